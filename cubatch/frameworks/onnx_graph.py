@@ -194,8 +194,10 @@ class OnnxGraph:
         found = {}
         for value in [*graph.input, *graph.value_info, *graph.output]:
             tensor = value.type.tensor_type
-            shape = tuple(dim.dim_value for dim in tensor.shape.dim)
-            if value.name not in weights and tensor.HasField("shape") and all(shape):
+            dims = tensor.shape.dim
+            is_known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in dims)  # 0 is an extent too
+            if value.name not in weights and is_known:
+                shape = tuple(dim.dim_value for dim in dims)
                 found[value.name] = shape, self._bytes(shape, tensor.elem_type)
         return found
 

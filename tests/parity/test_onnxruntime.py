@@ -257,6 +257,21 @@ def test_tensors_of_unknown_shape_are_not_taken_for_nothing(tmp_path):
     assert set(statuses(cb.autotune(str(path), store=False, **ASKED)).values()) <= {"ok", "dropped", "not_run"}
 
 
+def test_a_tensor_without_elements_takes_nothing(tmp_path):
+    """Resize's roi, as PyTorch wrote it at opset 11: two inputs of 3 x 8 x 8 floats, results of four times that."""
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Constant", [], ["roi"], value=helper.make_tensor("", floats, [0], [])),
+        helper.make_node("Resize", ["x", "roi", "scales"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, floats, ["batch", 3, n, n]) for name, n in (("x", 8), ("y", 16)))
+    scales = helper.make_tensor("scales", floats, [4], [1, 1, 2, 2])
+    graph = helper.make_graph(nodes, "resized", [x], [y], [scales])
+    path = tmp_path / "resized.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8), path)
+    assert OnnxGraph(path).peaks().at(2) == 4 * (4 + 2 * 5 * 3 * 8 * 8)
+
+
 def test_memory_that_was_taken_is_learned_from(files):
     """What 960 samples more take is at least the output of the convolution, 64 x 14 x 14 floats each: 46 MiB."""
     runner = runner_of(files["open"])
