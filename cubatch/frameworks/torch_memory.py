@@ -148,7 +148,8 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: i
         more = (last.operations - second.operations) / (most - fewer) * (largest - most)
         if largest <= most or largest in known or is_met or turned or more > _MOST_MORE:
             break
-        known[largest] = walked(module, inputs, kind, device, largest).peak_bytes
+        walks[largest] = walked(module, inputs, kind, device, largest)
+        known[largest] = walks[largest].peak_bytes
     guessed = frozenset().union(*(walk.guessed for walk in walks.values()))
     return Peaks(known, turned, guessed, frozenset().union(*(walk.written for walk in walks.values())))
 
@@ -171,9 +172,10 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         _Watch() as watch,
     ):
         fakes: dict[str, Any] = {}
+        converted: list[Any] = []  # as long as it is there, it is what the module finds by a reference of its own, too
         for name, parameter in module.named_parameters():
-            fake = mode.from_tensor(parameter.detach())
-            fakes[name] = torch.nn.Parameter(fake, requires_grad=parameter.requires_grad)
+            converted.append(mode.from_tensor(parameter))
+            fakes[name] = torch.nn.Parameter(converted[-1], requires_grad=parameter.requires_grad)
         for name, buffer in module.named_buffers():
             fakes[name] = mode.from_tensor(buffer)
 

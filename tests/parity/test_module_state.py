@@ -226,6 +226,25 @@ class Zeroed(nn.Linear):
         return super().forward(x)
 
 
+class Shadowed(nn.Linear):
+    """Writes to them by a reference of its own."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.shadow = [self.weight]
+
+    def forward(self, x):
+        self.shadow[0].data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Rare(Clamped):
+    """Writes to them in large batches only."""
+
+    def forward(self, x):
+        return super().forward(x) if len(x) > 100 else nn.Linear.forward(self, x)
+
+
 class Started(nn.Linear):
     """Sets its weights by the first batch, where data say that it is the first."""
 
@@ -247,13 +266,15 @@ class Started(nn.Linear):
         (Clamped(4, 2), (4,)),
         (Zeroed(4, 2), (4,)),
         (Started(), (4,)),
+        (Shadowed(), (4,)),
+        (Rare(4, 2), (4,)),
     ],
-    ids=["embedding", "clamped", "zeroed", "started"],
+    ids=["embedding", "clamped", "zeroed", "started", "shadowed", "rare"],
 )
 def test_parameters_that_a_forward_pass_changes_in_place_are_put_back(module, example):
     """To the bit, in inference as in training, and in the same memory."""
     before = [(each.data_ptr(), each.detach().clone()) for each in module.parameters()]
-    cb.autotune_module(module, example, max_batch_size=2, device="cpu", budget=1.0)
+    cb.autotune_module(module, example, batch_sizes=[256], device="cpu", budget=1.0)
     after = list(module.parameters())
     assert [each.data_ptr() for each in after] == [place for place, _ in before]
     assert all(torch.equal(each, values) for each, (_, values) in zip(after, before, strict=True))
