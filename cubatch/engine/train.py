@@ -33,7 +33,6 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.memory.dataflow import Dataflow
 from cubatch.network.graph import Network
-from cubatch.network.layers import Dropout, Softmax
 from cubatch.network.weights import save_weights
 from cubatch.workload import OPTIMIZERS, check_target
 
@@ -129,7 +128,7 @@ def train(
     if checkpoint is not None:
         settings = {**recipe, "epochs": epochs, "recompute": recompute, "shares": share.sizes}
         settings |= _identity(network, training_set, test_set)
-        draws_masks = any(isinstance(node.layer, Dropout) for node in network.nodes)
+        draws_masks = any(node.layer.idle_in_inference for node in network.nodes)  # as dropout is
         kept = checkpoints.resume(checkpoint, settings, conditions.arithmetic(device), draws_masks=draws_masks)
     keeper = checkpoints.Keeper(checkpoint if share.is_first else None, checkpoint_seconds, kept)
     records = [Epoch(**epoch) for epoch in kept.epochs]
@@ -303,7 +302,7 @@ def check(
         wanted = f"(1, 1, {training_set.classes}) or more classes, to train on these labels"
         raise InvalidArgument("output_shape", network.output_shape, wanted)
     origin = Dataflow(network, training=False).origin[network.nodes[-1].name]  # behind flatten and dropout
-    if any(node.name == origin and isinstance(node.layer, Softmax) for node in network.nodes):
+    if any(node.name == origin and node.layer.adds_up_to_one for node in network.nodes):
         raise InvalidArgument(
             "network", network.name, "one that ends in logits", "Leave out its last softmax: training adds it."
         )

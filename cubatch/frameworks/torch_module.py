@@ -140,14 +140,19 @@ class TorchModule:
         Keep parameters that its steps change in place, by what a walk says: all where none told which.
 
         Returns:
-            int: Bytes that a step may take beside the copy: less than the limit where this leaves less of the memory.
+            int: Bytes that a step may take beside the copy: less than the limit where this leaves less of the memory,
+            of which ranks on a CPU have a part each. The last of them to look has seen the copies of all.
         """
         parameters = dict(self._bare.named_parameters())
         names: Iterable[str] = parameters if walked is None or walked.guessed else walked.written
         has_copied = self._saved.keep(parameters[name] for name in names)
         if not has_copied or self._place.type != "cpu":  # a GPU keeps its room
             return limit
-        return min(limit, room.memory_limit(self.device, held=self.held_bytes).bytes)
+        from torch import distributed
+
+        has_others = distributed.is_available() and distributed.is_initialized()
+        ranks = distributed.get_world_size() if has_others else 1
+        return min(limit, room.memory_limit(self.device).bytes // ranks + self.held_bytes)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Give a runner of its steps."""

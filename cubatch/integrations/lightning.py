@@ -239,7 +239,8 @@ Find the batch size at which the module really steps fastest, before it is train
 
 Used as Lightning's `BatchSizeFinder`, whose hooks and conditions it has: the data loaders come from the module or its
 data module, and read a `batch_size` that one of them or its `hparams` has; one device.  A batch of the loader tells
-what batches look like, and the module's hooks before a first step, such as `on_train_start`, are called once.
+what batches look like.  The module's hooks before a first step, such as `on_train_start`, are called once more than by
+Lightning alone; what they do outside of the module is not undone.
 Steps are timed on random batches like it, so that the loader's own time does not count.  Memory is worked out
 beforehand, and the module, its metrics and random numbers are afterwards what they were.  Of tensors whose first axis
 is not the batch it warns: they are the same at every size.

@@ -7,6 +7,7 @@ the second can time work that is merely enqueued.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import math
@@ -178,12 +179,13 @@ def _waited_for(result: object) -> bool:
 
 def _leaves(result: object) -> Iterator[object]:
     """Give what is in tuples, lists and dictionaries, in each other too, and in classes that JAX looks into."""
-    jax, seen, waiting = sys.modules.get("jax"), set[int](), [result]
+    jax, waiting = sys.modules.get("jax"), collections.deque([result])
+    seen: dict[int, object] = {}  # which keeps them, so that no number is another's
     while waiting and len(seen) < MOST_LEAVES:
-        item = waiting.pop()
+        item = waiting.popleft()
         if id(item) in seen:
             continue
-        seen.add(id(item))
+        seen[id(item)] = item
         if isinstance(item, dict | tuple | list):
             waiting += itertools.islice(item.values() if isinstance(item, dict) else item, MOST_LEAVES)
             continue

@@ -54,6 +54,8 @@ class Layer:
     can_clamp: ClassVar[bool] = False
     # Keeps mean and inverse deviation of each channel of the batch from forward to backward.
     has_statistics: ClassVar[bool] = False
+    # Its output adds up to 1 over the channels: no logits.
+    adds_up_to_one: ClassVar[bool] = False
     # Its matrix products need each other's results, so they are launches of their own.
     products_in_turn: ClassVar[bool] = False
 

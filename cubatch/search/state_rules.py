@@ -73,9 +73,10 @@ def contested(view: View) -> list[int]:
     """
     if view.answer is None or view.goal.objective == "latency" or not view.has_reference:
         return []
-    rivals = [n for n in view.read if n != view.answer and view.is_able(n)]
-    rivals = _swept(view, [n for n in rivals if view.likely_ahead(n, BY_FAR * view.tolerance) > RISK], MOST_CONTESTED)
-    return _swept(view, [view.answer, *rivals], MOST_CONTESTED) if rivals else []
+    able = [n for n in view.read if n != view.answer and view.is_able(n)]
+    rivals = [n for n in able if view.likely_ahead(n, BY_FAR * view.tolerance) > RISK]
+    sweep = _swept(view, [view.answer, *rivals], MOST_CONTESTED)
+    return sweep if sweep != [view.answer] else []
 
 
 def _swept(view: View, sizes: Sequence[int], most_visits: int) -> list[int]:

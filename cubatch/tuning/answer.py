@@ -109,7 +109,8 @@ def answer(
     used = {c.batch_size: counting(measured.of(c.batch_size), state=state, every_visit=compared) for c in ladder}
     times = 1.0 if state is None else state.times
     alike = {n: timings if is_comparable(timings, state) else () for n, timings in used.items()}
-    told = [timings for n, timings in alike.items() if timings and n not in refused and not timings[0].throttled]
+    told = [timings for n, timings in alike.items() if timings and n not in refused]
+    told = [timings for timings in told if not timings[0].throttled] or told
     seconds_scatter, scatter = _scatter(told, Goal()), _scatter(told, goal)
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [

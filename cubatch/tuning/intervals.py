@@ -64,8 +64,10 @@ def visit_sd(sizes: Iterable[Sequence[Sequence[float]]]) -> float:
 
 def _distances(values: Sequence[float]) -> list[float]:
     """Give how far values lie from their mean, made up for its having been drawn to them; nothing of a single one."""
-    mean, share = statistics.fmean(values or [0.0]), math.sqrt(len(values) / max(1, len(values) - 1))
-    return [abs(value - mean) * share for value in values] if len(values) > 1 else []
+    if len(values) < 2:  # noqa: PLR2004
+        return []
+    mean, share = statistics.fmean(values), math.sqrt(len(values) / (len(values) - 1))
+    return [abs(value - mean) * share for value in values]
 
 
 def _variance(distances: Sequence[float]) -> float:

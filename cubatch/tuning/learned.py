@@ -62,8 +62,12 @@ def tuned(
         if known is not None:
             ladder, facts = known
         else:
-            facts = {"memory_bytes": room.bytes, "note": room.note, **_looked(made(), limits)}
-            room = attrs.evolve(room, bytes=facts["memory_bytes"])  # less where what steps change had to be copied
+            looked = _looked(made(), limits)
+            if looked.get("memory_bytes", room.bytes) < room.bytes:
+                note = "a copy of the parameters that its steps change takes the rest"
+                room = attrs.evolve(room, bytes=looked["memory_bytes"], note=note, is_lowered=True)
+                run.notes += room.told()[:1]
+            facts = {"memory_bytes": room.bytes, "note": room.note, **looked}
             if facts["why_not"]:
                 run.notes.append(f"Memory was not bounded beforehand: {facts['why_not']}.")
             ladder = _ladder(facts, limits, room, made(), name, device, mode)

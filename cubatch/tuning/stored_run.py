@@ -62,7 +62,6 @@ class Run:
         self.caveats: list[str] = []
         self.disturbed: tuple[str, ...] = ()
         self.was_begun_anew = False
-        self._number: int | None = None
         self._resources = contextlib.ExitStack()
         self._writer: Writer | None = None
         self._held_note = ""
@@ -244,7 +243,6 @@ class Run:
         with sqlite_file.transaction(database):
             run = self._find(database, digest, conditions, refresh=refresh)
             if run is not None:
-                self._number = run.id
                 store_tables.reopen(database, run, self.kept, budget, memory_bytes)
                 self.kept = store_tables.read_measured(database, run.id)
                 self.finished = store_tables.read_run(database, run.id).state == "finished"

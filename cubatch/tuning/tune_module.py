@@ -55,8 +55,9 @@ def autotune_module(
 
     A module is left as it was, to the bit: parameters, buffers, gradients, train flags, and PyTorch's random
     generators; also after an error or Ctrl-C.  One that is named, "package.module:build", is made and run in a process
-    of its own, which may die, and its timings are kept: a rerun answers from the store, an interrupted one goes on, and
-    what was kept is refused once the source has changed that makes it, or the version of a package that it imports.
+    of its own, which may die, and its timings are kept: a rerun answers from the store, an interrupted one goes on
+    (inputs that every batch holds as they are must be equal, so seed random ones), and what was kept is refused once
+    the source has changed that makes it, or the version of a package that it imports.
 
     Under torchrun, once `torch.distributed.init_process_group` was called, all ranks call it together, with equal
     arguments and a module each, wrapped in DistributedDataParallel or not.  They step the same sizes in the same order;

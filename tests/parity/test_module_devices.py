@@ -154,5 +154,7 @@ def test_a_copy_that_lies_in_the_same_memory_is_taken_from_what_is_free(monkeypa
     result = cb.autotune_module(module, (8192,), max_batch_size=2, device="cpu", budget=1.0)
     assert num_bytes(copied) == 128 * MIB
     assert result.limits["memory_bytes"] == int(0.8 * 272 * MIB) + 128 * MIB
+    lowered = "Memory is limited to 345.60 MiB: a copy of the parameters that its steps change takes the rest."
+    assert lowered in result.reasons
     result = cb.autotune_module(module, (8192,), max_batch_size=2, device="cpu", budget=1.0, memory_limit=200 * MIB)
     assert result.limits["memory_bytes"] == 200 * MIB

@@ -81,6 +81,7 @@ class Softmax(Layer):
     """exp(x) over its sum along the channels; a network for training ends in logits, without it."""
 
     type: ClassVar[str] = "softmax"
+    adds_up_to_one: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"y"})
 
 

@@ -155,8 +155,9 @@ class Pytree:
 
 
 @pytest.mark.parametrize(
-    "returned", [lambda x: x, lambda x: (1, [x]), lambda x: {"loss": x}, Pytree],
-    ids=["alone", "in a list", "in a dict", "in a tree of JAX's"],
+    "returned",
+    [lambda x: x, lambda x: (1, [x]), lambda x: {"loss": x}, lambda x: ([*map(float, range(20_000))], x), Pytree],
+    ids=["alone", "in a list", "in a dict", "behind many numbers", "in a tree of JAX's"],
 )  # fmt: skip
 @pytest.mark.parametrize("has_events", [False, True])
 def test_work_that_a_step_only_enqueues_is_waited_for(monkeypatch, returned, has_events):

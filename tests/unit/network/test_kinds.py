@@ -23,7 +23,7 @@ PACKAGE = Path(cubatch.__file__).parent
 KINDS = {kind.__name__ for kind in LAYERS.values()}
 MOST_QUESTIONS = 8
 FACTS = ("elementwise", "in_place", "aliases_input", "idle_in_inference", "passes_gradient", "can_clamp",
-         "has_statistics", "products_in_turn")  # fmt: skip
+         "has_statistics", "adds_up_to_one", "products_in_turn")  # fmt: skip
 
 
 def questions(source):
@@ -85,6 +85,7 @@ def test_facts_are_of_the_kind_and_hold_for_the_kinds_that_have_them():
         "passes_gradient": {"add"},
         "can_clamp": {"conv2d", "linear", "batch_norm2d", "add"},
         "has_statistics": {"batch_norm2d"},
+        "adds_up_to_one": {"softmax"},
         "products_in_turn": {"attention", "opaque"},
     }
     assert {name for name, value in vars(Layer).items() if isinstance(value, bool)} == set(FACTS)

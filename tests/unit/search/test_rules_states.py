@@ -252,7 +252,8 @@ def test_six_visits_to_each_end_the_contest():
     often = {n: differing(n, rate, *[-0.05, 0.05] * 3) for n, rate in ((16, 100.0), (24, 99.9))}
     assert state_rules.contested(view({**CONTEST, **often}, ladder=[])) == []
     assert state_rules.contested(view({**CONTEST, 16: often[16]}, ladder=[])) == [24]
-    assert state_rules.contested(view(CONTEST, ladder=[], closed=[24])) == []  # not 16 against nothing
+    for against_nothing in ({"closed": [24]}, {"left": 8.0}):  # a quarter of which holds 16 alone
+        assert state_rules.contested(view(CONTEST, ladder=[], **against_nothing)) == []
 
 
 # --- where another process held a thread up ----------------------------------------------------------------------

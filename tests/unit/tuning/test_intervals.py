@@ -65,6 +65,21 @@ def test_what_one_size_does_at_times_is_no_scatter_of_the_others() -> None:
     assert not any("spread widely" in reason for reason in result.reasons if result.fastest_batch_size != 32)
 
 
+def test_throttled_visits_tell_where_there_are_no_others() -> None:
+    """A GPU at its power limit: its visits scatter as those of any, and the interval is as wide."""
+    spans = []
+    for throttled in (False, True):
+        timings = [
+            Timing(batch_size=8, round=PER_VISIT * visit + number, seconds=1 + 0.05 * visit, throttled=throttled)
+            for visit in range(2)
+            for number in range(READINGS)
+        ]
+        measured = Measured(timings=tuple(timings), outcomes=(Outcome(8, "ok"),))
+        (m,) = answers.answer([Candidate(8)], measured, goal=Goal(), setting={}).measurements
+        spans.append(m.latency_interval)
+    assert spans[0] == spans[1]
+
+
 def test_a_size_visited_twice_alone_leaves_open_what_student_says() -> None:
     """Visits 2 % apart have a standard deviation of 1.41 % of one degree of freedom, whose t of 90 % is 6.314."""
     assert intervals.visit_sd([[[1.0], [1.02]]]) * 1.6449 == pytest.approx(
