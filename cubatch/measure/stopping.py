@@ -25,6 +25,8 @@ MIN_ROUNDS = 5  # the fewest timings whose range holds the median with CONFIDENC
 MAX_ROUNDS = 30  # noise that 30 rounds do not average away will not be by 60
 MIN_ROUNDS_TO_DROP = 3
 DROP_MARGIN = 0.05  # three timings say little: the gap must be far beyond what the tolerance gives away
+TO_SD = 1.4826  # median distance from the middle to the standard deviation, of normal noise
+MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal noise
 NARROWEST_WIDTH = 0.005  # finer than this, two runs of one program differ by its place in memory
 
 

@@ -24,7 +24,7 @@ from cubatch.measure.counting import (
 )
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
-from cubatch.measure.stopping import median
+from cubatch.measure.stopping import MEDIAN_SD, TO_SD, median
 from cubatch.search.belief import Seen
 
 # Before anything was read: what hardware shows, as if it had been seen so many times.
@@ -32,8 +32,6 @@ _READING_SD, _READING_SEEN = 0.005, 3
 _VISIT_SD, _VISIT_SEEN = 0.005, 4
 _HOST_VISIT_SD = 0.02  # the same of PyTorch's on a CPU: where results come to lie in the heap differs by visit
 _LEAST_SD = 0.001  # finer than this nothing repeats itself
-_TO_SD = 1.4826  # median distance from the median to the standard deviation, of normal noise
-_MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal noise
 SUSPECT = 0.1  # a size that takes so much longer than a larger one did was read at a bad time
 SUPERLINEAR = 2.0  # first steps that take so much longer a sample than those of a smaller size are doubted
 NEVER = 8.0  # times as long a sample as a smaller size: no curve does that, another process did
@@ -148,7 +146,7 @@ class Noise:
 
     def variance(self, readings: int, visits: int = 1) -> float:
         """Give the variance of the median of so many readings in so many visits."""
-        return (_MEDIAN_SD * self.reading) ** 2 / readings + self.visit**2 / visits
+        return (MEDIAN_SD * self.reading) ** 2 / readings + self.visit**2 / visits
 
 
 def noise_of(records: Collection[Record]) -> Noise:
@@ -162,7 +160,7 @@ def noise_of(records: Collection[Record]) -> Noise:
         Noise(reading=0.005, visit=0.005)
     """
     visit_sd = _HOST_VISIT_SD if has_reference(records) else _VISIT_SD
-    within, between = [_READING_SD / _TO_SD] * _READING_SEEN, [visit_sd / _TO_SD] * _VISIT_SEEN
+    within, between = [_READING_SD / TO_SD] * _READING_SEEN, [visit_sd / TO_SD] * _VISIT_SEEN
     several: list[list[list[float]]] = []
     for record in records:
         visits = [[math.log(cost) for cost in visit] for visit in record.step_costs().values()]
@@ -171,11 +169,11 @@ def noise_of(records: Collection[Record]) -> Noise:
                 within += _distances(visit)
         if len(visits) > 1:
             several.append(visits)
-    reading = max(_LEAST_SD, _TO_SD * median(within))
+    reading = max(_LEAST_SD, TO_SD * median(within))
     for visits in several:
         between += _distances([median(visit) for visit in visits])
-    explained = (_MEDIAN_SD * reading) ** 2 * median([1 / len(v) for visits in several for v in visits] or [0.0])
-    return Noise(reading, math.sqrt(max((_TO_SD * median(between)) ** 2 - explained, _LEAST_SD**2)))
+    explained = (MEDIAN_SD * reading) ** 2 * median([1 / len(v) for visits in several for v in visits] or [0.0])
+    return Noise(reading, math.sqrt(max((TO_SD * median(between)) ** 2 - explained, _LEAST_SD**2)))
 
 
 def has_reference(records: Iterable[Record]) -> bool:

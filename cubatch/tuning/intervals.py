@@ -19,8 +19,6 @@ Interval = tuple[float, float]
 
 _Z = statistics.NormalDist().inv_cdf((1 + stopping.CONFIDENCE) / 2)
 _FEW_DEGREES = {1: 6.314 / _Z, 2: 2.920 / _Z}  # of Student's t, which the expansion falls short of there
-_MEDIAN_VARIANCE = math.pi / 2  # of a median, in variances of a mean: of normal noise
-_TO_SD = 1.4826  # median distance from the mean to the standard deviation, of normal noise
 _FAR, _LEAST_SD = 3.0, 0.001
 
 
@@ -53,7 +51,7 @@ def visit_sd(sizes: Iterable[Sequence[Sequence[float]]]) -> float:
         between += _distances([stopping.median(visit) for visit in logs])
         degrees += max(0, len(logs) - 1)
         if len(logs) > 1:
-            shares += [(_MEDIAN_VARIANCE if len(visit) > 2 else 1.0) / len(visit) for visit in logs]  # noqa: PLR2004
+            shares += [(stopping.MEDIAN_SD**2 if len(visit) > 2 else 1.0) / len(visit) for visit in logs]  # noqa: PLR2004
     if not degrees:
         return 0.0
     explained = _variance(own) * statistics.fmean(shares) if own else 0.0
@@ -71,7 +69,7 @@ def _distances(values: Sequence[float]) -> list[float]:
 
 
 def _variance(distances: Sequence[float]) -> float:
-    farthest = _FAR * max(_TO_SD * stopping.median(distances), _LEAST_SD)
+    farthest = _FAR * max(stopping.TO_SD * stopping.median(distances), _LEAST_SD)
     return statistics.fmean(min(distance, farthest) ** 2 for distance in distances)
 
 

@@ -134,9 +134,7 @@ def autotune(
         layer_spec, parts[0] if parts else device, mode=mode, dtype=dtype, optimizer=optimizer, library=library,
         recompute=recompute, present=True,
     )  # fmt: skip
-    _check_choices(work, goal, isolate=isolate, place=store, progress=progress)
-    for part in parts or ():
-        goal.check_device(part)
+    _check_choices(work, parts or [work.device], goal, isolate=isolate, place=store, progress=progress)
     tune_devices.check(work, parts, isolate=isolate)
     room = tune_devices.memory_limit(parts, work.device, memory_limit)
 
@@ -383,13 +381,16 @@ def _kept_ladder(run: store.Run) -> Ladder | None:
     return Ladder(run.ladder, limit.get("largest_batch_size"), limit.get("memory_bytes"))
 
 
-def _check_choices(work: Workload, goal: Goal, *, isolate: object, place: object, progress: object) -> None:
-    """Refuse what this device, this engine or this function cannot do."""
+def _check_choices(
+    work: Workload, devices: Sequence[Device], goal: Goal, *, isolate: object, place: object, progress: object
+) -> None:
+    """Refuse what these devices, this engine or this function cannot do."""
     if not (isinstance(isolate, bool) or isolate == "auto"):
         raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
     store.check_place(place)
     check_progress(progress)
-    goal.check_device(work.device)
+    for device in devices:
+        goal.check_device(device)
     for node in as_network(work.spec).nodes:
         layers.check(node.layer, node.name)
 

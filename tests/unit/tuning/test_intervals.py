@@ -38,7 +38,7 @@ def test_an_interval_holds_the_truth_where_visits_differ_more_than_their_reading
     """
     Nine of ten hold what is true of a size, by the numbers that were drawn.
 
-    Of 900 independent ones 86 % or more do with a probability above 0.999; readings alone would say a third to a half.
+    Of 900 independent ones 86 % or more do with a probability above 0.999; readings alone would say half to two thirds.
     """
     rates = {2**power: 1000.0 for power in range(6)}
     held = []
