@@ -186,10 +186,9 @@ def autotune_callable(
     It is timed in this process, with CUDA events of CuPy or PyTorch, whichever is loaded and has a
     GPU; with neither by the host's clock, so a step must then return only when it is done, or return what it computes:
     `block_until_ready` of the last step's result, or of what is in its tuples, lists, dictionaries and, where JAX is
-    loaded, trees of JAX's, is called before the clock is read.  A step that
-    never comes back is not ended, only told of after half a minute, as nothing but Ctrl-C could end it, and a
-    size whose steps are long may take the whole budget.  Nothing is stored: a callable has no name that would
-    still mean the same tomorrow.
+    loaded, trees of JAX's, is called before the clock is read.  A step that never comes back is not ended, only told of
+    after half a minute, as nothing but Ctrl-C could end it, and a size whose steps are long may take the whole budget.
+    Nothing is stored: a callable has no name that would still mean the same tomorrow.
 
     Args:
         make_step: make_step(n) prepares a step of batch size n and returns it: a callable without
