@@ -1,54 +1,64 @@
 """
-Steps as CUDA graphs beside the same kernels launched one by one, at small batches.
+Steps as CUDA graphs beside the same kernels launched one by one, with launches that overlap and without.
 
     python -m benchmarks.bench_step_graphs --mode training --dtype float16 --json FILE
 
-Both ways take turns at each batch size, on models of their own, timed by CUDA events.  The times of launches one by one
-are the host's wherever it is slower than the GPU; those of graphs are the GPU's.  It needs a GPU.
+The four ways take turns at each batch size, on models of their own, timed by CUDA events.  The times of launches one by
+one are the host's wherever it is slower than the GPU; those of graphs are the GPU's.  It needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import sys
 from pathlib import Path
 
+import attrs
+
 from benchmarks.provenance import provenance
 from cubatch.engine.conditions import environment
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
+from cubatch.kernels.launch import CudaLauncher
 from cubatch.measure import clocks, kernel_choice
 from cubatch.network import models
 
 ROUNDS, SPAN_SECONDS, MOST_REPEATS = 9, 0.05, 100
+GRAPHS = {"launches": False, "graph": True}
+OVERLAPS = {"": False, ", overlapping": True}
 
 
-def compared(network, batch_size, *, device, clock, **options):
-    """Seconds of a step with and without graphs at one batch size, in rounds that take turns."""
+def compared(network, batch_size, *, device, clock, context, **options):
+    """Seconds of a step of each way at one batch size, in rounds that take turns."""
+    contexts = {
+        word: attrs.evolve(context, launcher=CudaLauncher(device, overlaps=overlaps))
+        for word, overlaps in OVERLAPS.items()
+    }
     with contextlib.ExitStack() as opened:
-        both = {
-            graphs: opened.enter_context(Model(network, device=device, learning_rate=0.0, graphs=graphs, **options))
-            for graphs in (False, True)
-        }
-        seconds = {graphs: [] for graphs in both}
-        for model in both.values():
+        ways = {
+            f"{graphs}{overlaps}": opened.enter_context(
+                Model(
+                    network, device=device, learning_rate=0.0, graphs=GRAPHS[graphs], context=contexts[overlaps],
+                    **options,
+                )
+            )
+            for graphs, overlaps in itertools.product(GRAPHS, OVERLAPS)
+        }  # fmt: skip
+        seconds = {way: [] for way in ways}
+        for model in ways.values():
             model.prepare(batch_size)
             model.load_random()
             clock.time(model.step, 3)
         for _ in range(ROUNDS):
-            for graphs, model in both.items():
+            for way, model in ways.items():
                 one = clock.time(model.step, 1).seconds
                 repeats = max(1, min(MOST_REPEATS, round(SPAN_SECONDS / one)))
-                seconds[graphs].append(clock.time(model.step, repeats).seconds)
-        launch = both[True].launch
-    launches, graph = (statistics.median(seconds[graphs]) for graphs in (False, True))
-    return {
-        "batch_size": batch_size, "launch": launch, "launches_seconds": launches, "graph_seconds": graph,
-        "gain": launches / graph, "timings_seconds": {"launches": seconds[False], "graph": seconds[True]},
-    }  # fmt: skip
+                seconds[way].append(clock.time(model.step, repeats).seconds)
+        return {"batch_size": batch_size, "launch": ways["graph"].launch, "timings_seconds": seconds}
 
 
 def main() -> int:
@@ -66,7 +76,7 @@ def main() -> int:
     network, clock = models.build(arguments.model), clocks.cupy_clock(device.uuid)
     options = {
         "mode": arguments.mode, "dtype": arguments.dtype, "device": device, "clock": clock,
-        "context": kernel_choice.usual_context(device, arguments.dtype),
+        "context": kernel_choice.usual_context(device, arguments.dtype, arguments.mode),
     }  # fmt: skip
     rows = []
     for batch_size in map(int, arguments.batch_sizes.split(",")):
@@ -75,10 +85,10 @@ def main() -> int:
         if not row["launch"]["graph"]:
             print(f"no graph: {row['launch']['refusal']}", file=sys.stderr)
             return 1
-        print(
-            f"batch {batch_size}: {1e3 * row['launches_seconds']:.3f} ms by {row['launch']['launches']} launches, "
-            f"{1e3 * row['graph_seconds']:.3f} ms by a graph, {row['gain']:.2f} times as fast"
+        taken = ", ".join(
+            f"{1e3 * statistics.median(seconds):.3f} ms by {way}" for way, seconds in row["timings_seconds"].items()
         )
+        print(f"batch {batch_size}, {row['launch']['launches']} launches: {taken}")
     if arguments.json:
         facts = {
             "schema": 1, "benchmark": "step_graphs", **provenance(), "device": {"name": device.name},

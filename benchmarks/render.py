@@ -18,7 +18,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import faults, fleet, fusion, gpu, memory, modules, page_faults, predictor, rooms, search, trust
+from benchmarks.pages import (
+    faults,
+    fleet,
+    fusion,
+    gpu,
+    memory,
+    modules,
+    page_faults,
+    predictor,
+    rooms,
+    search,
+    step_graphs,
+    trust,
+)
 from benchmarks.pages.tables import table
 from cubatch.units import format_bytes, format_count, format_seconds
 
@@ -175,6 +188,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "module_memory": modules.memory,
     "page_faults": page_faults.page_faults,
     "module_answers": modules.answers,
+    "step_graphs": step_graphs.step_graphs,
     **gpu.KINDS,
 }
 

@@ -70,6 +70,7 @@ class CudaLauncher:
 
     Args:
         device: The GPU, which must be CuPy's current device.
+        overlaps: Whether a launch may begin while the one before ends, where the GPU, the driver and the kernel can.
 
     Attributes:
         module: The array module whose arrays it takes: CuPy.
@@ -79,7 +80,7 @@ class CudaLauncher:
         InvalidArgument: If the device is none that CUDA code is compiled for.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, overlaps: bool = True) -> None:
         if device.compute_capability is None:
             raise InvalidArgument("device", str(device), "a GPU of known compute capability")
         self.module: ModuleType = gpu_library.cupy("launching kernels on a GPU")
@@ -88,7 +89,9 @@ class CudaLauncher:
         self._limits = architectures.of(device.compute_capability)
         self._driver = driver.load()
         self._launches_early = (
-            "griddepcontrol" in self._limits.instructions and driver.version(self._driver) >= _DEPENDENT_DRIVER
+            overlaps
+            and "griddepcontrol" in self._limits.instructions
+            and driver.version(self._driver) >= _DEPENDENT_DRIVER
         )
         self._functions: dict[Kernel, _Function] = {}
         self._modules: dict[str, Any] = {}

@@ -140,6 +140,14 @@ def test_from_hopper_on_a_launch_may_overlap_the_one_before(gpu, attributes):
     assert gpu.driver.attributes == attributes
 
 
+@pytest.mark.parametrize("gpu", [(H100, 13000)], indirect=True)
+def test_a_launcher_that_is_told_so_overlaps_nothing(gpu):
+    """Where kernels, GPU and driver could: each launch then begins when the one before has ended."""
+    launch.CudaLauncher(H100, overlaps=False).bind(kernel(), (5, 2, 3), [])()
+    assert len(gpu.driver.launches) == 1
+    assert gpu.driver.attributes == []
+
+
 @pytest.mark.parametrize(
     ("family", "has_tile", "registers", "blocks", "is_early"),
     [
