@@ -32,6 +32,8 @@ MIN_ENERGY_SPAN_SECONDS = 0.5
 WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
 # A size is warm when a step is no faster than the one before by more than this share: noise of one step.
 AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
+# A first step that takes so many times what is likely compiles. (Memory that spills costs less, SPILLED and more.)
+COMPILES = 10.0
 MOST_OF_VISIT = PER_VISIT - 2  # readings: rounds of their own are kept free
 SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
@@ -209,19 +211,23 @@ class Stopwatch:
         Step until a reading is not clearly faster than the reading before: caches, allocators and compilers are done.
 
         What was running a moment ago takes longer to fall asleep than a short step lasts, so that short
-        steps are read in blocks, for SETTLE_SECONDS at least.  Of steps that are dear two have to do.
+        steps are read in blocks, for SETTLE_SECONDS at least.  Of steps that are dear two have to do.  Beside a step
+        that compiled others take little: they are made, though it took the budget.
 
         Returns:
             The last reading, and of how many steps it is.
         """
-        worked = 0.0
+        worked = spare = 0.0
         if not steps:
             self.budget.check()
             steps = [self._read(1, expected)]
+            if expected is not None and steps[0].seconds > COMPILES * expected:
+                spare = steps[0].seconds / COMPILES
+                steps.append(self._read(1, expected))
         while worked < SETTLE_SECONDS or not _agree(steps):
             wanted = repeats_for(steps[-1].seconds, self.span_seconds)
             share = 1.0 if len(steps) == 1 else SETTLE_SHARE
-            if wanted * steps[-1].seconds >= share * self.budget.left() or len(steps) > MOST_WARMUPS:
+            if wanted * steps[-1].seconds >= max(share * self.budget.left(), spare) or len(steps) > MOST_WARMUPS:
                 break
             repeats = wanted
             steps.append(self._read(repeats, expected or steps[-1].seconds))

@@ -314,6 +314,19 @@ def test_a_run_has_an_answer_after_its_first_visit(seconds: float, step: float) 
     assert stopwatch.budget.spent() <= seconds + 2 * max(step, 0.011)
 
 
+def test_a_step_that_compiled_with_the_rest_of_the_budget_is_no_timing() -> None:
+    """One of 0.8 s where 0.1 ms are likely, as just-in-time compilers take: a block of 10 ms says what a step takes."""
+    kept = visit(scripted(0.8, 0.0003, 0.0001, seconds=1.0), likely=0.0001)
+    assert [(timing.seconds, timing.repeats) for timing in kept] == [(0.0001, 100)]
+
+
+def test_a_step_is_believed_that_takes_five_times_what_is_likely() -> None:
+    """Nothing says that another would take less, and the budget is gone with it."""
+    stopwatch = scripted(0.5, 0.1, seconds=0.6)
+    assert [timing.seconds for timing in visit(stopwatch, likely=0.1)] == [0.5]
+    assert stopwatch.runner.repeats == [1]  # type: ignore[attr-defined]
+
+
 def test_the_only_step_of_a_budget_is_a_timing_however_short() -> None:
     """Half of a millisecond is left after one step of a millisecond: that step counts, and no block is begun."""
     stopwatch = scripted(0.001, seconds=0.5015)
