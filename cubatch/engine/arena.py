@@ -82,18 +82,22 @@ def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
         with contextlib.suppress(InvalidArgument):  # it cannot be read
             free_bytes = room.memory_limit(work.device).free_bytes
     if free_bytes is not None and plan.total - held_bytes > free_bytes:
-        raise out_of_memory(work, plan)
+        raise out_of_memory(work, plan, held_bytes)
 
 
-def out_of_memory(work: Workload, plan: Plan) -> OutOfMemory:
-    """Say what a batch size asked for, by which tensor of which layer, what is free, which size fits and what helps."""
+def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
+    """
+    Say what a batch size asked for, by which tensor of which layer, what is free, which size fits and what helps.
+
+    What is held of what is planned counts as free, and nothing is kept back for a context: it is there.
+    """
     free = fits = None
     others = ""
     with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
-        limit = room.memory_limit(work.device)
+        limit = room.memory_limit(work.device, held=held_bytes)
         free = limit.free_bytes
         others = f"; {limit.others[0].lower()}{limit.others[1:-1]}" if limit.others else ""
-        fits = fit.largest(work, limit.bytes)
+        fits = fit.largest(work, limit.bytes + limit.reserve_bytes)
     return OutOfMemory(
         f"{work.mode} of {as_network(work.spec).name} at batch size {plan.batch_size}",
         plan.total,

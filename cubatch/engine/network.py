@@ -209,7 +209,7 @@ class Model(Learned):
             with contextlib.suppress(Exception):  # a GPU that faulted gives nothing back, and the first error says why
                 self.release()
             if is_out_of_memory(error):
-                raise out_of_memory(work, plan) from error
+                raise out_of_memory(work, plan, self.held_bytes) from error
             raise
         self.plan = plan
 

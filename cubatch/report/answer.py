@@ -89,7 +89,12 @@ def points(result: Mapping[str, Any]) -> list[str]:
     if (largest := result.get("largest_batch_size")) is not None:
         measured = None if is_predicted(result) else result.get("largest_measured")
         ran = f"; the largest that ran is {measured}" if measured else ""
-        points.append(f"The largest batch size that fits, by the plan, is {largest}{ran}.")
+        failed = [m["batch_size"] for m in result.get("measurements") or () if m.get("status") == "out_of_memory"]
+        points.append(
+            f"By the plan {largest} fits, but {'it' if least == largest else least} ran out of memory{ran}."
+            if (least := min(failed, default=None)) is not None and least <= largest
+            else f"The largest batch size that fits, by the plan, is {largest}{ran}."
+        )
     return points
 
 

@@ -109,16 +109,22 @@ def test_out_of_memory_names_all_that_matters():
         model.step()
 
 
+def room_of(free):
+    """Memory of which so much is free, beside what is held."""
+    return lambda device, held=0: room.MemoryLimit(free + held, free + held, "by the test")
+
+
 @pytest.mark.case("oom-shape")
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_a_batch_that_the_system_would_promise_is_refused_before_it_is_taken(monkeypatch, mode):
     """case: oom-shape. Addresses are given for what is not there, and whoever writes to them is killed."""
     free = 50 * 2**20
-    monkeypatch.setattr(room, "memory_limit", lambda device: room.MemoryLimit(free, free, "by the test"))
+    monkeypatch.setattr(room, "memory_limit", room_of(free))
     with Model(models.build("mnist-cnn"), device=HERE, mode=mode) as model:
         with pytest.raises(OutOfMemory) as caught:
             model.prepare(100_000)
         assert model.plan is None
+        assert caught.value.available_bytes == free + model.held_bytes > free  # the parameters are planned, and there
         most = caught.value.largest_batch_size
         model.prepare(most)
         with pytest.raises(OutOfMemory, match=f"largest batch that fits is {most}"):
@@ -129,7 +135,7 @@ def test_a_batch_that_the_system_would_promise_is_refused_before_it_is_taken(mon
 def test_training_with_a_batch_that_does_not_fit_says_what_does(monkeypatch):
     """case: oom-shape. The same words from `cubatch train`, before the first step."""
     free = 20 * 2**20
-    monkeypatch.setattr(room, "memory_limit", lambda device: room.MemoryLimit(free, free, "by the test"))
+    monkeypatch.setattr(room, "memory_limit", room_of(free))
     with pytest.raises(OutOfMemory, match=r"axis 0 is the batch.*the largest batch that fits is \d+\. Take batches of"):
         train(models.build("mnist-cnn"), data=SAMPLE, batch_size=800, device=HERE)
 

@@ -166,3 +166,13 @@ def test_every_deciding_limit_has_its_own_words(decided_by):
     ends = {limit: words.answer(tuned(decided_by=limit)).split(", and ")[-1] for limit in (decided_by, None)}
 
     assert len(set(ends.values())) == 2
+
+
+def test_a_size_that_ran_out_of_memory_is_not_said_to_fit():
+    """The plan was wrong about it: both stand there, and which is the largest that ran."""
+    result = tuned()
+    assert words.points(result)[-1] == (
+        "The largest batch size that fits, by the plan, is 200; the largest that ran is 128."
+    )
+    result["measurements"] = [*result["measurements"], {"batch_size": 200, "status": "out_of_memory"}]
+    assert words.points(result)[-1] == "By the plan 200 fits, but it ran out of memory; the largest that ran is 128."
