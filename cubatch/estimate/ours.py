@@ -4,7 +4,7 @@ Seconds of a pass by our own kernels, by what is known without running them.
 A tiled product takes the clocks by which its variants are ranked (`variants`), at the boost clock, and never less
 than the data sheet allows: its arithmetic at the peak rate, where that is known, or its bytes at the bandwidth.
 Attention is its launches: two such products, and between tokens others.  Everything else moves bytes, at a stated
-share of that bandwidth.  Nothing of it was fitted to a clock but what attention reaches of mma.sync.
+share of that bandwidth.  What was fitted to a clock is what attention reaches of mma.sync, and products on Hopper.
 """
 
 from __future__ import annotations
@@ -35,6 +35,16 @@ LAUNCH_SECONDS = 3e-6
 MOVED_SHARE = 0.75
 """Of the data sheet's bandwidth that kernels reach which only move: 85 % of a copy, which reaches some 90 %."""
 
+_HOPPER = (9, 0)
+_TIMES_COUNTED = {"simt": 1.3, "winograd": 1.2, "mma": 2.0, "hopper": 1.45}
+"""
+How many times the counted arithmetic products of a family took on an H200, where that bounds them: fitted to 355 passes
+of benchmarks/results/h200-sxm/2026-11-26-2572091.json, each with its fastest variant.  Tensor cores lower the clock
+there to 1.4 to 1.65 GHz, for power, and mma.sync reaches half of what wgmma does.
+"""
+_STREAMED_SHARE = 0.7
+"""Of the data sheet's bandwidth that products reach there which it bounds, likewise."""
+
 
 def pass_seconds(
     layer: Layer,
@@ -54,6 +64,7 @@ def pass_seconds(
         products   max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
         the rest   memory * roofline / 0.75 + launches
 
+    On Hopper arithmetic and bytes of products take so many times that as they did on an H200; elsewhere none was timed.
     A filter's gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer flops than
     the layer, and clocks of launches that only move.  A peak rate that nobody printed bounds nothing.
 
@@ -103,11 +114,17 @@ def pass_seconds(
         again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
         per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
         arithmetic = max(clocks / device.clock_hz, _flops(layer, pass_, n, problem, found) / peak)
-        product = max(compute * arithmetic, moved / per_second)
+        times, share = _measured(device, found.family)
+        product = max(compute * times * arithmetic, moved / per_second / share)
         seconds.append(product + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
         names.append(found.name)
         grids.append(blocks(problem, found) * parts)
     return np.array(seconds), tuple(names), np.array(grids, dtype=float)
+
+
+def was_timed(device: Device) -> bool:
+    """Say whether products were timed on a GPU of the kind, to which their times were fitted."""
+    return device.compute_capability == _HOPPER
 
 
 def moved_seconds(
@@ -158,6 +175,13 @@ def _attention_seconds(
         names.append(name)
         grids.append(blocks)
     return np.array(seconds), tuple(names), np.array(grids, dtype=float)
+
+
+def _measured(device: Device, family: str) -> tuple[float, float]:
+    """Give what was measured of a family's products: their time over what is counted, and the bandwidth's share."""
+    if not was_timed(device):
+        return 1.0, 1.0
+    return _TIMES_COUNTED.get(family, 1.0), _STREAMED_SHARE
 
 
 def _flops(layer: Layer, pass_: Pass, batch_size: int, problem: Problem, found: Kernel) -> float:

@@ -18,7 +18,7 @@ from cubatch.estimate.blocks import (
     num_blocks,
     winograd_blocks,
 )
-from cubatch.estimate.step import UNTIMED
+from cubatch.estimate.step import COUNTED
 from cubatch.hardware import architectures
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, fill
@@ -68,7 +68,7 @@ def notes(found: Forecast, known: Sequence[Anchor]) -> tuple[str, ...]:
     plan = "Memory is planned as cubatch's own engine takes it; a framework takes more, so that less fits."
     timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
     ours = f"Times of our kernels are clocks counted in the compiled code, mended by measurements of them: {timed}."
-    told = (ours if timed and note == UNTIMED else note for note in found.notes)
+    told = (ours if timed and note in COUNTED.values() else note for note in found.notes)
     return (*told, *_taken_for(found.device), plan)
 
 

@@ -332,7 +332,7 @@ def test_what_was_measured_of_our_kernels_is_not_said_to_be_missing():
         TuningResult.from_json(json.dumps(tuned(**more, spec=models.build(net).to_mapping(), library=library)))
         for net, library in (("mnist-cnn", "cubatch"), ("mlp", "im2col"))
     )
-    missing = "Hardly anything was fitted to times of our kernels yet: theirs are clocks counted in the compiled code."
+    missing = "Hardly anything was fitted to times of our kernels here: theirs are clocks counted in the compiled code."
     for measured, said in (([], None), ([theirs], None), ([theirs, ours, ours], "anchors[1], anchors[2]")):
         notes = predict("mlp", device=V100, library="cubatch", batch_sizes=[64], anchors=measured).notes
         assert (missing in notes) == (said is None)
