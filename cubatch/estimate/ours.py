@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,12 +39,10 @@ MOVED_SHARE = 0.75
 _HOPPER = (9, 0)
 _TIMES_COUNTED = {"simt": 1.3, "winograd": 1.2, "mma": 2.0, "hopper": 1.45}
 """
-How many times the counted arithmetic products of a family took on an H200, where that bounds them: fitted to 355 passes
-of benchmarks/results/h200-sxm/2026-11-26-2572091.json, each with its fastest variant.  Tensor cores lower the clock
-there to 1.4 to 1.65 GHz, for power, and mma.sync reaches half of what wgmma does.
+How many times the counted arithmetic products of a family took on an H200, where that bounds them: fitted to 282 passes
+of benchmarks/results/h200-sxm/2026-11-26-2572091.json, by benchmarks/fit_ours.py.  Tensor cores lower the clock there
+to 1.4 to 1.65 GHz, for power, and mma.sync reaches half of what wgmma does.
 """
-_STREAMED_SHARE = 0.7
-"""Of the data sheet's bandwidth that products reach there which it bounds, likewise."""
 
 
 def pass_seconds(
@@ -64,7 +63,7 @@ def pass_seconds(
         products   max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
         the rest   memory * roofline / 0.75 + launches
 
-    On Hopper arithmetic and bytes of products take so many times that as they did on an H200; elsewhere none was timed.
+    On Hopper products take longer, as they did on an H200: their arithmetic by family, their bytes by 1 / 0.75.
     A filter's gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer flops than
     the layer, and clocks of launches that only move.  A peak rate that nobody printed bounds nothing.
 
@@ -98,28 +97,58 @@ def pass_seconds(
     if isinstance(layer, Attention):  # launches between its products that no other kind has
         scales = {"compute": compute, "memory": memory}
         return _attention_seconds(layer, pass_, batch_sizes, device, dtype, saves=saves, more=more, **scales)
-    peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
     seconds, names, grids = [], [], []
     for n in batch_sizes:
         moved = layer.traffic(pass_, n) + n * more
-        problem = problem_of(layer, pass_, n, dtype)
-        if problem is None:
+        product = counted(layer, pass_, n, device, dtype)
+        if product is None:
+            peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
             bytes_seconds = moved * BYTES_PER_ELEMENT[dtype] / device.peak_bytes_per_second
             floor = max(layer.pass_flops(pass_, n) / peak, bytes_seconds)
             seconds.append(memory * floor / MOVED_SHARE + LAUNCH_SECONDS * bool(moved))
             names.append("bytes")
             grids.append(0)
             continue
-        clocks, parts, found = ranking(problem, device)[0]
         again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
         per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
-        arithmetic = max(clocks / device.clock_hz, _flops(layer, pass_, n, problem, found) / peak)
-        times, share = _measured(device, found.family)
-        product = max(compute * times * arithmetic, moved / per_second / share)
-        seconds.append(product + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
-        names.append(found.name)
-        grids.append(blocks(problem, found) * parts)
+        times, share = _measured(device, product.kernel.family)
+        longest = max(compute * times * product.seconds, moved / per_second / share)
+        seconds.append(longest + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
+        names.append(product.kernel.name)
+        grids.append(product.blocks)
     return np.array(seconds), tuple(names), np.array(grids, dtype=float)
+
+
+@attrs.frozen
+class Counted:
+    """
+    A product's arithmetic by the variant that is ranked first, as it is counted.
+
+    Attributes:
+        kernel: The variant.
+        blocks: Of its grid.
+        seconds: Its clocks at the boost clock, or its arithmetic at the peak rate.
+    """
+
+    kernel: Kernel
+    blocks: int
+    seconds: float
+
+
+def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> Counted | None:
+    """
+    Count the arithmetic of a product; None of a pass that only moves bytes.
+
+    Args:
+        layer, pass_, batch_size, device, dtype: As for `pass_seconds`.
+    """
+    problem = problem_of(layer, pass_, batch_size, dtype)
+    if problem is None:
+        return None
+    clocks, parts, found = ranking(problem, device)[0]
+    flops = _flops(layer, pass_, batch_size, problem, found)
+    peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
+    return Counted(found, blocks(problem, found) * parts, max(clocks / (device.clock_hz or math.inf), flops / peak))
 
 
 def was_timed(device: Device) -> bool:
@@ -181,7 +210,7 @@ def _measured(device: Device, family: str) -> tuple[float, float]:
     """Give what was measured of a family's products: their time over what is counted, and the bandwidth's share."""
     if not was_timed(device):
         return 1.0, 1.0
-    return _TIMES_COUNTED.get(family, 1.0), _STREAMED_SHARE
+    return _TIMES_COUNTED.get(family, 1.0), MOVED_SHARE
 
 
 def _flops(layer: Layer, pass_: Pass, batch_size: int, problem: Problem, found: Kernel) -> float:

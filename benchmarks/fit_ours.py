@@ -1,0 +1,79 @@
+"""
+Fit what products by our kernels take over what is counted, to a pass of `benchmarks.gpu_pass`.
+
+    python -m benchmarks.fit_ours benchmarks/results/h200-sxm/2026-11-26-2572091.json
+
+For each family: times * counted arithmetic, or bytes at a share of the bandwidth, whichever is longer, and one launch.
+The share is the same for all families.  What is minimised is the mean distance of logarithms, over passes of
+convolutions and linear layers that take as long as several launches, each by its fastest variant.  What it prints are
+the constants of `cubatch/estimate/ours.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cubatch.estimate.ours import LAUNCH_SECONDS, counted
+from cubatch.hardware import catalogue
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.network.layers import Conv2d, Linear
+from cubatch.network.passes import Pass
+
+KINDS = {"conv2d": Conv2d, "linear": Linear}
+SHORTEST = 20e-6  # seconds: of shorter ones launches are much
+LEFT_OUT = ("mma", "float16")  # three channels by variants of `mma/`, which are stored as four in networks
+
+
+def passes(result: dict[str, Any], device: Device) -> Iterator[tuple[str, float, float, float]]:
+    """Give of each pass the family that is predicted to run, its arithmetic and bytes as counted, and what it took."""
+    items = [item for stage in result["stages"] if stage["name"] in {"gemm", "layers"} for item in stage["items"]]
+    for found in (item["result"] for item in items if item["status"] == "ok"):
+        case = found["case"]
+        facts = dict(case["layer"])
+        kind = KINDS.get(facts.pop("type"))
+        took = min((e["seconds"] for e in found["entries"] if e["side"] == "ours" and e.get("seconds")), default=0.0)
+        if kind is None or took <= SHORTEST:
+            continue
+        layer, pass_ = kind(**facts), Pass(case["pass"])
+        product = counted(layer, pass_, case["batch_size"], device, case["dtype"])
+        if product is not None and (product.kernel.family, case["dtype"]) != LEFT_OUT:
+            moved = layer.traffic(pass_, case["batch_size"]) * BYTES_PER_ELEMENT[case["dtype"]]
+            yield product.kernel.family, product.seconds, moved / (device.peak_bytes_per_second or math.inf), took
+
+
+def main() -> None:
+    """Print the constants, and how far predictions are with them and without."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("file", type=Path)
+    result = json.loads(parser.parse_args().file.read_text(encoding="utf-8"))
+    found = list(passes(result, catalogue.find(result["device"]["slug"])))
+    families = sorted({family for family, *_ in found})
+    rows = {name: np.array([row[1:] for row in found if row[0] == name]).T for name in families}
+
+    def errors(name: str, times: float, share: float) -> Any:
+        arithmetic, moving, took = rows[name]
+        return np.abs(np.log((np.maximum(times * arithmetic, moving / share) + LAUNCH_SECONDS) / took))
+
+    steps = np.arange(1.0, 3.0, 0.05)
+    least = (math.inf, 1.0, dict.fromkeys(families, 1.0))
+    for share in np.arange(0.5, 1.01, 0.05):
+        times = {name: min(steps, key=lambda factor, name=name: errors(name, factor, share).sum()) for name in families}
+        least = min(least, (sum(errors(name, times[name], share).sum() for name in families), share, times))
+    _, share, times = least
+    print(f"share of the bandwidth {share:.2f}; {len(found)} passes")
+    for name in families:
+        now, before = errors(name, times[name], share), errors(name, 1.0, 1.0)
+        print(
+            f"{name}: {times[name]:.2f} times, {len(now)} passes, off by {now.mean():.1%}, without {before.mean():.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
