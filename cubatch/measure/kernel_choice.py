@@ -45,6 +45,12 @@ TIMED_ROUNDS = 5
 SPAN_SECONDS = 2e-4
 """A reading spans this: a hundred times the resolution of CUDA events."""
 
+FAR_BEHIND = 1.25
+"""What takes so many times as long as the fastest in one round is not in the next: readings differ by far less."""
+
+LONG_SECONDS, LONG_ROUNDS = 2e-3, 2
+"""Launches from here on are as sure in two rounds, which take most of what a choice takes at large batches."""
+
 MAX_REPEATS = 20
 
 _TRAINING_CHOICE_SECONDS = 20.0
@@ -197,13 +203,18 @@ class TimedChoice:
                 _log.warning("%s is left out: %s", name, error)
                 continue
             works[name], one = work, self._read(work, 1)
-            if not repeats and one * len(found) * (2 + TIMED_ROUNDS) > self.seconds:
+            if not repeats and one * len(found) * (2 + _rounds(one)) > self.seconds:
                 self.seconds -= self.clock.now() - began
                 return {}
             repeats[name] = max(1, min(MAX_REPEATS, round(SPAN_SECONDS / one)))
-        for _ in range(TIMED_ROUNDS):
-            for name, work in works.items():
+        left = works
+        for number in range(TIMED_ROUNDS):
+            for name, work in left.items():
                 readings[name].append(self._read(work, repeats[name]))
+            least = min((readings[name][-1] for name in left), default=0.0)
+            left = {name: work for name, work in left.items() if readings[name][-1] < FAR_BEHIND * least}
+            if len(left) <= 1 or number + 1 == _rounds(least):
+                break
         self.seconds -= self.clock.now() - began
         return {name: statistics.median(readings[name]) for name in works}
 
@@ -212,6 +223,11 @@ class TimedChoice:
             work()
 
         return self.clock.time(step, repeats).seconds
+
+
+def _rounds(seconds: float) -> int:
+    """Say how often a launch that takes so long is read."""
+    return LONG_ROUNDS if seconds >= LONG_SECONDS else TIMED_ROUNDS
 
 
 def kernel_context(device: Device, dtype: str, *, mode: str, seconds: float, path: Path | None) -> Context:

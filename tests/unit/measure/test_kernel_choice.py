@@ -159,7 +159,7 @@ def test_where_no_time_is_left_for_slices_the_models_count_wins():
 
 def test_short_launches_are_read_several_at_a_time():
     """A launch far shorter than a reading's span is repeated, so that the clock's resolution does not decide."""
-    device = FakeDevice(taking(1e-5, 2e-5, 2e-5, 2e-5))
+    device = FakeDevice(taking(1e-5, 1.1e-5, 1.1e-5, 1.1e-5))
     choice(device)(PROBLEM, V100, device.prepare)
     per_reading = (device.launched[CONTENDERS[0].name] - 2) / kernel_choice.TIMED_ROUNDS
     assert per_reading == pytest.approx(kernel_choice.SPAN_SECONDS / 1e-5, rel=0.01)
@@ -167,8 +167,8 @@ def test_short_launches_are_read_several_at_a_time():
 
 def test_without_time_left_nothing_is_launched_and_the_nearest_winner_holds():
     """When its seconds are spent, a choice takes the same layer's winner at the nearest batch, else the ranking."""
-    device = FakeDevice(taking(3e-3, 1e-3))
-    chosen = choice(device, seconds=0.09)  # 7 launches of 3, 1, 5 and 5 ms spend it
+    device = FakeDevice(taking(3e-3, 2.9e-3))
+    chosen = choice(device, seconds=0.053)  # 3 launches of 3, 2.9, 5 and 5 ms and one of the first two spend it
     chosen(PROBLEM, V100, device.prepare)
     launched = device.launched.total()
     assert chosen(attrs.evolve(PROBLEM, m=2 * PROBLEM.m), V100, device.prepare).kernel == CONTENDERS[1]
@@ -178,12 +178,29 @@ def test_without_time_left_nothing_is_launched_and_the_nearest_winner_holds():
 
 
 def test_a_choice_that_would_take_too_long_is_not_begun():
-    """Seven launches of each contender must fit into what is left; after one that says they will not, none follow."""
-    device = FakeDevice(taking(3e-3, 1e-3))
-    chosen = choice(device, seconds=0.08)
-    assert chosen(PROBLEM, V100, device.prepare).kernel == CONTENDERS[0]
-    assert device.launched == {CONTENDERS[0].name: 2}
-    assert chosen.seconds == pytest.approx(0.08 - 6e-3)
+    """
+    Four long launches of each contender must fit into what is left, seven shorter ones.
+
+    After one that says they will not, none follow.
+    """
+    for seconds, launches in ((3e-3, 4), (1.9e-3, 7)):
+        device = FakeDevice(taking(*[seconds] * 4))
+        left = len(CONTENDERS) * launches * seconds - 1e-4
+        chosen = choice(device, seconds=left)
+        assert chosen(PROBLEM, V100, device.prepare).kernel == CONTENDERS[0]
+        assert device.launched == {CONTENDERS[0].name: 2}
+        assert chosen.seconds == pytest.approx(left - 2 * seconds)
+        chosen = choice(device, seconds=left + 2e-4)
+        chosen(PROBLEM, V100, device.prepare)
+        assert set(device.launched) == {kernel.name for kernel in CONTENDERS}
+
+
+def test_what_is_far_behind_is_read_once_and_long_launches_twice():
+    """Two launches tell what a contender takes, then those within a quarter are read in turns: 5 times, or 2."""
+    for seconds, rounds in ((1e-3, 5), (1e-2, 2)):
+        device = FakeDevice(taking(1.1 * seconds, seconds, 1.3 * seconds, 3 * seconds))
+        assert choice(device)(PROBLEM, V100, device.prepare).kernel == CONTENDERS[1]
+        assert [device.launched[kernel.name] for kernel in CONTENDERS] == [2 + rounds, 2 + rounds, 3, 3]
 
 
 def test_without_arrays_nothing_is_launched():
