@@ -76,7 +76,7 @@ def main() -> int:
     network, clock = models.build(arguments.model), clocks.cupy_clock(device.uuid)
     options = {
         "mode": arguments.mode, "dtype": arguments.dtype, "device": device, "clock": clock,
-        "context": kernel_choice.usual_context(device, arguments.dtype, arguments.mode),
+        "context": kernel_choice.usual_context(device, arguments.dtype),
     }  # fmt: skip
     rows = []
     for batch_size in map(int, arguments.batch_sizes.split(",")):

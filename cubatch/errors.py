@@ -193,7 +193,7 @@ class OutOfMemory(CubatchError, MemoryError):
     Args:
         what: What was being done: "training mnist-cnn at batch size 4096".
         needed_bytes: Bytes asked for, or None where unknown.
-        available_bytes: Bytes that were free, or None where unknown.
+        available_bytes: Bytes that were free, or held for it already, or None where unknown.
         tensor: The largest of what was asked for: "conv2.y (1024, 14, 14, 64) of layer conv2, axis 0 is the batch".
         largest_batch_size: Largest batch that would fit, or None where unknown.
         remedy: The next step, where there is one.

@@ -112,7 +112,8 @@ class _Rank:
 
         found = probe.resolve(device)
         told = say if self._rank == 0 else None
-        context = kernel_choice.usual_context(found, options["dtype"]) if found.kind == "cuda" else None
+        dtype = options["dtype"]
+        context = kernel_choice.usual_context(found, dtype, overlaps=True) if found.kind == "cuda" else None
         return engine.train(
             network, device=found, context=context,
             exchange=self._exchange, progress=told, stepped=told, **options,

@@ -89,15 +89,15 @@ def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
     """
     Say what a batch size asked for, by which tensor of which layer, what is free, which size fits and what helps.
 
-    What is held of what is planned counts as free, and nothing is kept back for a context: it is there.
+    What is held of what is planned whatever the batch counts as free.
     """
     free = fits = None
     others = ""
     with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
-        limit = room.memory_limit(work.device, held=held_bytes)
+        limit = room.memory_limit(work.device, held=min(held_bytes, plan.fixed_bytes))
         free = limit.free_bytes
         others = f"; {limit.others[0].lower()}{limit.others[1:-1]}" if limit.others else ""
-        fits = fit.largest(work, limit.bytes + limit.reserve_bytes)
+        fits = fit.largest(work, limit.bytes)
     return OutOfMemory(
         f"{work.mode} of {as_network(work.spec).name} at batch size {plan.batch_size}",
         plan.total,

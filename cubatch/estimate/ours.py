@@ -39,7 +39,7 @@ MOVED_SHARE = 0.75
 _HOPPER = (9, 0)
 _TIMES_COUNTED = {"simt": 1.3, "winograd": 1.2, "mma": 2.0, "hopper": 1.45}
 """
-How many times the counted arithmetic products of a family took on an H200, where that bounds them: fitted to 282 passes
+How many times the counted arithmetic products of a family took on an H200, where that bounds them: fitted to 279 passes
 of benchmarks/results/h200-sxm/2026-11-26-2572091.json, by benchmarks/fit_ours.py.  Tensor cores lower the clock there
 to 1.4 to 1.65 GHz, for power, and mma.sync reaches half of what wgmma does.
 """
@@ -196,8 +196,9 @@ def _attention_seconds(
         parts = [(float(times[place]), kernels[place], int(blocks[place])) for times, kernels, blocks in projected]
         for launch in attention.launches(layer, pass_, n, dtype, device, saves=saves):
             peak = device_arithmetic.peak_flops_per_second(device, launch.rated) or math.inf
-            arithmetic = compute * max(launch.clocks / clocks_per_second, launch.flops / peak)
-            moving = launch.moved / per_second / (1.0 if launch.flops else MOVED_SHARE)
+            times, share = _measured(device, launch.family) if launch.family else (1.0, 1.0)
+            arithmetic = compute * times * max(launch.clocks / clocks_per_second, launch.flops / peak)
+            moving = launch.moved / per_second / (share if launch.flops else MOVED_SHARE)
             parts.append((max(arithmetic, moving) + LAUNCH_SECONDS, launch.name, launch.blocks))
         _, name, blocks = max(parts)
         seconds.append(sum(part[0] for part in parts))

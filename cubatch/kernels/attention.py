@@ -34,6 +34,7 @@ class Launch:
         flops: Of its products.
         moved: Elements that it reads and writes.
         rated: Type whose rate its products have: that of the elements on tensor cores, else float32.
+        family: "mma" of products between heads on tensor cores, as other products of that family are; else empty.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Launch:
     flops: int
     moved: int
     rated: str = "float32"
+    family: str = ""
 
 
 def find(operation: str, dtype: str, device: Device) -> Kernel:
@@ -95,7 +97,8 @@ def launches(
         else:
             clocks = lanes_clocks(blocks, HEADS_TILE * HEADS_TILE * k, HEADS_EFFICIENCY, device)
         moved = count * (tokens * k + k * n + tokens * n)
-        return Launch(kernel.name, blocks, clocks, 2 * count * tokens * n * k, moved, _rated(kernel))
+        family = "mma" if on_tensor_cores(kernel) else ""
+        return Launch(kernel.name, blocks, clocks, 2 * count * tokens * n * k, moved, _rated(kernel), family)
 
     def softmax(operation: str, matrices: int) -> Launch:
         name, blocks = variant.find(operation, stored).name, row_blocks(rows, tokens, device)

@@ -230,7 +230,7 @@ def _rounds(seconds: float) -> int:
     return LONG_ROUNDS if seconds >= LONG_SECONDS else TIMED_ROUNDS
 
 
-def kernel_context(device: Device, dtype: str, *, mode: str, seconds: float, path: Path | None) -> Context:
+def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float, path: Path | None) -> Context:
     """
     Give the engine what it runs on with our kernels: all compiled, and their choice timed.
 
@@ -239,8 +239,9 @@ def kernel_context(device: Device, dtype: str, *, mode: str, seconds: float, pat
     Args:
         device: A GPU of this machine.
         dtype: "float32", "tf32", "float16" or "bfloat16".
-        mode: "inference" or "training", whose steps launch no kernel before the one before has ended: on an H100 those
-            of ResNet-50 took 3 to 4 % longer where they did, from batch 8 on (benchmarks/README.md, On an H100).
+        overlaps: Whether a launch may begin while the one before ends. Launched one by one small steps take less time
+            like that, and graphs of inference too; graphs of training steps of ResNet-50 took 3 to 4 % longer from
+            batch 8 on, on an H100 (benchmarks/README.md).
         seconds: How long the choice may take in all.
         path: Where winners are kept; None keeps them for this process.
 
@@ -248,7 +249,7 @@ def kernel_context(device: Device, dtype: str, *, mode: str, seconds: float, pat
         MissingDependency: If CuPy or NVRTC is missing.
         CompileError: If a kernel does not compile.
     """
-    launcher = CudaLauncher(device, overlaps=mode == "inference")
+    launcher = CudaLauncher(device, overlaps=overlaps)
     arch = arch_number(device.arch or "")
     needed = {dtype, "float32"} if dtype == "tf32" else {dtype}  # which only rounds what it multiplies
     launcher.compile(kernel for kernel in kernels() if kernel.dtype in needed and kernel.runs_on(arch))
@@ -271,14 +272,14 @@ def kept_choice(device: Device, path: Path | None) -> TimedChoice:
     return TimedChoice(HostClock, winners, seconds=0.0)
 
 
-def usual_context(device: Device, dtype: str = "float32", mode: str = "training") -> Context | None:
+def usual_context(device: Device, dtype: str = "float32", *, overlaps: bool = False) -> Context | None:
     """
     Give what a model runs on: our kernels on a GPU, winners of earlier runs where there are any; None on a CPU.
 
     Args:
         device: A device of this machine.
         dtype: One that it takes.
-        mode: What its steps do.
+        overlaps: As for `kernel_context`: not where its steps are graphs of training.
 
     Raises:
         UnsupportedDtype: If it does not take it.
@@ -288,7 +289,7 @@ def usual_context(device: Device, dtype: str = "float32", mode: str = "training"
     if device.kind == "cpu":
         return None
     path = path_beside(sqlite_file.default_path())
-    return kernel_context(device, dtype, mode=mode, seconds=_TRAINING_CHOICE_SECONDS, path=path)
+    return kernel_context(device, dtype, overlaps=overlaps, seconds=_TRAINING_CHOICE_SECONDS, path=path)
 
 
 def path_beside(store_path: Path) -> Path:

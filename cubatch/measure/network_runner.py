@@ -122,7 +122,8 @@ def network_runner(
     learns = monitor is not None and not monitor.process_bytes()
     if library == "cubatch":
         path = None if winners is None else Path(winners)
-        context = kernel_choice.kernel_context(found, dtype, mode=mode, seconds=choice_seconds, path=path)
+        overlaps = mode == "inference" or exchange is not None  # with others it launches one by one
+        context = kernel_choice.kernel_context(found, dtype, overlaps=overlaps, seconds=choice_seconds, path=path)
     options: dict[str, Any] = {
         "device": found, "dtype": dtype, "optimizer": optimizer, "context": context, "recompute": recompute,
         "learning_rate": 0.0,  # every step does the same work on the same parameters; random data would drive them away

@@ -116,7 +116,7 @@ def profile(
 def _model(work: Workload, seed: int) -> Model:
     context = None
     if work.library == "cubatch":
-        usual = kernel_choice.usual_context(work.device, work.dtype, work.mode)
+        usual = kernel_choice.usual_context(work.device, work.dtype, overlaps=work.mode == "inference")
         context = None if usual is None else tracing.named(usual)
     functions = functional if context is None else on_kernels(context)
     return Model(

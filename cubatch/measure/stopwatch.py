@@ -32,8 +32,9 @@ MIN_ENERGY_SPAN_SECONDS = 0.5
 WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
 # A size is warm when a step is no faster than the one before by more than this share: noise of one step.
 AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
-# A first step that takes so many times what is likely compiles. (Memory that spills costs less, SPILLED and more.)
-COMPILES = 10.0
+# A first step that takes so many times what is likely compiled, it seems.  What it may take of the budget for others to
+# follow whatever is left, and what those may take of it in all.
+COMPILES, COMPILES_SHARE, SPARE_SHARE = 10.0, 0.1, 0.1
 MOST_OF_VISIT = PER_VISIT - 2  # readings: rounds of their own are kept free
 SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
@@ -76,7 +77,8 @@ class Stopwatch:
 
     Args:
         runner: What is timed.
-        budget: No visit begins when it is spent, and no reading that it does not hold but the first.
+        budget: No visit begins when it is spent, and no reading that it does not hold but the first, and one or a few
+            where that compiled.
         span_seconds: What a reading must span at least.
         clocks_mhz: SM clocks read in earlier runs.
         watch: Says it where a runner that never gives up hangs; None for one that does.
@@ -211,8 +213,8 @@ class Stopwatch:
         Step until a reading is not clearly faster than the reading before: caches, allocators and compilers are done.
 
         What was running a moment ago takes longer to fall asleep than a short step lasts, so that short
-        steps are read in blocks, for SETTLE_SECONDS at least.  Of steps that are dear two have to do.  Beside a step
-        that compiled others take little: they are made, though it took the budget.
+        steps are read in blocks, for SETTLE_SECONDS at least.  Of steps that are dear two have to do.  Where the first
+        compiled with what was left, and that was little of the budget, others follow: one, and what fits into a tenth.
 
         Returns:
             The last reading, and of how many steps it is.
@@ -221,9 +223,10 @@ class Stopwatch:
         if not steps:
             self.budget.check()
             steps = [self._read(1, expected)]
-            if expected is not None and steps[0].seconds > COMPILES * expected:
-                spare = steps[0].seconds / COMPILES
+            first = steps[0].seconds
+            if expected is not None and COMPILES * expected < first < COMPILES_SHARE * self.budget.seconds:
                 steps.append(self._read(1, expected))
+                spare = SPARE_SHARE * first
         while worked < SETTLE_SECONDS or not _agree(steps):
             wanted = repeats_for(steps[-1].seconds, self.span_seconds)
             share = 1.0 if len(steps) == 1 else SETTLE_SHARE
@@ -232,6 +235,7 @@ class Stopwatch:
             repeats = wanted
             steps.append(self._read(repeats, expected or steps[-1].seconds))
             worked += repeats * steps[-1].seconds
+            spare -= repeats * steps[-1].seconds
         return steps[-1], repeats
 
     def _timing(

@@ -13,6 +13,7 @@ from cubatch.report.facts import (
     is_recommended,
     measured,
     measurements_of,
+    ran_out_of_memory,
     rate_of,
     seconds_of,
     ties_of,
@@ -89,11 +90,11 @@ def points(result: Mapping[str, Any]) -> list[str]:
     if (largest := result.get("largest_batch_size")) is not None:
         measured = None if is_predicted(result) else result.get("largest_measured")
         ran = f"; the largest that ran is {measured}" if measured else ""
-        failed = [m["batch_size"] for m in result.get("measurements") or () if m.get("status") == "out_of_memory"]
+        failed = ran_out_of_memory(result)
         points.append(
-            f"By the plan {largest} fits, but {'it' if least == largest else least} ran out of memory{ran}."
-            if (least := min(failed, default=None)) is not None and least <= largest
-            else f"The largest batch size that fits, by the plan, is {largest}{ran}."
+            f"The largest batch size that fits, by the plan, is {largest}{ran}."
+            if failed is None
+            else f"By the plan {largest} fits, but {'it' if failed == largest else failed} ran out of memory{ran}."
         )
     return points
 

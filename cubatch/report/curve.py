@@ -19,6 +19,7 @@ from cubatch.report.facts import (
     is_predicted,
     is_recommended,
     measurements_of,
+    ran_out_of_memory,
     setting,
     share_of_best,
     subject,
@@ -204,9 +205,9 @@ def _band(fastest: Point | None, result: Mapping[str, Any], objective: str) -> t
 
 
 def _limit(result: Mapping[str, Any], sizes: Sequence[int]) -> tuple[int, str] | None:
-    """Give the largest batch that fits, unless it lies so far right that it would squeeze the curve."""
+    """Give the largest batch that fits, unless it does not, or lies so far right that it would squeeze the curve."""
     largest = result.get("largest_batch_size")
-    if not largest or not sizes or largest > 4 * max(sizes):
+    if not largest or not sizes or largest > 4 * max(sizes) or ran_out_of_memory(result) is not None:
         return None
     memory = (result.get("limits") or {}).get("memory_bytes")
     return int(largest), f"largest that fits{f' in {format_bytes(memory)}' if memory else ''}: {largest}"

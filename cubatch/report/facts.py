@@ -164,6 +164,13 @@ def measured(result: Mapping[str, Any]) -> list[int]:
     return [int(m["batch_size"]) for m in measurements_of(result) if is_measured(m)]
 
 
+def ran_out_of_memory(result: Mapping[str, Any]) -> int | None:
+    """Name the smallest size above the largest that ran that fits by the plan, and ran out of memory."""
+    largest, ran = result.get("largest_batch_size") or 0, result.get("largest_measured") or 0
+    failed = (m["batch_size"] for m in measurements_of(result) if m.get("status") == "out_of_memory")
+    return min((size for size in failed if ran < size <= largest), default=None)
+
+
 def _best(result: Mapping[str, Any], values: Mapping[int, float]) -> float | None:
     if not values:
         return None

@@ -82,9 +82,9 @@ def our_kernels(dtype="float32"):
     """
     Give what the engine needs to run on our kernels, variants timed as in tuning.
 
-    Launches overlap, as they do in inference alone: what waits for the wrong launch is wrong here.
+    Launches overlap, as in inference and on several GPUs: what waits for the wrong launch is wrong here.
     """
-    return kernel_choice.kernel_context(GPU, dtype, mode="inference", seconds=1.0, path=None)
+    return kernel_choice.kernel_context(GPU, dtype, overlaps=True, seconds=1.0, path=None)
 
 
 LIBRARIES = pytest.mark.parametrize("context", [lambda: None, our_kernels], ids=["im2col", "cubatch"])

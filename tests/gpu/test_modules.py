@@ -109,8 +109,8 @@ def test_training_leaves_the_module_as_it_was_and_knows_its_memory(autocast, cud
     told = {m.batch_size: (m.predicted_peak_bytes, m.peak_bytes) for m in result.measurements if m.peak_bytes}
     assert len(told) > 1
     assert max(took for _, took in told.values()) <= 4 * 2**30
-    beyond = {n: bytes_ for n, bytes_ in told.items() if bytes_[1] > 1.1 * bytes_[0] + BLOCKS}
-    assert beyond == {} or cudnn, told
+    times = 1.7 if cudnn else 1.1
+    assert {n: bytes_ for n, bytes_ in told.items() if bytes_[1] > times * bytes_[0] + BLOCKS} == {}, told
     assert statistics.median((took - BLOCKS) / said for said, took in told.values()) <= 1.1
 
 

@@ -297,20 +297,22 @@ def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, com
     given = []
     launcher = types.SimpleNamespace(compile=given.extend)
     monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda device, *, overlaps: launcher)
-    context = kernel_choice.kernel_context(A100, dtype, mode="training", seconds=1.0, path=None)
+    context = kernel_choice.kernel_context(A100, dtype, overlaps=False, seconds=1.0, path=None)
     assert {kernel.dtype for kernel in given} == compiled & {kernel.dtype for kernel in kernels()}
     assert all(kernel.runs_on(80) for kernel in given)
     assert {"batch_norm_apply", "sgd", "gemm_nt"} <= {kernel.operation for kernel in given}
     assert context.tf32 == (dtype == "tf32")
 
 
-@pytest.mark.parametrize(("mode", "overlaps"), [("training", False), ("inference", True)])
-def test_launches_overlap_in_inference_alone(monkeypatch, mode, overlaps):
-    """Those of training steps made them longer, on an H100."""
+def test_launches_overlap_where_that_is_asked_for(monkeypatch):
+    """Training by itself, whose steps are graphs, asks for none."""
     asked, launcher = [], types.SimpleNamespace(compile=list)
     monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda device, *, overlaps: asked.append(overlaps) or launcher)
-    kernel_choice.kernel_context(A100, "float16", mode=mode, seconds=1.0, path=None)
-    assert asked == [overlaps]
+    for overlaps in (False, True):
+        kernel_choice.kernel_context(A100, "float16", overlaps=overlaps, seconds=1.0, path=None)
+        kernel_choice.usual_context(A100, "float16", overlaps=overlaps)
+    kernel_choice.usual_context(A100, "float16")
+    assert asked == [False, False, True, True, False]
 
 
 def test_the_clock_of_a_choice_is_made_with_its_first_timing():

@@ -14,7 +14,7 @@ import pytest
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnsupportedLayer
 from cubatch.hardware import probe, reserve
-from cubatch.measure import clocks
+from cubatch.measure import clocks, kernel_choice
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner, network_runner
 from cubatch.measure.runner import FactoryRef
@@ -95,6 +95,27 @@ def test_what_a_gpu_gave_beside_a_batch_is_kept_whenever_the_batch_goes(monkeypa
     runner.prepare(8)
     runner.close()
     assert kept == [("the GPU", 600)] * 2 * learns
+
+
+@pytest.mark.parametrize(
+    ("mode", "exchange", "overlaps"),
+    [("training", None, False), ("inference", None, True), ("training", object(), True)],
+)
+def test_launches_overlap_but_in_graphs_of_training(monkeypatch, mode, exchange, overlaps):
+    """A rank of several launches one by one, which takes less time when they do."""
+    asked = []
+
+    def kernel_context(*_, **how):
+        asked.append(how["overlaps"])
+        raise DeviceNotAvailable("cuda:0", "of this test")
+
+    monkeypatch.setattr(kernel_choice, "kernel_context", kernel_context)
+    facts = {"device": "cpu", "dtype": "float32", "optimizer": "sgd", "recompute": False, "seed": 0}
+    with pytest.raises(DeviceNotAvailable):
+        network_runner(
+            spec=models.build("lenet5").to_mapping(), library="cubatch", mode=mode, exchange=exchange, **facts
+        )
+    assert asked == [overlaps]
 
 
 # --- callables -----------------------------------------------------------------------------------------------

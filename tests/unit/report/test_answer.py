@@ -176,3 +176,5 @@ def test_a_size_that_ran_out_of_memory_is_not_said_to_fit():
     )
     result["measurements"] = [*result["measurements"], {"batch_size": 200, "status": "out_of_memory"}]
     assert words.points(result)[-1] == "By the plan 200 fits, but it ran out of memory; the largest that ran is 128."
+    result["measurements"] += [{"batch_size": size, "status": "out_of_memory"} for size in (64, 160)]
+    assert words.points(result)[-1] == "By the plan 200 fits, but 160 ran out of memory; the largest that ran is 128."

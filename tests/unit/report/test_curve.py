@@ -71,9 +71,16 @@ def test_the_label_of_the_answer_clears_the_intervals_beside_it():
     assert curve_of(tuned(measurements=[wide, measurement(64, 64 / 3000), measurement(2**20, 1)])).label_above == 9000
 
 
+def test_no_limit_is_drawn_where_a_size_below_it_ran_out_of_memory():
+    """256 did, of the 300 that the plan allows: it says nothing of what fits."""
+    assert curve_of(tuned(largest_batch_size=300)).limit is None
+
+
 def test_a_limit_far_to_the_right_is_left_out():
     """A hundred-fold room of memory would squeeze the curve into a corner."""
-    assert curve_of(tuned(largest_batch_size=300)).limit == (300, "largest that fits in 1.00 GiB: 300")
+    ran = [m for m in tuned()["measurements"] if m["status"] != "out_of_memory"]
+    found = curve_of(tuned(largest_batch_size=300, measurements=ran))
+    assert found.limit == (300, "largest that fits in 1.00 GiB: 300")
     assert curve_of(tuned(largest_batch_size=30_000)).limit is None
 
 
