@@ -93,6 +93,9 @@ MOVED = (
 )
 
 
+STORED = "{} without Tensor Cores is computed in float32, with half the bytes."
+
+
 def never_seen(layer: Layer, notes: list[str]) -> float | None:
     """Give the standard deviation of a kind that no measurement is of, and note it; None for others."""
     shape = layer.convolution

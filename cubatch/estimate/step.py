@@ -14,6 +14,7 @@ from cubatch.estimate.parts import (
     BYTES_SD,
     MOVED,
     NEVER_SEEN_SD,
+    STORED,
     Z90,
     Part,
     PassPrediction,
@@ -154,6 +155,8 @@ def _ours(
     if any("bytes" in names and times.any() for times, names, _ in rows):
         notes.append(MOVED)
     known = _OURS_SD
+    if dtype in {"float16", "bfloat16"} and not has_tensor_cores(device, dtype):
+        notes.append(STORED.format(dtype))
     if has_tensor_cores(device, dtype) and peak_flops_per_second(device, dtype) is None:
         known = NEVER_SEEN_SD
         notes.append(

@@ -33,6 +33,8 @@ _WHY = {
     "budget": "the budget did not hold a visit to every size, so a larger one may find better",
 }
 _BUSY = "The machine was busy with other work meanwhile: on a quiet one another size may be the best."
+_UNSURE_SHARE = 0.5
+_UNSURE = "Timings of one size differ so much (± {}) that this is a guess: a quiet machine or a larger budget tells."
 _ALIKE = {"latency": "take about equally long", "energy": "take about equally little energy"}
 
 
@@ -45,11 +47,15 @@ def answer(result: Mapping[str, Any]) -> str:
 
     Returns:
         The sentences; a prediction says that it is one; without an answer, or with nothing to compare it
-        with, or where others were busy meanwhile, they say so.
+        with, or where others were busy meanwhile or timings differ by more than half, they say so.
     """
     said = _said(result)
-    is_doubtful = result.get("disturbed") and result.get("batch_size") and len(measurements_of(result)) > 1
-    return f"{said} {_BUSY}" if is_doubtful else said
+    chosen = next((m for m in measurements_of(result) if m["batch_size"] == result.get("batch_size")), None)
+    if chosen is None or len(measurements_of(result)) == 1 or is_predicted(result):
+        return said
+    width = half_width(chosen) or 0.0
+    unsure = _UNSURE.format(format_percent(width)) if width > _UNSURE_SHARE and is_recommended(result) else ""
+    return " ".join(filter(None, [said, _BUSY if result.get("disturbed") else unsure]))
 
 
 def _said(result: Mapping[str, Any]) -> str:

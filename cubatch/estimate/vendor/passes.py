@@ -8,7 +8,7 @@ import numpy as np
 
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import ours
-from cubatch.estimate.parts import BYTES_SD, MOVED, NEVER_SEEN_SD, Part, Scales, never_seen
+from cubatch.estimate.parts import BYTES_SD, MOVED, NEVER_SEEN_SD, STORED, Part, Scales, never_seen
 from cubatch.estimate.vendor.algorithms import PASSES, Array, Places, Work
 from cubatch.estimate.vendor.fitted import Fitted, kin_of, lanes, shipped
 from cubatch.hardware import architectures, catalogue
@@ -84,14 +84,14 @@ def vendor_parts(
             )
     if strange:
         notes.append(
-            f"No measurement of {device} was among those that the model of {' and of '.join(strange)} was fitted to: "
-            "it goes by the data sheet and by related GPUs."
+            f"No measurement of {device} was among those that the model was fitted to ({', '.join(strange)}): it goes "
+            "by the data sheet and by related GPUs."
         )
     framework = FRAMEWORK_SD if dtype == "float32" else FRAMEWORK_SD_16
     return Part(seconds, names, blocks, sd), float(np.hypot(max(unseen), framework))
 
 
-_WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "convolutions", _GEMM: "matrix products"}
+_WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "other convolutions", _GEMM: "matrix products"}
 
 
 def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
@@ -109,7 +109,7 @@ def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[
     if never is not None or dtype == "float32":
         return never or model.sd
     if not has_tensor_cores(device, dtype):
-        notes.append(f"{dtype} without Tensor Cores is computed in float32, with half the bytes.")
+        notes.append(STORED.format(dtype))
         return _STORED_CONVOLUTION_SD if layer.convolution else model.sd
     if dtype != "float16":
         notes.append(

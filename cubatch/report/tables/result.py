@@ -184,7 +184,7 @@ def legend(result: Mapping[str, Any]) -> list[str]:
         return []
     marks = {_mark(m, result, shares) for m in measurements_of(result)}
     words = {
-        "→": "answer" if is_recommended(result) else "the only size measured",
+        "→": "answer" if is_recommended(result) else "compared with none",
         "▲": "fastest",
         "≈": "tied with the fastest",
         _NOISE: "too noisy to tell",

@@ -91,9 +91,9 @@ def test_without_a_terminal_a_line_tells_now_and_then(run, monkeypatch):
     assert (code, json.loads(out)["batch_size"]) == (0, 64)
     assert err.splitlines() == [
         "cubatch: 5 s, batch size 2: 1.50 ms",
-        "cubatch: 12 s, 64 best so far (8 606 samples/s), at most 3 % more to gain",
+        "cubatch: 12 s, 64 best so far (8 606 samples/s), perhaps 3 % more to gain",
         "cubatch: 18 s, 64 best so far (8 606 samples/s)",
-        "cubatch: 90 s, 64 best so far, at most 4 % more to gain",
+        "cubatch: 90 s, 64 best so far, perhaps 4 % more to gain",
     ]
 
 
@@ -112,7 +112,7 @@ def test_on_a_terminal_the_bar_tells_the_same(run, monkeypatch):
 
     shown = on_a_terminal(monkeypatch, lambda: run("tune", "mlp"))
 
-    assert "64 best so far (8 606 samples/s), at most 3 % more to gain" in shown
+    assert "64 best so far (8 606 samples/s), perhaps 3 % more to gain" in shown
     assert "20 s" not in shown
 
 

@@ -54,3 +54,12 @@ def test_where_nothing_was_timed_a_prediction_of_ours_says_so_and_is_less_sure()
         assert COUNTED[timed] in step.notes
         assert COUNTED[not timed] not in step.notes
         assert step.scale_sd == scale
+
+
+@pytest.mark.parametrize("library", ["cubatch", "vendor"])
+def test_16_bits_without_tensor_cores_are_said_to_be_computed_in_float32(library):
+    """A V100 has tensor cores for float16, and none for bfloat16."""
+    said = "bfloat16 without Tensor Cores is computed in float32, with half the bytes."
+    for dtype, told in (("bfloat16", True), ("float16", False)):
+        step = predict_step(models.build("vgg11"), [8], catalogue.find("v100-sxm2-16gb"), dtype=dtype, library=library)
+        assert (said in step.notes) == told

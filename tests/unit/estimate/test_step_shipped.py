@@ -141,9 +141,9 @@ def test_a_gpu_that_was_measured_needs_no_note():
     ("spec", "device", "dtype", "words"),
     [
         (CONV, H200, "float32", ("No measurement of", "H200", "3x3 convolutions")),
-        (SMALL, H200, "float32", ("No measurement of", "H200", "model of convolutions")),
+        (SMALL, H200, "float32", ("No measurement of", "H200", "(other convolutions)")),
         (LINEAR, H200, "float32", ("No measurement of", "H200", "matrix products")),
-        (models.build("vgg16"), H200, "float32", ("model of 3x3 convolutions and of matrix products was",)),
+        (models.build("vgg16"), H200, "float32", ("the model was fitted to (3x3 convolutions, matrix products): it",)),
         (LINEAR, A100, "float16", ("Tensor Cores were measured on a V100 only", "A100")),
         (LINEAR, A100, "tf32", ("No measurement in tf32",)),
         (models.resolve("mobilenet-v3-large"), P100, "float32", ("depthwise", "never seen")),

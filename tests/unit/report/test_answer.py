@@ -178,3 +178,14 @@ def test_a_size_that_ran_out_of_memory_is_not_said_to_fit():
     assert words.points(result)[-1] == "By the plan 200 fits, but it ran out of memory; the largest that ran is 128."
     result["measurements"] += [{"batch_size": size, "status": "out_of_memory"} for size in (64, 160)]
     assert words.points(result)[-1] == "By the plan 200 fits, but 160 ran out of memory; the largest that ran is 128."
+
+
+@pytest.mark.parametrize(("half", "disturbed", "said"), [(1.37, False, True), (0.4, False, False), (1.37, True, False)])
+def test_an_answer_whose_timings_differ_by_more_than_half_is_called_a_guess(half, disturbed, said):
+    """Nothing compared by it is certain; where others were busy that is said in its place."""
+    result = tuned(disturbed=disturbed)
+    (chosen,) = (m for m in result["measurements"] if m["batch_size"] == result["batch_size"])
+    rate = chosen["samples_per_second"]
+    chosen["throughput_interval"] = [(1 - half) * rate, (1 + half) * rate]
+    assert words.answer(result).endswith("is a guess: a quiet machine or a larger budget tells.") == said
+    assert ("Timings of one size differ so much (± 137 %)" in words.answer(result)) == said
