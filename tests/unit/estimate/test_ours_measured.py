@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cubatch.estimate.ours import pass_seconds
-from cubatch.estimate.step import COUNTED, OURS_SCALE_SD, OURS_TIMED_SCALE_SD, predict_step
+from cubatch.estimate.step import predict_step
 from cubatch.hardware import catalogue
 from cubatch.network import models
 from cubatch.network.passes import Pass
@@ -45,21 +45,3 @@ def test_products_between_heads_take_what_an_h200_took():
         errors.append(abs(math.log(seconds / took)))
     assert len(errors) == 8
     assert statistics.mean(errors) < 0.2
-
-
-def test_where_nothing_was_timed_a_prediction_of_ours_says_so_and_is_less_sure():
-    """Only Hopper's products were; a V100's are the clocks that are counted."""
-    for name, timed, scale in (("h100-sxm", True, OURS_TIMED_SCALE_SD), ("v100-sxm2-16gb", False, OURS_SCALE_SD)):
-        step = predict_step(models.build("lenet5"), [64], catalogue.find(name), library="cubatch")
-        assert COUNTED[timed] in step.notes
-        assert COUNTED[not timed] not in step.notes
-        assert step.scale_sd == scale
-
-
-@pytest.mark.parametrize("library", ["cubatch", "vendor"])
-def test_16_bits_without_tensor_cores_are_said_to_be_computed_in_float32(library):
-    """A V100 has tensor cores for float16, and none for bfloat16."""
-    said = "bfloat16 without Tensor Cores is computed in float32, with half the bytes."
-    for dtype, told in (("bfloat16", True), ("float16", False)):
-        step = predict_step(models.build("vgg11"), [8], catalogue.find("v100-sxm2-16gb"), dtype=dtype, library=library)
-        assert (said in step.notes) == told

@@ -290,3 +290,24 @@ def test_a_cache_that_is_not_known_is_taken_from_gpus_alike():
     for capability, known in (((7, 5), turing), ((99, 0), every)):
         middle = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2
         assert l2_of(Device(name="card", compute_capability=capability)) == middle
+
+
+def test_where_nothing_was_timed_a_prediction_of_ours_says_so_and_is_less_sure():
+    """Only Hopper's products were; a V100's are the clocks that are counted."""
+    for name, timed, scale in (
+        ("h100-sxm", True, step_model.OURS_TIMED_SCALE_SD),
+        ("v100-sxm2-16gb", False, step_model.OURS_SCALE_SD),
+    ):
+        step = predict_step(models.build("lenet5"), [64], catalogue.find(name), library="cubatch")
+        assert step_model.COUNTED[timed] in step.notes
+        assert step_model.COUNTED[not timed] not in step.notes
+        assert step.scale_sd == scale
+
+
+@pytest.mark.parametrize("library", ["cubatch", "vendor"])
+def test_16_bits_without_tensor_cores_are_said_to_be_computed_in_float32(library):
+    """A V100 has tensor cores for float16, and none for bfloat16."""
+    said = "bfloat16 without Tensor Cores is computed in float32, with half the bytes."
+    for dtype, told in (("bfloat16", True), ("float16", False)):
+        step = predict_step(models.build("vgg11"), [8], V100, dtype=dtype, library=library)
+        assert (said in step.notes) == told
