@@ -47,6 +47,7 @@ from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
+from cubatch.measure import heap
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median_interval
 
@@ -189,8 +190,8 @@ def _holds(interval: tuple[float, float], share: float) -> bool:
 
 
 def alone(function: Callable[..., T], *given: object) -> T:
-    """Call a function in a process started for it."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+    """Call a function in a process started for it, which keeps freed memory as a worker of cubatch does."""
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=heap.own_process) as fresh:
         return fresh.submit(function, *given).result()
 
 

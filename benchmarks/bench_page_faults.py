@@ -5,7 +5,7 @@ What it costs PyTorch modules on a CPU that glibc gives freed memory back, and w
 
 A visit is a batch size's steps for SECONDS after WARM_UP of them, with their page faults and the share of the CPU time
 that the system took.  Processes that know one batch size only, as a user's does, take turns: with `heap.RAISED` in
-their environment, which is how `autotune_module` times, with `heap.KEPT`, and with nothing like it, as glibc is by
+their environment, as in the worker of a named module, with `heap.KEPT`, and with nothing like it, as glibc is by
 itself.  Beside them are processes that visit all sizes in turns, as a search does, in an order that is drawn.
 """
 
@@ -23,7 +23,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from benchmarks.bench_module import UNBOUNDED, runner_of
 from benchmarks.modules import zoo
@@ -43,10 +42,9 @@ SECONDS = 2.0
 
 def visit(runner: ModuleRunner, batch_size: int) -> dict[str, float]:
     """Step a size in this process, whose heap is as the environment has it."""
-    with mock.patch.object(heap, "together"):
-        runner.draw(batch_size)
-        for _ in range(WARM_UP):
-            runner.step()
+    runner.draw(batch_size)
+    for _ in range(WARM_UP):
+        runner.step()
     before, begun, read = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter(), []
     while time.perf_counter() - begun < SECONDS or len(read) < WARM_UP:
         read.append(runner.clock.time(runner.step, 1))

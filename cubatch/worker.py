@@ -34,7 +34,7 @@ from typing import IO, Any, NoReturn
 import attrs
 
 from cubatch.errors import WorkerFailed
-from cubatch.measure import replies
+from cubatch.measure import heap, replies
 from cubatch.measure.expendable import expendable
 from cubatch.measure.remote import identify
 from cubatch.measure.runner import FactoryRef, KnowsFree, Runner
@@ -108,6 +108,7 @@ def main() -> NoReturn:
     os.dup2(nothing, 0)
     os.close(nothing)
     expendable()
+    heap.own_process()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, inbox), daemon=True).start()
     threading.Thread(target=_watch, args=(int(sys.argv[1]),), daemon=True).start()

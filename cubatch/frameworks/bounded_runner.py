@@ -235,7 +235,7 @@ class BoundedRunner(abc.ABC):
         if plan is None:
             return
         while plan.most(batch_size) > limit:
-            if self._tidy():
+            if self.meter.tidy():
                 self._tidied_at = batch_size
                 plan.restart(self.meter.scatter)
                 continue
@@ -256,9 +256,6 @@ class BoundedRunner(abc.ABC):
                 self.release()
             if safe not in plan.measured:  # nobody tells what steps take, and the walk is all there is
                 return
-
-    def _tidy(self) -> bool:
-        return self.meter.tidy()
 
     def _learn_of(self, batch_size: int) -> None:
         self.draw(batch_size)

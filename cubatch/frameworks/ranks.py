@@ -41,7 +41,6 @@ _DEEDS: Mapping[str, Callable[..., Any]] = {
     "peak": operator.attrgetter("peak_bytes"),
     "free_bytes": lambda runner: runner.clock.free_bytes(),
     "release": ModuleRunner.release,
-    "tidy": lambda runner: runner.meter.tidy(),
 }
 """What rank 0 has all ranks do to their runners, itself among them."""
 
@@ -228,9 +227,6 @@ class RankedRunner(BoundedRunner):
 
     def _do(self, deed: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, deed, *arguments)
-
-    def _tidy(self) -> bool:
-        return any(self._do("tidy"))
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, alike on all ranks."""

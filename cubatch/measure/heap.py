@@ -9,6 +9,8 @@ A threshold alone does not have them apart: what is free in the heap, of steps b
 
 glibc raises its bounds to the largest block below 32 MiB that a process has freed, so that the speed of a step depends
 on what ran before it, less so where they are that high from the beginning: benchmarks/README.md, page faults.
+
+A call of `mallopt` cannot be undone, so cubatch makes it only in a worker process, never in the user's.
 """
 
 from __future__ import annotations
@@ -32,6 +34,20 @@ KEPT: Mapping[str, str] = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": st
 """Variables with which glibc keeps all that is freed, up to 16 GiB."""
 
 
+_is_owned = False
+
+
+def own_process() -> None:
+    """Allow cubatch to call `mallopt` in this process; only a worker process calls this, once at its start."""
+    global _is_owned  # noqa: PLW0603 - a property of the process, set before anything reads it
+    _is_owned = True
+
+
+def is_owned() -> bool:
+    """Return whether cubatch started this process as a worker; False in the user's process."""
+    return _is_owned
+
+
 def is_movable() -> bool:
     """Say whether bounds are ours to set: glibc's, if the user has not said himself where blocks lie, or as we do."""
     return _is_glibcs() and _chosen() in ({}, RAISED)
@@ -39,9 +55,9 @@ def is_movable() -> bool:
 
 def settings(device_kind: str) -> str | None:
     """
-    Give the variables that say how memory is kept in steps, as a shell has them; None if nobody says.
+    Return the variables that set how a worker keeps freed memory, in shell syntax; None if none are set.
 
-    They are those of the user, and on a CPU `RAISED` where that is left to us.
+    They are those of the user, and on a CPU `RAISED` where `is_movable`.
     """
     names = (*_CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD")
     said = {name: os.environ[name] for name in names if name in os.environ}
@@ -49,7 +65,7 @@ def settings(device_kind: str) -> str | None:
 
 
 def told(device_kind: str) -> list[str]:
-    """Name the variables that keep freed memory elsewhere as it is kept in timed steps, unless the user has them."""
+    """Return a note that names `RAISED`, the thresholds under which a worker times steps; none if the user set them."""
     if device_kind != "cpu" or not is_movable() or _chosen():
         return []
     what = f"Timed with freed memory kept as {spelt(RAISED)} have glibc keep it"

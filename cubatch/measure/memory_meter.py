@@ -58,13 +58,17 @@ class Meter(Protocol):
 
 
 class ResidentMeter(Meter):
-    """The resident set of this process, other threads and what the C library keeps of freed memory included."""
+    """
+    The resident set of this process, other threads and what the C library keeps of freed memory included.
+
+    `settle` and `tidy` call `mallopt`, and so do nothing in the user's process: see `heap.is_owned`.
+    """
 
     grain = RESIDENT_GRAIN
 
     def __init__(self) -> None:
         self._start: int | None = None
-        self._is_movable, self._is_tidy = heap.is_movable(), False
+        self._is_movable, self._is_tidy = heap.is_owned() and heap.is_movable(), False
         self._held: list[int] = []
 
     @property
@@ -73,7 +77,7 @@ class ResidentMeter(Meter):
         return _TIDY_SCATTER if self._is_tidy or heap.is_apart() else _SCATTER
 
     def tidy(self) -> bool:
-        """Keep the heap in order from now on."""
+        """Keep the heap in order from now on; return False in the user's process or if it is in order already."""
         if self._is_tidy or not self._is_movable:
             return False
         self._is_tidy = True

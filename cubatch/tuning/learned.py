@@ -12,7 +12,7 @@ import attrs
 from cubatch.errors import DoesNotFit, InvalidArgument, NothingMeasured
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
-from cubatch.measure import heap, page_faults
+from cubatch.measure import page_faults
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.search import walk
@@ -56,7 +56,7 @@ def tuned(
         versions: Of what runs it, for the result's `environment`.
     """
     made = functools.cache(functools.partial(make, room.bytes, limits.seed))
-    run.notes += [*room.told(), *heap.told(device.kind)]
+    run.notes += room.told()
     known = _kept_ladder(run, room, name, device, mode)
     try:
         if known is not None:

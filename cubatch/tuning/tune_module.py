@@ -14,6 +14,7 @@ from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
+from cubatch.measure import heap
 from cubatch.measure.goal import Goal
 from cubatch.search import walk
 from cubatch.tuning import store as kept
@@ -90,9 +91,10 @@ def autotune_module(
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory, the module's own included where it is there already;
             never more than that. It bounds what the module takes and, on the CPU, the resident set grows by, on a GPU
-            PyTorch's allocator; of a limit of some tens of MiB a good part may stay unused.  On the CPU, glibc's bounds
-            for blocks that lie in its heap are raised before anything is timed, in this process for good where the
-            module is not named: the result names the variables with which another process has them.
+            PyTorch's allocator; of a limit of some tens of MiB a good part may stay unused.  On the CPU, a module that
+            is not named runs in this process, whose allocator cubatch does not change.  Sizes above about half of the
+            limit are then refused.  The worker of a named module calls `mallopt`, which raises glibc's thresholds and
+            lets larger sizes run; the result names the variables that do the same in another process.
         latency_limit, objective, tolerance, seed: As for `autotune`.
         progress: As for `autotune`; called on rank 0.
         budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more, and importing
@@ -131,6 +133,7 @@ def autotune_module(
         goal.check_device(named.device)
         room = hardware_room.memory_limit(named.device, memory_limit)
         with named.open(store, goal, limits, memory_limit, room) as run:
+            run.notes += heap.told(named.device.kind)
             return tuned(
                 named.name, "torch", named.device, mode, optimizer, named.runner, run, goal, limits, room, progress
             )

@@ -90,6 +90,7 @@ def tune_file(
         conditions=conditions(found) | {"malloc": heap.settings(found.kind)} | versions | _sums(path),
         budget=limits.budget, memory_bytes=room.bytes, refresh=store == "refresh",
     ) as run:  # fmt: skip
+        run.notes += heap.told(found.kind)
         return tuned(path.name, LIBRARY, found, mode, None, runner, run, goal, limits, room, progress, versions)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cubatch.measure import heap
+
 torch = pytest.importorskip("torch")
 nn = torch.nn
 PLACE = "CUBATCH_TEST_PLACE"  # a folder where steps leave word
@@ -49,6 +51,19 @@ class OfWords(nn.Module):
 
 
 def small():
+    return Small()
+
+
+def notes_mallopt():
+    """Return `small()`, and have each call of `mallopt` in this process noted in the folder of the test."""
+    set_threshold = heap._set
+
+    def noted(threshold):
+        with Path(os.environ[PLACE], "mallopt").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        set_threshold(threshold)
+
+    heap._set = noted
     return Small()
 
 

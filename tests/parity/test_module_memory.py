@@ -176,6 +176,7 @@ def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch, malloc_is_no
     """
     if not heap.is_movable():
         pytest.skip("no glibc")
+    monkeypatch.setattr(heap, "_is_owned", True)
     met = []
     held = [object()]
     monkeypatch.setattr(heap, "apart", lambda: met.append("apart") or held)
@@ -241,6 +242,20 @@ def test_the_resident_set_bounds_what_is_tried_on_the_cpu():
     assert {m.batch_size: m.status for m in result.measurements} == {16: "ok", 600: "over_limit"}
     assert max(module.sizes) < 600
     assert result.measurements[0].peak_bytes >= 16 * 5 * BATCH
+
+
+def test_a_module_in_the_users_process_leaves_its_allocator_alone(monkeypatch, malloc_is_not_chosen):
+    """A size that takes 73 % of the limit is refused instead of calling `mallopt`, and no note claims a call."""
+    meter = ResidentMeter()
+    meter.start()
+    if meter.peak() is None:
+        pytest.skip("the resident set's high water is not told here")
+    calls = []
+    monkeypatch.setattr(heap, "_set", calls.append)
+    result = tuned(Sized(), budget=60.0, memory_limit="512MiB", batch_sizes=[16, 500])
+    assert calls == []
+    assert {m.batch_size: m.status for m in result.measurements} == {16: "ok", 500: "over_limit"}
+    assert not any("mallopt" in reason or heap.spelt(heap.RAISED) in reason for reason in result.reasons)
 
 
 class Graph(nn.Module):

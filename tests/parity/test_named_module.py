@@ -74,6 +74,16 @@ def test_a_named_module_runs_in_another_process_and_a_rerun_runs_nothing(place, 
         assert any(heap.spelt(heap.RAISED) in reason for reason in result.reasons) == heap.is_movable()
 
 
+def test_the_worker_of_a_named_module_calls_mallopt(place, malloc_is_not_chosen):
+    """Only the process that runs the steps sets glibc's thresholds."""
+    if not heap.is_movable():
+        pytest.skip("no glibc")
+    cb.autotune_module(f"{HERE}:notes_mallopt", SHAPE, store=False, **ASKED)
+    workers = {process for process, _ in calls(place)}
+    assert {int(line) for line in (place / "mallopt").read_text().split()} == workers
+    assert os.getpid() not in workers
+
+
 @pytest.mark.parametrize(
     "other",
     [

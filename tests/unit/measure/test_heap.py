@@ -34,6 +34,7 @@ def step(size, kept):
         libc.free(block)
 
 libc.free(libc.malloc(31 * {MIB}))  # from now on glibc has blocks of up to so much lie in the heap
+heap.own_process()
 meter = ResidentMeter()
 if sys.argv[1] == "in order":
     meter.tidy()
@@ -51,6 +52,7 @@ for size in (4 * {MIB}, 5 * {MIB}, 6 * {MIB}):
 # Large blocks of an earlier step are free, and small ones that a library keeps lie between them.
 HOLES = f"""
 import ctypes, threading
+from cubatch.measure import heap
 from cubatch.measure.memory_meter import ResidentMeter
 
 libc = ctypes.CDLL(None)
@@ -67,6 +69,7 @@ def is_between_them():
     libc.free(block)
     return min(blocks)[0] <= block <= max(blocks)[0]
 
+heap.own_process()
 meter = ResidentMeter()
 meter.tidy()
 for _ in range(2):  # steps of a module that is loaded start it twice
@@ -170,7 +173,7 @@ def faults(before, **variables):
     return int(done.stdout)
 
 
-NONE, SETTLED = "", "ResidentMeter().settle()"
+NONE, SETTLED = "", "heap.own_process()\nResidentMeter().settle()"
 FREED = "libc.free(libc.malloc({} * 2**20))"
 FEW = 10  # of huge pages, where the system has them; else 256 a MiB
 

@@ -37,6 +37,7 @@ def test_a_heap_is_put_in_order_once(monkeypatch, malloc_is_not_chosen):
     """Readings scatter less from then on; where the user has chosen a threshold himself they do from the beginning."""
     if not heap.is_movable():
         pytest.skip("no glibc")
+    monkeypatch.setattr(heap, "_is_owned", True)
     meter = ResidentMeter()
     loose = meter.scatter
     assert meter.tidy()
@@ -50,6 +51,19 @@ def test_a_heap_is_put_in_order_once(monkeypatch, malloc_is_not_chosen):
     kept = ResidentMeter()
     assert not kept.tidy()
     assert kept.scatter == loose
+
+
+def test_a_meter_in_the_users_process_never_calls_mallopt(monkeypatch, malloc_is_not_chosen):
+    """Outside a worker the heap is not put in order, so readings are expected to scatter as widely as before."""
+    calls = []
+    monkeypatch.setattr(heap, "_set", calls.append)
+    meter = ResidentMeter()
+    loose = meter.scatter
+    meter.settle()
+    assert not meter.tidy()
+    meter.start()
+    meter.settle()
+    assert (calls, meter.scatter) == ([], loose)
 
 
 class Allocator:
