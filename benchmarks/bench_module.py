@@ -37,8 +37,8 @@ from typing import Any, TypeVar
 
 import cubatch as cb
 from benchmarks.modules import zoo
+from benchmarks.modules.paired_rounds import reached, samples_per_second
 from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
-from benchmarks.modules.same_state import reached, samples_per_second
 from benchmarks.pages.modules import CLOSE
 from benchmarks.provenance import run_on
 from cubatch.errors import CubatchError
@@ -59,7 +59,7 @@ OURS, SWEEP = "cubatch", "another sweep"
 LONGEST_STEP = 4.0  # seconds: larger sizes are left out of the sweep
 JUDGES, MOST_JUDGES = 3, 9  # processes
 DUELS = 3  # turns in each
-SPAN = 0.2  # seconds of a reading
+SPAN, REFERENCE_SPAN = 0.2, 0.02  # seconds of a timing, and of the reference steps before and after it
 
 
 def runner_of(name: str, mode: str, limit: int, device: str) -> ModuleRunner:
@@ -75,6 +75,9 @@ def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int,
     """Time each size that runs, in rounds that measure each once, in an order drawn anew."""
     read: dict[int, list[Timing]] = {}
     order, left = random.Random(0), list(sizes)
+    runner.prepare(min(sizes))
+    runner.step()
+    runner.hold_reference(max(1, int(REFERENCE_SPAN / runner.clock.time(runner.step, 1).seconds)))
     for number in range(rounds):
         for size in order.sample(left, len(left)):
             try:
@@ -88,7 +91,8 @@ def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int,
             timed = runner.clock.time(runner.step, repeats)
             timing = Timing(
                 batch_size=size, round=number, seconds=timed.seconds, repeats=repeats,
-                reference_seconds=timed.reference_seconds,
+                reference_before_seconds=timed.reference_before_seconds,
+                reference_after_seconds=timed.reference_after_seconds,
             )  # fmt: skip
             read.setdefault(size, []).append(timing)
     return read

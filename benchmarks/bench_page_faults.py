@@ -53,7 +53,6 @@ def visit(runner: ModuleRunner, batch_size: int) -> dict[str, float]:
     return {
         "batch_size": batch_size,
         "seconds": statistics.median(reading.seconds for reading in read),
-        "reference_seconds": statistics.median(reading.reference_seconds or 0.0 for reading in read),
         "page_faults": (after.ru_minflt - before.ru_minflt) / len(read),
         "system_share": system / (system + user),
     }

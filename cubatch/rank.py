@@ -70,6 +70,11 @@ class _Rank:
         """Make ready for steps of this batch size."""
         self._runner.prepare(batch_size)
 
+    def hold_reference(self, repeats: int) -> bool:
+        """Keep what is prepared as the reference step."""
+        is_held: bool = self._runner.hold_reference(repeats)
+        return is_held
+
     def time(self, repeats: int) -> Reading:
         """Time steps of all ranks together."""
         reading: Reading = self._runner.clock.time(self._runner.step, repeats)

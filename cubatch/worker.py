@@ -37,11 +37,11 @@ from cubatch.errors import WorkerFailed
 from cubatch.measure import heap, replies
 from cubatch.measure.expendable import expendable
 from cubatch.measure.remote import identify
-from cubatch.measure.runner import FactoryRef, KnowsFree, Runner
+from cubatch.measure.runner import FactoryRef, HoldsReference, KnowsFree, Runner
 from cubatch.units import shown
 
 _WATCH_SECONDS = 1.0
-_REQUESTS = frozenset({"start", "prepare", "call", "time", "facts", "free", "release", "close"})
+_REQUESTS = frozenset({"start", "prepare", "hold_reference", "call", "time", "facts", "free", "release", "close"})
 
 
 class _Worker:
@@ -67,6 +67,9 @@ class _Worker:
 
     def prepare(self, batch_size: int) -> None:
         self._runner.prepare(batch_size)
+
+    def hold_reference(self, repeats: int) -> bool:
+        return isinstance(self._runner, HoldsReference) and self._runner.hold_reference(repeats)
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         found = getattr(self._runner, method)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-MOST_LINES, MOST_LINES_OF_A_MODULE = 500, 400
+MOST_LINES = 500
 SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".inl")
 
 
@@ -30,14 +30,6 @@ def test_no_file_of_the_tests_is_long():
     }
     assert len(lines) > 100
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
-
-
-def test_no_module_of_cubatch_is_long():
-    """At most 400 lines."""
-    modules = {str(path): path for path in TESTS.parent.joinpath("cubatch").rglob("*.py")}
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules.items()}
-    assert len(lines) > 100
-    assert {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_MODULE} == {}
 
 
 def test_files_that_the_code_names_are_there():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
-from cubatch.measure.counting import counting
-from cubatch.measure.goal import Goal, pick
-from cubatch.measure.records import Measured, Timing
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate, Measured, Timing
+from cubatch.search.posterior import Posterior
+from cubatch.search.recommend import is_favored
 from cubatch.tuning import store
 
 FAR = 0.7
@@ -75,14 +75,13 @@ def lost_and_twice(told: Iterable[tuple[Key, float]], kept: Sequence[Timing]) ->
 
 
 def answer_by_rule(measured: Measured, goal: Goal) -> int | None:
-    """Apply the rule of the answer to the rows of a store: the smallest size near enough to the best median."""
-    able = {outcome.batch_size for outcome in measured.outcomes if outcome.status == "ok"}
-    rates = {
-        n: n / statistics.median(timing.seconds for timing in counting(measured.of(n)))
-        for n in sorted(able)
-        if measured.of(n)
-    }
-    return pick(rates, goal)[0] if rates else None
+    """Return the recommendation from the rows of a store."""
+    refused = {o.batch_size for o in measured.outcomes if o.status == "over_limit" and o.facts.get("limit") == "memory"}
+    sizes = {timing.batch_size for timing in measured.timings} - refused
+    posterior = Posterior.of({n: measured.of(n) for n in sizes}, goal)
+    able = [outcome.batch_size for outcome in measured.outcomes if outcome.status == "ok"]
+    able = [n for n in able if posterior.has_cost(n)]
+    return posterior.recommend(able, {n for n in sizes if is_favored(Candidate(n))}).batch_size if able else None
 
 
 def is_wrong(answer: int | None, measured: Measured, goal: Goal, seconds: Callable[[int], float]) -> str:

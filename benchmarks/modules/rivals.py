@@ -51,6 +51,9 @@ class Unguarded:
         if taken is not None and taken > self.limit:
             self._fail(batch_size, taken)
 
+    def hold_reference(self, repeats: int) -> bool:
+        return self.runner.hold_reference(repeats)
+
     def step(self) -> None:
         self.runner.step()
 

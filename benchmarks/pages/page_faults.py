@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.pages.tables import table
-from cubatch.measure.counting import SLOW
 from cubatch.units import format_count
 
 NONE = "-"
@@ -21,22 +18,18 @@ def page_faults(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         processes = [process for way in ("alone", "in_turns") for of in row[way].values() for process in of]
         visits = [visit for process in processes for visit in process["visits"]]
-        between = SLOW * min(visit["reference_seconds"] for visit in visits)
-        is_quick = 2 * sum(visit["reference_seconds"] <= between for visit in visits) >= len(visits)
-        alike = functools.partial(_alike, between=between, is_quick=is_quick)
         for size in sorted({int(visit["batch_size"]) for visit in visits}):
             place = [f"`{row['module']}`", row["mode"], str(size)]
             cells = []
             for how in ("given_back", "raised"):
                 for way in ("alone", "in_turns"):
                     of = _of(row[way][how], size)
-                    cells += [_spread(alike(of)), format_count(_median(of, "page_faults"))]
+                    cells += [_spread(of), format_count(_median(of, "page_faults"))]
             rates.append([*place, *cells])
-            gains.append([*place, *_gained(row["alone"], size, alike)])
+            gains.append([*place, *_gained(row["alone"], size)])
     caption = (
         f"{result['device']}, {result['threads']} threads, {result['date']}, commit {result['commit']}; medians, and "
-        "ranges of so many visits as are in the state of the host in which most were; page faults, CPU time and memory "
-        f"are of both states. Raised by `{result['raised']}`, kept by `{result['kept']}`."
+        f"ranges of so many visits. Raised by `{result['raised']}`, kept by `{result['kept']}`."
     )
     ways = [f"{how}, {way}" for how in ("as it is", "raised") for way in ("alone", "in turns")]
     of_rates = table(["module", "mode", "batch", *(head for way in ways for head in (way, "page faults"))], rates)
@@ -49,17 +42,10 @@ def _of(processes: list[dict[str, Any]], size: int) -> list[Visit]:
     return [visit for process in processes for visit in process["visits"] if visit["batch_size"] == size]
 
 
-def _alike(visits: list[Visit], *, between: float, is_quick: bool) -> list[Visit]:
-    """Give the visits of one state of the host."""
-    return [visit for visit in visits if (visit["reference_seconds"] <= between) == is_quick]
-
-
-def _gained(
-    alone: dict[str, list[dict[str, Any]]], size: int, alike: Callable[[list[Visit]], list[Visit]]
-) -> list[str]:
+def _gained(alone: dict[str, list[dict[str, Any]]], size: int) -> list[str]:
     """Set raised bounds and kept memory against glibc's own way: share of the system, rates, largest resident sets."""
     visits = {how: _of(processes, size) for how, processes in alone.items()}
-    seconds = {how: _median(those, "seconds") for how, of in visits.items() if (those := alike(of))}
+    seconds = {how: _median(those, "seconds") for how, those in visits.items() if those}
     peaks = {
         how: statistics.median(each["peak_bytes"] for each in of if each["visits"][0]["batch_size"] == size)
         for how, of in alone.items()

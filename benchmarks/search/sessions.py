@@ -21,7 +21,6 @@ from tests.fakes import BOOST_CLOCK_MHZ, Behaviour, FakeClock, FakeDevice, FakeR
 
 LEAP_SECONDS = 0.005  # behaviours are asked this often within a reading; they change within 0.2 s at the soonest
 SLOWEST, QUICKEST = 10.0, 0.5  # no reading is further off than this: even heavy tails end somewhere
-REFERENCE_SECONDS, SLOW_TIMES = 4.5e-6, 1.6  # of a sine by PyTorch, on the machine of module.json
 _DRAWS = 1024
 _MEDIAN_DRAWS = 200_000  # errs by 1/350 of a spread
 
@@ -167,8 +166,7 @@ class SearchDevice(FakeDevice):
         readings: Noise of its readings; `noise` and `outliers` are not used.
         is_stationary: It is as fast in the tenth second as in the hundredth, so that a reading has one true median.
         tells_clock: Whether readings come with the SM clock.
-        tells_reference: Whether they come with what a reference takes before and after, on average: SLOW_TIMES as long
-            where that clock is lower.
+        tells_reference: Whether a size can be held as the reference, whose steps are timed before and after a reading.
     """
 
     readings: Noise = attrs.field(default=Noise(), kw_only=True)
@@ -189,26 +187,34 @@ class QuickClock(FakeClock):
         self._session = session
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
-        """Run the step `repeats` times and read the virtual stopwatch."""
-        session, met = self._session, self._session.reference_seconds()
-        if step != session.step or repeats < 2:
-            reading = super().time(step, repeats)
-        else:
-            before = self._now
-            session.reading_noise, session.was_throttled = session.draw_noise(), False
-            try:
-                step()  # the first of a size may be special
-                session.leap(repeats - 1)
-            finally:
-                session.reading_noise = None
-            reading = Reading(
-                seconds=(self._now - before) / repeats,
-                sm_clock_mhz=session.clock_mhz(),
-                throttled=session.was_throttled,
-            )
+        """Run the step `repeats` times and read the stopwatch, between two reference blocks where one is held."""
+        session = self._session
+        before = session.reference_block()
+        reading = self._read(step, repeats)
         clock = reading.sm_clock_mhz if session.tells_clock else None
-        reference = (met + session.reference_seconds()) / 2 if session.tells_reference else None
-        return attrs.evolve(reading, sm_clock_mhz=clock, reference_seconds=reference)
+        return attrs.evolve(
+            reading,
+            sm_clock_mhz=clock,
+            reference_before_seconds=before,
+            reference_after_seconds=session.reference_block(),
+        )
+
+    def _read(self, step: Callable[[], None], repeats: int) -> Reading:
+        session = self._session
+        if step != session.step or repeats < 2:
+            return super().time(step, repeats)
+        before = self._now
+        session.reading_noise, session.was_throttled = session.draw_noise(), False
+        try:
+            step()  # the first of a size may be special
+            session.leap(repeats - 1)
+        finally:
+            session.reading_noise = None
+        return Reading(
+            seconds=(self._now - before) / repeats,
+            sm_clock_mhz=session.clock_mhz(),
+            throttled=session.was_throttled,
+        )
 
 
 class Session(FakeRunner):
@@ -217,7 +223,8 @@ class Session(FakeRunner):
     def __init__(self, device: SearchDevice) -> None:
         super().__init__(device)
         self._clock = QuickClock(self)
-        self.tells_clock, self.tells_reference = device.tells_clock, device.tells_reference
+        self.tells_clock = device.tells_clock
+        self._reference: tuple[int, int] | None = None
         self._readings = device.readings
         self._is_stationary = device.is_stationary
         self._generator = np.random.default_rng(device.seed)
@@ -234,9 +241,22 @@ class Session(FakeRunner):
         """Give the SM clock of this moment."""
         return BOOST_CLOCK_MHZ * math.prod(behaviour.clock() for behaviour in self.behaviours)
 
-    def reference_seconds(self) -> float:
-        """Give what a reference takes at this moment."""
-        return REFERENCE_SECONDS * (SLOW_TIMES if self.clock_mhz() < BOOST_CLOCK_MHZ else 1.0)
+    def hold_reference(self, repeats: int) -> bool:
+        """Keep the prepared size as the reference, on a device that can."""
+        if not self.device.tells_reference:
+            return False
+        self._reference = self._batch_size or 0, repeats
+        return True
+
+    def reference_block(self) -> float | None:
+        """Run a block of the reference and return seconds of a step; None where none is held."""
+        if self._reference is None:
+            return None
+        size, repeats = self._reference
+        speed = math.prod(one.factor() for one in self.behaviours if not isinstance(one, Scatters))
+        seconds = self.device.curve(size) * speed * self.draw_noise()
+        self._clock.spend(seconds * repeats, busy=True)
+        return seconds
 
     def leap(self, count: int) -> None:
         """Run so many steps, some milliseconds at a time."""

@@ -13,9 +13,10 @@ from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, OutOfMemory, OverLimit
 from cubatch.frameworks.memory_plan import MemoryPlan
 from cubatch.frameworks.torch_memory import Peaks
+from cubatch.measure.clocks import HostClock
 from cubatch.measure.memory_meter import Meter, ResidentMeter
 from cubatch.measure.page_faults import PageFaults
-from cubatch.measure.runner import Clock
+from cubatch.measure.runner import REFERENCE_SHARE
 from cubatch.units import first_line
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
@@ -40,7 +41,7 @@ class BoundedRunner(abc.ABC):
         clock, meter, dtype, own_bytes: As given.
     """
 
-    def __init__(self, clock: Clock, meter: Meter, memory_limit: int, dtype: str, own_bytes: int) -> None:
+    def __init__(self, clock: HostClock, meter: Meter, memory_limit: int, dtype: str, own_bytes: int) -> None:
         self.clock = clock
         self.meter, self._memory_limit, self.dtype, self.own_bytes = meter, memory_limit, dtype, own_bytes
         self._plan: MemoryPlan | None = None
@@ -189,6 +190,21 @@ class BoundedRunner(abc.ABC):
         taken = self.peak_bytes
         if taken is not None and taken > self._memory_limit:
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
+
+    def hold_reference(self, repeats: int) -> bool:
+        """Keep the prepared step as the reference; False on a GPU, and where its batch takes much of the limit."""
+        if not isinstance(self.meter, ResidentMeter) or self._step is None:
+            return False
+        if self._batch_bytes > REFERENCE_SHARE * self._memory_limit:
+            return False
+        self._memory_limit -= self._batch_bytes
+        self.clock.hold_reference(self._reference_step(self._step), repeats)
+        self.release()
+        return True
+
+    def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:
+        """Return the prepared step in a form that holds no memory but its batch."""
+        return prepared
 
     def step(self) -> None:
         """Do a step: on a GPU it is enqueued."""

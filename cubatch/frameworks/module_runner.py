@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+
 from cubatch.frameworks.bounded_runner import BoundedRunner
 from cubatch.frameworks.torch_inputs import Inputs, random_like
 from cubatch.frameworks.torch_memory import Peaks, num_bytes
@@ -47,7 +49,7 @@ class ModuleRunner(BoundedRunner):
 
         is_cuda = device.type == "cuda"
         super().__init__(
-            clocks.torch_clock(device.index or 0) if is_cuda else clocks.TorchHostClock(),
+            clocks.torch_clock(device.index or 0) if is_cuda else clocks.HostClock(),
             meter or (AllocatorMeter(torch.cuda, device) if is_cuda else ResidentMeter()),
             memory_limit, dtype, num_bytes([*parameters, *buffers]),
         )  # fmt: skip
@@ -58,6 +60,7 @@ class ModuleRunner(BoundedRunner):
         self._time_first: tuple[str, ...] = ()
         self._guessed: frozenset[str] = frozenset()
         self._bare: Any = module if bare is None else bare
+        self._arguments: Any = None
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
     @property
@@ -93,6 +96,12 @@ class ModuleRunner(BoundedRunner):
         """Keep what steps change, by what a walk says (None: there is none), and give what they may take beside."""
         return self._put_aside(walked, self._memory_limit)
 
+    def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:  # noqa: ARG002 - of the same batch
+        """Return the prepared step with plain SGD, which holds no optimizer state."""
+        return attrs.evolve(self._kind, optimizer="sgd").step(
+            self._module, self._parameters, self._device.type, self._arguments
+        )
+
     def rehearse(self) -> None:
         """Do a step without what ranks exchange, in which a rank that fails would keep the others waiting."""
         if self._bind is not None:
@@ -114,7 +123,7 @@ class ModuleRunner(BoundedRunner):
             drawn.append(batch)
             return batch
 
-        arguments = self._inputs.batch(batch_size, make)
+        arguments = self._arguments = self._inputs.batch(batch_size, make)
 
         def bound(module: Callable[..., Any]) -> Callable[[], None]:
             return self._kind.step(module, self._parameters, self._device.type, arguments, self._scaler)
@@ -131,7 +140,7 @@ class ModuleRunner(BoundedRunner):
     def _drop(self) -> None:
         import torch
 
-        self._bind = None
+        self._bind = self._arguments = None
         self._drop_gradients()
         if self._is_cuda:
             with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows

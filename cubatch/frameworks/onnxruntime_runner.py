@@ -15,7 +15,6 @@ from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware import probe
 from cubatch.measure import clocks
 from cubatch.measure.memory_meter import Meter, ProcessMeter, ResidentMeter
-from cubatch.measure.runner import Clock
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _SILENT = 4  # only what ends the process: everything else is raised, too
@@ -51,7 +50,7 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def __init__(
         self, path: Path, kind: str, index: int, threads: int | None, memory_limit: int, seed: int, meter: Meter,
-        clock: Clock,
+        clock: clocks.HostClock,
     ) -> None:  # fmt: skip
         self._ort = _onnxruntime()
         self._provider = PROVIDERS[kind]

@@ -40,6 +40,7 @@ _DEEDS: Mapping[str, Callable[..., Any]] = {
     "time": lambda runner, repeats: runner.clock.time(runner.step, repeats),
     "peak": operator.attrgetter("peak_bytes"),
     "free_bytes": lambda runner: runner.clock.free_bytes(),
+    "hold_reference": ModuleRunner.hold_reference,
     "release": ModuleRunner.release,
 }
 """What rank 0 has all ranks do to their runners, itself among them."""
@@ -245,6 +246,10 @@ class RankedRunner(BoundedRunner):
             self._do("step")
 
         return step, 0
+
+    def hold_reference(self, repeats: int) -> bool:
+        """Have every rank keep its share as the reference step."""
+        return all(self._do("hold_reference", repeats))
 
     def _drop(self) -> None:
         with contextlib.suppress(Exception):  # ranks that are gone hold nothing; whoever asked already knows

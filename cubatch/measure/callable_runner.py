@@ -62,13 +62,21 @@ class CallableRunner:
             raise InvalidArgument("make_step", step, "a function that returns a step: a callable without arguments")
         self._step = step
         # make_step may be what imported the library whose events time it.
-        if type(self.clock) is clocks.HostClock:
-            self.clock = clocks.callable_clock()
+        if type(self.clock) is clocks.HostClock and type(clock := clocks.callable_clock()) is not clocks.HostClock:
+            self.clock = clock
         if self._memory_limit is not None:
             self.clock.time(self.step, 1)
             held = self.peak_bytes
             if held is not None and held > self._memory_limit:
                 raise OutOfMemory(f"a step of batch size {batch_size}", held, self._memory_limit)
+
+    def hold_reference(self, repeats: int) -> bool:
+        """Keep the prepared step as the reference; False on a GPU, whose events need none."""
+        if type(self.clock) is not clocks.HostClock or self._step is None:
+            return False
+        self.clock.hold_reference(self._step, repeats)
+        self._step = None
+        return True
 
     def step(self) -> object:
         """Call the step, and give what it returns: the clock may have to wait for it."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cubatch.hardware.nvml import Monitor
 
 
-REFERENCE_ELEMENTS, REFERENCES, REFERENCE_BLOCKS = 4096, 20, 3
-"""Elements of a sine, how often it is taken in a block, and blocks: 0.3 ms, of which a wake-up spoils one block."""
+BLOCK_REUSE_SECONDS = 0.002
+"""A reference block that ended so shortly ago is also the one before the next reading."""
 
 
 class HostClock:
@@ -40,6 +40,12 @@ class HostClock:
 
     def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
         self._synchronize = synchronize
+        self._reference: tuple[Callable[[], object], int] | None = None
+        self._last_block = (-math.inf, 0.0)  # when the last reference block ended, and seconds of one of its steps
+
+    def hold_reference(self, step: Callable[[], object], repeats: int) -> None:
+        """Time `repeats` of these steps before and after each reading from now on."""
+        self._reference = step, repeats
 
     def now(self) -> float:
         """Seconds on the monotone clock."""
@@ -54,7 +60,23 @@ class HostClock:
         return host.available_memory_bytes()
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
-        """Time `repeats` steps back to back, the wait for the device and for what the last one returned included."""
+        """
+        Time `repeats` steps back to back, the wait for the device and for what the last one returned included.
+
+        Where a reference is held, a block of its steps is timed right before and right after.
+        """
+        if self._reference is None:
+            return Reading(seconds=self._time_steps(step, repeats))
+        ended, before = self._last_block
+        if time.perf_counter() - ended > BLOCK_REUSE_SECONDS:
+            before = self._time_steps(*self._reference)
+        seconds = self._time_steps(step, repeats)
+        after = self._time_steps(*self._reference)
+        self._last_block = time.perf_counter(), after
+        return Reading(seconds=seconds, reference_before_seconds=before, reference_after_seconds=after)
+
+    def _time_steps(self, step: Callable[[], object], repeats: int) -> float:
+        """Return the seconds of one of `repeats` steps."""
         if self._synchronize:
             self._synchronize()
         begun = time.perf_counter_ns()
@@ -64,32 +86,7 @@ class HostClock:
         ended = time.perf_counter_ns()  # what need not be waited for is looked at in no time that counts
         if _waited_for(last):
             ended = time.perf_counter_ns()
-        return Reading(seconds=(ended - begun) * 1e-9 / repeats)
-
-
-class TorchHostClock(HostClock):
-    """The host's clock, and what a small operation takes PyTorch: a host that is slower at times shows in it."""
-
-    def time(self, step: Callable[[], object], repeats: int) -> Reading:
-        """Time `repeats` steps back to back, and a small operation of PyTorch's before and after: its mean counts."""
-        before = self._reference_seconds()
-        reading = super().time(step, repeats)
-        return attrs.evolve(reading, reference_seconds=(before + self._reference_seconds()) / 2)
-
-    @staticmethod
-    def _reference_seconds() -> float:
-        """Give the mean of the quickest of a few blocks."""
-        import torch
-
-        with torch.inference_mode():
-            given = torch.ones(REFERENCE_ELEMENTS, dtype=torch.float32, device="cpu")
-            taken, blocks = torch.empty_like(given), []
-            for _ in range(REFERENCE_BLOCKS):
-                begun = time.perf_counter_ns()
-                for _ in range(REFERENCES):
-                    torch.sin(given, out=taken)
-                blocks.append(time.perf_counter_ns() - begun)
-        return min(blocks) * 1e-9 / REFERENCES
+        return (ended - begun) * 1e-9 / repeats
 
 
 class GpuHostClock(HostClock):

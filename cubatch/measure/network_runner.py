@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.data_parallel import DataParallel
 from cubatch.engine.exchange import Exchange
 from cubatch.engine.network import Model
-from cubatch.hardware import probe, reserve
+from cubatch.hardware import host, probe, reserve
 from cubatch.measure import clocks, kernel_choice
 from cubatch.measure.memory_meter import ResidentMeter
-from cubatch.measure.runner import Clock
+from cubatch.measure.runner import REFERENCE_SHARE
 from cubatch.network import models
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ class NetworkRunner:
         clock: How its time is told.
         monitor: Reads what the process holds of the GPU; None on a CPU.
         meter: Reads what the process has taken of main memory since before there was a model; None on a GPU.
+        make_model: Makes another model of the same network, so that the first can be held as the reference; None: no
+            reference is held, as on a GPU.
         learns: Whether what the process holds of the GPU beside the model is there for it alone: the most of it is kept
             for the limits of later runs.
 
@@ -37,10 +39,11 @@ class NetworkRunner:
     """
 
     def __init__(
-        self, model: Model, clock: Clock, monitor: Monitor | None = None, meter: ResidentMeter | None = None, *,
-        learns: bool = False,
+        self, model: Model, clock: clocks.HostClock, monitor: Monitor | None = None,
+        meter: ResidentMeter | None = None, *, learns: bool = False, make_model: Callable[[], Model] | None = None,
     ) -> None:  # fmt: skip
-        self.clock = clock
+        self.clock, self._make_model = clock, make_model
+        self._reference: Model | None = None
         self.model, self._monitor, self._meter, self._learns = model, monitor, meter, learns
         self._launch: dict[str, Any] | None = None
 
@@ -57,7 +60,9 @@ class NetworkRunner:
         On a CPU what the resident set grew by at most since before there was a model, BLAS's buffers included.
         """
         if self._meter is not None:
-            return self._meter.peak()
+            peak = self._meter.peak()
+            held = 0 if self._reference is None else self._reference.held_bytes
+            return None if peak is None else max(0, peak - held)
         return self._monitor.process_bytes(os.getpid()) if self._monitor else None
 
     @property
@@ -72,6 +77,15 @@ class NetworkRunner:
             self._meter.restart()
         self.model.prepare(batch_size)
         self.model.load_random()
+
+    def hold_reference(self, repeats: int) -> bool:
+        """Keep the prepared model as the reference; False on a GPU, and where it takes much of the free memory."""
+        free = host.available_memory_bytes()
+        if self._make_model is None or (free is not None and self.model.held_bytes > REFERENCE_SHARE * free):
+            return False
+        self._reference, self.model = self.model, self._make_model()
+        self.clock.hold_reference(self._reference.step, repeats)
+        return True
 
     def step(self) -> None:
         """Run one step, or enqueue it on a GPU."""
@@ -88,6 +102,9 @@ class NetworkRunner:
         """Give everything back."""
         self.release()
         self.model.close()
+        if self._reference is not None:
+            self._reference.release()
+            self._reference.close()
 
 
 def network_runner(
@@ -130,10 +147,12 @@ def network_runner(
         "seed": seed,
     }  # fmt: skip
     resolved = models.resolve(spec)
-    if exchange is None:
-        model = Model(resolved, mode=mode, **options)
-    else:
-        model = DataParallel(resolved, exchange=exchange, **options)
+
+    def make_model() -> Model:
+        if exchange is None:
+            return Model(resolved, mode=mode, **options)
+        return DataParallel(resolved, exchange=exchange, **options)
+
     if found.kind == "cpu":
-        return NetworkRunner(model, clocks.HostClock(), meter=meter)
-    return NetworkRunner(model, clocks.cupy_clock(found.uuid), monitor, learns=learns)
+        return NetworkRunner(make_model(), clocks.HostClock(), meter=meter, make_model=make_model)
+    return NetworkRunner(make_model(), clocks.cupy_clock(found.uuid), monitor, learns=learns)

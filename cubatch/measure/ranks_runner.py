@@ -32,6 +32,8 @@ class RanksRunner:
         self._devices, self._names, self._arguments = several(list(devices)) or (), list(devices), arguments
         self.clock = SlowestClock(self._do)
         self._launch: dict[str, Any] | None = None
+        self._batch_size = 0
+        self._reference: tuple[int, int] | None = None  # batch size and steps of a block
         self._group = self._begun()
 
     @property
@@ -53,7 +55,17 @@ class RanksRunner:
         """Have every rank prepare its share of a step."""
         if not self._group.is_open:  # one of them ended, and so all did
             self._group = self._begun()
+            if self._reference is not None:
+                self._do("prepare", self._reference[0])
+                self._do("hold_reference", self._reference[1])
         self._do("prepare", batch_size)
+        self._batch_size = batch_size
+
+    def hold_reference(self, repeats: int) -> bool:
+        """Have every rank keep its share as the reference step."""
+        is_held = all(self._do("hold_reference", repeats))
+        self._reference = (self._batch_size, repeats) if is_held else None
+        return is_held
 
     def step(self) -> None:
         """Run one step on all ranks."""
@@ -133,24 +145,18 @@ def slowest(readings: Sequence[Reading]) -> Reading:
     Make one reading of those of all ranks.
 
     Returns:
-        Reading: The slowest rank's, throttled if any was; joules are the mean of all ranks, per step of one; the
-            reference is the slowest of all, since each waits for that.
+        Reading: The slowest rank's, throttled if any was; joules are the mean of all ranks, per step of one.
 
     Example:
         >>> found = slowest([Reading(seconds=1.0, joules=3.0), Reading(seconds=2.0, joules=5.0)])
         >>> found.seconds, found.joules, found.throttled
         (2.0, 4.0, False)
-        >>> told = ((2.0, 5e-6), (1.0, 8e-6))
-        >>> slowest([Reading(seconds=s, reference_seconds=met) for s, met in told]).reference_seconds
-        8e-06
     """
     found = max(readings, key=operator.attrgetter("seconds"))
     joules = [reading.joules for reading in readings if reading.joules is not None]
     mean = statistics.fmean(joules) if len(joules) == len(readings) else None
-    references = [reading.reference_seconds for reading in readings if reading.reference_seconds is not None]
-    reference = max(references) if len(references) == len(readings) else None
     is_throttled = any(reading.throttled for reading in readings)
-    return attrs.evolve(found, throttled=is_throttled, joules=mean, reference_seconds=reference)
+    return attrs.evolve(found, throttled=is_throttled, joules=mean)
 
 
 def ranks_runner(*, devices: Sequence[str], **arguments: Any) -> RanksRunner:

@@ -8,7 +8,8 @@ refused with an InvalidArgument that names the field.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -117,8 +118,8 @@ class Timing:
         power_watts: Drawn by its board.
         utilization_percent: Share of its last sample period in which some kernel ran, 0 to 100.
         used_bytes: Its memory in use, by whomever.
-        reference_seconds: What a small operation, always the same one, took a CPU before the reading and after, on
-            average; None where there is none.
+        reference_batch_size: Batch size of the reference step; None, as the next two, where no reference was held.
+        reference_before_seconds, reference_after_seconds: Time of one reference step right before and after.
     """
 
     batch_size: int = field(validator=_is(_size))
@@ -135,7 +136,15 @@ class Timing:
     power_watts: float | None = field(default=None, validator=optional(_is(checks.check_number)))
     utilization_percent: float | None = field(default=None, validator=optional(_is(_percent)))
     used_bytes: int | None = field(default=None, validator=optional(_is(_count)))
-    reference_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
+    reference_batch_size: int | None = field(default=None, validator=optional(_is(_size)))
+    reference_before_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
+    reference_after_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
+
+    @property
+    def reference_seconds(self) -> float | None:
+        """Geometric mean of the reference step before and after; None where no reference was held."""
+        before, after = self.reference_before_seconds, self.reference_after_seconds
+        return None if before is None or after is None else math.sqrt(before * after)
 
 
 @attrs.frozen
@@ -184,6 +193,14 @@ class Measured:
 
 PER_VISIT = 16
 """Round numbers of a visit: a visit of round r takes its readings in rounds r, r + 1, ... below the next multiple."""
+
+
+def by_trial(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
+    """Return the timings of one size grouped by trial number, which counts from 0."""
+    trials: dict[int, list[Timing]] = {}
+    for timing in timings:
+        trials.setdefault(timing.round // PER_VISIT, []).append(timing)
+    return trials
 
 
 class Keeper(Protocol):

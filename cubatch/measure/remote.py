@@ -88,7 +88,8 @@ class RemoteRunner:
         self.launch: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
-        self._doing = "the start"
+        self._doing, self._batch_size = "the start", 0
+        self._reference: tuple[int, int] | None = None  # batch size and steps of a block
         self._said = ""
         self.clock = _RemoteClock(self)
         self._start()
@@ -110,10 +111,19 @@ class RemoteRunner:
 
     def prepare(self, batch_size: int) -> None:
         """Make the worker ready for steps of this batch size; start it if there is none."""
-        self._doing = f"batch size {batch_size}"
+        self._doing, self._batch_size = f"batch size {batch_size}", batch_size
         if self._process is None:
             self._start()
+            if self._reference is not None:
+                self._ask({"do": "prepare", "batch_size": self._reference[0]}, self._prepare_seconds)
+                self._ask({"do": "hold_reference", "repeats": self._reference[1]}, ASK_SECONDS)
         self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
+
+    def hold_reference(self, repeats: int) -> bool:
+        """Have the worker keep the prepared batch size as the reference; a worker started later holds it again."""
+        is_held: bool = self._ask({"do": "hold_reference", "repeats": repeats}, ASK_SECONDS)
+        self._reference = (self._batch_size, repeats) if is_held else None
+        return is_held
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the worker's runner, or read an attribute; start a worker if there is none."""

@@ -13,6 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
+REFERENCE_SHARE = 0.05
+"""Of the memory that a run may take, that a reference step may hold: sizes near the limit are to run next to it."""
+
 
 @attrs.frozen(kw_only=True)
 class Reading:
@@ -27,8 +30,8 @@ class Reading:
         event_reasons: All reasons for that clock, bits of nvml.h; None where they cannot be read.
         temperature_celsius, power_watts, utilization_percent, used_bytes: What the GPU was like right after it, as
             `nvml_records.Vitals`; None where they cannot be read.
-        reference_seconds: What a small operation, always the same one, took a CPU before it and after, on average;
-            None where there is none.
+        reference_before_seconds, reference_after_seconds: Mean time of one reference step right before and right after
+            the timed steps; None where the runner holds no reference.
     """
 
     seconds: float
@@ -40,7 +43,8 @@ class Reading:
     power_watts: float | None = None
     utilization_percent: float | None = None
     used_bytes: int | None = None
-    reference_seconds: float | None = None
+    reference_before_seconds: float | None = None
+    reference_after_seconds: float | None = None
 
 
 class Clock(Protocol):
@@ -105,6 +109,28 @@ class HasWorker(Protocol):
 
     def restart(self) -> None:
         """End that process: the next `prepare` has a new one."""
+        ...
+
+
+@runtime_checkable
+class HoldsReference(Protocol):
+    """
+    A runner that can time a reference step before and after each reading.
+
+    The reference is the same workload at a small fixed batch size.  Host drift slows both, so that their ratio is
+    comparable across a run (duet benchmarking: Bulej et al., ICPE 2020).
+    """
+
+    def hold_reference(self, repeats: int) -> bool:
+        """
+        Keep the prepared batch size as the reference, which `release` does not give back.
+
+        Args:
+            repeats: Reference steps in each block.
+
+        Returns:
+            bool: False where this runner cannot hold one, as on a GPU.
+        """
         ...
 
 

@@ -16,9 +16,8 @@ import attrs
 
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, readings_for, repeats_for
-from cubatch.measure.counting import UNSETTLED
 from cubatch.measure.records import PER_VISIT, Timing
-from cubatch.measure.runner import KnowsFree, Reading, Runner
+from cubatch.measure.runner import HoldsReference, KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
 from cubatch.measure.watch import Watch
@@ -30,6 +29,10 @@ MIN_SPAN_SECONDS = 0.01
 MIN_ENERGY_SPAN_SECONDS = 0.5
 # Clocks rise within some 0.1 s of work and settle within 3 s (triton#2306; CUTLASS, measurement guidelines).
 WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
+# A reference block lasts about so long: short beside a trial, and a thousand times a tick of the clock.
+REFERENCE_BLOCK_SECONDS = 0.01
+# A timing of a trial that takes so much longer than a later one came before the size had settled.
+UNSETTLED = 0.5
 # A size is warm when a step is no faster than the one before by more than this share: noise of one step.
 AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
 # A first step that takes so many times what is likely compiled, it seems.  What it may take of the budget for others to
@@ -84,6 +87,7 @@ class Stopwatch:
         watch: Says it where a runner that never gives up hangs; None for one that does.
 
     Attributes:
+        reference_batch_size: Batch size of the reference step that surrounds each reading; None without one.
         prepare_seconds: What preparing took the last time, by size.
         spent: What visits took besides their readings, by size.
     """
@@ -98,6 +102,7 @@ class Stopwatch:
         watch: Watch | None = None,
     ) -> None:
         self.runner, self.budget, self.span_seconds, self._watch = runner, budget, span_seconds, watch
+        self.reference_batch_size: int | None = None
         self.prepare_seconds: dict[int, float] = {}
         self.spent: dict[int, Spent] = {}
         self._prepared: int | None = None
@@ -105,6 +110,24 @@ class Stopwatch:
         self._forgiven: set[type[Exception]] = set()
         self._rests, self._rested = 0, 0.0
         self._clocks = HighestClocks(clocks_mhz)
+
+    def hold_reference(self, batch_size: int, step_seconds: float) -> bool:
+        """
+        Keep a batch size as the reference step, and return whether the runner could.
+
+        Args:
+            batch_size: The size, which has run.
+            step_seconds: Seconds of one of its steps.
+        """
+        if not isinstance(self.runner, HoldsReference):
+            return False
+        self._prepare(batch_size)
+        repeats = repeats_for(step_seconds, REFERENCE_BLOCK_SECONDS)
+        with self._waiting(f"holding batch size {batch_size} as the reference", HANG_SECONDS):
+            is_held = self.runner.hold_reference(repeats)
+        self._prepared = None
+        self.reference_batch_size = batch_size if is_held else None
+        return is_held
 
     def visit(
         self,
@@ -114,7 +137,6 @@ class Stopwatch:
         likely: float | None,
         keep: Callable[[Timing], None],
         expected: float | None = None,
-        settled: float | None = None,
         at_least: int = 0,
     ) -> None:
         """
@@ -129,8 +151,6 @@ class Stopwatch:
             likely: Seconds of a step by what is known, to tell a hang from a long step; None where nothing is.
             keep: Called with each reading as it is taken.
             expected: Seconds of a step by what was read of smaller sizes; None where nothing was.
-            settled: Seconds of a step by other sizes, where those read of this one are doubted: while steps take far
-                longer, more of them are made before the first reading, as long as they take a small share of the rest.
             at_least: How many readings to take, budget allowing; more, where they are cheap.
 
         Raises:
@@ -146,7 +166,6 @@ class Stopwatch:
         prepared = now()
         spent.prepare_seconds += prepared - began
         last, repeats = self._settle(*(([], 1) if self._is_warm else self._warm_clocks(likely)), likely)
-        last, repeats = self._settle_to(settled, last, repeats)
         asked = now()
         spent.warmup_seconds += asked - prepared
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
@@ -197,17 +216,6 @@ class Stopwatch:
         self._prepare(batch_size)
         return True
 
-    def _settle_to(self, settled: float | None, last: Reading, repeats: int) -> tuple[Reading, int]:
-        """Step on while steps take far longer than other sizes let expect, for a small share of what is left."""
-        most, made = SETTLE_SHARE * self.budget.left(), 0
-        while settled is not None and last.seconds > (1 + UNSETTLED) * settled and made < MOST_WARMUPS:
-            repeats = repeats_for(last.seconds, self.span_seconds)
-            most -= repeats * last.seconds
-            if most < 0:
-                break
-            last, made = self._read(repeats, last.seconds), made + 1
-        return last, repeats
-
     def _settle(self, steps: list[Reading], repeats: int, expected: float | None) -> tuple[Reading, int]:
         """
         Step until a reading is not clearly faster than the reading before: caches, allocators and compilers are done.
@@ -256,7 +264,9 @@ class Stopwatch:
             power_watts=reading.power_watts,
             utilization_percent=reading.utilization_percent,
             used_bytes=reading.used_bytes,
-            reference_seconds=reading.reference_seconds,
+            reference_batch_size=None if reading.reference_before_seconds is None else self.reference_batch_size,
+            reference_before_seconds=reading.reference_before_seconds,
+            reference_after_seconds=reading.reference_after_seconds,
         )
 
     def rest(self, timing: Timing) -> None:

@@ -67,7 +67,7 @@ def _said(result: Mapping[str, Any]) -> str:
         return _so_far(result, by_size)
     size, device = int(chosen["batch_size"]), (result.get("device") or {}).get("name")
     facts = [
-        f"{format_count(rate)} samples/s" if (rate := rate_of(chosen, result)) is not None else "",
+        f"{format_count(rate)} samples/s{_plus_minus(chosen, result)}" if (rate := rate_of(chosen, result)) else "",
         f"{format_seconds(seconds)} per batch" if (seconds := seconds_of(chosen, result)) is not None else "",
         format_objective(v[0], objective) if objective == "energy" and (v := value_of(chosen, objective)) else "",
     ]
@@ -88,6 +88,12 @@ def _said(result: Mapping[str, Any]) -> str:
         return f"{first} No other size was asked for."
     why = _why(result, size)
     return f"{first} {_standing(result, by_size, size)}{f', and {why}' if why else ''}."
+
+
+def _plus_minus(chosen: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Write half the 90 % interval of the rate as a share of it; nothing of a prediction, which has its own."""
+    width = half_width(chosen)
+    return "" if width is None or is_predicted(result) else f" (± {format_percent(width)})"
 
 
 def points(result: Mapping[str, Any]) -> list[str]:
@@ -123,14 +129,12 @@ def _standing(result: Mapping[str, Any], by_size: Mapping[int, Mapping[str, Any]
     tolerance = f"{100 * float(result.get('tolerance') or 0):g} %"
     extreme = "largest" if objective == "latency" else "smallest"
     timings = min(len(by_size[n].get("timings_seconds") or ()) for n in (size, fastest) if n in by_size)
-    doubt = (
-        "" if is_predicted(result) or timings >= _MIN_TIMINGS else f", on {_count(timings)} (too few for an interval)"
-    )
+    doubt = "" if is_predicted(result) or timings >= _MIN_TIMINGS else f", on {_count(timings)}"
     equal = sorted({fastest, *ties_of(result)})
     if len(equal) > 1 and not is_predicted(result):
         best = "lowest" if objective == "latency" else "best"
         alike = f"{_span(equal, by_size)} {_ALIKE.get(objective, 'are about equally fast')} here"
-        return f"{alike}; {size} is the {extreme} within {tolerance} of the {best} median{doubt}"
+        return f"{alike}, within the noise; {size} is the {extreme} within {tolerance} of the {best}{doubt}"
     best = {"latency": "the lowest latency", "energy": "the best samples per joule"}.get(objective, "the fastest")
     if size == fastest:
         return _leading(result, by_size, size, best, doubt)
@@ -151,7 +155,7 @@ def _leading(
         return f"It is the only size {'within the limits' if is_beyond else 'that could be measured'}{doubt}"
     if noisy:
         are = "is" if len(noisy) == 1 else "are"
-        return f"It {is_best} by its median, from which {joined(noisy)} {are} too noisy to tell{doubt}"
+        return f"It {is_best} by expectation, from which {joined(noisy)} {are} too noisy to tell{doubt}"
     if doubt:
         return f"It measured {best.removeprefix('the ')}{doubt}"
     if not others:

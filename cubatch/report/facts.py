@@ -31,8 +31,7 @@ def is_recommended(result: Mapping[str, Any]) -> bool:
     """
     Say whether the answer was compared with anything: another size, or a limit met right above it.
 
-    A single size that was asked for is the answer; a single one that happened to be measured is not, nor one beside
-    sizes that were measured in another state of the host alone.
+    A single size that was asked for is the answer; a single one that happened to be measured is not.
 
     Example:
         >>> sizes = [{"batch_size": 1, "latency_seconds": 0.5}, {"batch_size": 2, "status": "not_run"}]
@@ -41,8 +40,7 @@ def is_recommended(result: Mapping[str, Any]) -> bool:
     """
     measurements = measurements_of(result)
     timed = [m for m in measurements if m.get("latency_seconds") is not None]
-    num_timed = len([m for m in timed if m.get("comparable") is not False] or timed)
-    is_compared = len(measurements) == 1 or num_timed > 1 or result.get("decided_by") in ("memory", "latency_limit")
+    is_compared = len(measurements) == 1 or len(timed) > 1 or result.get("decided_by") in ("memory", "latency_limit")
     return bool(result.get("batch_size")) and (is_compared or is_predicted(result))
 
 
@@ -101,9 +99,7 @@ def share_of_best(result: Mapping[str, Any]) -> dict[int, float]:
     """Give what part of the best (1) each size reaches whose value can be compared and that is within the limits."""
     objective = result.get("objective") or "throughput"
     rows = {int(m["batch_size"]): m for m in measurements_of(result) if m.get("status") != "over_limit"}
-    is_best_alike = rows.get(int(result.get("fastest_batch_size") or 0), {}).get("comparable") is not False
-    alike = {n: m for n, m in rows.items() if m.get("comparable") is not False or not is_best_alike}
-    values = {n: v[0] for n, m in alike.items() if (v := value_of(m, objective)) and v[0] > 0}
+    values = {n: v[0] for n, m in rows.items() if (v := value_of(m, objective)) and v[0] > 0}
     best = _best(result, values)
     if not best:
         return {}

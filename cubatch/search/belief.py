@@ -1,21 +1,21 @@
 """
-What readings of a few batch sizes say about all the others: a curve of step costs, and its doubt.
+What the timings of a few batch sizes say about all the others: a posterior of the step cost.
 
-The logarithm of what a step costs is taken to be
+The logarithm of the cost of a step is modeled as
 
-    log cost(n) = a shape, one of SHAPES or a model's  +  smooth misfit  +  teeth  +  error of the readings
+    log cost(n) = a shape  +  smooth misfit  +  teeth  +  error of the timings
 
-The shapes are two-term lines, `overhead + work * n` for every ratio of the two, and where a model of time
-is at hand its curve up to a factor; the misfit bends over octaves, teeth are what no smooth
-curve knows: a wave more, another algorithm, a cache left.  How large both are is not known beforehand
-either.  So everything is a mixture of Gaussian processes (Rasmussen and Williams, chapter 2), one for each shape and
-pair of sizes, weighted by how likely it makes what was read: a model that is wrong loses its weight to
-the readings.  The mixture is handed on as one normal distribution with its mean and covariance.
+The shapes are two-term lines, `overhead + work * n` for every ratio of the two.  The misfit bends over octaves.  Teeth
+are what no smooth curve shows: a wave more, another algorithm, a cache that no longer holds the work.  How large both
+are is not known beforehand.  So everything is a mixture of Gaussian processes (Rasmussen and Williams, chapter 2), one
+for each shape and pair of sizes, weighted by how likely it makes the timings.  The mixture is handed on as one normal
+distribution with its mean and covariance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -26,29 +26,33 @@ Array = NDArray[np.float64]
 KNEES = 2.0 ** np.arange(-3, 15)
 """Batch sizes at which work takes as long as overhead: the shapes, as likely as each other beforehand."""
 SMOOTH = ((0.02, 0.4), (0.1, 0.4), (0.35, 0.2))
-"""Sizes of the smooth misfit, as a share of the cost, and how likely each is beforehand."""
+"""Standard deviations of the smooth misfit, as a share of the cost, and their prior probabilities."""
 TEETH = ((0.003, 0.4), (0.02, 0.35), (0.08, 0.25))
-"""The same of teeth."""
-MODEL_WEIGHT = 0.5  # of a model's shape beside all two-term lines together
+"""The same of teeth: on a GPU a wave more, or another algorithm, costs up to tens of percent."""
+HOST_SMOOTH, HOST_TEETH = ((0.005, 0.95), (0.1, 0.05)), ((0.002, 0.95), (0.03, 0.03), (0.1, 0.02))
+"""The same on a CPU, where no waves are: mostly a two-term line.  What departs from it must be seen clearly."""
 SMOOTH_OCTAVES, TEETH_OCTAVES = 2.0, 0.25  # over what each changes
 SCALE = 10.0  # log cost of the whole curve is unknown within e to this power
+LEAST_VARIANCE = 1e-12  # of a difference of two sizes, which may be one
 _NEGLIGIBLE = 1e-3  # weight of a process, against the heaviest, that is left out
 
 
 @attrs.frozen
 class Seen:
     """
-    What was read of one size.
+    What the timings of one size say.
 
     Attributes:
         batch_size: The size.
-        log_cost: Logarithm of what a step costs: seconds or joules.
-        variance: Of that, as an estimate of what a step really costs.
+        log_cost: Logarithm of the cost of a step, in seconds or joules, at the usual host speed.
+        variance: Of its own error.
+        host: Mean log slowdown of the host in its timings: how strongly the error of the common slope enters.
     """
 
     batch_size: int
     log_cost: float
     variance: float
+    host: float = 0.0
 
 
 @attrs.frozen(eq=False)
@@ -71,16 +75,22 @@ class Belief:
         """Standard deviation by size: a relative error of the cost where it is small."""
         return np.sqrt(np.diag(self.covariance))
 
+    def difference_sd(self, first: int, second: int) -> float:
+        """Return the standard deviation of the difference of the log costs at two positions."""
+        spread = self.covariance
+        variance = spread[first, first] + spread[second, second] - 2 * spread[first, second]
+        return math.sqrt(max(float(variance), LEAST_VARIANCE))
 
-def believe(seen: Sequence[Seen], sizes: Sequence[int], model: Mapping[int, float] | None = None) -> Belief:
+
+def believe(seen: Sequence[Seen], sizes: Sequence[int], *, slope_variance: float = 0.0, host: bool = False) -> Belief:
     """
     Say what steps of all these sizes may cost, by what was read of some.
 
     Args:
         seen: At least one size that was read.
         sizes: The sizes that are asked about.
-        model: What a model of time says of a step, for all sizes asked about and read; None where there is none. Only
-            its shape counts.
+        slope_variance: Variance of the common slope of host slowdowns: see `noise.Noise`.
+        host: Whether the steps run on a CPU, next to a reference step.
 
     Example:
         >>> readings = [Seen(n, np.log(1.0 + n / 32), 1e-6) for n in (1, 8, 64, 512)]
@@ -91,18 +101,19 @@ def believe(seen: Sequence[Seen], sizes: Sequence[int], model: Mapping[int, floa
     read = np.array([one.batch_size for one in seen], dtype=np.float64)
     asked = np.array(sorted(sizes), dtype=np.float64)
     log_cost = np.array([one.log_cost for one in seen])
-    noise = np.diag([one.variance for one in seen])
-    shapes, likely = _shapes(read, model), _likely(model)
+    slowdown = np.array([one.host for one in seen])
+    noise = np.diag([one.variance for one in seen]) + slope_variance * np.outer(slowdown, slowdown)
+    shapes = _shapes(read)
     rest = log_cost[:, None] - shapes  # (read, shapes)
     processes = [
         _Process(read, asked, noise, rest, smooth, teeth, np.log(p) + np.log(q))
-        for smooth, p in SMOOTH
-        for teeth, q in TEETH
+        for smooth, p in (HOST_SMOOTH if host else SMOOTH)
+        for teeth, q in (HOST_TEETH if host else TEETH)
     ]
-    weights = np.exp(_less_their_highest(np.array([process.likelihood + likely for process in processes])))
+    weights = np.exp(_less_their_highest(np.array([process.likelihood for process in processes])))
     weights[weights < _NEGLIGIBLE] = 0.0
     weights /= weights.sum()
-    curves = _shapes(asked, model)
+    curves = _shapes(asked)
     means = np.array(
         [
             curves + process.alike.T @ process.solved if row.any() else np.zeros_like(curves)
@@ -151,19 +162,10 @@ def _covariance(a: Array, b: Array, smooth: float, teeth: float) -> Array:
     return covariance
 
 
-def _shapes(sizes: Array, model: Mapping[int, float] | None) -> Array:
-    """Give the log cost at each size by each shape, up to what is common to a shape."""
-    lines: Array = np.log(KNEES[None] + sizes[:, None])
-    if model is None:
-        return lines
-    return np.column_stack([lines, np.log([model[int(n)] for n in sizes])])
-
-
-def _likely(model: Mapping[int, float] | None) -> Array:
-    """Give how likely each shape is beforehand, as logarithms."""
-    lines = np.full(len(KNEES), 1.0 / len(KNEES))
-    likely: Array = np.log(lines if model is None else np.append(lines * (1 - MODEL_WEIGHT), MODEL_WEIGHT))
-    return likely
+def _shapes(sizes: Array) -> Array:
+    """Return the log cost at each size by each shape, up to what is common to a shape."""
+    shapes: Array = np.log(KNEES[None] + sizes[:, None])
+    return shapes
 
 
 def _less_their_highest(logarithms: Array) -> Array:

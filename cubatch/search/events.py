@@ -100,7 +100,7 @@ class Teller:
             seconds_left=self._budget.left(),
             message=message,
             best_batch_size=view.answer if view is not None else None,
-            best_rate=best.batch_size / best.seconds if best else None,
+            best_rate=best.batch_size / view.seconds[best.batch_size] if best and view else None,
             could_gain=self._could_gain if best and self._could_gain <= 1 else None,
         )
         try:

@@ -1,36 +1,26 @@
-"""What to visit next where sizes end: at a latency limit, or where memory does."""
+"""What to measure next where sizes end: at a latency limit, or where memory does."""
 
 from __future__ import annotations
 
 from cubatch.search import bisection
 from cubatch.search.view import KNOWN, View
 
-LATENCY_SHARE = 0.1  # of what is left, as long as there is something else to do
 AT_LIMIT, LIMIT_SHARE = 2.0, 0.02  # how far above the answer a limit decides it; of what is left
 
 
-def latency_limit(view: View) -> list[int]:
-    """Name a size between the largest that keeps the latency limit and the smallest that does not, if cheap."""
-    return _at_latency_limit(view, LATENCY_SHARE)
-
-
-def latency_limit_at_last(view: View) -> list[int]:
-    """Name such a size however dear it is: nothing else is left to do."""
-    return _at_latency_limit(view, 1.0)
-
-
-def _at_latency_limit(view: View, share: float) -> list[int]:
+def bisect_latency(view: View) -> list[int]:
+    """Return a size between the largest that keeps the latency limit and the smallest that does not."""
     limit = view.goal.latency_limit
     if limit is None or view.answer is None or view.goal.objective == "latency":
         return []
     low = max(n for n in view.read if view.is_able(n))
-    high = min((n for n, record in view.read.items() if n > low and record.seconds > limit), default=None)
-    first = view.read[low].seconds
+    high = min((n for n in view.read if n > low and view.seconds[n] > limit), default=None)
+    first = view.seconds[low]
     if high is not None:
-        last = view.read[high].seconds
-    else:  # by what is believed, until one is read
+        last = view.seconds[high]
+    else:  # by the posterior, until one is measured
         beyond = [n for n in view.sizes if n > low and n not in view.of.closed and view.steps[view.place(n)] > limit]
-        if not beyond or not view.affordable(beyond[0], share):
+        if not beyond or not view.affordable(beyond[0]):
             return []
         high, last = beyond[0], float(view.steps[view.place(beyond[0])])
         if bisection.is_met(low, high) or not any(low < n < high for n in view.sizes):
@@ -38,8 +28,8 @@ def _at_latency_limit(view: View, share: float) -> list[int]:
     return _in_gap(view, low, high, low + (limit - first) / (last - first) * (high - low))
 
 
-def memory(view: View) -> list[int]:
-    """Name a size between the largest that ran and the smallest that ran out of memory or failed otherwise."""
+def bisect_memory(view: View) -> list[int]:
+    """Return a size between the largest that ran and the smallest that ran out of memory or failed otherwise."""
     able = [n for n in view.read if view.is_able(n)]
     if not able or view.goal.objective == "latency":
         return []
@@ -53,7 +43,7 @@ def memory(view: View) -> list[int]:
 
 def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
     """
-    Narrow the gap of a limit, while the curve rises there and the budget holds a visit.
+    Narrow the gap of a limit, while the curve rises there and the budget holds a trial.
 
     Where it rises by less than the tolerance, the end of what may be the answer is worth only what is cheap.
     """
@@ -66,6 +56,6 @@ def _in_gap(view: View, low: int, high: int, guess: float | None) -> list[int]:
     wanted = bisection.between(low, high, guess, view.of.multiple)
     if wanted is None:
         return []
-    like = min(inside, key=lambda n: abs(n - wanted))  # a size of which it is known what it costs
+    like = min(inside, key=lambda n: abs(n - wanted))  # a size whose trial has an expected time
     size = wanted if view.of.extends and wanted not in view.of.closed else like
     return [size] if size not in view.of.closed and view.affordable(like, share) else []

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from cubatch.search.history import Record
 from cubatch.search.rules import GAP, NEAR
 from cubatch.search.view import KNOWN, SURE, View
 from cubatch.units import format_percent, format_seconds
@@ -32,12 +31,8 @@ def verdicts(view: View) -> dict[int, Verdict]:
 
 def _verdict(view: View, n: int) -> Verdict:
     limit, spent = view.goal.latency_limit, f"the budget of {format_seconds(view.of.budget)}"
-    if n in view.read and n != view.answer and view.read[n].is_held_up:
-        text = f"{_readings(view.read[n])}, all held up by another process: they say little of it"
-        return Verdict("dropped", text, {"limit": "budget"})
     if n in view.read and not view.is_able(n) and limit is not None:
-        record = view.read[n]
-        text = f"its median of {format_seconds(record.seconds)} is above the latency limit of {format_seconds(limit)}"
+        text = f"its time of {format_seconds(view.seconds[n])} is above the latency limit of {format_seconds(limit)}"
         return Verdict("over_limit", text, {"limit": "latency"})
     if view.answer is None or view.fastest is None:
         return _without_answer(view, n, spent)
@@ -54,26 +49,15 @@ def _without_answer(view: View, n: int, spent: str) -> Verdict:
 
 
 def _of_read(view: View, n: int) -> Verdict:
-    record, best = view.read[n], view.read[view.fastest or n]
-    own, leading = record.cost or math.inf, best.cost or 0.0
-    count, readings = len(record.counting), _readings(record)
-    if record.state is not None and best.is_comparable and not record.is_comparable:
-        met, other = ("slow", "quick") if record.state.is_quick else ("quick", "slow")
-        text = f"{readings} while this host was in its {met} state; sizes are compared as read in its {other} one"
-        return Verdict("dropped", text, {"limit": "budget"} if n in record.state.contenders else {})
-    if n in view.suspects and (view.goal.objective == "latency" or _gain(view, n)[1] > 0):
-        return Verdict("ok", f"{readings}, at a bad time, as other sizes tell; nothing is ruled out by them")
-    variance = view.noise.variance(count, record.comparable_visits)
-    sd = math.sqrt(variance + view.noise.variance(len(best.counting), best.comparable_visits))
-    if math.log(own / leading) - SURE * sd > view.tolerance:  # so that it is not the answer either
-        by = format_percent(1 - leading / own)
-        return Verdict("dropped", f"{by} behind batch size {best.batch_size} after {readings}")
-    return Verdict("ok", f"{readings} in {record.visits} visit{'s' * (record.visits > 1)}")
-
-
-def _readings(record: Record) -> str:
-    count = len(record.counting)
-    return f"{count} reading{'s' * (count > 1)}"
+    """Rule out what is behind the fastest by more than the tolerance, whatever its interval leaves open."""
+    record, fastest = view.read[n], view.fastest or n
+    count, trials = len(record.usable), record.trials
+    measured = f"{count} timing{'s' * (count > 1)} in {trials} trial{'s' * (trials > 1)}"
+    sd = view.belief.difference_sd(view.place(n), view.place(fastest))
+    if -view.gain(n) - SURE * sd > view.tolerance:
+        by = format_percent(-math.expm1(view.gain(n)))
+        return Verdict("dropped", f"{by} behind batch size {fastest} after {measured}")
+    return Verdict("ok", measured)
 
 
 def _of_unread(view: View, n: int, spent: str) -> Verdict:
@@ -89,19 +73,21 @@ def _of_unread(view: View, n: int, spent: str) -> Verdict:
         facts = {"limit": "budget", "could_gain": round(most, 3), "needed_seconds": need, "left_seconds": left}
         return Verdict("not_run", reason, facts)
     if most <= 0:
-        return Verdict("dropped", f"by its neighbours' readings it is slower than batch size {view.answer}")
+        return Verdict("dropped", f"by the timings of its neighbors it is slower than batch size {view.answer}")
     if most > 1:  # a bound that bounds nothing
-        reason = f"by its neighbours' readings it is not expected to be better than batch size {view.answer}"
+        reason = f"by the timings of its neighbors it is not expected to be better than batch size {view.answer}"
         return Verdict("dropped", reason)
-    reason = f"by its neighbours' readings it is at most {format_percent(most)} better than batch size {view.answer}"
+    reason = (
+        f"by the timings of its neighbors it is at most {format_percent(most)} better than batch size {view.answer}"
+    )
     return Verdict("dropped", reason)
 
 
 def _slower_than_lowest(view: View, n: int) -> str | None:
     if view.goal.objective != "latency" or view.fastest is None:
         return None
-    allowed = view.goal.allowed(view.read[view.fastest].seconds)
-    slower = [size for size, record in view.read.items() if size < n and record.seconds > allowed]
+    allowed = view.goal.allowed(view.seconds[view.fastest])
+    slower = [size for size in view.read if size < n and view.seconds[size] > allowed]
     return f"batch size {slower[0]}, which is smaller, already takes longer" if slower else None
 
 

@@ -1,5 +1,5 @@
 """
-One look at all that was read: what a decision of the search rests on.
+One look at all timings of a run: what a decision of the search rests on.
 
 No clock and no device here: numbers in, numbers out.
 """
@@ -13,23 +13,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 import numpy as np
-from numpy.random import default_rng  # not when it is first used: its import swallows a Ctrl-C that comes meanwhile
+from numpy.random import default_rng  # at import time: a first import later would swallow a Ctrl-C
 
-from cubatch.measure import goal as goals
-from cubatch.measure.counting import host_state
 from cubatch.measure.goal import Goal
 from cubatch.search import race
 from cubatch.search.belief import Array, Belief, Seen, believe
-from cubatch.search.history import Noise, Record, has_reference, noise_of, seen_of, suspect
+from cubatch.search.noise import Noise, Record, estimate, estimate_noise
+from cubatch.search.recommend import recommend
 
 KNOWN = 0.5
-"""The answer is known where going on would win, on average, less than this share of the tolerance."""
+"""The search ends where going on would win, on average, less than this share of the tolerance."""
 LEAST_TOLERANCE = 0.005  # finer than this, two runs of one program differ by its place in memory
-UNTRIED, UNTRIED_SHARE = 1.5, 0.4  # steps so much longer than any that was read are guesses: of what is left
+UNTRIED, UNTRIED_SHARE = 1.5, 0.4  # steps so much longer than any measured are guesses: a trial may take this share
 SURE = 1.645  # standard deviations: 90 % two-sided
-LEAST_VARIANCE = 1e-12  # of a difference of two sizes, which may be one
 RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though one that is so much smaller failed
-RUNS_BEYOND_ERROR = 0.5  # the same of one that failed otherwise: an error may be of that size alone
+RUNS_BEYOND_ERROR = 0.5  # the same where the smaller size failed otherwise: an error may concern that size alone
 
 
 @attrs.frozen(kw_only=True)
@@ -39,24 +37,24 @@ class Situation:
 
     Attributes:
         goal: What is to be as good as possible.
-        ladder: Sizes that may be visited.
-        model: What a model of time says of a step, by size; None where it says nothing of any.
-        records: What was read, by size; also of sizes beside the ladder.
-        closed: Sizes that are not visited any more.
-        failed: Those of them that ran out of memory, or failed otherwise and never ran: larger sizes mostly do too.
-        broken: Those of `failed` that ended otherwise than by memory: "error" or "timeout".
-        visit_seconds: What a visit to a size takes, given seconds of a step.
+        ladder: Sizes that may be measured.
+        favored: Sizes that may be recommended on equal terms; others must beat their favored neighbors clearly.
+        model: Predicted seconds of a step, by size; None without a prediction.
+        records: The timings, by size; also of sizes that are not in the ladder.
+        closed: Sizes that are not measured again.
+        failed: Sizes among them that failed, by memory or otherwise, and never ran: larger sizes mostly fail too.
+        broken: The failed sizes that ended by "error" or "timeout", with that status.
+        visit_seconds: What a trial of a size takes, given seconds of a step.
         left, budget: Seconds.
-        fruitless, fruitless_seconds: Visits since the best one found became clearly better, and what they took.
-        visited: The size of each visit, in their order.
-        extends: Whether sizes beside the ladder may be visited.
-        multiple: Of which those are multiples.
-        seed: Shuffles sweeps.
-        untried_share: Share of what is left that a visit may take whose steps are much longer than any that was read.
+        extends: Whether sizes that are not in the ladder may be measured.
+        multiple: Sizes that are not in the ladder are multiples of it.
+        seed: Orders trials.
+        untried_share: Share of what is left that a trial may take whose steps are much longer than any measured.
     """
 
     goal: Goal
     ladder: Collection[int]
+    favored: Collection[int] | None = None
     model: Mapping[int, float] | None
     records: Mapping[int, Record]
     closed: Collection[int]
@@ -65,9 +63,6 @@ class Situation:
     left: float
     budget: float
     broken: Mapping[int, str] = attrs.field(factory=dict)
-    fruitless: int = 0
-    fruitless_seconds: float = 0.0
-    visited: Sequence[int] = ()
     extends: bool
     multiple: int = 1
     seed: int = 0
@@ -75,96 +70,79 @@ class Situation:
 
 
 class View:
-    """One look at a situation; what is dear to know is worked out when it is asked for."""
+    """
+    One look at a situation; what is expensive is computed on first use.
+
+    Attributes:
+        read: Records of the sizes whose cost was measured, ascending.
+        seconds: Estimated seconds of a step at the usual host speed, of each of these sizes.
+        answer, fastest: The sizes that would be recommended and have the best posterior mean now; None without one.
+    """
 
     def __init__(self, situation: Situation) -> None:
         self.of, self.goal = situation, situation.goal
-        timings = itertools.chain.from_iterable(record.timings for record in situation.records.values())
-        self.state = host_state(timings, self.goal)
-        records = {n: attrs.evolve(record, state=self.state) for n, record in sorted(situation.records.items())}
-        self.read = {n: record for n, record in records.items() if record.cost is not None}
         self.tolerance = -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
-        able = {n: 1 / (record.cost or math.inf) for n, record in self.read.items() if self.is_able(n)}
-        if self.goal.objective == "latency":
-            able = {n: 1 / value for n, value in able.items()}
-        able = {n: value for n, value in able.items() if self.read[n].is_comparable} or able
-        picked = goals.pick(able, self.goal) if able else None
-        self.answer = picked[0] if picked else None
-        self.fastest = picked[1] if picked else None
+        records = dict(sorted(situation.records.items()))
+        self.noise: Noise = estimate_noise(records.values())
+        self.read = {n: record for n, record in records.items() if record.has_cost}
+        self.seen = [seen for record in self.read.values() if (seen := estimate(record, self.noise)) is not None]
+        timed = {n: estimate(record, self.noise, Goal()) for n, record in self.read.items()}
+        self.seconds = {n: math.exp(seen.log_cost) for n, seen in timed.items() if seen is not None}
+        able = [n for n in self.read if self.is_able(n)]
+        self.answer: int | None = None
+        self.fastest: int | None = None
+        if able:
+            found = recommend(self.belief, able, self.goal, favored=situation.favored)
+            self.answer, self.fastest = found.batch_size, found.fastest
 
     def is_able(self, n: int) -> bool:
-        """Whether a size that was read may be the answer."""
+        """Return whether a measured size may be the answer."""
         limit = self.goal.latency_limit
-        return n not in self.of.failed and (limit is None or self.read[n].seconds * self.read[n].times <= limit)
-
-    @functools.cached_property
-    def noise(self) -> Noise:
-        """How far readings scatter."""
-        return noise_of(self.read.values())
-
-    @functools.cached_property
-    def has_reference(self) -> bool:
-        """See `history.has_reference`."""
-        return has_reference(self.read.values())
-
-    @functools.cached_property
-    def suspects(self) -> set[int]:
-        """Sizes that were read at a bad time, as others tell or a reference: nothing is ruled out by that."""
-        return suspect(self.read)
-
-    @functools.cached_property
-    def seen(self) -> list[Seen]:
-        """What was read, less what was read at a bad time."""
-        return seen_of(self.read, self.noise)
+        return n not in self.of.failed and (limit is None or self.seconds[n] <= limit)
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """All sizes that may be visited, or were."""
+        """All sizes that may be measured, or were: between two of the ladder only once both have an outcome."""
         of = self.of
         known = {n for n in of.ladder if n not in of.closed} | set(self.read)
-        found = set(known)
-        if of.extends:
-            found |= set(race.openings(known | set(of.failed), of.multiple)) - set(of.closed)
-        return sorted(found)
+        if not of.extends:
+            return sorted(known)
+        tried = set(self.read) | set(of.failed)
+        pairs = itertools.pairwise(sorted(known | set(of.failed)))
+        between = {n for pair in pairs if tried.issuperset(pair) for n in race.openings(pair, of.multiple)}
+        return sorted(known | (between - set(of.closed)))
 
     @functools.cached_property
     def belief(self) -> Belief:
-        """What steps of all sizes may cost."""
-        return believe(self.seen, self.sizes, self.model)
-
-    @functools.cached_property
-    def model(self) -> dict[int, float] | None:
-        """Seconds by the model of time, between its sizes along straight lines of logarithms; None without a model."""
-        known = self.of.model
-        if known is None or self.goal.objective == "energy":
-            return None
-        at, given = np.log(sorted(known)), np.log([known[n] for n in sorted(known)])
-        sizes = sorted({*self.sizes, *self.read})
-        return dict(zip(sizes, np.exp(np.interp(np.log(sizes), at, given)).tolist(), strict=True))
+        """The posterior of the log step cost at all sizes."""
+        noise = self.noise
+        return believe(self.seen, self.sizes, slope_variance=noise.slope_variance, host=noise.is_paired)
 
     def place(self, n: int) -> int:
-        """Say where a size stands in `sizes`."""
+        """Return the position of a size in `sizes`."""
         return int(np.searchsorted(self.belief.sizes, n))
 
     @functools.cached_property
     def steps(self) -> Array:
-        """Seconds of a step, as far as is believed."""
+        """Expected seconds of a step."""
         if self.goal.objective != "energy":
             return np.exp(self.belief.mean)
-        seen = [Seen(n, math.log(record.seconds), self.noise.variance(1)) for n, record in self.read.items()]
+        seen = [Seen(n, math.log(seconds), self.noise.variance(1)) for n, seconds in self.seconds.items()]
         return np.exp(believe(seen, self.sizes).mean)
 
     @functools.cached_property
     def visit_seconds(self) -> Array:
-        """Seconds of a visit."""
+        """Expected seconds of a trial."""
         pairs = zip(self.sizes, self.steps, strict=True)
         return np.array([self.of.visit_seconds(n, float(seconds)) for n, seconds in pairs])
 
     @functools.cached_property
     def allowed(self) -> Array:
-        """Probability that a size runs and keeps the latency limit; none where the budget does not hold a visit."""
-        in_reach = (self.visit_seconds <= self.within_reach) | np.isin(self.sizes, list(self.read))
-        return np.where(in_reach, self.may_run, 0.0)
+        """Probability that a size runs and keeps the latency limit; 0 where the budget does not hold a trial."""
+        in_reach = self.visit_seconds <= self.within_reach
+        if self.noise.is_paired and self.of.favored is not None:  # on a CPU only round sizes win
+            in_reach &= np.isin(self.sizes, list(self.of.favored))
+        return np.where(in_reach | np.isin(self.sizes, list(self.read)), self.may_run, 0.0)
 
     @functools.cached_property
     def may_run(self) -> Array:
@@ -184,7 +162,7 @@ class View:
         return set(self.of.failed) - (set(errors) if len(errors) == 1 else set())
 
     def _runs(self, n: int, top: int) -> float:
-        """Say how likely a size runs at all: memory need not be monotone, but near a size that failed it mostly is."""
+        """Return how likely a size runs: memory need not be monotone, but near a size that failed it mostly is."""
         if n in self.read or n < top:
             return 1.0
         probability, last = 1.0, top
@@ -209,9 +187,9 @@ class View:
 
     @functools.cached_property
     def field(self) -> race.Field:
-        """What the rules of the race look at; only where there is an answer."""
+        """What the value of a trial is computed from; only where there is an answer."""
         if self.answer is None:
-            raise ValueError("no size that was read may be the answer")
+            raise ValueError("no measured size may be the answer")
         value = -self.belief.mean
         if self.goal.objective != "latency":
             value = value + np.log(self.belief.sizes)
@@ -219,41 +197,35 @@ class View:
 
     @functools.cached_property
     def lost(self) -> Array:
-        """What may be lost by answering now, in draws from what may be."""
+        """The loss of answering now, in draws from the posterior."""
         return race.losses(self.field)
 
     @functools.cached_property
     def to_gain(self) -> Array:
-        """The same if the budget held every visit: where it holds none, nothing is lost by ending."""
+        """The same if the budget held every trial: where it holds none, nothing is lost by ending."""
         return race.losses(attrs.evolve(self.field, allowed=self.may_run))
 
     def gain(self, n: int) -> float:
-        """Say how far a size is believed to be above the fastest one, as a logarithm."""
+        """Return how far a size's posterior mean is above that of the fastest, as a logarithm."""
         fastest = self.fastest or n
         return float(self.field.value[self.place(n)] - self.field.value[self.place(fastest)])
 
     def ahead(self, n: int) -> tuple[float, float]:
-        """Say how far a size is believed to be above the answer, as a logarithm, and how unsure that is."""
-        place, answer, spread = self.place(n), self.field.answer, self.belief.covariance
-        variance = spread[place, place] + spread[answer, answer] - 2 * spread[place, answer]
-        return float(self.field.value[place] - self.field.value[answer]), math.sqrt(max(variance, LEAST_VARIANCE))
-
-    def likely_ahead(self, n: int, by: float) -> float:
-        """Say how likely a size is above the answer by more than this, as a logarithm."""
-        mean, sd = self.ahead(n)
-        return 0.5 * math.erfc((by - mean) / sd / math.sqrt(2))
+        """Return the mean and standard deviation of how far a size is above the answer, as a logarithm."""
+        place, answer = self.place(n), self.field.answer
+        return float(self.field.value[place] - self.field.value[answer]), self.belief.difference_sd(place, answer)
 
     def shuffled(self, sizes: Sequence[int]) -> list[int]:
-        """Give sizes in an order that the seed and the readings so far fix."""
+        """Return sizes in an order that the seed and the number of timings fix."""
         count = sum(len(record.timings) for record in self.read.values())
         return [sizes[place] for place in default_rng((self.of.seed, count)).permutation(len(sizes))]
 
     def affordable(self, n: int, share: float = 1.0) -> bool:
-        """Whether a visit to a size takes at most this share of what is left."""
+        """Return whether a trial of a size takes at most this share of what is left."""
         return bool(self.visit_seconds[self.place(n)] <= share * self.within_reach[self.place(n)])
 
     @functools.cached_property
     def within_reach(self) -> Array:
-        """What a visit may take: what is left, or a part of that where steps are longer than any that was read."""
-        longest = max((record.seconds for record in self.read.values()), default=0.0)
+        """What a trial may take: what is left, or a part of that where steps are longer than any measured."""
+        longest = max(self.seconds.values(), default=0.0)
         return np.where(self.steps > UNTRIED * longest, self.of.untried_share, 1.0) * self.of.left

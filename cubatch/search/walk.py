@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from random import Random
@@ -37,13 +35,18 @@ from cubatch.measure.watch import Watch
 from cubatch.search import rules, verdicts
 from cubatch.search.events import Event, Teller
 from cubatch.search.failures import Failure, clear
-from cubatch.search.history import Record
-from cubatch.search.view import KNOWN, Situation, View
+from cubatch.search.noise import Record
+from cubatch.search.recommend import is_favored
+from cubatch.search.view import Situation, View
 from cubatch.units import format_seconds
 
 __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
 
 _log = logging.getLogger(__name__)
+
+LEAST_REFERENCE_SECONDS, LONG_REFERENCE_SECONDS, WORK_SHARE = 0.004, 0.03, 1.5
+"""Seconds of a step from which it suits as the reference, if it takes so many times the shortest step; seconds from
+which it does in any case.  Shorter steps are mostly overhead, which host drift affects less."""
 
 _FAILED = ("out_of_memory", "error", "timeout")
 _REFUSED = OverLimit.__name__  # by a runner, which knew of it only once smaller sizes had run: the ladder knew less
@@ -157,12 +160,11 @@ class _Run:
                 self.records[timing.batch_size].add(timing)
         self.outcomes = {o.batch_size: o for o in kept.outcomes if o.status != "interrupted"}
         self.retried: set[int] = set()
-        visits = itertools.groupby((timing.batch_size, timing.round // PER_VISIT) for timing in kept.timings)
-        self.visited = [n for (n, _), _ in visits]
         self.sweep = max((timing.round // PER_VISIT for timing in kept.timings), default=0)
         model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
         self.model = model if len(model) == len(ladder) else None
-        self.fruitless, self.fruitful, self.best_cost = 0, self.budget.spent(), dict[bool | None, float]()
+        self.reference = next((t.reference_batch_size for t in reversed(kept.timings) if t.reference_batch_size), None)
+        self.seeks_reference = True
         self.view = self.look()
 
     # --- the walk ---
@@ -217,7 +219,7 @@ class _Run:
             is_cut = verdict.status in {"ok", "over_limit"} and self.budget.left() < self.next_seconds(n)
             self.end(n, verdict.status, verdict.reason, **{**verdict.facts, **(cut if is_cut else {})})
         for n in self.open:
-            self.end(n, "dropped", f"{self.records[n].visits} visits gave no reading of its energy")
+            self.end(n, "dropped", f"{self.records[n].trials} visits gave no reading of its energy")
 
     def next_seconds(self, n: int) -> float:
         """Give what another visit to a size that was read would take."""
@@ -225,11 +227,6 @@ class _Run:
 
     def next(self) -> list[int]:
         self.view = self.look()
-        best = self.view.read[self.view.fastest].cost if self.view.fastest else None
-        quick = self.view.state.is_quick if self.view.state else None  # in the other state all costs are others
-        if best is not None and best < self.best_cost.get(quick, math.inf) * (1 - KNOWN * self.view.tolerance):
-            self.fruitless, self.fruitful, self.best_cost[quick] = 0, self.budget.spent(), best
-            self.view = self.look()
         if self.stopwatch is not None and self.budget.left() <= 0:
             return []
         if self.goal.objective == "energy" and not self.view.read and any(r.timings for r in self.records.values()):
@@ -241,8 +238,8 @@ class _Run:
 
     def next_sweep(self, sweeps: int) -> list[int]:
         """Name the sizes that were visited least often, shuffled, until all were visited so many times."""
-        least = min(self.records[n].visits for n in self.open)
-        due = [n for n in self.open if self.records[n].visits == least] if least < sweeps else []
+        least = min(self.records[n].trials for n in self.open)
+        due = [n for n in self.open if self.records[n].trials == least] if least < sweeps else []
         Random(f"{self.seed}, {least}").shuffle(due)  # noqa: S311 - an order, not a secret
         return due
 
@@ -269,18 +266,16 @@ class _Run:
             Situation(
                 goal=self.goal,
                 ladder=self.candidates,
+                favored=None if self.extend is None else {n for n, c in self.candidates.items() if is_favored(c)},
                 model=self.model,
                 records={n: record for n, record in self.records.items() if n not in refused},
-                closed={*self.outcomes, *(n for n, record in self.records.items() if record.is_mute)},
+                closed={*self.outcomes, *(n for n, record in self.records.items() if record.lacks_cost)},
                 failed={n for n, o in self.outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
                 broken={n: o.status for n, o in self.outcomes.items() if o.status in ("error", "timeout")},
                 visit_seconds=seconds,
                 left=left,
                 budget=self.budget.seconds,
-                fruitless=self.fruitless,
-                fruitless_seconds=self.budget.spent() - self.fruitful,
                 extends=self.extend is not None,
-                visited=tuple(self.visited),
                 multiple=self.multiple,
                 seed=self.seed,
             )
@@ -292,12 +287,12 @@ class _Run:
         """Visit a size; whatever it raises is its outcome, at once or at the second time."""
         if n in self.outcomes:
             return
-        self.fruitless += 1
         if n not in self.candidates and self.extend is not None:
             self.candidates[n], self.records[n] = self.extend(n), Record(n, self.goal)
             self.book.candidate(self.candidates[n])
         stopwatch = self.stopwatch or self.open_runner()
-        self.visited.append(n)
+        if self.reference is not None and self.seeks_reference:
+            self.hold_reference(self.reference, None, stopwatch)
         record = self.records[n]
         number = 1 + max((timing.round // PER_VISIT for timing in record.timings), default=-1)
         if record.timings:  # one that is tried again has readings of this sweep already
@@ -309,8 +304,7 @@ class _Run:
                 likely=self.likely_seconds(n),
                 keep=functools.partial(self.keep, record),
                 expected=self.expected_seconds(n),
-                settled=self.likely_seconds(n) if n in self.view.suspects else None,
-                at_least=rules.readings_wanted(self.view, n),
+                at_least=rules.timings_wanted(self.view, n),
             )
         except OutOfBudget:
             pass  # what became of the size is said at the end
@@ -318,7 +312,31 @@ class _Run:
             if error is self.teller.failed:
                 raise
             self.fail(n, error, stopwatch)  # what a candidate raises is its outcome
+        else:
+            step = min(timing.seconds for timing in record.timings)
+            if self.seeks_reference and self.suits_reference(n, step):
+                self.hold_reference(n, step, stopwatch)
         self.book.spent(self.budget.spent())
+
+    def suits_reference(self, n: int, step_seconds: float) -> bool:
+        """Return whether steps of a size are long enough, and more than the overhead that a single sample has."""
+        steps = [min(timing.seconds for timing in record.timings) for record in self.records.values() if record.timings]
+        is_work = step_seconds >= WORK_SHARE * min(steps) or step_seconds >= LONG_REFERENCE_SECONDS
+        return n == max(self.candidates) or (step_seconds >= LEAST_REFERENCE_SECONDS and is_work)
+
+    def hold_reference(self, n: int, step_seconds: float | None, stopwatch: Stopwatch) -> None:
+        """Have a size timed around each later reading: the first whose steps are long enough, once in a run."""
+        self.seeks_reference = False
+        known = [timing.seconds for timing in self.records[n].timings] if n in self.records else []
+        seconds = step_seconds or min(known, default=LEAST_REFERENCE_SECONDS)
+        try:
+            stopwatch.hold_reference(n, seconds)
+        except OutOfBudget:
+            pass
+        except Exception as error:  # noqa: BLE001 - a size that fails here is measured without a reference
+            _log.warning("no reference step of batch size %d: %s", n, error)
+            stopwatch.forget()
+            clear(stopwatch.runner, error, anew=False)
 
     def likely_seconds(self, n: int) -> float | None:
         """Guess seconds of a step, to tell a hang from a long one."""
@@ -328,7 +346,7 @@ class _Run:
 
     def expected_seconds(self, n: int) -> float | None:
         """Say what a step takes at most by smaller sizes: at their best rate, or on the line through two of them."""
-        rates = [record.seconds / size for size, record in self.view.read.items() if size < n]
+        rates = [seconds / size for size, seconds in self.view.seconds.items() if size < n]
         by_line = [float(self.view.steps[self.view.place(n)])] if len(rates) > 1 and n in self.view.sizes else []
         return min([*(n * rate for rate in rates), *by_line], default=None)
 
@@ -381,7 +399,7 @@ class _Run:
             self.visit(n)
         elif has_run:
             text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {failure.reason}"
-            is_over = self.goal.latency_limit is not None and self.records[n].seconds > self.goal.latency_limit
+            is_over = self.goal.latency_limit is not None and self.look().seconds.get(n, 0.0) > self.goal.latency_limit
             limit = {"limit": "latency"} if is_over else {}
             self.end(n, "over_limit" if is_over else "ok", text, cut_short=True, **failure.facts, **limit)
         else:

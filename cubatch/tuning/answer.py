@@ -1,32 +1,26 @@
 """
-From timings to the answer: the best, the ties, the smallest size within tolerance, and which limit decided.
+From timings to the answer: the recommendation, the best, the ties, and which limit decided.
 
-The rule is applied to the very numbers that the result shows, so that a reader of the JSON can
-repeat it with a pocket calculator.
+Times, rates and intervals of a result are those of the posterior that the recommendation comes from; the timings as
+they were read, and the reference step beside them, are kept with them.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
-from cubatch.measure.counting import (
-    HostState,
-    by_visit,
-    comparable,
-    counting,
-    host_state,
-    is_comparable,
-    is_held_up,
-)
-from cubatch.measure.goal import Goal, pick
-from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.report.facts import is_above
-from cubatch.tuning import host_wording, intervals, wording
+from cubatch.search.noise import usable
+from cubatch.search.posterior import Posterior
+from cubatch.search.recommend import is_favored
+from cubatch.tuning import wording
 from cubatch.tuning.decision import UNSEEN, Fate, decide
 from cubatch.tuning.results import Measurement, TuningResult
 
@@ -49,7 +43,6 @@ def answer(
     setting: Mapping[str, Any],
     largest_batch_size: int | None = None,
     asked: bool = False,
-    compared: bool = False,
     multiple: int = 1,
     flops_per_sample: float | None = None,
     roofline_seconds: Mapping[int, float] | None = None,
@@ -62,14 +55,9 @@ def answer(
     """
     Choose the batch size, and say why.
 
-    Only candidates with the status "ok" can be the answer.  By throughput or energy it is the
-    smallest whose median is at least (1 - tolerance) x the best median; by latency the largest
-    whose median is at most (1 + tolerance) x the lowest.
+    Only candidates with the status "ok" can be the answer: see `search.recommend.recommend`.
 
-    `tied_with` holds the sizes whose per-round differences from the fastest have a median that may
-    be zero: the 90 % interval of the paired log ratios contains it, which holds what visits to one size
-    differ by (`intervals.of_ratio`).  With fewer than 5 common rounds a size is tied too if its median is
-    within the tolerance.  Throttled rounds are not common ones.
+    `tied_with` holds the sizes whose difference from the fastest may be zero, by its 90 % interval.
 
     `decided_by` says what kept the answer from being larger: see `decision.decide`.
 
@@ -82,7 +70,6 @@ def answer(
             `created` (now, if missing), `disturbed`.  Those left out are unknown.
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         asked: Whether the user gave the list of batch sizes.
-        compared: Whether they were visited equally often, in sweeps: then every visit counts.
         multiple: Of which sizes that the search adds are multiples.
         flops_per_sample: FLOP of one sample; None where unknown.
         roofline_seconds: Roofline of a step by batch size, where known.
@@ -105,26 +92,21 @@ def answer(
         (32, 64, 'plateau')
     """
     refused = {o.batch_size for o in measured.outcomes if o.status == "over_limit" and o.facts.get("limit") == "memory"}
-    state = host_state([timing for timing in measured.timings if timing.batch_size not in refused], goal)
-    used = {c.batch_size: counting(measured.of(c.batch_size), state=state, every_visit=compared) for c in ladder}
-    times = 1.0 if state is None else state.times
-    alike = {n: timings if is_comparable(timings, state) else () for n, timings in used.items()}
-    told = [timings for n, timings in alike.items() if timings and n not in refused]
-    told = [timings for timings in told if not timings[0].throttled] or told
-    seconds_scatter, scatter = _scatter(told, Goal()), _scatter(told, goal)
+    timings = {c.batch_size: measured.of(c.batch_size) for c in ladder}
+    used = {n: usable(taken) for n, taken in timings.items()}
+    posterior = Posterior.of({n: taken for n, taken in timings.items() if taken and n not in refused}, goal)
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
         _measurement(
             candidate,
             outcomes.get(candidate.batch_size, Outcome(candidate.batch_size, "interrupted", "not finished")),
-            measured.of(candidate.batch_size),
+            timings[candidate.batch_size],
             flops_per_sample=flops_per_sample,
             roofline_seconds=(roofline_seconds or {}).get(candidate.batch_size),
             layers=(layers or {}).get(candidate.batch_size, ()),
             device_bytes=(device_bytes or {}).get(candidate.batch_size),
             used=used[candidate.batch_size],
-            state=state,
-            scatter=seconds_scatter,
+            posterior=posterior,
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
     ]
@@ -138,20 +120,16 @@ def answer(
         for m in measurements
         if m.status == "ok" and (value := wording.value_of(m, goal.objective)) is not None
     }
-    values = {n: value for n, value in values.items() if alike[n]} or values
     facts: dict[str, Any] = {"batch_size": None, "fastest_batch_size": None, "tied_with": (), "decided_by": None}
     reasons: list[str] = []
-    if values:
+    able = [n for n in values if posterior.has_cost(n)]
+    if able:
         by_size = {m.batch_size: m for m in measurements}
-        chosen, fastest = pick(values, goal)
-        ties = _ties(fastest, values, used, goal, scatter)
+        favored = None if asked else {c.batch_size for c in ladder if is_favored(c)}
+        found = posterior.recommend(able, favored)
+        chosen, fastest, ties = found.batch_size, found.fastest, found.equal
         decision = decide(
-            [
-                Fate(n, "not_run")  # what another process held up says no more than what was not measured
-                if is_held_up(measured.of(n), state) and n not in values
-                else _fate(m, outcomes.get(n), used[n], goal, 1.0 if alike[n] else times, scatter)
-                for n, m in by_size.items()
-            ],
+            [_fate(m, outcomes.get(n), posterior) for n, m in by_size.items()],
             chosen=chosen,
             fastest=fastest,
             ties=ties,
@@ -161,7 +139,6 @@ def answer(
             asked=asked,
             multiple=multiple,
         )
-        seconds = {n: {t.round: t.seconds for t in timings} for n, timings in alike.items() if timings}
         facts = {
             "batch_size": chosen,
             "fastest_batch_size": fastest,
@@ -175,9 +152,8 @@ def answer(
             goal=goal,
             tied_with=ties,
             decision=decision,
-            rounds=seconds,
-            scatter=seconds_scatter,
-            throttled_only=[n for n, timings in used.items() if timings and timings[0].throttled],
+            posterior=posterior,
+            throttled_only=[n for n, taken in used.items() if taken and taken[0].throttled],
             l2=header.get("l2") if header["device"].get("kind") != "cpu" else None,
             needed={
                 n: (o.facts["needed_seconds"], o.facts["left_seconds"])
@@ -186,6 +162,11 @@ def answer(
             },
             could_gain={n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None},
         )
+        if header["device"].get("kind") == "cpu" and posterior.reference is None and len(posterior.sizes) > 1:
+            reasons.append(
+                "No reference step was timed beside the candidates: sizes are compared by shuffled rounds alone, "
+                "which a host that changes its speed disturbs."
+            )
     elif not partial:
         if any(m.status == "ok" for m in measurements):
             raise EnergyNotAvailable(str(header["device"].get("name") or "the device"))
@@ -197,8 +178,9 @@ def answer(
         tolerance=goal.tolerance,
         seconds_spent=measured.seconds_spent,
         largest_batch_size=largest_batch_size,
-        largest_measured=max((n for n, timings in used.items() if timings), default=None),
-        reasons=[*caveats, *reasons, *host_wording.sentences(measured.timings, state, used), *notes],
+        largest_measured=max((n for n, taken in timings.items() if taken), default=None),
+        reference=posterior.reference,
+        reasons=[*caveats, *reasons, *notes],
         measurements=tuple(measurements),
     )
 
@@ -213,14 +195,11 @@ def _measurement(
     layers: Sequence[Mapping[str, Any]],
     device_bytes: int | None,
     used: Sequence[Timing],
-    state: HostState | None,
-    scatter: float,
+    posterior: Posterior,
 ) -> Measurement:
     n = candidate.batch_size
-    seconds = [timing.seconds for timing in used]
-    latency = _median(seconds)
-    interval = intervals.of_median(seconds, len(by_visit(used)), scatter, stopping.CHOSEN_CONFIDENCE)
-    joules = _median([timing.joules for timing in used])
+    latency, interval = posterior.seconds_of(n, used)
+    joules = posterior.joules_of(n, used)
     return Measurement(
         batch_size=n,
         status=outcome.status,
@@ -229,12 +208,11 @@ def _measurement(
         latency_interval=interval,
         samples_per_second=n / latency if latency else None,
         throughput_interval=(n / interval[1], n / interval[0]) if interval else None,
-        timings_seconds=seconds,
+        timings_seconds=[timing.seconds for timing in used],
         timings_rounds=[timing.round for timing in used],
+        reference_seconds=[t.reference_seconds for t in used] if any(t.reference_seconds for t in used) else None,
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),
-        disturbed=sum(not t.throttled for t in comparable(timings, state)) - sum(not t.throttled for t in used),
-        comparable=is_comparable(used, state) if used and state is not None else None,
         flops_per_second=n * flops_per_sample / latency if latency and flops_per_sample is not None else None,
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
         sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
@@ -252,16 +230,6 @@ def _measurement(
         occupancy=_weighted(layers, "occupancy"),
         fill=_weighted(layers, "fill"),
         layers=layers,
-    )
-
-
-def _scatter(used: Iterable[Sequence[Timing]], goal: Goal) -> float:
-    """Say how far what visits tell of costs scatters: see `intervals.visit_sd`."""
-    return intervals.visit_sd(
-        [
-            [[*costs.values()] for those in by_visit(timings).values() if (costs := _costs(those, goal))]
-            for timings in used
-        ]
     )
 
 
@@ -289,46 +257,14 @@ def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return None
 
 
-def _ties(
-    fastest: int, values: Mapping[int, float], used: Mapping[int, Sequence[Timing]], goal: Goal, scatter: float
-) -> dict[int, int]:
-    """Give the sizes that cannot be told from the fastest, and how many rounds each has in common with it."""
-    costs = {n: _costs(used[n], goal) for n in values}
-    ties = {}
-    for n in sorted(values):
-        if n == fastest:
-            continue
-        interval = intervals.of_ratio(costs[n], costs[fastest], scatter)
-        is_tied = interval is not None and interval[0] <= 0 <= interval[1]
-        common = len(costs[n].keys() & costs[fastest].keys())
-        if common < stopping.MIN_ROUNDS:
-            best, own = stopping.median([*costs[fastest].values()]), stopping.median([*costs[n].values()])
-            is_tied |= own <= goal.allowed(best)
-        if is_tied:
-            ties[n] = common
-    return ties
-
-
-def _costs(timings: Sequence[Timing], goal: Goal) -> dict[int, float]:
-    costs = {t.round: goal.cost(t.batch_size, seconds=t.seconds, joules=t.joules) for t in timings}
-    return {number: cost for number, cost in costs.items() if cost is not None}
-
-
-def _fate(
-    measurement: Measurement,
-    outcome: Outcome | None,
-    used: Sequence[Timing],
-    goal: Goal,
-    times: float,
-    scatter: float,
-) -> Fate:
-    """Say what became of a size, with its interval, or with few timings all that was seen, so many times as long."""
-    costs = {number: cost * times for number, cost in _costs(used, goal).items()}
-    is_unseen = outcome is not None and outcome.facts.get("looked_at") is False and not costs
+def _fate(measurement: Measurement, outcome: Outcome | None, posterior: Posterior) -> Fate:
+    """Return what became of a size, with the interval of its cost."""
+    cost = posterior.cost_interval(measurement.batch_size)
+    is_unseen = outcome is not None and outcome.facts.get("looked_at") is False and cost is None
     return Fate(
         measurement.batch_size,
         UNSEEN if is_unseen else measurement.status,
-        cost=intervals.of_few([*costs.values()], len({n // PER_VISIT for n in costs}), scatter) if costs else None,
+        cost=cost,
         breaks_latency=outcome is not None and outcome.facts.get("limit") == "latency",
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cubatch.report.facts import TIMED
-from cubatch.tuning import intervals
+from cubatch.search.posterior import Posterior
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_percent
 
@@ -14,14 +14,9 @@ NEIGHBOUR_SHARE = 1 / 8  # how near a size must be to a power of two to be compa
 MAX_COMPARISONS = 3
 
 
-def sentences(
-    answer: Measurement,
-    measurements: Sequence[Measurement],
-    rounds: Mapping[int, Mapping[int, float]],
-    scatter: float,
-) -> list[str]:
+def sentences(answer: Measurement, measurements: Sequence[Measurement], posterior: Posterior) -> list[str]:
     """Set powers of two against the nearest other size that was measured, those near the answer first."""
-    timed = [m for m in measurements if m.status in TIMED and m.batch_size in rounds]
+    timed = [m for m in measurements if m.status in TIMED and m.latency_seconds is not None]
     costs = {m.batch_size: (m.latency_seconds or 0.0) / m.batch_size for m in timed}
     powers = sorted(
         (n for n in costs if n & (n - 1) == 0), key=lambda n: abs(math.log(n / answer.batch_size))
@@ -32,15 +27,8 @@ def sentences(
         if not others:
             continue
         other = min(others, key=lambda n: (abs(n - power), n))
-        interval = intervals.of_ratio(_per_sample(rounds[power], power), _per_sample(rounds[other], other), scatter)
-        is_behind = costs[power] > costs[other]  # by all timings: what a few common rounds say against them is chance
-        if interval is not None and (interval[0] <= 0 or is_behind) and (interval[1] >= 0 or not is_behind):
-            found.append(_compare(power, other, interval))
+        found.append(_compare(power, other, posterior.ratio_interval(power, other)))
     return [f"Powers of two against their neighbours: {'; '.join(found[:MAX_COMPARISONS])}."] if found else []
-
-
-def _per_sample(seconds: Mapping[int, float], batch_size: int) -> dict[int, float]:
-    return {number: value / batch_size for number, value in seconds.items()}
 
 
 def _compare(power: int, other: int, interval: tuple[float, float]) -> str:

@@ -14,6 +14,7 @@ from cubatch import checks, files
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.measure.goal import OBJECTIVES
 from cubatch.measure.records import STATUSES
+from cubatch.report import facts
 from cubatch.report.facts import TIMED
 from cubatch.tuning.data_parallel import DataParallel, data_parallel
 from cubatch.units import shown
@@ -33,6 +34,10 @@ _FLAG = validators.optional(validators.instance_of(bool))
 # --- after measuring -----------------------------------------------------------------------------------------
 
 
+def _maybe_positives(value: Iterable[float | None]) -> tuple[float | None, ...]:
+    return tuple(checks.positive(item) for item in checks.items(value))
+
+
 @attrs.frozen(kw_only=True)
 class Measurement:
     """
@@ -42,18 +47,17 @@ class Measurement:
         batch_size: Samples per step.
         status: One of STATUSES.
         reasons: Why it was a candidate.
-        latency_seconds: Time of one step: the median of `timings_seconds`.
-        latency_interval: Where the true median lies, with 90 % confidence or more; None under 5 timings.
+        latency_seconds: Time of one step at the usual speed of the host in this run, from the posterior of all timings:
+            a size with few timings is drawn towards what its neighbors say.
+        latency_interval: Where it lies with a probability of 90 %: for comparing sizes of one run.
         samples_per_second: batch_size / latency_seconds.
         throughput_interval: The same of the latency interval.
-        timings_seconds: The timings that count, by round: see `counting`.
+        timings_seconds: The timings as they were read, by round; throttled ones only where there are no others.
         timings_rounds: Their rounds, each visit in PER_VISIT of its own; those of one sweep are alike for all sizes.
+        reference_seconds: Of each of these timings the reference step around it: the geometric mean of before and
+            after; None where the run has no reference.
         stop_reason: Why measuring ended, as a sentence.
         throttled: Timings taken under a clearly lowered clock.
-        disturbed: Timings of visits that took clearly longer than others to the same size, which do not count; those of
-            another state of the host, which do not either, are not among them.
-        comparable: Whether those that count were taken in the state of the host in which sizes are compared; None where
-            nothing tells of states, or nothing was timed.
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.
@@ -89,10 +93,11 @@ class Measurement:
     timings_rounds: tuple[int, ...] | None = field(
         default=None, converter=attrs.converters.optional(checks.wholes), metadata=_ADDED
     )
+    reference_seconds: tuple[float | None, ...] | None = field(
+        default=None, converter=attrs.converters.optional(_maybe_positives), metadata=_ADDED
+    )
     stop_reason: str = field(default="", converter=checks.required_text)
     throttled: int = field(default=0, converter=checks.required_count)
-    disturbed: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
-    comparable: bool | None = field(default=None, validator=_FLAG, metadata=_ADDED)
     flops_per_second: float | None = field(default=None, converter=checks.amount)
     roofline_fraction: float | None = field(default=None, converter=checks.amount)
     sm_clock_mhz: float | None = field(default=None, converter=checks.amount)
@@ -165,6 +170,10 @@ def _device(value: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+def _reference(value: Mapping[str, Any]) -> dict[str, Any]:
+    return _converted(value, {"batch_size": checks.required_size, "seconds": checks.positive})
+
+
 def _environment(value: Mapping[str, Any]) -> dict[str, Any]:
     return _converted(value, {"launch": _launch})
 
@@ -182,18 +191,20 @@ class TuningResult:
     The answer of a tuning run, everything it rests on, and why; in JSON it is the contract's schema 1.
 
     Attributes:
-        batch_size: The answer.  Throughput or energy: the smallest size whose median is at least
-            (1 - tolerance) x the best; latency: the largest whose median is at most (1 + tolerance) x
-            the lowest.  None only in the partial result of an interrupted run.
-        fastest_batch_size: The best median of the objective.
+        batch_size: The recommendation.  Throughput or energy: the smallest size whose posterior mean is at least
+            (1 - tolerance) x the best; latency: the largest within (1 + tolerance) x the lowest.  See
+            `search.recommend.recommend`.  None only in the partial result of an interrupted run.
+        fastest_batch_size: The size with the best posterior mean of the objective.
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         largest_measured: The largest that really ran.
-        tied_with: Sizes that paired per-round differences cannot tell from the fastest.
+        tied_with: Sizes whose difference from the fastest may be zero, by its 90 % interval.
         decided_by: One of DECIDED_BY; `answer.answer` defines them.  None in a partial result, and where nothing but
             failures lies above the answer.
         reasons: Sentences for a person.
         measurements: One per candidate, ascending, also of those that did not run.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: what the user set, or what held; None: none.
+        reference: {"batch_size", "seconds"} of the reference step: its median over the run, to which times are
+            normalized; None where there was none, as on a GPU.
         disturbed: Whether others were busy on the machine while timings were taken; None where that is not known.
         data_parallel: What it costs that several devices share a step; None where one has it to itself.
         l2: "cold" where the working set is kept out of the L2 cache between steps, else "warm".
@@ -228,6 +239,14 @@ class TuningResult:
     measurements: tuple[Measurement, ...] = field(converter=_measurements)
     data_parallel: DataParallel | None = field(default=None, converter=data_parallel, metadata=_ADDED)
     disturbed: bool | None = field(default=None, validator=_FLAG, metadata=_ADDED)
+    reference: dict[str, Any] | None = field(
+        default=None, hash=False, converter=attrs.converters.optional(_reference), metadata=_ADDED
+    )
+
+    @property
+    def recommended(self) -> bool:
+        """Whether `batch_size` was compared with anything: another size, or a limit met right above it."""
+        return facts.is_recommended(self.to_mapping())
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -241,8 +260,8 @@ class TuningResult:
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Write the result as JSON of schema 1; no NaN or infinity can be in it."""
-        facts = {"schema": SCHEMA} | attrs.asdict(self)
-        return json.dumps(facts, allow_nan=False, ensure_ascii=False, indent=indent)
+        mapping = {"schema": SCHEMA} | attrs.asdict(self)
+        return json.dumps(mapping, allow_nan=False, ensure_ascii=False, indent=indent)
 
     def to_mapping(self) -> dict[str, Any]:
         """Give what `to_json` writes as plain mappings and lists."""
@@ -282,8 +301,7 @@ class TuningResult:
     @property
     def comparable(self) -> list[Measurement]:
         """Sizes that were measured, are within every limit, and can be compared with each other."""
-        timed = [m for m in self.measurements if m.status in TIMED]
-        return [m for m in timed if m.comparable is not False] or timed
+        return [m for m in self.measurements if m.status in TIMED]
 
     def choices(self, within: float = 0.05) -> dict[int, float]:
         """

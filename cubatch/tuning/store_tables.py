@@ -26,7 +26,7 @@ from cubatch import checks
 from cubatch.errors import WorkerDied
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 
-VERSION = 5
+VERSION = 6
 
 SCHEMA = """
 CREATE TABLE runs (
@@ -39,7 +39,8 @@ CREATE TABLE timings (
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL, round INTEGER NOT NULL,
     seconds REAL NOT NULL, repeats INTEGER NOT NULL, throttled INTEGER NOT NULL, sm_clock_mhz REAL, joules REAL,
     peak_bytes INTEGER, peak_device_bytes INTEGER, checksum INTEGER, event_reasons INTEGER, temperature_celsius REAL,
-    power_watts REAL, utilization_percent REAL, used_bytes INTEGER, reference_seconds REAL,
+    power_watts REAL, utilization_percent REAL, used_bytes INTEGER, reference_batch_size INTEGER,
+    reference_before_seconds REAL, reference_after_seconds REAL,
     PRIMARY KEY (run, batch_size, round));
 CREATE TABLE outcomes (
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL,
@@ -57,6 +58,12 @@ UPGRADES = {
     """,
     4: "ALTER TABLE runs ADD COLUMN disturbed TEXT",
     5: "ALTER TABLE timings ADD COLUMN reference_seconds REAL",
+    6: """
+        UPDATE timings SET checksum = NULL WHERE reference_seconds IS NOT NULL;
+        ALTER TABLE timings ADD COLUMN reference_batch_size INTEGER;
+        ALTER TABLE timings ADD COLUMN reference_before_seconds REAL;
+        ALTER TABLE timings ADD COLUMN reference_after_seconds REAL
+    """,  # version 5 timed a fixed operation as the reference: those timings are read as timings without one
 }
 """By version, what makes it of a file of the version before; rows of before lack what was added."""
 
@@ -66,11 +73,11 @@ _COLUMNS = (
     "peak_device_bytes",
 )  # fmt: skip
 _ADDED = ("event_reasons", "temperature_celsius", "power_watts", "utilization_percent", "used_bytes")
-_ADDED_LATER = ("reference_seconds",)
+_ADDED_LATER = ("reference_batch_size", "reference_before_seconds", "reference_after_seconds")
 _ALL_COLUMNS = (*_COLUMNS, *_ADDED, *_ADDED_LATER)
 _REAL = (
     "seconds", "sm_clock_mhz", "joules", "temperature_celsius", "power_watts", "utilization_percent",
-    "reference_seconds",
+    "reference_before_seconds", "reference_after_seconds",
 )  # fmt: skip
 _MOST_SECONDS = 1e9  # of measuring: thirty years
 _MOST_LETTERS = 200  # of what a damaged field may say

@@ -71,7 +71,6 @@ class Story:
             setting=setting,
             largest_batch_size=self.ladder.largest,
             asked=self.limits.batch_sizes is not None,
-            compared=self.limits.sweeps is not None,
             multiple=self.multiple,
             caveats=run.caveats,
             notes=[*run.notes, *launch_notes(measured.launch)],

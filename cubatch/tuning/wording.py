@@ -16,6 +16,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.report import facts
 from cubatch.report.facts import NOISY_SHARE, TIMED, is_above, is_only_noise
+from cubatch.search.posterior import Posterior
 from cubatch.tuning import powers_of_two
 from cubatch.tuning.decision import FAILURE, Decision
 from cubatch.tuning.results import Measurement
@@ -40,10 +41,9 @@ def sentences(
     measurements: Sequence[Measurement],
     *,
     goal: Goal,
-    tied_with: Mapping[int, int],
+    tied_with: Collection[int],
     decision: Decision,
-    rounds: Mapping[int, Mapping[int, float]],
-    scatter: float,
+    posterior: Posterior,
     throttled_only: Sequence[int] = (),
     l2: str | None = None,
     could_gain: Mapping[int, float] | None = None,
@@ -57,10 +57,9 @@ def sentences(
         fastest: One of the measurements, which may be the same.
         measurements: All of them, ascending.
         goal: What was asked for.
-        tied_with: Sizes that cannot be told from the fastest, and how many rounds each has in common with it.
+        tied_with: Sizes that cannot be told from the fastest.
         decision: What ended the sizes above the answer.
-        rounds: Seconds by batch size and round, of the timings that count.
-        scatter: How far visits scatter: see `intervals.visit_sd`.
+        posterior: What the timings say of each size, and of differences of sizes.
         throttled_only: Sizes that have none but throttled timings.
         l2: "cold", "warm" or None.
         could_gain: Share of the best that a size which was not tried might gain, where that is known.
@@ -76,11 +75,9 @@ def sentences(
         _limit(answer, fastest, measurements, goal, decision, tied_with, needed or {}),
         *_floor(measurements),
         *_fullness(answer),
-        *powers_of_two.sentences(answer, measurements, rounds, scatter),
+        *powers_of_two.sentences(answer, measurements, posterior),
         *_noisy(fastest, decision.limit),
-        *_few(measurements, decision.limit),
         *_throttled(measurements, throttled_only),
-        *_disturbed(measurements),
         *_cold_or_warm(l2),
         *_absent(measurements, goal, could_gain or {}),
     ]
@@ -104,7 +101,7 @@ def breaks_latency_limit(measurement: Measurement, goal: Goal) -> str:
     """Say how long a size takes that is above the latency limit."""
     count = len(measurement.timings_seconds)
     seconds, limit = format_seconds(measurement.latency_seconds or 0.0), format_seconds(goal.latency_limit or 0.0)
-    known = f"median of {count} timings" if count > 1 else "1 timing"
+    known = _count(count)
     return f"{measurement.batch_size} already takes {seconds} ({known}), above the latency limit of {limit}"
 
 
@@ -123,7 +120,7 @@ def _why(answer: Measurement, fastest: Measurement, timed: Sequence[Measurement]
     quality, best_word = _QUALITY[objective], "lowest" if objective == "latency" else "best"
     end = "largest" if objective == "latency" else "smallest"
     timings = min(len(answer.timings_seconds), len(fastest.timings_seconds))
-    doubt = f", on {_count(timings)}: too few for an interval" if timings < MIN_ROUNDS else ""
+    doubt = f", on {_count(timings)}" if timings < MIN_ROUNDS else ""
     if answer.batch_size == fastest.batch_size:
         beyond, n = "larger" if objective == "latency" else "smaller", answer.batch_size
         others = [m for m in timed if (m.batch_size > n if objective == "latency" else m.batch_size < n)]
@@ -140,32 +137,26 @@ def _why(answer: Measurement, fastest: Measurement, timed: Sequence[Measurement]
 
 
 def _ties(
-    fastest: Measurement,
-    measurements: Sequence[Measurement],
-    goal: Goal,
-    tied_with: Mapping[int, int],
+    fastest: Measurement, measurements: Sequence[Measurement], goal: Goal, tied_with: Collection[int]
 ) -> list[str]:
-    """Name the sizes that cannot be told from the fastest, apart from those of which too little is known to say so."""
+    """Name the sizes that cannot be told from the fastest, apart from those that are merely too noisy."""
     best = value_of(fastest, goal.objective) or 0.0
     shares = {}
     for m in measurements:
         if m.batch_size in tied_with and (value := value_of(m, goal.objective)):
             shares[m.batch_size] = best / value if goal.objective == "latency" else value / best
     noisy = [m for m in measurements if is_only_noise(shares.get(m.batch_size), m.throughput_interval)]
-    known = [n for n in tied_with if n not in {m.batch_size for m in noisy}]
-    ties = join([str(n) for n in known if tied_with[n] >= MIN_ROUNDS])
-    few = join([str(n) for n in known if tied_with[n] < MIN_ROUNDS])
+    ties = join([str(n) for n in tied_with if n not in {m.batch_size for m in noisy}])
     told = [f"{m.batch_size} ({format_percent(shares[m.batch_size])} of it{_known_to(m)})" for m in noisy]
     return [
-        *([f"Paired rounds cannot tell {ties} from {fastest.batch_size}."] if ties else []),
-        *([f"Too few rounds in common to tell {few} from {fastest.batch_size}."] if few else []),
-        *([f"Too noisy to tell from {fastest.batch_size}: {join(told)}."] if told else []),
+        *([f"The noise does not tell {ties} from {fastest.batch_size}."] if ties else []),
+        *([f"Too noisy to compare with {fastest.batch_size}: {join(told)}."] if told else []),
     ]
 
 
 def _known_to(measurement: Measurement) -> str:
     spread = _spread(measurement)
-    return f", {_count(len(measurement.timings_seconds))}" if spread is None else f", ± {format_percent(spread)}"
+    return "" if spread is None else f", ± {format_percent(spread)}"
 
 
 def _count(timings: int) -> str:
@@ -201,7 +192,7 @@ def _limit(
     span = f"measured up to {top}{ruled_out}" if top > n else f"judged up to {reach} by the readings of smaller ones"
     last_tie = max(tied_with, default=n)
     if goal.objective == "latency":
-        flat = f", as far as paired rounds tell: {last_tie} is tied" if last_tie > n else ""
+        flat = f", as far as the noise tells: {last_tie} is tied" if last_tie > n else ""
         peak = f"Larger batches take longer than {n}{flat}."
         plateau = f"The latency stays flat up to {n} and rises beyond{flat}."
     else:
@@ -232,8 +223,6 @@ def _limit(
 def _untried(larger: Sequence[Measurement], needed: Mapping[int, tuple[float, float]]) -> str:
     """Say how many sizes were not tried, and what a visit to the smallest would have taken; or what held one up."""
     untried = [m.batch_size for m in larger if m.status == "not_run"]
-    if not untried:
-        return "a larger size was read only while another process held it up"
     count = "1 larger size was" if len(untried) == 1 else f"{len(untried)} larger sizes were"
     first = next((n for n in untried if n in needed), None)
     if first is None:
@@ -269,8 +258,7 @@ def _at_edge(top: int, n: int, measurements: Sequence[Measurement], goal: Goal) 
 
 def _floor(measurements: Sequence[Measurement]) -> list[str]:
     """Name the size below which a batch costs the same time."""
-    alike = [m for m in measurements if m.comparable is not False]
-    timed = {m.batch_size: m.latency_seconds for m in alike if m.latency_seconds is not None}
+    timed = {m.batch_size: m.latency_seconds for m in measurements if m.latency_seconds is not None}
     if not timed:
         return []
     lowest = min(timed.values())
@@ -317,14 +305,6 @@ def _noisy(fastest: Measurement, decided_by: str | None) -> list[str]:
     return [f"{text} something else: other sizes may be as good. Measure again on a quiet one{more}."]
 
 
-def _few(measurements: Sequence[Measurement], decided_by: str | None) -> list[str]:
-    """Warn of sizes that may be the answer and whose medians rest on too little."""
-    few = [m for m in measurements if m.status == "ok" and len(m.timings_seconds) < MIN_ROUNDS]
-    text = f"fewer than {MIN_ROUNDS} timings, too few for an interval"
-    text += "; a larger budget makes them certain" if decided_by == "budget" else ""
-    return [f"Sizes with {text}: {_sizes(few)}."] if few else []
-
-
 def _throttled(measurements: Sequence[Measurement], throttled_only: Sequence[int]) -> list[str]:
     count = sum(m.throttled for m in measurements)
     if not count:
@@ -332,14 +312,6 @@ def _throttled(measurements: Sequence[Measurement], throttled_only: Sequence[int
     text = f"{count} timings were taken under a throttled clock and do not count"
     only = join([str(n) for n in throttled_only])
     return [f"{text}, except those of {only}, where there are no others." if only else f"{text}."]
-
-
-def _disturbed(measurements: Sequence[Measurement]) -> list[str]:
-    """Tell of timings that do not count, where several sizes have them: of one size it may be its very first steps."""
-    slow = [m for m in measurements if m.disturbed]
-    count = sum(m.disturbed or 0 for m in slow)
-    text = f"{count} timings, of batch sizes {_sizes(slow)}, took clearly longer than others of the same size"
-    return [f"{text} and do not count: first steps, or the machine was slower at times."] if len(slow) > 1 else []
 
 
 def _cold_or_warm(l2: str | None) -> list[str]:

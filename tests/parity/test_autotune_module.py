@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")  # first: a module that was skipped before 
 
 from cubatch.frameworks import torch_memory, torch_module  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs, random_like  # noqa: E402
-from cubatch.measure import clocks  # noqa: E402
 from cubatch.measure.memory_meter import ResidentMeter  # noqa: E402
 
 nn = torch.nn
@@ -474,22 +473,6 @@ def test_a_named_function_that_is_not_there_is_told_by_its_argument():
         with pytest.raises(cb.InvalidArgument, match=rf"^{field} must be") as caught:
             cb.autotune_module(nn.Linear(2, 2), (2,), mode="training", **{field: name})
         assert caught.value.value == name
-
-
-def test_readings_on_a_cpu_come_with_a_reference(monkeypatch):
-    """Steps are those that were asked for, and no others; it is a time in seconds, the mean of before and after."""
-    module = Recorder()
-    subject = torch_module.TorchModule(
-        module, (3, 8, 8), mode="inference", loss=None, optimizer="sgd", autocast=None, channels_last=False,
-        compiled=False,
-    )  # fmt: skip
-    runner = subject.ready().runner(2**34, 0)
-    runner.prepare(4)
-    del module.sizes[:]
-    assert 0 < runner.clock.time(runner.step, 3).reference_seconds < 1
-    assert module.sizes == [4] * 3
-    monkeypatch.setattr(clocks.TorchHostClock, "_reference_seconds", lambda _: 4.0 ** -(len(module.sizes) > 3))
-    assert runner.clock.time(runner.step, 1).reference_seconds == 0.625  # the state changed in between
 
 
 @pytest.mark.parametrize("store", [True, False])

@@ -7,7 +7,7 @@ from typing import Any
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Timing
-from cubatch.search.history import Record
+from cubatch.search.noise import Record
 from cubatch.search.view import Situation, View
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

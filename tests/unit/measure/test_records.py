@@ -15,6 +15,7 @@ from cubatch.measure.records import Candidate, Outcome, Timing
 
 NOT_FINITE = (math.nan, math.inf, -math.inf, 10**400)
 NO_NUMBERS = ("1", b"1", True, None, [1.0])
+NO_TIMES = (*NOT_FINITE, "1", True, 0.0, -1.0)
 NO_SIZES = (0, -1, 1.5, 8.0, MAX_BATCH_SIZE + 1, math.nan, "8", True, None)
 NO_COUNTS = (-1, 0.5, 2**63, "8", False)
 WRONG: tuple[tuple[type, dict[str, Any], str, tuple[Any, ...]], ...] = (
@@ -32,7 +33,9 @@ WRONG: tuple[tuple[type, dict[str, Any], str, tuple[Any, ...]], ...] = (
     (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "power_watts", (*NOT_FINITE, "1", True, -1.0)),
     (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "utilization_percent", (*NOT_FINITE, "1", -1.0, 100.5)),
     (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "used_bytes", NO_COUNTS),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_seconds", (*NOT_FINITE, "1", 0.0, -1.0)),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_batch_size", NO_SIZES[:-1]),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_before_seconds", NO_TIMES),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_after_seconds", NO_TIMES),
     (Outcome, {"batch_size": 8, "status": "ok"}, "batch_size", NO_SIZES),
     (Outcome, {"batch_size": 8, "status": "ok"}, "status", ("fine", "", None, 3)),
     (Outcome, {"batch_size": 8, "status": "ok"}, "stop_reason", (None, 3, b"why")),

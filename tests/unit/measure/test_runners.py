@@ -21,12 +21,7 @@ from cubatch.measure.runner import FactoryRef
 from cubatch.memory import parts
 from cubatch.network import models
 from cubatch.network.layers import Conv2d
-
-OPTIONS = {
-    "device": "cpu", "mode": "training", "dtype": "float32", "optimizer": "adam", "library": "im2col",
-    "recompute": False, "seed": 1,
-}  # fmt: skip
-
+from tests.unit.measure.network_options import OPTIONS
 
 # --- networks ------------------------------------------------------------------------------------------------
 

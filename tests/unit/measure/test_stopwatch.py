@@ -126,11 +126,18 @@ def test_a_timing_keeps_all_that_its_reading_told() -> None:
     """Whatever a reading has a field for is in the record of it, by the same name."""
     told = Reading(
         seconds=0.02, sm_clock_mhz=1500.0, throttled=True, joules=3.0, event_reasons=4, temperature_celsius=61.0,
-        power_watts=412.5, utilization_percent=97.0, used_bytes=9, reference_seconds=5e-6,
+        power_watts=412.5, utilization_percent=97.0, used_bytes=9, reference_before_seconds=0.004,
+        reference_after_seconds=0.005,
     )  # fmt: skip
     assert None not in attrs.asdict(told).values()
-    for timing in visit(scripted(told)):
+    stopwatch = scripted(told)
+    stopwatch.reference_batch_size = 4
+    for timing in visit(stopwatch):
         assert {name: getattr(timing, name) for name in attrs.asdict(told)} == attrs.asdict(told)
+        assert timing.reference_batch_size == 4
+    stopwatch = scripted(0.02)  # a reading without a reference, as of a new worker that could not hold it
+    stopwatch.reference_batch_size = 4
+    assert {timing.reference_batch_size for timing in visit(stopwatch)} == {None}
 
 
 # --- the steps before the first reading ----------------------------------------------------------------------

@@ -18,11 +18,6 @@ def line(n: int) -> float:
     return 0.064 + 0.001 * n
 
 
-def flat(n: int) -> float:
-    """Work only: all sizes have the same throughput."""
-    return 0.001 * n
-
-
 def falling(n: int) -> float:
     """Throughput falls by a third with every octave."""
     return 0.001 * n**1.5

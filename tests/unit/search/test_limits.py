@@ -11,7 +11,6 @@ from cubatch.errors import NothingMeasured
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Timing
 from cubatch.report.tables import result as result_table
-from cubatch.search import rules
 from cubatch.tuning import answer
 from cubatch.tuning.store import open_run
 from tests.fakes import Fails, FakeDevice, affine
@@ -130,7 +129,11 @@ def test_no_size_is_dropped_for_a_faster_one_above_the_latency_limit() -> None:
 
 @pytest.mark.parametrize("budget", [60.0, 0.08])
 def test_a_latency_limit_is_held_against_the_timings_that_count(budget: float) -> None:
-    """Most timings were throttled and took 12 ms: those that count took 9 of the 10 ms allowed."""
+    """
+    Most timings were throttled and took 12 ms: those that count took 9 of the 10 ms allowed.
+
+    The unknown scale has a variance of 100, so that a log cost of -4.7 with a variance below 1e-4 is pulled by 5e-6.
+    """
     goal = Goal(latency_limit=0.01)
     kept = Measured(
         timings=tuple(
@@ -139,15 +142,15 @@ def test_a_latency_limit_is_held_against_the_timings_that_count(budget: float) -
     )
     measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, kept=kept, budget=budget)
     result = answer.answer(given(8), measured, goal=goal, setting={})
-    assert result.measurements[0].latency_seconds == pytest.approx(0.009)
+    assert result.measurements[0].latency_seconds == pytest.approx(0.009, rel=1e-5)
     assert (statuses(measured), result.batch_size) == ({8: "ok"}, 8)
 
 
 def test_a_larger_budget_reconsiders_what_one_slow_timing_put_above_the_latency_limit(tmp_path: Path) -> None:
-    """A first timing of 12 ms was all that the budget held; the size takes 9 of the 10 ms allowed."""
+    """A first timing of 10.5 ms was all that the budget held; the size takes 9 of the 10 ms allowed."""
     goal = Goal(latency_limit=0.01)
     asked: dict[str, Any] = {"path": tmp_path / "store.sqlite3", "identity": {}, "conditions": {}}
-    slow = Timing(batch_size=8, round=0, seconds=0.012)
+    slow = Timing(batch_size=8, round=0, seconds=0.0105)
     for budget, status in ((1e-3, "over_limit"), (60.0, "ok")):
         with open_run(**asked, budget=budget) as run:
             kept = run.kept if run.kept.timings else Measured(timings=(slow,), seconds_spent=1e-3)
@@ -174,12 +177,6 @@ def test_memory_is_met_where_the_curve_rises_by_less_than_the_tolerance(most: in
     assert result.decided_by == "memory"
     named = f"the largest that ran is {result.largest_measured}; {failed} runs out of memory"
     assert any(named in reason for reason in result.reasons)
-
-
-def test_a_flat_curve_is_not_searched_for_the_end_of_memory() -> None:
-    """From 64 to 512 nothing is gained, so that it does not matter whether 600 fits."""
-    read = along(lambda n: 0.001 * n, 64, 256, 512)
-    assert rules.memory(view(read, failed=[1024])) == []
 
 
 def test_a_dear_latency_limit_is_met_while_budget_is_left() -> None:

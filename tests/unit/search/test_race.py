@@ -180,12 +180,6 @@ def test_scouts_are_nearest_to_the_powers_of_eight(sizes: list[int]) -> None:
     assert found[0] == min(sizes)
 
 
-def test_the_best_by_the_model_is_a_scout_of_equals_the_smallest() -> None:
-    """4 and 6 are said to be equally good: 4 is looked at beside 1, 8 and 64."""
-    sizes = [1, 2, 4, 6, 8, 64]
-    assert race.scouts(sizes, {1: 1.0, 2: 2.0, 4: 9.0, 6: 9.0, 8: 3.0, 64: 3.0}) == [1, 4, 8, 64]
-
-
 @given(
     known=st.lists(st.integers(1, 10**5), min_size=0, max_size=20, unique=True),
     multiple=st.sampled_from([1, 2, 8, 32]),

@@ -9,7 +9,7 @@ import pytest
 
 from cubatch.measure.goal import Goal
 from cubatch.search import rules
-from cubatch.search.history import Record
+from cubatch.search.noise import Record
 from tests.fakes import Fails, FakeDevice, affine
 from tests.unit.search.searching import LATENCY, falling, go, line
 from tests.unit.situations import POWERS, along, record, view
@@ -61,64 +61,37 @@ def test_below_a_dear_size_that_breaks_the_limit_there_is_an_answer() -> None:
     assert "ok" in {outcome.status for outcome in found.outcomes}
 
 
-def test_by_latency_a_dear_run_finds_the_lowest() -> None:
-    """Steps of 8.1 s and more in 100 s: the answer is the smallest, not the size of the best throughput."""
-    truth = affine(8.0, 0.1)
-    runner, _ = go(FakeDevice(truth), model=truth, goal=LATENCY, budget=100.0)
-    assert runner.prepared[0] == 1
-
-
 # --- asked by name, scouts -----------------------------------------------------------------------------------
-
-
-def test_sizes_asked_for_are_each_visited_once_first() -> None:
-    """Ascending, without those that are closed or that the budget does not hold; then other rules have their say."""
-    read: dict[int, float | Record] = {3: record(3, line(3), visits=1)}
-    order = rules.next_visits(view({}, ladder=[3, 50, 700], extends=False))
-    while (found := rules.asked(view(read, ladder=[3, 50, 700], extends=False))) != []:
-        assert rules.next_visits(view(read, ladder=[3, 50, 700], extends=False)) == found
-        order += found
-        read[found[0]] = record(found[0], line(found[0]), visits=1)
-    assert order == [3, 50, 700]
-    assert rules.asked(view({3: line(3)}, ladder=[3, 50, 700], extends=False, closed=[50])) == [700]
-    assert rules.asked(view({3: line(3)}, ladder=[3, 50, 700], extends=False, left=0.1)) == []
-    assert rules.asked(view({3: line(3)}, ladder=[3, 50, 700])) == []
-
-
-def test_scouts_ascend_by_eights() -> None:
-    """On a curve that rises everywhere 1, 8, 64 and 512 are visited in this order, before anything else."""
-    runner, _ = go(FakeDevice(line))
-    assert runner.prepared[:4] == [1, 8, 64, 512]
 
 
 def test_the_best_by_the_model_is_a_scout() -> None:
     """A model whose crest is at 128 has it looked at, between the powers of eight; by latency it has no say."""
     model = {n: line(n) * (0.6 if n == 128 else 1.0) for n in POWERS}
-    assert rules.scouts(view(along(line, 1, 8, 64), model=model, left=600.0)) == [128]
-    assert rules.scouts(view(along(lambda n: 0.1, 1, 8, 64), model=model, goal=LATENCY, left=600.0)) == [512]
+    assert rules.scout(view(along(line, 1, 8, 64), model=model, left=600.0)) == [128]
+    assert rules.scout(view(along(lambda n: 0.1, 1, 8, 64), model=model, goal=LATENCY, left=600.0)) == [512]
 
 
 def test_scouts_end_where_nothing_is_promised() -> None:
     """Three sizes of falling throughput leave the next none; rising ones do; the first three go without a question."""
-    assert rules.scouts(view(along(falling, 1, 8, 64), left=600.0)) == []
-    assert rules.scouts(view(along(line, 1, 8, 64), left=600.0)) == [512]
-    assert rules.scouts(view(along(falling, 1, 8), left=600.0)) == [64]
+    assert rules.scout(view(along(falling, 1, 8, 64), left=600.0)) == []
+    assert rules.scout(view(along(line, 1, 8, 64), left=600.0)) == [512]
+    assert rules.scout(view(along(falling, 1, 8), left=600.0)) == [64]
 
 
 def test_scouts_end_before_a_size_that_ran_out_of_memory_and_what_is_dear() -> None:
     """Beyond a failure none is scouted; a visit may take 6 % of what is left; whoever was read is passed over."""
-    assert rules.scouts(view(along(line, 1, 8, 64), failed=[300], left=600.0)) == []
-    assert rules.scouts(view(along(line, 1, 64), failed=[300])) == [8]
+    assert rules.scout(view(along(line, 1, 8, 64), failed=[300], left=600.0)) == []
+    assert rules.scout(view(along(line, 1, 64), failed=[300])) == [8]
     need = 10 * line(8)
-    assert rules.scouts(view(along(line, 1, 64), left=need / 0.06 * 1.05)) == [8]
-    assert rules.scouts(view(along(line, 1, 64), left=need / 0.06 * 0.95)) == []
-    assert rules.scouts(view(along(line, 1, 64), extends=False)) == []
+    assert rules.scout(view(along(line, 1, 64), left=need / 0.06 * 1.05)) == [8]
+    assert rules.scout(view(along(line, 1, 64), left=need / 0.06 * 0.95)) == []
+    assert rules.scout(view(along(line, 1, 64), extends=False)) == []
 
 
 def test_by_latency_scouts_end_at_twice_the_lowest() -> None:
     """No larger size is as fast as 1 where 8 takes more than twice as long."""
-    assert rules.scouts(view({1: 0.1, 8: 0.19}, goal=LATENCY, left=600.0)) == [64]
-    assert rules.scouts(view({1: 0.1, 8: 0.21}, goal=LATENCY, left=600.0)) == []
+    assert rules.scout(view({1: 0.1, 8: 0.19}, goal=LATENCY, left=600.0)) == [64]
+    assert rules.scout(view({1: 0.1, 8: 0.21}, goal=LATENCY, left=600.0)) == []
 
 
 # --- limits --------------------------------------------------------------------------------------------------
@@ -127,45 +100,45 @@ def test_by_latency_scouts_end_at_twice_the_lowest() -> None:
 def test_a_latency_limit_is_met_by_the_secant() -> None:
     """Steps lie on a line through 512 and 1024, so that 0.8 s is taken at 736 exactly; the guess is rounded down."""
     read = along(line, 1, 8, 64, 512, 1024)
-    (size,) = rules.latency_limit(view(read, goal=Goal(latency_limit=0.8)))
+    (size,) = rules.bisect_latency(view(read, goal=Goal(latency_limit=0.8)))
     assert abs(size - 736) <= 1
-    (size,) = rules.latency_limit(view({**read, 4096: 100.0}, goal=Goal(latency_limit=0.8)))
+    (size,) = rules.bisect_latency(view({**read, 4096: 100.0}, goal=Goal(latency_limit=0.8)))
     assert abs(size - 736) <= 1
-    (size,) = rules.latency_limit(view(read, goal=Goal(latency_limit=0.8), multiple=32))
+    (size,) = rules.bisect_latency(view(read, goal=Goal(latency_limit=0.8), multiple=32))
     assert size in (704, 736)
-    (size,) = rules.latency_limit(view(read, ladder=[600, 700, 900], goal=Goal(latency_limit=0.8), extends=False))
+    (size,) = rules.bisect_latency(view(read, ladder=[600, 700, 900], goal=Goal(latency_limit=0.8), extends=False))
     assert size == 700
 
 
 def test_a_latency_limit_is_nothing_without_one_or_without_a_size_above_it() -> None:
     """No limit, none above it, the objective latency, or a gap of 2 %: nothing to narrow."""
     read = along(line, 1, 8, 64, 512, 1024)
-    assert rules.latency_limit(view(read, left=1e4)) == []
-    assert rules.latency_limit(view(along(falling, 1, 8, 64), goal=Goal(latency_limit=0.2))) == []
-    assert rules.latency_limit(view(read, goal=Goal(latency_limit=2.0))) == []
-    assert rules.latency_limit(view(read, goal=Goal(objective="latency", latency_limit=0.8))) == []
-    assert rules.latency_limit(view({1: 9.0}, goal=Goal(latency_limit=0.8))) == []
+    assert rules.bisect_latency(view(read, left=1e4)) == []
+    assert rules.bisect_latency(view(along(falling, 1, 8, 64), goal=Goal(latency_limit=0.2))) == []
+    assert rules.bisect_latency(view(read, goal=Goal(latency_limit=2.0))) == []
+    assert rules.bisect_latency(view(read, goal=Goal(objective="latency", latency_limit=0.8))) == []
+    assert rules.bisect_latency(view({1: 9.0}, goal=Goal(latency_limit=0.8))) == []
     close = along(line, 1, 8, 64, 512, 522)
-    assert rules.latency_limit(view(close, goal=Goal(latency_limit=line(515)))) == []
+    assert rules.bisect_latency(view(close, goal=Goal(latency_limit=line(515)))) == []
 
 
 def test_memory_is_bisected_where_the_curve_rises_only() -> None:
     """Between 512, which ran, and 1024, which did not, lies half of the sum; not where it falls, nor by latency."""
     sizes = (1, 8, 64, 256, 512)
-    assert rules.memory(view(along(line, *sizes), failed=[1024])) == [768]
-    assert rules.memory(view(along(line, *sizes), failed=[1024, 4096])) == [768]
-    assert rules.memory(view(along(line, *sizes), failed=[300])) == []
-    assert rules.memory(view(along(line, *sizes), failed=[520])) == []  # as good as met
-    assert rules.memory(view(along(falling, *sizes), failed=[1024], left=1e4)) == []
-    assert rules.memory(view(along(line, *sizes), failed=[1024], goal=LATENCY)) == []
-    assert rules.memory(view({64: 9.0}, failed=[128], goal=Goal(latency_limit=1.0))) == []
-    assert rules.memory(view(along(line, *sizes), failed=[1024], left=1.0)) == []
+    assert rules.bisect_memory(view(along(line, *sizes), failed=[1024])) == [768]
+    assert rules.bisect_memory(view(along(line, *sizes), failed=[1024, 4096])) == [768]
+    assert rules.bisect_memory(view(along(line, *sizes), failed=[300])) == []
+    assert rules.bisect_memory(view(along(line, *sizes), failed=[520])) == []  # as good as met
+    assert rules.bisect_memory(view(along(falling, *sizes), failed=[1024], left=1e4)) == []
+    assert rules.bisect_memory(view(along(line, *sizes), failed=[1024], goal=LATENCY)) == []
+    assert rules.bisect_memory(view({64: 9.0}, failed=[128], goal=Goal(latency_limit=1.0))) == []
+    assert rules.bisect_memory(view(along(line, *sizes), failed=[1024], left=1.0)) == []
 
 
 def test_a_size_in_a_gap_that_ended_in_an_error_is_not_named_again() -> None:
     """The nearest that is open is, and with it the search ends: no size is prepared twice for nothing."""
     read = along(line, 1, 8, 64, 256, 512)
-    found = rules.memory(view(read, failed=[1024], closed=[768]))
+    found = rules.bisect_memory(view(read, failed=[1024], closed=[768]))
     assert found
     assert found != [768]
     assert 512 < found[0] < 1024
@@ -177,33 +150,7 @@ def test_a_size_in_a_gap_that_ended_in_an_error_is_not_named_again() -> None:
     assert max(runner.ran) > failed
 
 
-def test_memory_is_not_looked_for_above_the_latency_limit() -> None:
-    """Size 600 ran and took too long, so that what ends the sizes is the limit, not the memory at 1024."""
-    read = along(line, 1, 8, 64, 512, 520)
-    assert rules.memory(view(read, failed=[1024], goal=Goal(latency_limit=line(515)))) == []
-
-
 # --- the lowest latency --------------------------------------------------------------------------------------
-
-
-def test_the_lowest_latency_is_bisected_on_the_ladder_alone() -> None:
-    """
-    Steps are flat to 100 and rise beyond: 1 and 512 were read, and what is named lies between, of the ladder, until
-    the largest that takes as long as the smallest and the smallest that takes longer are neighbours: 64 and 128.
-    """
-
-    def curve(n: int) -> float:
-        return 0.1 if n <= 100 else 0.001 * n
-
-    read: dict[int, float] = along(curve, 1, 512)
-    for _ in POWERS:
-        found = rules.lowest_latency(view(read, goal=LATENCY))
-        if not found or found[0] in read:
-            break
-        assert len(found) == 1
-        assert found[0] in POWERS
-        read[found[0]] = curve(found[0])
-    assert {64, 128} <= read.keys()
 
 
 def test_the_lowest_latency_of_a_long_ladder_is_found_in_a_few_visits() -> None:
@@ -214,7 +161,7 @@ def test_the_lowest_latency_of_a_long_ladder_is_found_in_a_few_visits() -> None:
 
     read: dict[int, float] = along(curve, 1, 8, 100)
     for _ in range(20):
-        found = rules.lowest_latency(view(read, ladder=range(1, 101), goal=LATENCY, left=600.0))
+        found = rules.bisect_lowest(view(read, ladder=range(1, 101), goal=LATENCY, left=600.0))
         if not found or found[0] in read:
             break
         read[found[0]] = curve(found[0])
@@ -224,9 +171,9 @@ def test_the_lowest_latency_of_a_long_ladder_is_found_in_a_few_visits() -> None:
 def test_the_lowest_latency_goes_on_as_long_as_it_is_as_low() -> None:
     """With nothing above known, a larger size is named that is believed to be as fast; and none without the budget."""
     read = {1: 0.1, 8: 0.1}
-    assert rules.lowest_latency(view(read, goal=LATENCY))[0] > 8
-    assert rules.lowest_latency(view(read, goal=LATENCY, left=0.5)) == []
-    assert rules.lowest_latency(view(read)) == []
+    assert rules.bisect_lowest(view(read, goal=LATENCY))[0] > 8
+    assert rules.bisect_lowest(view(read, goal=LATENCY, left=0.5)) == []
+    assert rules.bisect_lowest(view(read)) == []
 
 
 def test_an_unsure_end_of_the_lowest_latency_is_swept_again() -> None:
@@ -236,13 +183,13 @@ def test_an_unsure_end_of_the_lowest_latency_is_swept_again() -> None:
     """
     near, far = {1: 0.1, 64: 0.10499, 128: 0.2}, {1: 0.1, 64: 0.102, 128: 0.2}
     ladder = [1, 64, 128]
-    assert sorted(rules.lowest_latency(view(near, ladder=ladder, goal=LATENCY))) == ladder
-    assert rules.lowest_latency(view(far, ladder=ladder, goal=LATENCY)) == []
-    assert rules.lowest_latency(view(near, ladder=ladder, goal=LATENCY, visits=5)) != []
-    assert rules.lowest_latency(view(near, ladder=ladder, goal=LATENCY, visits=6)) == []
+    assert sorted(rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY))) == ladder
+    assert rules.bisect_lowest(view(far, ladder=ladder, goal=LATENCY)) == []
+    assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=5)) != []
+    assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=6)) == []
     exact = Goal(objective="latency", tolerance=0.0)
-    assert rules.lowest_latency(view({1: 0.1, 64: 0.3}, ladder=[], goal=exact)) == []
-    assert rules.lowest_latency(view(near, ladder=ladder, goal=LATENCY, closed=[64])) == []
+    assert rules.bisect_lowest(view({1: 0.1, 64: 0.3}, ladder=[], goal=exact)) == []
+    assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, closed=[64])) == []
 
 
 # --- all of them ---------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_sizes_over_the_latency_limit_are_no_answer() -> None:
     assert (found.answer, found.fastest) == (100, 100)
     nothing = view({300: 3.0}, goal=Goal(latency_limit=2.5), ladder=[])
     assert (nothing.answer, nothing.fastest) == (None, None)
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="no measured size"):
         nothing.field  # noqa: B018
 
 
@@ -52,10 +52,9 @@ def test_energy_has_an_answer_of_its_own_and_seconds_of_its_own() -> None:
     goal = Goal(objective="energy")
     read = {8: record(8, 2.0, goal=goal, joules=8.0), 32: record(32, 4.0, goal=goal, joules=64.0)}
     read[64] = record(64, 5.0, goal=goal)
-    found = view(read, goal=goal, ladder=[], extends=False, model={8: 1.0, 32: 1.0, 64: 1.0})
+    found = view(read, goal=goal, ladder=[], extends=False)
     assert found.answer == 8
     assert 64 not in found.read
-    assert found.model is None
     assert np.exp(found.belief.mean[found.place(32)]) == pytest.approx(64.0, rel=0.01)
     assert found.steps[found.place(32)] == pytest.approx(4.0, rel=0.02)
     assert found.visit_seconds[found.place(8)] == pytest.approx(20.0, rel=0.02)
@@ -121,12 +120,6 @@ def test_what_the_budget_does_not_hold_is_not_expected_unless_it_was_read() -> N
     assert found.affordable(1)
     assert not found.affordable(512)
     assert not found.affordable(1, 0.5)
-
-
-def test_a_model_is_joined_along_straight_lines_of_logarithms() -> None:
-    """Between 8 and 32, at 1 s and 4 s, size 16 takes 2 s; beyond its ends it goes on as it ends."""
-    found = view(along(line, 16, 64), ladder=[], model={8: 1.0, 32: 4.0}, extends=False)
-    assert found.model == pytest.approx({16: 2.0, 64: 4.0})
 
 
 @pytest.mark.parametrize(("tolerance", "expected"), [(0.05, -math.log(0.95)), (0.0, -math.log(0.995))])

@@ -12,12 +12,12 @@ import pytest
 
 import cubatch
 from cubatch.errors import EnergyNotAvailable, TimedOut
-from cubatch.measure.counting import counting
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Measured, Recorder, Timing
 from cubatch.measure.stopwatch import MIN_SPAN_SECONDS
-from cubatch.search import rules, walk
-from cubatch.search.rules import MOST_VISITS
+from cubatch.search import walk
+from cubatch.search.noise import usable
+from cubatch.search.rules import MOST_TRIALS
 from cubatch.search.walk import Event
 from cubatch.tuning import answer, ladder
 from tests.fakes import ColdStart, Drift, FakeDevice, FakeRunner, affine
@@ -52,18 +52,6 @@ def test_every_candidate_ends_with_one_outcome_and_a_reason(noise: float, *, add
     )
     assert set(statuses(measured).values()) <= {"ok", "dropped"}
     assert all(outcome.stop_reason for outcome in measured.outcomes)
-
-
-def test_what_finds_nothing_better_is_counted_in_visits_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both begin anew with each size that is clearly better, and the seconds are those that the budget lost since."""
-    seen, asked = [], rules.next_visits
-    monkeypatch.setattr(rules, "next_visits", lambda view: (seen.append(view), asked(view))[1])
-    seek(FakeDevice(affine(2e-3, 1e-4), noise=0.02), 512)
-    since = 60.0
-    for view in seen:
-        since = view.of.left if view.of.fruitless == 0 else since
-        assert view.of.fruitless_seconds == pytest.approx(since - view.of.left)
-    assert len({view.of.fruitless for view in seen}) > 2
 
 
 def test_the_same_seed_visits_the_same_sizes_and_another_shuffles_otherwise() -> None:
@@ -124,7 +112,7 @@ def test_a_cold_start_stays_out_of_the_timings_that_count() -> None:
     device = FakeDevice(affine(1e-3, 1e-4), behaviours=(ColdStart(slower=0.28, seconds=1.0),))
     measured = go(device, given())
     for n in SIZES:
-        for timing in counting(measured.of(n)):
+        for timing in usable(measured.of(n)):
             assert timing.seconds == pytest.approx(device.curve(n), rel=0.1)
 
 
@@ -133,7 +121,7 @@ def test_slow_drift_does_not_favour_what_came_first() -> None:
     device = FakeDevice(affine(0.0, 1e-3), behaviours=(Drift(amount=0.1, seconds=10.0),))
     measured = go(device, given(32, 48, 64, 96))
     assert set(statuses(measured).values()) <= {"ok", "dropped"}
-    rates = [n / min(t.seconds for t in counting(measured.of(n))) for n in (32, 48, 64, 96)]
+    rates = [n / min(t.seconds for t in usable(measured.of(n))) for n in (32, 48, 64, 96)]
     assert max(rates) / min(rates) < 1.06
 
 
@@ -164,17 +152,17 @@ def test_noise_that_never_settles_ends() -> None:
     """With 30 % noise one size has at most the visits that are worth their time, and is ok."""
     measured = go(FakeDevice(FLAT, noise=0.3), given(8))
     assert statuses(measured) == {8: "ok"}
-    assert 2 <= len({timing.round // PER_VISIT for timing in measured.timings}) <= MOST_VISITS
+    assert 2 <= len({timing.round // PER_VISIT for timing in measured.timings}) <= MOST_TRIALS
 
 
 def test_a_plateau_ends_long_before_the_budget_and_the_rest_is_dropped() -> None:
-    """Where nothing more is to be gained measuring ends, and sizes that never ran say what their neighbours say."""
+    """Where nothing more is to be gained measuring ends, and sizes that never ran say what their neighbors say."""
     measured, result = seek(FakeDevice(affine(1e-4, 1e-3), noise=0.003), 4096)
     assert measured.seconds_spent < 30
     assert set(statuses(measured).values()) == {"ok", "dropped"}
     unread = [n for n in statuses(measured) if not measured.of(n)]
     assert unread
-    assert all("nothing is" in text or "by its neighbours' readings" in text
+    assert all("nothing is" in text or "by the timings of its neighbors" in text
                for n in unread if (text := outcome_of(measured, n).stop_reason))  # fmt: skip
     assert result.decided_by == "plateau"
 
@@ -201,7 +189,8 @@ def test_events_tell_the_best_so_far_and_what_it_could_gain() -> None:
     assert (first.best_batch_size, first.best_rate, first.could_gain) == (None, None, None)
     assert last.best_batch_size == result.batch_size
     chosen = next(m for m in result.measurements if m.batch_size == result.batch_size)
-    assert last.best_rate == pytest.approx(chosen.samples_per_second)
+    # While it searches it knows the size by its own timings, the result by those of its neighbors too.
+    assert last.best_rate == pytest.approx(chosen.samples_per_second, rel=0.002)
     gains = [event.could_gain for event in events if event.could_gain is not None]
     assert gains[0] > 0.5
     assert 0 <= gains[-1] < gains[0] / 5

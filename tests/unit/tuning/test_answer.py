@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import statistics
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
-from cubatch.measure.counting import counting
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Timing
+from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning import answer as answers
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuning.ends import answer_of, rounds
 
 SECONDS = st.floats(min_value=1e-6, max_value=1e3)
+ROUNDING = 1e-9  # of logarithms and back
 NOT_OK = ("dropped", "over_limit", "out_of_memory", "timeout", "error", "interrupted")
 
 
@@ -43,32 +41,24 @@ def test_the_answer_is_the_contracts_sentence(
         with pytest.raises(NothingMeasured):
             answer_of(seconds, statuses, goal)
         return
-    result = answer_of(seconds, statuses, goal)
-    medians = {n: statistics.median(timing.seconds for timing in counting(rounds(n, seconds[n]))) for n in ok}
-    rates = {n: n / medians[n] for n in ok}
-    expected = None
-    for n in ok:
-        if latency:
-            if medians[n] <= (1 + tolerance) * min(medians.values()):
-                expected = n
-        elif rates[n] >= (1 - tolerance) * max(rates.values()) and expected is None:
-            expected = n
-    assert result.batch_size == expected
-    fastest = result.fastest_batch_size
+    result = answer_of(seconds, statuses, goal, asked=True)
+    by_size = {m.batch_size: m for m in result.measurements}
+    took = {n: by_size[n].latency_seconds or math.nan for n in ok}
+    costs = took if latency else {n: took[n] / n for n in ok}
+    allowed = min(costs.values()) * ((1 + tolerance) if latency else 1 / (1 - tolerance))
+    chosen, fastest = result.batch_size, result.fastest_batch_size
+    assert chosen is not None
+    assert costs[chosen] <= allowed * (1 + ROUNDING)
+    assert all(costs[n] > allowed * (1 - ROUNDING) for n in ok if (n > chosen if latency else n < chosen))
     assert fastest is not None
-    assert medians[fastest] == min(medians.values()) if latency else rates[fastest] == max(rates.values())
+    assert costs[fastest] <= min(costs.values()) * (1 + ROUNDING)
     assert result.fastest_batch_size not in result.tied_with
     assert set(result.tied_with) <= set(ok)
     assert TuningResult.from_json(result.to_json()) == result
 
 
 def test_a_measurement_holds_what_its_timings_say() -> None:
-    """
-    Of 64 samples in 1 to 5 s: 3 s, 64/3 samples/s, 64 x 6 FLOP / 3 s, half the roofline.
-
-    The range holds the median with 1 - 2/32, the second and fourth with 1 - 12/32: for 91 % the interval begins, by
-    Hettmansperger and Sheather, 4 x 0.088 / (1 + 3 x 0.088) = 0.278 of the way from the first to the second.
-    """
+    """Of 64 samples in 1 to 5 s: 3 s, 64/3 samples/s, 64 x 6 FLOP / 3 s, half the roofline, and wide intervals."""
     timings = rounds(64, [5.0, 1.0, 3.0, 2.0, 4.0], joules=12.8, sm_clock_mhz=1500.0, peak_bytes=7, peak_device_bytes=9)
     measured = Measured(timings=tuple(timings), outcomes=(Outcome(64, "ok", "enough"),), seconds_spent=15.0)
     candidate = Candidate(64, ("power of two",), predicted_peak_bytes=8, predicted_seconds=2.5)
@@ -76,11 +66,15 @@ def test_a_measurement_holds_what_its_timings_say() -> None:
         [candidate], measured, goal=Goal(), setting={"seed": 3}, flops_per_sample=6.0, roofline_seconds={64: 1.5}
     )
     m = result.measurements[0]
-    assert (m.latency_seconds, m.samples_per_second) == (3.0, 64 / 3.0)
+    assert (m.latency_seconds, m.samples_per_second) == (
+        pytest.approx(3.0, rel=0.02),
+        pytest.approx(64 / 3.0, rel=0.02),
+    )
     low, high = m.latency_interval or (math.nan, math.nan)
-    assert (low, high) == (pytest.approx(1.2785, abs=1e-4), pytest.approx(4.7215, abs=1e-4))
+    assert low < 2.5
+    assert high > 3.5
     assert m.throughput_interval == (64 / high, 64 / low)
-    assert (m.flops_per_second, m.roofline_fraction) == (128.0, 0.5)
+    assert (m.flops_per_second, m.roofline_fraction) == (pytest.approx(128.0, rel=0.02), pytest.approx(0.5, rel=0.02))
     assert m.joules_per_sample == pytest.approx(0.2)
     assert (m.sm_clock_mhz, m.peak_bytes, m.peak_device_bytes) == (1500.0, 7, 9)
     assert (m.predicted_peak_bytes, m.predicted_seconds) == (8, 2.5)
@@ -138,86 +132,37 @@ def test_throttled_timings_are_counted_and_do_not_count() -> None:
     )
     measured = Measured(timings=timings, outcomes=(Outcome(8, "ok"), Outcome(16, "ok")))
     result = answers.answer([Candidate(8), Candidate(16)], measured, goal=Goal(), setting={})
-    assert [(m.latency_seconds, m.throttled, len(m.timings_seconds)) for m in result.measurements] == [
-        (1.0, 9, 1),
-        (4.0, 5, 5),
-    ]
+    assert [(m.throttled, len(m.timings_seconds)) for m in result.measurements] == [(9, 1), (5, 5)]
+    assert [m.latency_seconds for m in result.measurements] == pytest.approx([1.0, 4.0], rel=0.02)  # of one timing
     assert any(
         reason.startswith("14 timings were taken under a throttled clock") and "of 16" in reason
         for reason in result.reasons
     )
 
 
-def test_slow_visits_to_several_sizes_are_told_of() -> None:
-    """Visits that took a fifth longer than another one do not count; those to one size alone may be its first steps."""
-
-    def reasons(*slow: int) -> tuple[str, ...]:
-        timings = [
-            Timing(
-                batch_size=n, round=visit * PER_VISIT + number, seconds=0.01 * n * (1.2 if visit and n in slow else 1)
-            )
-            for n in (8, 16, 32)
-            for visit in range(2)
-            for number in range(3)
-        ]
-        measured = Measured(timings=tuple(timings), outcomes=tuple(Outcome(n, "ok") for n in (8, 16, 32)))
-        return answers.answer([Candidate(n) for n in (8, 16, 32)], measured, goal=Goal(), setting={}).reasons
-
-    told = "took clearly longer than others of the same size and do not count: first steps, or the machine was slower"
-    assert f"6 timings, of batch sizes 8 and 32, {told} at times." in reasons(8, 32)
-    assert not any(told in reason for reason in (*reasons(), *reasons(16)))
+def test_a_tie_is_what_the_noise_does_not_tell_apart() -> None:
+    """Two sizes whose timings swing by a tenth in turns are tied; one that takes half as long again is not."""
+    result = answer_of({10: [1.0, 1.1, 1.0, 1.1, 1.0], 20: [2.1, 2.1, 2.0, 2.1, 2.1], 40: [6.0, 6.1, 6.0, 6.1, 6.0]})
+    assert set(result.tied_with) | {result.fastest_batch_size} == {10, 20}
+    assert any(reason.startswith("The noise does not tell ") for reason in result.reasons)
 
 
-def test_a_tie_is_what_paired_rounds_cannot_tell_apart() -> None:
-    """Rounds that swing by half hide a constant 3 % from intervals, not from pairs; what changes sign is a tie."""
-    swing = np.array([1.0, 1.5, 1.1, 1.4, 1.2, 1.3, 1.05, 1.45])
-    sign = np.array([1, -1, 1, -1, 1, -1, 1, -1])
-    seconds = {100: swing, 103: 1.03**2 * swing, 101: 1.01 * swing * (1 + 0.004 * sign)}
-    result = answer_of({n: values.tolist() for n, values in seconds.items()})
-    assert result.fastest_batch_size in (100, 101)
-    assert set(result.tied_with) == {100, 101} - {result.fastest_batch_size}
-
-
-def test_five_common_rounds_are_enough_to_say_that_they_do_not_tell() -> None:
-    """Now one is faster, now the other."""
-    result = answer_of({10: [1.0, 1.1, 1.0, 1.1, 1.0], 20: [2.1, 2.1, 2.1, 2.1, 2.1]})
-    assert result.tied_with == (20,)
-    assert "Paired rounds cannot tell 20 from 10." in result.reasons
-
-
-def test_few_pairs_tie_only_what_is_within_tolerance() -> None:
-    """Two rounds cannot tell 0.5 % from nothing, and are enough for a factor of two."""
-    result = answer_of({10: [1.0, 1.0], 20: [2.01, 2.01], 40: [8.0, 8.0]})
-    assert (result.fastest_batch_size, result.tied_with) == (10, (20,))
-    assert "Too few rounds in common to tell 20 from 10." in result.reasons
-    result = answer_of({10: [1.0, 1.0], 20: [1.99, 1.99]})
-    assert (result.batch_size, result.fastest_batch_size, result.tied_with) == (10, 20, (10,))
-    assert "The best is 10.1 samples/s at 20." in result.reasons
-    assert "Too few rounds in common to tell 10 from 20." in result.reasons
-
-
-def test_by_energy_a_round_without_joules_is_not_one_in_common() -> None:
-    """Five rounds of both have seconds, three have joules."""
+def test_the_result_keeps_raw_timings_and_the_reference_beside_them() -> None:
+    """Times are normalized to the median reference of the run; JSON has both as they were read."""
     timings = [
-        Timing(batch_size=n, round=number, seconds=0.1, joules=joules if number < 3 else None)
-        for n, joules in ((10, 1.0), (20, 2.01))
-        for number in range(5)
-    ]
-    measured = Measured(timings=tuple(timings), outcomes=(Outcome(10, "ok"), Outcome(20, "ok")))
-    goal = Goal(objective="energy")
-    result = answers.answer([Candidate(10), Candidate(20)], measured, goal=goal, setting={})
-    assert "Too few rounds in common to tell 20 from 10." in result.reasons
-
-
-def test_sizes_without_a_common_round_are_tied_within_tolerance() -> None:
-    """All rounds of the fastest were throttled ones of two others: of those, the one 0.02 % behind is tied."""
-    timings = rounds(32, [0.32] * 5)
-    for n, seconds in ((64, 0.6401), (128, 1.6)):
-        timings += rounds(n, [2 * seconds] * 5, throttled=True)
-        timings += [Timing(batch_size=n, round=number, seconds=seconds) for number in range(5, 10)]
-    measured = Measured(timings=tuple(timings), outcomes=tuple(Outcome(n, "ok") for n in (32, 64, 128)))
-    result = answers.answer([Candidate(n) for n in (32, 64, 128)], measured, goal=Goal(), setting={})
-    assert (result.fastest_batch_size, result.tied_with) == (32, (64,))
+        Timing(batch_size=n, round=number, seconds=seconds * slow, reference_batch_size=4,
+               reference_before_seconds=0.01 * slow, reference_after_seconds=0.01 * slow)
+        for n, seconds in ((8, 0.1), (64, 0.5))
+        for number, slow in enumerate((1.0, 1.0, 1.0, 1.5, 1.5))
+    ]  # fmt: skip
+    measured = Measured(timings=tuple(timings), outcomes=(Outcome(8, "ok"), Outcome(64, "ok")))
+    result = answers.answer([Candidate(8), Candidate(64)], measured, goal=Goal(), setting={})
+    assert result.reference == {"batch_size": 4, "seconds": pytest.approx(0.01)}
+    m = result.measurements[0]
+    assert m.timings_seconds == pytest.approx((0.1, 0.1, 0.1, 0.15, 0.15))
+    assert m.reference_seconds == pytest.approx((0.01, 0.01, 0.01, 0.015, 0.015))
+    assert m.latency_seconds == pytest.approx(0.1, rel=0.03)  # not 0.12, the mean, nor drawn to the slow timings
+    assert TuningResult.from_json(result.to_json()) == result
 
 
 def test_by_energy_samples_per_joule_decide() -> None:
@@ -226,7 +171,8 @@ def test_by_energy_samples_per_joule_decide() -> None:
     measured = Measured(timings=timings, outcomes=(Outcome(8, "ok"), Outcome(16, "ok")))
     result = answers.answer([Candidate(8), Candidate(16)], measured, goal=Goal(objective="energy"), setting={})
     assert (result.batch_size, result.fastest_batch_size) == (8, 8)
-    assert "1 samples/J" in result.reasons[0]
+    rates = [1 / (m.joules_per_sample or math.nan) for m in result.measurements]
+    assert rates == pytest.approx([1.0, 0.5], rel=0.005)
 
 
 def test_energy_without_a_reading_is_an_error_that_names_the_device() -> None:
@@ -262,5 +208,5 @@ def test_intervals_are_finite_numbers() -> None:
     """However far timings spread, throughput's interval is the latency's turned over."""
     (m,) = answer_of({7: [1e-6, 1e3, 1.0, 2.0, 3.0]}).measurements
     low, high = m.latency_interval or (math.nan, math.nan)
-    assert 1e-6 <= low < 2.0 < high <= 1e3
+    assert 0.0 < low < 2.0 < high < math.inf
     assert m.throughput_interval == (7 / high, 7 / low)

@@ -81,9 +81,9 @@ def test_by_latency_the_lowest_itself_has_nothing_larger_near_it() -> None:
     result = answer_of(steady((8, 1.0), (16, 2.0)), goal=Goal(objective="latency"))
     assert result.reasons[0] == "8 has the lowest latency, 1.00 s, and no larger size is within 1 % of it."
     result = answer_of(steady((4, 1.0), (8, 1.0), (16, 4.0)))
-    assert result.reasons[0] == "8 has the best throughput, 8 samples/s, and no smaller size is within 1 % of it."
+    assert result.reasons[0] == "8 has the best throughput, 8.00 samples/s, and no smaller size is within 1 % of it."
     result = answer_of(steady((8, 1.0), (16, 4.0)))
-    assert result.reasons[0] == "8 has the best throughput, 8 samples/s."  # of nothing smaller anything is known
+    assert result.reasons[0] == "8 has the best throughput, 8.00 samples/s."  # of nothing smaller anything is known
 
 
 @pytest.mark.parametrize(("top", "decided_by"), [(100, "max_batch_size"), (191, "max_batch_size"), (192, "peak")])
@@ -91,15 +91,6 @@ def test_a_peak_needs_sizes_up_to_twice_the_answer(top: int, decided_by: str) ->
     """A slower size a little above the answer may be a tooth of a saw; one at twice the answer shows the other side."""
     result = answer_of(steady((48, 0.5), (96, 0.96), (top, top / 80)))
     assert (result.batch_size, result.decided_by) == (96, decided_by)
-
-
-def test_a_tie_far_above_is_a_plateau_and_no_peak() -> None:
-    """A size whose median is 5 % worse but that paired rounds cannot tell from the fastest shows no fall."""
-    noisy = [4.2, 2.0, 4.2, 2.0, 4.2, 2.0, 4.2]
-    result = answer_of({64: [1.0] * 7, 256: noisy})
-    assert result.batch_size == 64
-    assert 256 in result.tied_with
-    assert result.decided_by == "plateau"
 
 
 def test_what_lies_above_a_size_that_failed_was_not_looked_at() -> None:
@@ -258,10 +249,10 @@ def test_sizes_dropped_without_a_timing_count_as_looked_at() -> None:
     ("far", "decided_by"),
     [
         ([1.05, 1.06, 1.05, 1.06, 1.05], "peak"),  # worse by 5 % throughout
-        ([1.05, 1.06, 0.97, 1.06, 1.05], "plateau"),  # its interval reaches the fastest's
+        ([1.3, 1.06, 0.8, 1.4, 0.9], "plateau"),  # its interval reaches the fastest's
         ([1.005] * 5, "plateau"),  # worse throughout, and within the tolerance
         ([1.05, 1.06, 1.05], "peak"),  # too few for an interval: all of them are worse
-        ([1.05, 1.06, 0.99], "plateau"),
+        ([1.5, 1.06, 0.8], "plateau"),
         ([1.05], "peak"),
     ],
 )
@@ -279,17 +270,6 @@ def test_a_size_dropped_for_the_latency_limit_ends_the_sizes(next_size: int, dec
     ladder, setting = [Candidate(100), Candidate(next_size)], {"limits": {"max_batch_size": next_size}}
     result = answers.answer(ladder, measured, goal=Goal(latency_limit=0.505), setting=setting)
     assert result.decided_by == decided_by
-
-
-def test_a_tie_is_no_fall_even_where_intervals_lie_apart() -> None:
-    """Each was disturbed in a quarter of the rounds, in different ones: half of the pairs call 256 the faster."""
-    best, far = [1.0] * 15 + [2.0] * 5, [0.5] * 5 + [1.1] * 15
-    result = answer_of({64: [0.64 * one for one in best], 256: [2.56 * one for one in far]})
-    near, last = (m.throughput_interval for m in result.measurements)
-    assert near is not None
-    assert last is not None
-    assert last[1] < 0.95 * near[0]
-    assert (result.batch_size, result.tied_with, result.decided_by) == (64, (256,), "plateau")
 
 
 def test_a_list_decided_where_it_holds_nothing_up_to_the_size_that_failed() -> None:

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument, InvalidData
-from cubatch.measure.counting import DISTURBED, counting
 from cubatch.measure.goal import OBJECTIVES, Goal
 from cubatch.measure.records import (
-    PER_VISIT,
     STATUSES,
     Keeper,
     Measured,
@@ -56,8 +54,9 @@ RESULT_KEYS = [
     "measurements",
     "data_parallel",
     "disturbed",
+    "reference",
 ]
-ADDED_RESULT_KEYS = ("data_parallel", "disturbed")
+ADDED_RESULT_KEYS = ("data_parallel", "disturbed", "reference")
 MEASUREMENT_KEYS = [
     "batch_size",
     "status",
@@ -68,10 +67,9 @@ MEASUREMENT_KEYS = [
     "throughput_interval",
     "timings_seconds",
     "timings_rounds",
+    "reference_seconds",
     "stop_reason",
     "throttled",
-    "disturbed",
-    "comparable",
     "flops_per_second",
     "roofline_fraction",
     "sm_clock_mhz",
@@ -95,8 +93,7 @@ MEASUREMENT_KEYS = [
 ]
 ADDED_KEYS = (
     "timings_rounds",
-    "disturbed",
-    "comparable",
+    "reference_seconds",
     "visits",
     "prepare_seconds",
     "warmup_seconds",
@@ -200,31 +197,6 @@ def test_results_of_before_keys_were_added_still_load() -> None:
     del data["measurements"][0]["throttled"]
     with pytest.raises(InvalidData):
         TuningResult.from_json(json.dumps(data))
-
-
-def reading(number: int, seconds: float, *, throttled: bool = False) -> Timing:
-    """Give a timing of one size."""
-    return Timing(batch_size=8, round=number, seconds=seconds, throttled=throttled)
-
-
-@pytest.mark.parametrize(
-    ("timings", "count"),
-    [
-        ([], []),
-        ([reading(0, 1.0)], [0]),
-        ([reading(0, 1.0), reading(1, 1.5)], [0, 1]),  # one visit: what scatters within it all counts
-        ([reading(0, 1.0), reading(15, 1.0), reading(16, 1.11)], [0, 1]),  # the next visit took 11 % longer
-        ([reading(0, 1.0), reading(16, 1.09)], [0, 1]),  # 9 %: noise
-        ([reading(0, 1.2), reading(1, 1.2), reading(16, 1.0)], [2]),  # the first one was disturbed
-        ([reading(0, 1.0), reading(1, 3.0), reading(2, 1.0), reading(16, 1.0)], [0, 1, 2, 3]),  # its median was not
-        ([reading(0, 1.0, throttled=True), reading(1, 1.3)], [1]),
-        ([reading(0, 0.5, throttled=True), reading(16, 1.0)], [1]),  # a throttled visit says nothing of the others
-        ([reading(0, 1.0, throttled=True), reading(16, 1.5, throttled=True)], [0]),  # there are no others
-    ],
-)
-def test_what_counts_are_clear_timings_of_undisturbed_visits(timings: list[Timing], count: list[int]) -> None:
-    """A visit is disturbed if its median is more than a tenth above that of the best one to the same size."""
-    assert counting(timings) == tuple(timings[place] for place in count)
 
 
 def rated(rates: dict[int, float], answer: int, **statuses: str) -> TuningResult:
@@ -398,43 +370,6 @@ def test_a_null_keeper_answers_every_call_of_a_keeper() -> None:
     keeper.timing(Timing(batch_size=1, round=0, seconds=1.0))
     keeper.outcome(Outcome(1, "ok"))
     keeper.spent(1.0)
-
-
-def read_of(*visits: list[float], throttled: tuple[int, ...] = ()) -> list[Timing]:
-    """Timings of one size, visit by visit; those of these visits throttled."""
-    return [
-        Timing(batch_size=8, round=PER_VISIT * visit + number, seconds=seconds, throttled=visit in throttled)
-        for visit, values in enumerate(visits)
-        for number, seconds in enumerate(values)
-    ]
-
-
-def test_a_visit_counts_as_a_whole_by_its_median() -> None:
-    """A visit 9.9 % above the best one counts with its outliers, one 10.1 % above with none of its readings."""
-    best, near, far = [1.0, 1.0, 5.0], [1.099, 1.099, 0.5], [1.101, 1.101, 0.5]
-    timings = read_of(best, near, far)
-    assert DISTURBED == 0.1
-    assert counting(timings) == tuple(timings[:6])
-
-
-def test_throttled_timings_count_where_there_are_no_others_only() -> None:
-    """However fast they are, a clear reading sets them aside; alone they count, disturbed visits apart."""
-    timings = read_of([1.0, 1.1], [9.0], [2.0], throttled=(0, 1))
-    assert counting(timings) == (timings[3],)
-    assert counting(timings[:3]) == tuple(timings[:2])
-
-
-@given(
-    st.lists(st.builds(Timing, batch_size=st.just(8), round=st.integers(0, 99), seconds=st.floats(1e-9, 1e9),
-                       throttled=st.booleans()))
-)  # fmt: skip
-def test_of_any_timings_some_count(timings: list[Timing]) -> None:
-    """What counts is never empty, in the order it was taken, of one kind, and holds the visit of the best median."""
-    found = counting(timings)
-    assert bool(found) == bool(timings)
-    assert len({timing.throttled for timing in found}) <= 1
-    assert [timing for timing in timings if timing in found] == list(found)
-    assert counting(found) == found
 
 
 def test_a_result_without_the_keys_that_were_added_later_is_read() -> None:

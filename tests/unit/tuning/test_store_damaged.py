@@ -182,33 +182,54 @@ def test_no_flipped_bit_gives_a_traceback_or_a_figure_that_nobody_measured(path,
         look(path)
 
 
-ADDED_LATER = "reference_seconds"
+ADDED_LATER = ("reference_batch_size", "reference_before_seconds", "reference_after_seconds")
 ADDED = ("event_reasons", "temperature_celsius", "power_watts", "utilization_percent", "used_bytes")
 
 
 def dropped(*of_timings):
     """Give the statements that take away what came with later versions."""
-    statements = [f"ALTER TABLE timings DROP COLUMN {name}" for name in (ADDED_LATER, *of_timings)]
+    statements = [f"ALTER TABLE timings DROP COLUMN {name}" for name in (*ADDED_LATER, *of_timings)]
     return [*statements, "ALTER TABLE runs DROP COLUMN disturbed"]
+
+
+REFERENCE = {"reference_batch_size": 4, "reference_before_seconds": 5e-3, "reference_after_seconds": 6e-3}
 
 
 def test_a_store_of_before_has_no_reference_and_its_checksums_hold(path):
     """Version 4 summed up what it had: a GPU's vitals, and not what a reference took."""
     make(path)
-    old, new = timing(8, 1, 0.26, power_watts=80.0), timing(8, 2, 0.27, reference_seconds=5e-6)
+    old, new = timing(8, 1, 0.26, power_watts=80.0), timing(8, 2, 0.27, **REFERENCE)
     tamper(path, "DELETE FROM timings WHERE batch_size != 8 OR round != 1")
     as_written = b"[1,8,1,0.26,1,0,null,null,null,null,null,null,80.0,null,null]"  # run, then version 4's columns
     tamper(path, "UPDATE timings SET power_watts = 80.0, checksum = ?", zlib.crc32(as_written))
-    for statement in (f"ALTER TABLE timings DROP COLUMN {ADDED_LATER}", "PRAGMA user_version = 4"):
+    for statement in (*(f"ALTER TABLE timings DROP COLUMN {name}" for name in ADDED_LATER), "PRAGMA user_version = 4"):
         tamper(path, statement)
     with begin(path) as run:
         assert run.kept.timings == (old,)
         run.timing(new)
     with begin(path) as run:
         assert run.kept.timings == (old, new)
-    tamper(path, "UPDATE timings SET reference_seconds = 6e-6 WHERE round = 2")
+    tamper(path, "UPDATE timings SET reference_after_seconds = 6e-6 WHERE round = 2")
     with pytest.warns(UserWarning, match="run 1 is damaged: the timing of batch size 8 in round 2"):
         begin(path).close()
+
+
+def test_timings_beside_the_fixed_operation_of_version_5_are_read_as_timings_without_a_reference(path):
+    """Version 5 timed a sine as the reference, whose figure means nothing now; the timing itself is kept."""
+    make(path)
+    tamper(path, "DELETE FROM timings WHERE batch_size != 8 OR round != 1")
+    for statement in (
+        *(f"ALTER TABLE timings DROP COLUMN {name}" for name in ADDED_LATER),
+        "ALTER TABLE timings ADD COLUMN reference_seconds REAL",
+        "UPDATE timings SET reference_seconds = 4e-6, checksum = 1",
+        "PRAGMA user_version = 5",
+    ):
+        tamper(path, statement)
+    with begin(path) as run:
+        assert run.kept.timings == (timing(8, 1, 0.26),)
+        run.timing(timing(8, 2, 0.27, **REFERENCE))
+    with begin(path) as run:
+        assert len(run.kept.timings) == 2
 
 
 def test_a_store_of_before_tells_of_nobody_and_is_gone_on_with(path):

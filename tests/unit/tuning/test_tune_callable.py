@@ -33,7 +33,8 @@ def test_a_numpy_callable_is_tuned(virtual):
     """The same result as of a network; what only a plan could know is None, and the clock is said."""
     result = call()
     assert [m.batch_size for m in result.measurements] == [1, 8, 64]
-    assert {m.batch_size: m.latency_seconds for m in result.measurements} == {1: 1.01e-3, 8: 1.08e-3, 64: 1.64e-3}
+    seconds = {m.batch_size: m.latency_seconds for m in result.measurements}
+    assert seconds == pytest.approx({1: 1.01e-3, 8: 1.08e-3, 64: 1.64e-3}, rel=0.005)  # the prior spread of a timing
     assert (result.batch_size, result.decided_by) == (64, "batch_sizes")
     assert (result.largest_batch_size, result.spec, result.largest_measured) == (None, None, 64)
     assert {m.predicted_peak_bytes for m in result.measurements} == {None}
@@ -78,15 +79,15 @@ def test_a_mistake_in_a_callable_is_an_error_not_an_out_of_memory(virtual):
     assert "RuntimeError" in result.measurements[1].stop_reason
 
 
-def test_only_one_step_lives_at_a_time(virtual):
-    """The memory of a size is let go of before the next is made, and after the last."""
+def test_one_step_and_the_reference_live_at_a_time(virtual):
+    """The memory of a size is let go of before the next is made, and after the last; only the reference stays."""
     alive = []
 
     class Step:
         def __init__(self, n):
             alive.append(n)
-            assert len(alive) == 1
             self.n = n
+            assert len(alive) <= 1 + (64 in alive)  # no step is longer than that of 64, which is the reference
 
         def __call__(self):
             sum(range(self.n))

@@ -79,7 +79,7 @@ def test_timings_of_a_busy_machine_are_not_mixed_with_those_of_a_quiet_one(tmp_p
     assert "does not count" in said
     busy, quiet = (tuner.store.show(kept, run.id)[1].timings for run in tuner.store.list_runs(kept))
     assert len(busy) == len(before)
-    told = sum(len(m.timings_seconds) + m.disturbed + m.throttled for m in result.measurements)
+    told = sum(len(m.timings_seconds) + m.throttled for m in result.measurements)
     assert told == len(quiet)
     assert not result.disturbed
     assert about_others(tune(store=kept)) == []
@@ -307,7 +307,7 @@ def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, s
     assert after.items() >= before.items()
     assert new == after.keys() - before.keys()
     for m in result.measurements:
-        assert len(m.timings_seconds) + m.disturbed == [size for size, _ in after].count(m.batch_size)
+        assert len(m.timings_seconds) == [size for size, _ in after].count(m.batch_size)
     assert set(statuses(result).values()) <= {"ok", "dropped"}
     assert result.seconds_spent > partial.seconds_spent
 
@@ -378,7 +378,7 @@ def test_three_kills_lose_and_repeat_nothing(tmp_path):
         assert m.status in {"ok", "dropped"}
         taken = [value[0] for (size, _), value in sorted(after.items()) if size == m.batch_size]
         assert set(m.timings_seconds) <= set(taken)
-        assert len(m.timings_seconds) + m.disturbed + m.throttled == len(taken)
+        assert len(m.timings_seconds) + m.throttled == len(taken)
     assert not [reason for reason in result.reasons if "refused" in reason]
 
 

@@ -1,0 +1,195 @@
+"""
+Repeatability: whether one command recommends the same, fast batch size each time and reports a true rate.
+
+    python -m benchmarks.bench_repeatability --json FILE
+    python -m benchmarks.bench_repeatability --busy 1 --json FILE --workloads mnist-cnn resnet18-32
+
+The tuner runs several times per workload, each time in a fresh process, without a store, interleaved with its rivals.
+The JSON is written after every run.  The same command continues an interrupted benchmark: same file, same source.
+Then a judge measures the recommended sizes, powers of two and 1.5 times these, in shuffled rounds.  A sample of the
+judge is a reference block, some steps of the candidate and a second reference block.  The reference is the same
+workload at a small fixed size, in a separate instance.  The ratio to the reference blocks cancels host drift.
+
+    rate(n) = n / exp(median over rounds of log(candidate / sqrt(before * after))) / median reference seconds
+    loss(n) = 1 - rate(n) / best rate
+
+The best of many noisy medians is too large, so a loss is overestimated by about the noise of one median.  The interval
+resamples rounds.  The rate error compares the reported with the judged rate.  Its normalized form needs a result that
+contains its own reference: the judge measures that size too, and the ratio of both speeds scales the judged rate.
+
+Rivals stop at the maximum of the tuner (else 4096) or where the next size would exceed the budget of the tuner.  The
+rivals and the judge run PyTorch modules with the bounds of glibc that `autotune_module` sets (`heap.RAISED`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages.repeatability import lines
+from benchmarks.provenance import on_cpu
+from benchmarks.repeatability.finder_runs import FINDERS, LIGHTNING, OURS, POWERS
+from benchmarks.repeatability.paired_judge import judge, judged_sizes, sizes_to_judge
+from benchmarks.repeatability.repeat_summary import BUSY_GOALS, QUIET_GOALS, summarize
+from benchmarks.repeatability.workloads import WORKLOADS
+
+ROOT = Path(__file__).parent.parent
+BUSY_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
+
+
+def in_fresh_process(task: str, name: str, *arguments: Any) -> Any:
+    """Run a finder or the judge of a workload in a fresh process and return its JSON."""
+    variables = {} if task == OURS else WORKLOADS[name].variables
+    process = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bench_repeatability", "--task", json.dumps([task, name, *arguments])],
+        stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT, env={**os.environ, **variables},
+    )  # fmt: skip
+    if process.returncode:
+        sys.exit(
+            f"{task} on {name} failed with exit status {process.returncode}. The same command continues from here."
+        )
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def _do(task: str, name: str, *arguments: Any) -> Any:
+    return (FINDERS | {"judge": judge})[task](WORKLOADS[name], *arguments)
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Start processes that use a CPU each, and end them."""
+    started = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def schedule(count: int, rivals: Sequence[str]) -> list[tuple[str, int]]:
+    """
+    Return the finder and the number of each run, in order.
+
+    Example:
+        >>> schedule(2, [POWERS])
+        [('cubatch', 0), ('powers of two x 5', 0), ('powers of two x 5', 1), ('cubatch', 1)]
+    """
+    order = []
+    for number in range(count):
+        pair = [finder for finder in (OURS, POWERS) if finder == OURS or finder in rivals]
+        order += [(finder, number) for finder in (pair if number % 2 == 0 else pair[::-1])]
+        if number == 0 and LIGHTNING in rivals:  # its answer hardly differs between runs
+            order.append((LIGHTNING, 0))
+    return order
+
+
+def measure(case: dict[str, Any], options: argparse.Namespace, save: Callable[[], None]) -> None:
+    """Complete the runs, the judge and the summary of a workload."""
+    name, runs = case["workload"], case["runs"]
+    done = {(run["finder"], run["run"]) for run in runs}
+    missing = [each for each in schedule(options.runs, options.rivals) if each not in done]
+    if missing:
+        case.update(judge=None, sizes=[], summary=[])
+
+    def ask_judge() -> None:
+        if case["judge"] is None:
+            case["judge"] = in_fresh_process("judge", name, *sizes_to_judge(runs), options.judge_seconds)
+
+    with busy_processes(options.busy if missing or not (case["judge"] or options.judge_quiet) else 0):
+        for finder, number in missing:
+            began = time.monotonic()
+            run = in_fresh_process(finder, name, options.budget)
+            runs.append({"finder": finder, "run": number, **run, "process_seconds": time.monotonic() - began})
+            save()
+            print(f"{name}, {finder}, run {number}: {run['batch_size']} in {run['seconds_spent']:.1f} s {run['error']}")
+            sys.stdout.flush()
+        if not options.judge_quiet:
+            ask_judge()
+    ask_judge()
+    case["sizes"] = judged_sizes(case["judge"])
+    goals = BUSY_GOALS if options.busy else QUIET_GOALS
+    case["summary"] = [summarize(case, finder, goals) for finder in dict.fromkeys(run["finder"] for run in runs)]
+    save()
+
+
+def _source() -> str:
+    """Return a digest of the package's Python files: a commit does not name uncommitted changes."""
+    files = sorted(ROOT.joinpath("cubatch").rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+def _begin(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the content of the file so far, or new content; exit where the file is of something else."""
+    about = on_cpu("repeatability")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        about["environment"]["torch"] = importlib.metadata.version("torch")
+    conditions = {
+        "source": _source(), "budget_seconds": options.budget, "busy": options.busy,
+        "judge_seconds": options.judge_seconds, "judge_is_quiet": options.judge_quiet or not options.busy,
+        "goals": BUSY_GOALS if options.busy else QUIET_GOALS,
+    }  # fmt: skip
+    new = {**about, **conditions, "workloads": []}
+    if options.json is None or not options.json.exists():
+        return new
+    content = json.loads(options.json.read_text(encoding="utf-8"))
+    different = [key for key in ("benchmark", "commit", "device", *conditions) if content.get(key) != new[key]]
+    if different:
+        sys.exit(f"{options.json} differs in {', '.join(different)}. Name another file, or delete this one.")
+    return content
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and print a line for each run and a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--workloads", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--rivals", nargs="*", choices=[POWERS, LIGHTNING], default=[POWERS, LIGHTNING])
+    parser.add_argument("--runs", type=int, default=10, help="runs of the tuner for each workload")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds that a run may take")
+    parser.add_argument("--busy", type=int, default=0, metavar="K", help="processes that use a CPU each meanwhile")
+    parser.add_argument("--judge-seconds", type=float, default=60.0, help="for each workload")
+    parser.add_argument("--judge-quiet", action="store_true", help="end the busy processes before the judge")
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.task:
+        print("\n" + json.dumps(_do(*json.loads(options.task)), allow_nan=False))
+        return
+    content = _begin(options)
+
+    def save() -> None:
+        if options.json:
+            part = options.json.with_suffix(".part")
+            part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            part.replace(options.json)
+
+    for name in options.workloads:
+        case = next((case for case in content["workloads"] if case["workload"] == name), None)
+        if case is None:
+            case = {
+                "workload": name,
+                "mode": WORKLOADS[name].mode,
+                "runs": [],
+                "judge": None,
+                "sizes": [],
+                "summary": [],
+            }
+            content["workloads"].append(case)
+        measure(case, options, save)
+        for line in lines([content], only=name):
+            print(" | ".join(line))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

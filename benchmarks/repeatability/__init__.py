@@ -1,0 +1,1 @@
+"""Repeated runs of the tuner, and a paired judge of their recommendations."""

@@ -1,0 +1,310 @@
+"""
+The noise model of a run: what its timings say about each batch size, and with which variance.
+
+With t the logarithm of the step time and r that of the reference step over its median in the run,
+
+    t = f(n) + slope(n) * r + trial + timing
+
+f(n) is what is wanted.  `slope(n)` says how much of a host slowdown a size shares: near 1, with a spread between sizes.
+`trial` is common to all timings of one trial (place in memory, state of caches), `timing` differs between them.  All
+spreads are estimated from the timings of the run, robustly, together with a few pseudo-observations.  The same model
+serves search, stopping rule and recommendation.  Without a reference r is 0.
+
+Paired references: Bulej et al., "Duet Benchmarking", ICPE 2020.  Trials interleaved in random order: Abedi and Brecht,
+"Conducting Repeatable Experiments in Highly Variable Cloud Computing Environments", ICPE 2017.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from statistics import fmean
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Timing, by_trial
+from cubatch.measure.stopping import MEDIAN_SD, TO_SD, median
+from cubatch.search.belief import Seen
+
+Array = NDArray[np.float64]
+
+# Standard deviations before anything is measured, as shares, and the number of observations that they count as.
+TIMING_SD, TRIAL_SD, HOST_TRIAL_SD, PRIOR_WEIGHT = 0.005, 0.005, 0.02, 4
+SLOPE_SD = 0.25  # of slope(n) around the common slope, and of the common slope around 1, before anything is measured
+LEAST_SD = 0.001  # hardware repeats no timing more closely
+OUTLIER_SHARE, HOST_OUTLIER_SHARE, OUTLIER_SD = 0.002, 0.03, 0.3  # of timings by events, by the host clock; how far off
+FAR = 3.0  # standard deviations: trials farther off than this and twice the host's slowdown count as if they were not
+MEAN_TO_SD = 1.2533  # mean distance from the middle to the standard deviation, of normal noise
+FREEDOM = 4.0  # degrees of freedom of Student's t, by which trials of one size are weighted
+
+
+@attrs.define(eq=False)
+class Record:
+    """
+    The timings of one batch size.
+
+    Attributes:
+        batch_size: The size.
+        goal: What is compared.
+        timings: In the order in which they were taken.
+    """
+
+    batch_size: int
+    goal: Goal
+    timings: list[Timing] = attrs.field(factory=list)
+
+    def add(self, timing: Timing) -> None:
+        """Append a timing."""
+        self.timings.append(timing)
+
+    @property
+    def usable(self) -> list[Timing]:
+        """The timings at full clock; all of them where every one was throttled."""
+        return usable(self.timings)
+
+    @property
+    def trials(self) -> int:
+        """How many trials this size had."""
+        return len(by_trial(self.timings))
+
+    @property
+    def lacks_cost(self) -> bool:
+        """Whether repeated trials gave nothing to compare: energy of a step too short for the counter."""
+        return self.trials > 1 and not self.has_cost
+
+    @property
+    def has_cost(self) -> bool:
+        """Whether a timing has what the goal compares."""
+        return any(cost_of(timing, self.goal) is not None for timing in self.timings)
+
+
+def usable(timings: Iterable[Timing]) -> list[Timing]:
+    """Return the timings at full clock; all of them where every one was throttled."""
+    every = list(timings)
+    return [timing for timing in every if not timing.throttled] or every
+
+
+def cost_of(timing: Timing, goal: Goal) -> float | None:
+    """Return the cost of a step: joules by the objective energy, else seconds; None where it was not read."""
+    return timing.joules if goal.objective == "energy" else timing.seconds
+
+
+@attrs.frozen
+class Noise:
+    """
+    The estimated spreads of a run, as shares.
+
+    Attributes:
+        timing: Standard deviation between timings of one trial.
+        trial: Standard deviation between trials of one size, beyond what their timings explain.
+        slope: Common slope: the share of a host slowdown that a step takes part in.
+        slope_sd: Standard deviation of a size's own slope around it.
+        slope_variance: Of the common slope: an error that sizes share as far as they met another host speed.
+        drift: Standard deviation of the reference between trials: the error of a timing without one.
+        outliers: Probability that a timing is off by OUTLIER_SD or so.
+        reference_batch_size: Batch size of the reference; None without one.
+        reference_seconds: Median of the reference step, to which times are normalized; None without one.
+    """
+
+    timing: float
+    trial: float
+    slope: float = 0.0
+    slope_sd: float = 0.0
+    slope_variance: float = 0.0
+    drift: float = 0.0
+    outliers: float = OUTLIER_SHARE
+    reference_batch_size: int | None = None
+    reference_seconds: float | None = None
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether timings are paired with a reference step."""
+        return self.reference_batch_size is not None
+
+    def variance(self, timings: int, trials: int = 1) -> float:
+        """Return the variance of a size's estimate after so many timings in so many trials."""
+        own = (MEDIAN_SD * self.timing) ** 2 / timings + self.trial**2 / trials
+        return own + _outlier_share(timings, self.outliers) * OUTLIER_SD**2
+
+
+@attrs.frozen(eq=False)
+class _Trials:
+    """
+    The trials of one size as numbers.
+
+    Attributes:
+        cost: Log cost of each trial at its host speed: the median of its timings.
+        host: Log of the reference over its median in the run; 0 without one.
+        variance: Of each trial's cost, by its own timings.
+        timings: How many there are in all.
+    """
+
+    cost: Array
+    host: Array
+    variance: Array
+    timings: int
+
+
+def estimate_noise(records: Collection[Record]) -> Noise:
+    """
+    Return the noise model of a run, from the timings of all its sizes.
+
+    Example:
+        >>> estimate_noise([]).trial
+        0.005
+    """
+    timings = [timing for record in records for timing in record.usable]
+    references = [(t.reference_batch_size, t.reference_seconds) for t in timings if t.reference_seconds is not None]
+    if not references:
+        return _with_spreads(records, Noise(TIMING_SD, TRIAL_SD), prior_trial=TRIAL_SD)
+    size = Counter(n for n, _ in references).most_common(1)[0][0]  # timings with another count as timings without
+    usual = median([seconds for n, seconds in references if n == size and seconds is not None])
+    noise = Noise(
+        TIMING_SD, HOST_TRIAL_SD, 1.0, SLOPE_SD, SLOPE_SD**2, outliers=HOST_OUTLIER_SHARE, reference_batch_size=size,
+        reference_seconds=usual,
+    )  # fmt: skip
+    shifts = [shift for timing in timings if (shift := _host_shift(timing, noise)) is not None]
+    noise = attrs.evolve(noise, drift=max(LEAST_SD, TO_SD * median([abs(shift) for shift in shifts])))
+    noise = _with_slopes(records, _with_spreads(records, noise, prior_trial=HOST_TRIAL_SD))
+    return _with_spreads(records, noise, prior_trial=HOST_TRIAL_SD)
+
+
+def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> Seen | None:
+    """
+    Return a size's log cost at the usual host speed, with its variance; None where its cost was not read.
+
+    The trials are combined by generalized least squares: their errors are independent but for the size's own slope.
+    Trials that disagree are weighted by Student's t, and widen the variance as far as they do (Birge's ratio).
+
+    Args:
+        record: The timings of one size.
+        noise: The noise model of the run.
+        goal: What to estimate, where it is not what the record compares: `Goal()` for seconds.
+    """
+    trials = _trials(record, noise, goal or record.goal)
+    if trials is None:
+        return None
+    cost = trials.cost - noise.slope * trials.host
+    own = trials.variance + noise.trial**2
+    shared = noise.slope_sd**2 * np.outer(trials.host, trials.host)
+    weight, mean, variance, host = np.ones(len(cost)), 0.0, 0.0, 0.0
+    for _ in range(4):
+        solved = np.linalg.solve(np.diag(own / weight) + shared, np.ones(len(cost)))
+        variance = 1.0 / float(solved.sum())
+        mean, host = variance * float(solved @ cost), variance * float(solved @ trials.host)
+        distance = (cost - mean) ** 2 / (own + np.diag(shared))
+        weight = np.minimum(1.0, (FREEDOM + 1.0) / (FREEDOM + distance))
+    if len(cost) > 1:
+        variance *= max(1.0, float((weight * distance).sum()) / (len(cost) - 1))
+    variance += _outlier_share(trials.timings, noise.outliers) * OUTLIER_SD**2
+    return Seen(record.batch_size, mean, variance, host)
+
+
+def _outlier_share(timings: int, share: float) -> float:
+    """Return the probability that outliers decide the median of so many timings."""
+    wanted = (timings + 1) // 2
+    return min(1.0, math.comb(timings, wanted) * share**wanted)
+
+
+def _host_shift(timing: Timing, noise: Noise) -> float | None:
+    """Return the log of the reference over its median in the run; None where the timing has no such reference."""
+    seconds = timing.reference_seconds
+    if seconds is None or noise.reference_seconds is None or timing.reference_batch_size != noise.reference_batch_size:
+        return None
+    return math.log(seconds / noise.reference_seconds)
+
+
+def _trials(record: Record, noise: Noise, goal: Goal) -> _Trials | None:
+    cost, host, variance, count = [], [], [], 0
+    for taken in by_trial(record.usable).values():
+        read = [(math.log(value), timing) for timing in taken if (value := cost_of(timing, goal)) is not None]
+        if not read:
+            continue
+        shifts = [_host_shift(timing, noise) for _, timing in read]
+        own = [_variance_of(timing, shift, noise) for (_, timing), shift in zip(read, shifts, strict=True)]
+        level = sum((shift or 0.0) / v for shift, v in zip(shifts, own, strict=True)) / sum(1.0 / v for v in own)
+        # Within a trial the host may change: timings are compared at its mean level.
+        values = [
+            value - noise.slope * ((shift or 0.0) - level) for (value, _), shift in zip(read, shifts, strict=True)
+        ]
+        cost.append(_weighted_median(values, [1.0 / v for v in own]))
+        host.append(level)
+        expected = (MEDIAN_SD**2 if len(own) > 2 else 1.0) / sum(1.0 / v for v in own)  # noqa: PLR2004
+        seen = (MEDIAN_SD * MEAN_TO_SD) ** 2 * fmean(_distances(values) or [0.0]) ** 2 / len(values)
+        variance.append(max(expected, seen))  # timings that scatter more than usual count for less
+        if None in shifts:  # the host's speed is unknown there
+            variance[-1] += (noise.slope * noise.drift) ** 2
+        count += len(read)
+    return _Trials(np.array(cost), np.array(host), np.array(variance), count) if cost else None
+
+
+def _variance_of(timing: Timing, shift: float | None, noise: Noise) -> float:
+    """Return the variance of one timing: more where the host changed between its two reference blocks."""
+    change = 0.0
+    if shift is not None and timing.reference_after_seconds and timing.reference_before_seconds:
+        change = 0.5 * noise.slope * math.log(timing.reference_after_seconds / timing.reference_before_seconds)
+    return noise.timing**2 + change**2
+
+
+def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the value at which half of the weight is reached, between the two nearest values."""
+    order = np.argsort(values)
+    ordered, weight = np.array(values)[order], np.array(weights)[order]
+    reached = (np.cumsum(weight) - 0.5 * weight) / weight.sum()
+    return float(np.interp(0.5, reached, ordered))
+
+
+def _with_spreads(records: Collection[Record], noise: Noise, prior_trial: float) -> Noise:
+    """Estimate the spreads within and between trials, given the slopes."""
+    within, between, shares = [TIMING_SD / TO_SD] * PRIOR_WEIGHT, [prior_trial / TO_SD] * PRIOR_WEIGHT, list[float]()
+    for record in records:
+        trials = [
+            [
+                math.log(cost) - noise.slope * (_host_shift(timing, noise) or 0.0)
+                for timing in taken
+                if (cost := cost_of(timing, record.goal)) is not None
+            ]
+            for taken in by_trial(record.usable).values()
+        ]
+        trials = [costs for costs in trials if costs]
+        within += [distance for costs in trials for distance in _distances(costs)]
+        if len(trials) > 1:
+            between += _distances([median(costs) for costs in trials])
+            shares += [1 / len(costs) for costs in trials]
+    timing = max(LEAST_SD, TO_SD * median(within))
+    explained = (MEDIAN_SD * timing) ** 2 * median(shares or [0.0])
+    trial = math.sqrt(max((TO_SD * median(between)) ** 2 - explained, LEAST_SD**2))
+    return attrs.evolve(noise, timing=timing, trial=trial)
+
+
+def _distances(values: Sequence[float]) -> list[float]:
+    """Return the distances of all pairs over the square root of 2, whose spread is that of the values."""
+    return [abs(a - b) / math.sqrt(2) for a, b in itertools.combinations(values, 2)]
+
+
+def _with_slopes(records: Collection[Record], noise: Noise) -> Noise:
+    """Estimate the common slope by ridge regression within sizes, and how far single sizes depart from it."""
+    spread = noise.trial**2 + noise.timing**2
+    precision, product = spread / SLOPE_SD**2, spread / SLOPE_SD**2
+    sizes: list[tuple[float, float]] = []
+    for record in records:
+        trials = _trials(record, noise, record.goal)
+        if trials is None or len(trials.cost) < 2:  # noqa: PLR2004 - one trial says nothing of a slope
+            continue
+        host, cost = trials.host - np.median(trials.host), trials.cost - np.median(trials.cost)
+        far = FAR * math.sqrt(spread)
+        cost = np.clip(cost, 2 * np.minimum(host, 0.0) - far, 2 * np.maximum(host, 0.0) + far)
+        sizes.append((float(host @ host), float(host @ cost)))
+        precision, product = precision + sizes[-1][0], product + sizes[-1][1]
+    slope = product / precision
+    squares, weights = PRIOR_WEIGHT * SLOPE_SD**2, float(PRIOR_WEIGHT)
+    for own_precision, own_product in sizes:
+        if own_precision > spread / SLOPE_SD**2:  # else its own slope is not known better than beforehand
+            squares += max(0.0, (own_product / own_precision - slope) ** 2 - spread / own_precision)
+            weights += 1.0
+    return attrs.evolve(noise, slope=slope, slope_sd=math.sqrt(squares / weights), slope_variance=spread / precision)

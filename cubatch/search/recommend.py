@@ -1,0 +1,103 @@
+"""
+Which batch size to recommend, from the posterior of the step cost at the measured sizes.
+
+Raw medians on a plateau pick the size with the luckiest timing.  The posterior pools all sizes, so that a single
+lucky timing moves it little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import attrs
+import numpy as np
+
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate
+from cubatch.search.belief import Belief
+
+CONFIDENCE_Z = 1.2816  # standard deviations: 90 % one-sided
+TIE_Z = 1.645  # standard deviations: 90 % two-sided
+_HARDWARE = ("coulom", "crest", "past crest", "tensor-core", "asked for")  # how reasons of candidates begin
+
+
+@attrs.frozen(eq=False)
+class Recommendation:
+    """
+    The size to use.
+
+    Attributes:
+        batch_size: The recommended size.
+        fastest: The size with the best posterior mean.
+        loss: Expected loss of throughput (by latency, gain of time) of each size against the fastest, as a share.
+        equal: Sizes whose difference from the fastest may be zero, by a 90 % interval of the difference.
+    """
+
+    batch_size: int
+    fastest: int
+    loss: dict[int, float]
+    equal: tuple[int, ...]
+
+
+def is_round(n: int) -> bool:
+    """
+    Return whether a size is a power of two or 1.5 times one.
+
+    Example:
+        >>> [n for n in range(1, 50) if is_round(n)]
+        [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+    """
+    odd = n // (n & -n)
+    return odd in (1, 3)
+
+
+def is_favored(candidate: Candidate) -> bool:
+    """Return whether a size may be recommended on equal terms: a round one, or one with a hardware reason."""
+    return is_round(candidate.batch_size) or any(reason.startswith(_HARDWARE) for reason in candidate.reasons)
+
+
+def recommend(
+    belief: Belief, able: Sequence[int], goal: Goal, *, favored: Collection[int] | None = None
+) -> Recommendation:
+    """
+    Return the recommendation among the sizes that ran within every limit.
+
+    By throughput and energy it is the smallest size whose expected loss against the best is within the tolerance, by
+    latency the largest.  (Also allowing one standard deviation of that difference doubled the regret on fake hosts, and
+    brought the answers of repeated runs no closer together.)  A size that is not `favored` counts only if it beats the
+    nearest favored sizes on both sides by more than the tolerance with 90 % confidence.
+
+    Args:
+        belief: Posterior of the log step cost.
+        able: The measured sizes within every limit.
+        goal: Objective and tolerance.
+        favored: Sizes that may be recommended on equal terms; None: all.
+    """
+    places = {n: int(np.searchsorted(belief.sizes, n)) for n in sorted(able)}
+    is_latency = goal.objective == "latency"
+    value = {n: (0.0 if is_latency else math.log(n)) - float(belief.mean[place]) for n, place in places.items()}
+    fastest = max(value, key=lambda n: (value[n], -n))
+    tolerance = math.log1p(goal.tolerance) if is_latency else -math.log1p(-goal.tolerance)
+    plain = set(places) if favored is None or is_latency else {n for n in places if n in favored}
+    eligible = {n for n in places if n in plain or _beats_neighbors(belief, places, value, plain, n, tolerance)}
+    eligible = eligible or set(places)
+    best = max(value[n] for n in eligible)
+    within = [n for n in eligible if value[n] >= best - tolerance]
+    equal = tuple(
+        n
+        for n, place in places.items()
+        if n != fastest and value[fastest] - value[n] <= TIE_Z * belief.difference_sd(place, places[fastest])
+    )
+    loss = {n: -math.expm1(value[n] - value[fastest]) for n in places}
+    return Recommendation(max(within) if is_latency else min(within), fastest, loss, equal)
+
+
+def _beats_neighbors(
+    belief: Belief, places: dict[int, int], value: dict[int, float], plain: set[int], n: int, tolerance: float
+) -> bool:
+    """Return whether a size beats the nearest favored sizes by more than the tolerance with 90 % confidence."""
+    neighbors = [*sorted(m for m in plain if m < n)[-1:], *sorted(m for m in plain if m > n)[:1]]
+    return all(
+        value[n] - value[m] - CONFIDENCE_Z * belief.difference_sd(places[n], places[m]) > tolerance for m in neighbors
+    )

@@ -1,0 +1,62 @@
+"""The reference step of a PyTorch module on a CPU."""
+
+from __future__ import annotations
+
+from collections import UserList
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from cubatch.frameworks import torch_module  # noqa: E402
+
+
+class Recorder(nn.Module):
+    """A small network that keeps the sizes that it was called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3 * 8 * 8, 5)
+        self.sizes = UserList()
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        return self.head(x.flatten(1))
+
+
+def test_a_held_reference_is_stepped_around_each_timing():
+    """Both blocks step the held batch, the candidate's steps lie between, and training leaves no optimizer behind."""
+    for mode in ("inference", "training"):
+        module = Recorder()
+        subject = torch_module.TorchModule(
+            module, (3, 8, 8), mode=mode, loss=None, optimizer="adam", autocast=None, channels_last=False,
+            compiled=False,
+        )  # fmt: skip
+        runner = subject.ready().runner(2**34, 0)
+        runner.prepare(4)
+        assert runner.clock.time(runner.step, 1).reference_before_seconds is None
+        assert runner.hold_reference(2)
+        runner.prepare(16)
+        del module.sizes[:]
+        reading = runner.clock.time(runner.step, 3)
+        assert module.sizes == [4, 4, 16, 16, 16, 4, 4]
+        assert 0 < reading.reference_before_seconds < 1
+        assert 0 < reading.reference_after_seconds < 1
+        runner.close()
+
+
+def test_a_reference_that_takes_much_of_the_limit_is_not_held():
+    """A twentieth of the limit is what a batch may hold beside the candidates."""
+    subject = torch_module.TorchModule(
+        Recorder(), (3, 8, 8), mode="inference", loss=None, optimizer="sgd", autocast=None, channels_last=False,
+        compiled=False,
+    )  # fmt: skip
+    batch_bytes = 4 * 3 * 8 * 8 * 4
+    runner = subject.ready().runner(2**34, 0)
+    runner.prepare(4)
+    runner._memory_limit = 20 * batch_bytes - 1
+    assert not runner.hold_reference(1)
+    runner._memory_limit = 20 * batch_bytes
+    assert runner.hold_reference(1)
+    runner.close()

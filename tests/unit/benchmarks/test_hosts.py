@@ -1,0 +1,92 @@
+"""Fake hosts that switch between two states: what their clocks read, and how answers are judged."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import attrs
+import pytest
+
+from benchmarks import bench_hosts
+from benchmarks.search.hosts import Host, Ratios, Session
+
+QUIET = {"noise": 0.0}
+
+
+def quiet(index: int, spread: float = 0.05, **more: object) -> Host:
+    """A host without noise of its clock."""
+    return attrs.evolve(Host.draw(0, index, spread, **more), **QUIET)
+
+
+def test_a_reading_is_the_true_step_of_the_state_that_the_host_is_in():
+    """Without noise readings of 1 ms of work take the fast or the slow time, and both states come."""
+    host = quiet(3)
+    session, met = Session(host, 0), set()
+    for _ in range(400):
+        session.prepare(4)
+        session.step()
+        seconds = session.time(session.step, 1).seconds
+        session.sleep(0.5)
+        times = seconds / host.fast(4)
+        met |= {
+            state for state, true in (("fast", 1.0), ("slow", host.times(4))) if math.isclose(times, true, rel_tol=1e-6)
+        }
+    assert met == {"fast", "slow"}
+
+
+def test_the_first_step_after_preparing_takes_twice_as_long_also_beside_a_reference():
+    """A reference block before it does not hide that caches are cold."""
+    for holds in (False, True):
+        session = Session(quiet(3), 1)
+        session.prepare(2)
+        if holds:
+            session.step()
+            session.hold_reference(3)
+        session.prepare(8)
+        first, second = (session.time(session.step, 1).seconds for _ in range(2))
+        assert first / second == pytest.approx(2.0, rel=0.7)  # the state may change in between, by 1.6 at most
+        assert first > 1.2 * second
+
+
+def test_ratios_vary_between_sizes_by_the_spread_that_is_asked_for():
+    """Logarithms of 2000 ratios of single sizes scatter by 15 %, within four standard errors, where none is clipped."""
+    host = next(h for h in (Host.draw(0, n, 0.1) for n in range(99)) if min(h.times(n) for n in range(1, 200)) > 1.05)
+    logs = [math.log(host.times(n)) for n in range(1, 2001)]
+    assert statistics.stdev(logs) == pytest.approx(0.1, abs=4 * 0.1 / math.sqrt(2 * len(logs)))
+
+
+def test_the_truth_is_the_fast_state_or_with_smooth_ratios_both():
+    """A size that is much slower in the slow state loses only where both states count."""
+    for ratios in Ratios:
+        host = Host.draw(0, 5, 0.15, ratios)
+        slow = 1.0 if ratios is Ratios.PER_SIZE else (1.0 + host.times(64)) / 2
+        assert host.rate(64) == pytest.approx(64 / (host.fast(64) * slow))
+
+
+def test_the_same_seed_gives_the_same_search_and_the_best_size_loses_nothing(monkeypatch):
+    """A finder that knows the truth has no regret, in every run."""
+    best = {}
+
+    def know(host, session, seed, budget):
+        size = max(range(1, host.max_batch_size + 1), key=host.rate)
+        return best.setdefault(session.host.max_batch_size, size), None
+
+    monkeypatch.setitem(bench_hosts.FINDERS, "knows", know)
+    rows = [bench_hosts.search(bench_hosts.Search(0, 1, 0.05, seed, "knows", 5.0)) for seed in (0, 0, 1)]
+    assert [row["loss"] for row in rows] == [0.0, 0.0, 0.0]
+    twice = [bench_hosts.search(bench_hosts.Search(0, 1, 0.05, 0, bench_hosts.OURS, 2.0)) for _ in range(2)]
+    assert twice[0] == twice[1]
+
+
+def test_figures_are_spreads_over_seeds_and_means_over_hosts():
+    """Two hosts answered 8 and 16, 4 and 16: spreads of 2 and 4; a mean regret of 1 % misses no goal."""
+    rows = [
+        {"spread": 0.05, "finder": bench_hosts.OURS, "host": host, "batch_size": size, "regret": regret, "loss": regret,
+         "seconds": 10.0, "rate_error": 0.1}
+        for host, size, regret in ((0, 8, 0.02), (0, 16, 0.0), (1, 4, 0.02), (1, 16, 0.0))
+    ]  # fmt: skip
+    (row,) = bench_hosts.summarize(rows)
+    assert (row["regret"], row["spread_median"], row["seconds"], row["rate_error"]) == (0.01, 3.0, 10.0, 0.1)
+    met = {goal["what"]: goal["met"] for goal in bench_hosts.judge([row])}
+    assert met == {"regret": True, "spread_median": False, "spread_90": True, "seconds": True}

@@ -1,0 +1,175 @@
+"""The benchmark of repeatability: the JSON of a small workload, its continuation, and figures of planted numbers."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import bench_repeatability as bench
+from benchmarks.pages.repeatability import repeatability
+from benchmarks.repeatability import paired_judge, repeat_summary, workloads
+from benchmarks.repeatability.finder_runs import LIGHTNING, OURS, POWERS
+
+
+class VirtualHost:
+    """A workload on a virtual clock, on a host that becomes slower: a step of n samples takes (4 + n) milliseconds."""
+
+    def __init__(self):
+        self.seconds, self.tuned = 0.0, 0
+
+    def now(self):
+        return self.seconds
+
+    def tune(self, budget):
+        """Recommend 32, then 48, then 32, each at its true rate."""
+        self.tuned += 1
+        size = 48 if self.tuned == 2 else 32
+        measured = SimpleNamespace(batch_size=size, samples_per_second=size / (4e-3 + 1e-3 * size))
+        return SimpleNamespace(
+            batch_size=size, measurements=[measured], seconds_spent=4.0, decided_by="peak", disturbed=False,
+            limits={"max_batch_size": 64}, largest_batch_size=None,
+        )  # fmt: skip
+
+    def build(self):
+        def step():
+            self.seconds += 1e-3 * (4 + stepper.size) * (1 + 1e-3 * self.seconds)
+
+        stepper = SimpleNamespace(step=step, prepare=lambda n: setattr(stepper, "size", n))
+        return stepper
+
+
+@pytest.fixture
+def host(monkeypatch):
+    host = VirtualHost()
+    work = workloads.Workload(
+        mode="inference", tune=host.tune, build=host.build, reference_size=2, max_batch_size=64
+    )  # fmt: skip
+    monkeypatch.setitem(workloads.WORKLOADS, "virtual", work)
+    monkeypatch.setattr(workloads, "now", host.now)
+    monkeypatch.setattr(workloads, "bound_memory", lambda: None)
+    monkeypatch.setattr(bench, "in_fresh_process", lambda *task: json.loads(json.dumps(bench._do(*task))))
+    return host
+
+
+def run_benchmark(path, runs):
+    bench.main(["--json", str(path), "--workloads", "virtual", "--runs", str(runs), "--judge-seconds", "1"])
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_json_has_runs_samples_and_summary(host, tmp_path):
+    """The page is rendered from the same content."""
+    content = run_benchmark(tmp_path / "file.json", 2)
+    assert {"benchmark", "date", "commit", "device", "environment", "source", "busy", "goals"} <= content.keys()
+    (case,) = content["workloads"]
+    assert [(run["finder"], run["run"]) for run in case["runs"]] == [
+        (OURS, 0), (POWERS, 0), (LIGHTNING, 0), (POWERS, 1), (OURS, 1),
+    ]  # fmt: skip
+    assert [run["batch_size"] for run in case["runs"]] == [32, 64, 64, 64, 48]
+    assert [row["batch_size"] for row in case["sizes"]] == [8, 12, 16, 24, 32, 48, 64]
+    assert case["judge"]["rounds"] >= paired_judge.MIN_ROUNDS
+    assert all(len(taken) == case["judge"]["rounds"] for taken in case["judge"]["samples"].values())
+    ours = case["summary"][0]
+    assert ours["batch_sizes"] == [32, 48]
+    assert ours["losses"] == pytest.approx([1 - (32 / 36) / (64 / 68), 1 - (48 / 52) / (64 / 68)], abs=2e-3)
+    assert "| `virtual` | 0 | **cubatch** | 32, 48 | 1.50 |" in repeatability(content)
+
+
+def test_a_second_call_adds_only_missing_runs(host, tmp_path):
+    """The judge measures again only if there are new runs."""
+    first = run_benchmark(tmp_path / "file.json", 2)
+    again = run_benchmark(tmp_path / "file.json", 2)
+    assert again == first
+    assert host.tuned == 2
+    more = run_benchmark(tmp_path / "file.json", 3)
+    assert host.tuned == 3
+    assert more["workloads"][0]["runs"][:5] == first["workloads"][0]["runs"]
+
+
+def test_a_file_of_another_budget_is_refused(host, tmp_path):
+    """Runs under different conditions are not mixed."""
+    run_benchmark(tmp_path / "file.json", 1)
+    with pytest.raises(SystemExit, match="differs in budget_seconds"):
+        bench.main(["--json", str(tmp_path / "file.json"), "--workloads", "virtual", "--budget", "5"])
+
+
+def test_judged_rate_is_relative_to_the_reference_blocks():
+    """
+    A host that is 4 times slower in the last round does not change a ratio.
+
+    The references around each sample have the geometric mean 2, 2 and 8, and their median over the run is 4.
+    """
+    blocks = [(1, 4), (1, 4), (4, 16)]
+    samples = {
+        str(n): [
+            {"before": before, "after": after, "seconds": ratio * (before * after) ** 0.5} for before, after in blocks
+        ]
+        for n, ratio in ((2, 4.0), (8, 8.0))
+    }
+    small, large = paired_judge.judged_sizes({"rounds": 3, "samples": samples})
+    assert (small["samples_per_second"], large["samples_per_second"]) == pytest.approx((2 / 4 / 4, 8 / 8 / 4))
+    assert (small["raw_samples_per_second"], large["raw_samples_per_second"]) == pytest.approx((2 / 8, 8 / 16))
+    assert (small["loss"], large["loss"]) == pytest.approx((0.5, 0.0))
+    assert small["loss_interval"] == pytest.approx([0.5, 0.5])
+
+
+def test_judge_skips_slow_sizes_of_rivals():
+    """4096 samples at 1000/s take 4.1 s: only the first round visits it, and no added size is that slow."""
+    runs = [
+        {"finder": OURS, "batch_size": 1024, "samples_per_second": 1000.0, "largest_allowed": 9999,
+         "reference": {"batch_size": 5, "seconds": 0.01}},
+        {"finder": LIGHTNING, "batch_size": 4096, "samples_per_second": None},
+    ]  # fmt: skip
+    assert paired_judge.sizes_to_judge(runs) == ([5, 256, 384, 512, 768, 1024, 1536, 2048], [4096])
+
+
+def planted(**reference):
+    """Two runs: 64 reported 5 % too fast in 5 s, 128 reported exactly in 15 s."""
+    figures = [(64, 1050.0, 5.0), (128, 900.0, 15.0)]
+    runs = [
+        {"finder": OURS, "batch_size": n, "samples_per_second": rate, "seconds_spent": spent, "wall_seconds": spent,
+         "reference": reference.get(f"n{n}")}
+        for n, rate, spent in figures
+    ]  # fmt: skip
+    sizes = [
+        {"batch_size": 8, "samples_per_second": 80.0, "loss": 0.92, "loss_interval": None},
+        {"batch_size": 64, "samples_per_second": 1000.0, "loss": 0.0, "loss_interval": [0.0, 0.02]},
+        {"batch_size": 128, "samples_per_second": 900.0, "loss": 0.1, "loss_interval": [0.08, 0.12]},
+    ]
+    return {"runs": runs, "sizes": sizes}
+
+
+def test_summary_of_planted_numbers():
+    """Spread 128/64, losses 0 and 10 %, rate errors 5 % and 0, a mean of 10 s."""
+    row = repeat_summary.summarize(planted(), OURS, repeat_summary.QUIET_GOALS)
+    assert (row["spread"], row["loss"], row["mean_loss"], row["seconds"], row["mean_seconds"]) == (
+        2.0, 0.1, 0.05, 15.0, 10.0,
+    )  # fmt: skip
+    assert row["rate_errors"] == pytest.approx([0.05, 0.0])
+    assert row["rate_error"] == pytest.approx(0.05)
+    assert row["rate_errors_normalized"] == []
+    assert row["worst_loss_interval"] == [0.08, 0.12]
+    assert row["met"] == {"spread": True, "loss": False, "rate_error": True, "seconds": True, "mean_seconds": True}
+
+
+def test_rate_error_is_normalized_by_the_reference_of_the_result():
+    """
+    The judge measured 8 samples in 0.1 s, the first run in 0.095 s, since the host was 5 % faster then.
+
+    The reported 1050/s is 1050 * 0.095 / 0.1 = 997.5/s at the speed of the judge, 0.25 % less than the judged 1000/s.
+    """
+    case = planted(n64={"batch_size": 8, "seconds": 0.095}, n128={"batch_size": 8, "seconds": 0.1})
+    row = repeat_summary.summarize(case, OURS, repeat_summary.QUIET_GOALS)
+    assert row["rate_errors_normalized"] == pytest.approx([-0.0025, 0.0])
+    assert row["rate_error"] == pytest.approx(0.0025)
+    assert row["rate_errors"] == pytest.approx([0.05, 0.0])
+
+
+def test_a_run_without_a_recommendation_has_lost_all():
+    """It has no spread either, and a busy host has no goal for the rate."""
+    case = planted()
+    case["runs"][0].update(batch_size=None, samples_per_second=None)
+    row = repeat_summary.summarize(case, OURS, repeat_summary.BUSY_GOALS)
+    assert (row["loss"], row["spread"]) == (1.0, None)
+    assert row["met"] == {"spread": False, "loss": False, "seconds": True}

@@ -1,0 +1,169 @@
+"""The rules that look closer where the answer may lie: learn, fill_gaps and confirm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cubatch.measure.goal import Goal
+from cubatch.search import race, rules
+from cubatch.search.noise import Record
+from tests.fakes import FakeDevice, affine, cliff
+from tests.unit.search.searching import LATENCY, go, line
+from tests.unit.search.walking import seek, share_of_best
+from tests.unit.situations import POWERS, along, record, view
+
+# --- learn ---------------------------------------------------------------------------------------------------
+
+
+CHEAP: dict[str, Any] = {"ladder": (*POWERS, 1024), "visit_seconds": lambda n, step: step}
+
+
+def rising() -> dict[int, float | Record]:
+    """Read once each: the throughput rises to the end, and what lies between is unknown."""
+    return {n: record(n, line(n), visits=1) for n in (1, 8, 64, 512)}
+
+
+def test_learn_visits_what_promises_most_for_its_seconds() -> None:
+    """The same gains per second, worked out by hand from what the race says of each size."""
+    found = view(rising(), **CHEAP)
+    gains = race.learning(
+        found.field, np.full(len(found.sizes), found.noise.variance(5)), np.isin(found.sizes, [1, 8, 64, 512])
+    )
+    rates = {n: gain / step for n, gain, step in zip(found.sizes, gains, found.steps, strict=True)}
+    best = max(rates, key=rates.__getitem__)
+    assert best not in found.read
+    assert rules.learn(found) == [best]
+    assert rules.learn(view(rising(), **CHEAP, closed=[best])) != [best]
+
+
+def test_what_breaks_the_limit_is_nothing_to_compare_with() -> None:
+    """512 is the best that was read and takes too long: what lies between it and 64 still promises much."""
+    (size,) = rules.learn(view(rising(), **CHEAP, goal=Goal(latency_limit=0.3)))
+    assert 64 < size < 512
+
+
+def test_learn_names_only_what_the_budget_holds() -> None:
+    """With a second left, 1024 is not visited."""
+    assert rules.learn(view(rising(), **CHEAP)) == [1024]
+    assert rules.learn(view(rising(), **CHEAP, left=1.0)) != [1024]
+
+
+def test_learn_ends_where_the_answer_is_known() -> None:
+    """A tolerance of 60 % leaves nothing to win, nor one of 6 % where trials cost nothing."""
+    assert rules.learn(view(rising(), **CHEAP)) != []
+    assert rules.learn(view(rising(), **CHEAP, goal=Goal(tolerance=0.6))) == []
+    free: dict[str, Any] = CHEAP | {"visit_seconds": lambda n, step: 1e-6}
+    assert rules.learn(view(rising(), **free, goal=Goal(tolerance=0.06))) == []
+    assert rules.learn(view({1: 9.0}, goal=Goal(latency_limit=1.0))) == []
+    assert rules.learn(view(rising(), **CHEAP, goal=LATENCY)) == []
+
+
+def test_learn_ends_where_a_visit_is_not_worth_its_seconds() -> None:
+    """Visits that take a hundred thousand times as long win the same and are not worth it."""
+    dear: dict[str, Any] = {"ladder": (*POWERS, 1024), "visit_seconds": lambda n, step: 1e5 * step, "left": 1e9}
+    assert rules.learn(view(rising(), **dear)) == []
+    assert rules.learn(view(rising(), **dear, budget=1e9)) != []
+
+
+def noisy(visits: int = 1) -> dict[int, float | Record]:
+    """Two sizes 0.4 % apart whose visits lie 3 % apart, and one that is hopeless."""
+
+    def some(n: int, rate: float, count: int) -> Record:
+        return record(n, [[n / rate * (0.97, 1.0, 1.03)[visit % 3]] * 3 for visit in range(count)])
+
+    return {64: some(64, 100.0, visits), 200: some(200, 100.4, visits), 16: some(16, 30.0, visits)}
+
+
+NOISY: dict[str, Any] = {
+    "ladder": [],
+    "extends": False,
+    "goal": Goal(tolerance=0.0),
+    "visit_seconds": lambda n, step: 1e-3,
+}
+
+
+def test_contenders_are_swept_together_in_an_order_of_the_seed() -> None:
+    """What is hardly told apart is visited again as a sweep, without the hopeless; another seed, another order."""
+    orders = {seed: tuple(rules.learn(view(noisy(6), seed=seed, **NOISY))) for seed in range(12)}
+    assert {tuple(sorted(order)) for order in orders.values()} == {(64, 200)}
+    assert len(set(orders.values())) == 2
+    assert tuple(rules.learn(view(noisy(6), seed=3, **NOISY))) == orders[3]
+    later = {seed: tuple(rules.learn(view(noisy(7), seed=seed, **NOISY))) for seed in range(12)}
+    assert any(later[seed] != order for seed, order in orders.items())  # each sweep has an order of its own
+
+
+def test_what_was_visited_often_is_not_visited_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that does not average away in so many visits will not in more: six of at most seven are not enough."""
+    monkeypatch.setattr(rules, "MOST_TRIALS", 7)
+    assert rules.learn(view(noisy(6), **NOISY)) != []
+    monkeypatch.setattr(rules, "MOST_TRIALS", 6)
+    assert rules.learn(view(noisy(6), **NOISY)) == []
+
+
+# --- fill_gaps and confirm -----------------------------------------------------------------------------------
+
+
+def test_a_wide_gap_beside_the_best_is_looked_into() -> None:
+    """512 is the best: of its gap to 64 the ladder's size nearest to the middle of the logarithms is named."""
+    read = along(line, 1, 2, 4, 8, 16, 32, 64, 512)
+    assert rules.fill_gaps(view(read)) == [128]  # as near to 181 as 256, and the first of them
+    assert rules.fill_gaps(view(read, ladder=[64, 180, 256, 512])) == [180]
+    assert rules.fill_gaps(view(read, closed=[128, 256])) == []
+    assert rules.fill_gaps(view({**read, 172: line(172)})) == []
+    assert rules.fill_gaps(view(read, goal=LATENCY)) == []
+    assert rules.fill_gaps(view(read, left=10 * line(180) / 0.1 * 0.5)) == []
+    assert rules.fill_gaps(view({1: 9.0}, goal=Goal(latency_limit=1.0))) == []
+
+
+def test_a_gap_that_is_narrow_or_far_behind_is_left() -> None:
+    """A factor of three is no gap; nor is one between sizes that have a half of the best throughput, e to the -0.7."""
+    assert rules.fill_gaps(view(along(line, 200, 600), ladder=[300])) == []
+    assert rules.fill_gaps(view(along(line, 199, 600), ladder=[300])) == [300]
+    behind = {1: 1.0, 16: 8.0, 64: 16.0, 65: 16.25, 66: 16.5}
+    assert rules.fill_gaps(view(behind, ladder=[4], left=1e4)) == []
+    assert rules.fill_gaps(view({**behind, 16: 6.0}, ladder=[4], left=1e4)) == [4]  # log(2.67 / 4) = -0.4
+
+
+def test_a_late_rise_far_beyond_a_plateau_is_found() -> None:
+    """From 5000 on steps take 0.6 of what they do before: scouts end at 4096, and the best lies at 5000 or above."""
+
+    def late(n: int) -> float:
+        return (1e-4 + 1e-4 * n) * (0.6 if n >= 5000 else 1.0)
+
+    device = FakeDevice(late, noise=0.003, seed=3)
+    _, result = seek(device, 30000, budget=600.0)
+    assert share_of_best(device, result, 30000) > 0.99
+    _, result = seek(FakeDevice(late, noise=0.003, seed=3), 30000, budget=10.0)  # too little to look there
+    assert "up to 30000" not in " ".join(result.reasons)
+
+
+def test_a_cliff_between_scouts_is_found() -> None:
+    """Throughput falls by half above 100 and rises again to 512: a size within 5 % of the best, 100, is found."""
+    truth = cliff(affine(0.01, 0.001), 100, 2.0)
+    runner, _ = go(FakeDevice(truth, noise=0.002))
+    best = max(runner.ran, key=lambda n: n / truth(n))
+    assert best / truth(best) >= 0.95 * 100 / truth(100)
+
+
+def test_confirm_names_the_answer_and_the_fastest_until_each_has_two_trials() -> None:
+    """256 is within the tolerance of 512: both are named; a third size is not, nor what is closed or too expensive."""
+    once = {64: record(64, [[0.08] * 5]), 256: record(256, [[0.257] * 5]), 512: record(512, [[0.512] * 5])}
+    cheap: dict[str, Any] = {"visit_seconds": lambda n, step: 0.1, "ladder": []}
+    assert sorted(rules.confirm(view(once, **cheap))) == [256, 512]
+    assert rules.confirm(view(once, **cheap, closed=[512])) == [256]
+    assert rules.confirm(view(once, **cheap, left=0.09)) == []
+    twice = {n: record(n, [[seconds] * 5] * 2) for n, seconds in ((64, 0.08), (256, 0.257), (512, 0.512))}
+    assert rules.confirm(view(twice, **cheap)) == []
+    assert rules.confirm(view({1: 9.0}, goal=Goal(latency_limit=1.0), **cheap)) == []
+
+
+@pytest.mark.parametrize(("trials", "each", "wanted"), [(1, 9, 1), (2, 2, 1), (1, 2, 3), (2, 3, 0), (6, 1, 0)])
+def test_confirm_asks_for_five_timings_in_two_trials_or_six_trials(trials: int, each: int, wanted: int) -> None:
+    """An interval needs five timings; more than six trials would not narrow it."""
+    found = view({8: record(8, 0.8, visits=2), 512: record(512, [[0.6] * each] * trials)}, ladder=[])
+    assert (found.answer, found.fastest) == (512, 512)
+    assert rules.timings_wanted(found, 512) == wanted
+    assert rules.timings_wanted(found, 8) == 0

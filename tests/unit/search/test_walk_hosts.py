@@ -1,0 +1,184 @@
+"""The walk and its answer on fake CPU hosts with a reference step, planted with what once led the search astray."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from benchmarks.search.hosts import Host, Ratios, Session
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Measured, by_trial
+from cubatch.measure.runner import Reading
+from cubatch.search.walk import LEAST_REFERENCE_SECONDS
+from cubatch.tuning.results import TuningResult
+from tests.unit.search.walking import seek
+
+SEEDS = range(6)
+NEVER = 1e9  # seconds
+
+
+def rising(n: int) -> float:
+    """A step of 3 ms and 0.5 ms a sample: the throughput rises by 1 % from 192 to 256."""
+    return 0.003 + 0.0005 * n
+
+
+def flat(n: int) -> float:
+    """A step of 0.5 ms and 0.5 ms a sample: from 64 on the throughput rises by 1 % in all."""
+    return 0.0005 + 0.0005 * n
+
+
+def peak(n: int) -> float:
+    """A step like the others', but 20 % shorter at batch size 64."""
+    return rising(n) * (0.8 if n == 64 else 1.0)
+
+
+def host(curve: Callable[[int], float]) -> Host:
+    """A host on which sizes up to 256 follow a curve, 1.5 times as slow in its slow state, with 2 % of noise."""
+    return Host(
+        ratios=Ratios.PER_SIZE, max_batch_size=256, fast=curve, times=lambda n: 1.5, noise=0.02, prepare_seconds=0.02
+    )  # fmt: skip
+
+
+@attrs.define
+class Lengths:
+    """Lengths of the states of a host, instead of random ones."""
+
+    left: list[float]
+
+    def uniform(self, *_: float) -> float:
+        """Return the next of them; the last state lasts for ever."""
+        return self.left.pop(0) if self.left else NEVER
+
+
+class Calm(Session):
+    """A session that is fast but for one slow period."""
+
+    def __init__(self, host: Host, seed: int, slow_from: float = NEVER, slow_seconds: float = 1.0) -> None:
+        super().__init__(host, seed)
+        self._is_slow, self._changes_at = False, slow_from
+        self._states: Any = Lengths([slow_seconds])
+
+
+class Lucky(Calm):
+    """A session in which the sixth clock reading of one size, after its warmup, is 25 % too fast."""
+
+    def __init__(self, host: Host, seed: int, size: int) -> None:
+        super().__init__(host, seed)
+        self._lucky, self._readings = size, 0
+
+    def time(self, step: Callable[[], object], repeats: int) -> Reading:
+        """Read the clock."""
+        reading = super().time(step, repeats)
+        self._readings += self._size == self._lucky
+        is_lucky = self._size == self._lucky and self._readings == 6
+        return attrs.evolve(reading, seconds=reading.seconds / 1.25) if is_lucky else reading
+
+
+def search(open_session: Callable[[], Session], where: Host) -> tuple[Measured, TuningResult]:
+    """Search as `autotune_callable` does, within a minute."""
+    return seek(open_session, where.max_batch_size, goal=where.goal)
+
+
+def highest_tooth(result: TuningResult) -> float:
+    """Return the highest ratio of a size's throughput to that of the faster of its measured neighbors."""
+    rates = [m.samples_per_second for m in result.measurements if m.samples_per_second]
+    return max(rates[k] / max(rates[k - 1], rates[k + 1]) for k in range(1, len(rates) - 1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("curve", "size"), [(rising, 8), (rising, 64), (flat, 8)])
+def test_one_lucky_timing_does_not_make_a_size_the_answer(curve: Callable[[int], float], size: int, seed: int) -> None:
+    """A size that is 25 % too fast once is not recommended, nor shown 10 % above both of its measured neighbors."""
+    where = host(curve)
+    measured, result = search(functools.partial(Lucky, where, seed, size), where)
+    assert sum(timing.seconds < 0.87 * curve(size) for timing in measured.of(size)) == 1
+    assert result.batch_size != size
+    assert highest_tooth(result) < 1.1
+    assert where.loss(result.batch_size) < 0.06
+
+
+@pytest.mark.parametrize(("begin", "seconds"), [(0.1, 60.0), (0.5, 2.0), (1.0, 3.0), (3.0, 1.0)])
+def test_a_slow_minute_moves_the_answer_by_a_factor_of_two_at_most(begin: float, seconds: float) -> None:
+    """All steps and the reference take 1.5 times as long for a while: times and answer are those of the fast host."""
+    where = host(rising)
+    for seed in SEEDS:
+        _, calm = search(functools.partial(Calm, where, seed), where)
+        measured, found = search(functools.partial(Calm, where, seed, begin, seconds), where)
+        assert max(t.seconds / rising(t.batch_size) for t in measured.timings) > 1.4  # the search met the slow host
+        assert 0.5 <= found.batch_size / calm.batch_size <= 2.0
+        assert where.loss(found.batch_size) < 0.06
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_peak_at_a_size_of_the_ladder_is_found_and_confirmed(seed: int) -> None:
+    """64 is 20 % faster than the curve, on a host whose state changes: it is recommended on three paired timings."""
+    where = host(peak)
+    measured, result = search(functools.partial(Session, where, seed), where)
+    assert (result.batch_size, result.fastest_batch_size) == (64, 64)
+    paired = [timing for timing in measured.of(64) if timing.reference_seconds is not None]
+    assert len(paired) >= 3
+    assert result.reference["batch_size"] in {timing.reference_batch_size for timing in paired}
+
+
+@pytest.mark.parametrize("index", range(12))
+def test_no_answer_rests_on_a_single_trial_while_budget_is_left(index: int) -> None:
+    """On hosts as drawn for the benchmark answer and fastest have two trials and five timings within the minute."""
+    where = Host.draw(7, index, spread=0.05)
+    measured, result = search(functools.partial(Session, where, index), where)
+    assert measured.seconds_spent < 55
+    for n in (result.batch_size, result.fastest_batch_size):
+        assert len(by_trial(measured.of(n))) >= 2
+        assert len(measured.of(n)) >= 5
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_reference_is_the_first_size_with_steps_of_some_milliseconds(seed: int) -> None:
+    """Steps of 1 take 3.5 ms and of 8 take 7 ms: from the second size on each timing is beside blocks of 8."""
+    where = host(rising)
+    measured, result = search(functools.partial(Calm, where, seed), where)
+    assert rising(1) < LEAST_REFERENCE_SECONDS < rising(8)
+    sizes = list(dict.fromkeys(timing.batch_size for timing in measured.timings))
+    held = next(n for n in sizes if min(t.seconds for t in measured.of(n)) >= LEAST_REFERENCE_SECONDS)
+    before = sizes[: sizes.index(held) + 1]
+    for timing in measured.timings:
+        is_first = timing.batch_size in before and timing.round < 16
+        assert (timing.reference_batch_size is None) == is_first
+        assert timing.reference_batch_size in {None, held}
+    assert result.reference == {"batch_size": held, "seconds": pytest.approx(rising(held), rel=0.05)}
+
+
+def test_a_resumed_run_holds_the_same_reference() -> None:
+    """The size that an earlier run held is prepared first and held again, though it is not the first to be timed."""
+    where, opened = host(rising), list[Session]()
+
+    def open_session() -> Session:
+        opened.append(Calm(where, 1))
+        return opened[-1]
+
+    first, _ = seek(open_session, 256, goal=Goal(), budget=1.5)
+    held = {timing.reference_batch_size for timing in first.timings} - {None}
+    kept = attrs.evolve(first, outcomes=())
+    whole, _ = seek(open_session, 256, goal=Goal(), budget=60.0, kept=kept)
+    assert len(held) == 1
+    assert opened[1].prepared[0] in held
+    assert {timing.reference_batch_size for timing in whole.timings[len(first.timings) :]} == held
+
+
+@pytest.mark.parametrize("when", ["never", "fails"])
+def test_without_a_reference_the_search_goes_on(when: str) -> None:
+    """A runner that returns False, as on a GPU, and one whose holding raises: timings have no reference."""
+
+    class Refuses(Calm):
+        def hold_reference(self, repeats: int) -> bool:
+            if when == "fails":
+                raise RuntimeError("no memory for two models")
+            return False
+
+    where = host(peak)
+    measured, result = search(functools.partial(Refuses, where, 0), where)
+    assert {timing.reference_batch_size for timing in measured.timings} == {None}
+    assert (result.batch_size, result.reference) == (64, None)
