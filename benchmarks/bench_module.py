@@ -22,6 +22,7 @@ nothing else ran (benchmarks/README.md).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -75,9 +76,10 @@ def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int,
     """Time each size that runs, in rounds that measure each once, in an order drawn anew."""
     read: dict[int, list[Timing]] = {}
     order, left = random.Random(0), list(sizes)
-    runner.prepare(min(sizes))
-    runner.step()
-    runner.hold_reference(max(1, int(REFERENCE_SPAN / runner.clock.time(runner.step, 1).seconds)))
+    with contextlib.suppress(MemoryError):  # found again in the rounds
+        runner.prepare(min(sizes))
+        runner.step()
+        runner.hold_reference(max(1, int(REFERENCE_SPAN / runner.clock.time(runner.step, 1).seconds)))
     for number in range(rounds):
         for size in order.sample(left, len(left)):
             try:

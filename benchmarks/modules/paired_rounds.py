@@ -13,7 +13,8 @@ Rounds = Mapping[int, Sequence[Timing]]
 
 def samples_per_second(rounds: Rounds) -> dict[int, float]:
     """Return the median rate of each size at the usual speed of the host."""
-    usual = statistics.median(timing.reference_seconds or 1.0 for taken in rounds.values() for timing in taken)
+    references = [timing.reference_seconds or 1.0 for taken in rounds.values() for timing in taken]
+    usual = statistics.median(references) if references else 1.0
     return {n: n / (statistics.median(map(_relative, taken)) * usual) for n, taken in rounds.items()}
 
 

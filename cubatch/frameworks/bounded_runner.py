@@ -47,7 +47,7 @@ class BoundedRunner(abc.ABC):
         self._plan: MemoryPlan | None = None
         self._why_not: str | None = None
         self._step: Callable[[], None] | None = None
-        self._batch_size, self._batch_bytes = 0, 0
+        self._batch_size, self._batch_bytes, self._reference_size = 0, 0, 0
         self._steps, self._page_faults = 0, PageFaults()
         self._tidied_at: int | None = None
         self._asked: set[int] = set()
@@ -200,6 +200,7 @@ class BoundedRunner(abc.ABC):
         self._memory_limit -= self._batch_bytes
         self.clock.hold_reference(self._reference_step(self._step), repeats)
         self.release()
+        self._reference_size = self._batch_size
         return True
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:
@@ -220,7 +221,8 @@ class BoundedRunner(abc.ABC):
         taken = None
         with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows
             taken = self.peak_bytes
-        if self._plan is not None and taken is not None and self._steps:
+        # Steps of a larger reference lie between those of a smaller size: what they take is not that size's.
+        if self._plan is not None and taken is not None and self._steps and self._batch_size >= self._reference_size:
             self._plan.learn(self._batch_size, taken)
         self._page_faults.end(self._batch_size, self._steps - 1)
         self._step, self._steps = None, 0

@@ -248,8 +248,14 @@ class RankedRunner(BoundedRunner):
         return step, 0
 
     def hold_reference(self, repeats: int) -> bool:
-        """Have every rank keep its share as the reference step."""
-        return all(self._do("hold_reference", repeats))
+        """Have every rank keep its share as the reference step; what the step took is learned from."""
+        taken = self.peak_bytes
+        is_held = all(self._do("hold_reference", repeats))
+        if is_held:
+            if self._plan is not None and taken is not None and self._steps:
+                self._plan.learn(self._batch_size, taken)
+            self._step, self._steps = None, 0
+        return is_held
 
     def _drop(self) -> None:
         with contextlib.suppress(Exception):  # ranks that are gone hold nothing; whoever asked already knows

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from cubatch.hardware.nvml import Monitor
 
 
-BLOCK_REUSE_SECONDS = 0.002
-"""A reference block that ended so shortly ago is also the one before the next reading."""
-
-
 class HostClock:
     """
     The host's monotone clock.
@@ -41,7 +37,6 @@ class HostClock:
     def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
         self._synchronize = synchronize
         self._reference: tuple[Callable[[], object], int] | None = None
-        self._last_block = (-math.inf, 0.0)  # when the last reference block ended, and seconds of one of its steps
 
     def hold_reference(self, step: Callable[[], object], repeats: int) -> None:
         """Time `repeats` of these steps before and after each reading from now on."""
@@ -67,13 +62,15 @@ class HostClock:
         """
         if self._reference is None:
             return Reading(seconds=self._time_steps(step, repeats))
-        ended, before = self._last_block
-        if time.perf_counter() - ended > BLOCK_REUSE_SECONDS:
-            before = self._time_steps(*self._reference)
+        before = self._time_block(*self._reference)  # always: ranks that skip a block would wait for each other
         seconds = self._time_steps(step, repeats)
-        after = self._time_steps(*self._reference)
-        self._last_block = time.perf_counter(), after
+        after = self._time_block(*self._reference)
         return Reading(seconds=seconds, reference_before_seconds=before, reference_after_seconds=after)
+
+    def _time_block(self, reference: Callable[[], object], repeats: int) -> float:
+        """Return the seconds of a reference step, after one that is not timed: a large candidate empties the caches."""
+        self._time_steps(reference, 1)
+        return self._time_steps(reference, repeats)
 
     def _time_steps(self, step: Callable[[], object], repeats: int) -> float:
         """Return the seconds of one of `repeats` steps."""

@@ -80,8 +80,10 @@ class NetworkRunner:
 
     def hold_reference(self, repeats: int) -> bool:
         """Keep the prepared model as the reference; False on a GPU, and where it takes much of the free memory."""
-        free = host.available_memory_bytes()
-        if self._make_model is None or (free is not None and self.model.held_bytes > REFERENCE_SHARE * free):
+        if self._make_model is None:
+            return False
+        free = None if isinstance(self.model, DataParallel) else host.available_memory_bytes()  # ranks decide alike
+        if free is not None and self.model.held_bytes > REFERENCE_SHARE * free:
             return False
         self._reference, self.model = self.model, self._make_model()
         self.clock.hold_reference(self._reference.step, repeats)

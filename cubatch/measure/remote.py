@@ -114,16 +114,28 @@ class RemoteRunner:
         self._doing, self._batch_size = f"batch size {batch_size}", batch_size
         if self._process is None:
             self._start()
-            if self._reference is not None:
-                self._ask({"do": "prepare", "batch_size": self._reference[0]}, self._prepare_seconds)
-                self._ask({"do": "hold_reference", "repeats": self._reference[1]}, ASK_SECONDS)
+            self._hold_again()
         self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
 
     def hold_reference(self, repeats: int) -> bool:
         """Have the worker keep the prepared batch size as the reference; a worker started later holds it again."""
-        is_held: bool = self._ask({"do": "hold_reference", "repeats": repeats}, ASK_SECONDS)
+        is_held: bool = self._ask({"do": "hold_reference", "repeats": repeats}, self._prepare_seconds)
         self._reference = (self._batch_size, repeats) if is_held else None
         return is_held
+
+    def _hold_again(self) -> None:
+        """Hold the reference in a new worker; where that fails, go on without one: it is no fault of the next size."""
+        if self._reference is None:
+            return
+        size, repeats = self._reference
+        try:
+            self._ask({"do": "prepare", "batch_size": size}, self._prepare_seconds)
+            self._ask({"do": "hold_reference", "repeats": repeats}, self._prepare_seconds)
+        except CubatchError as error:
+            _log.warning("no reference step of batch size %d in the new measuring process: %s", size, error)
+            self._reference = None
+            if self._process is None:
+                self._start()
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the worker's runner, or read an attribute; start a worker if there is none."""

@@ -19,8 +19,6 @@ from cubatch.measure.goal import Goal
 from cubatch.units import format_percent
 
 CONFIDENCE = 0.9
-# Of a size that was chosen for its readings, as the fastest is, an interval of 90 % holds the truth in 86 to 88 %.
-CHOSEN_CONFIDENCE = 0.91
 MIN_ROUNDS = 5  # the fewest timings whose range holds the median with CONFIDENCE: 1 - 2 / 2**5 = 94 %
 MAX_ROUNDS = 30  # noise that 30 rounds do not average away will not be by 60
 MIN_ROUNDS_TO_DROP = 3

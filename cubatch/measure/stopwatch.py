@@ -103,6 +103,7 @@ class Stopwatch:
     ) -> None:
         self.runner, self.budget, self.span_seconds, self._watch = runner, budget, span_seconds, watch
         self.reference_batch_size: int | None = None
+        self._around_seconds = 0.0  # what the reference steps before and after a reading take
         self.prepare_seconds: dict[int, float] = {}
         self.spent: dict[int, Spent] = {}
         self._prepared: int | None = None
@@ -125,8 +126,9 @@ class Stopwatch:
         repeats = repeats_for(step_seconds, REFERENCE_BLOCK_SECONDS)
         with self._waiting(f"holding batch size {batch_size} as the reference", HANG_SECONDS):
             is_held = self.runner.hold_reference(repeats)
-        self._prepared = None
-        self.reference_batch_size = batch_size if is_held else None
+        if is_held:
+            self._prepared, self.reference_batch_size = None, batch_size
+            self._around_seconds = 2 * (repeats + 1) * step_seconds
         return is_held
 
     def visit(
@@ -183,7 +185,7 @@ class Stopwatch:
             taken = 1
         while taken < count:
             repeats = repeats_for(step, self.span_seconds)
-            if taken and self.budget.left() < repeats * step:
+            if taken and self.budget.left() < repeats * step + self._around_seconds:
                 return
             reading = self._read(repeats, step)
             timing = self._timing(batch_size, first_round + taken, reading, repeats, memory)
@@ -347,8 +349,8 @@ class Stopwatch:
 
     def _read_once(self, repeats: int, limit: float) -> Reading:
         if isinstance(self.runner, HasStepLimit):
-            self.runner.step_seconds = limit
-        with self._waiting(f"a step of batch size {self._prepared}", limit):
+            self.runner.step_seconds = limit + HANG_FACTOR * self._around_seconds
+        with self._waiting(f"a step of batch size {self._prepared}", limit + HANG_FACTOR * self._around_seconds):
             reading = self.runner.clock.time(self.runner.step, repeats)
         if not 0 < reading.seconds < math.inf:
             raise DeviceFailed("the stopwatch", f"a reading of {reading.seconds!r} s for {repeats} steps")

@@ -385,7 +385,7 @@ def _facts(name: str, rows: Mapping[str, object], heading: str) -> str:
 def legend_of(shown: Curve) -> Sequence[str]:
     """Say what the marks of the figure mean; only those that occur."""
     word = "predicted " if shown.predicted else ""
-    entries = [f"● {'predicted' if shown.predicted else 'median, 90 % interval'}"]
+    entries = [f"● {'predicted' if shown.predicted else 'expected, 90 % interval'}"]
     if shown.answer is not None:
         entries.append(f"★ {word}answer: {shown.answer.batch_size}")
     if shown.fastest is not None and shown.fastest is not shown.answer:

@@ -73,7 +73,7 @@ def _draw_references(axes: Axes, shown: Curve) -> None:
 
 def _draw_points(axes: Axes, shown: Curve) -> None:
     kept, dropped = [p for p in shown.points if p.kept], [p for p in shown.points if not p.kept]
-    word = "predicted" if shown.predicted else "median, 90 % interval"
+    word = "predicted" if shown.predicted else "expected, 90 % interval"
     if shown.points:
         dash = ":" if shown.predicted else "-"
         axes.plot(*_xy([*shown.points]), color=style.BLUE, linewidth=1.4, alpha=0.65, linestyle=dash)

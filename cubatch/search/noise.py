@@ -38,6 +38,7 @@ TIMING_SD, TRIAL_SD, HOST_TRIAL_SD, PRIOR_WEIGHT = 0.005, 0.005, 0.02, 4
 SLOPE_SD = 0.25  # of slope(n) around the common slope, and of the common slope around 1, before anything is measured
 LEAST_SD = 0.001  # hardware repeats no timing more closely
 OUTLIER_SHARE, HOST_OUTLIER_SHARE, OUTLIER_SD = 0.002, 0.03, 0.3  # of timings by events, by the host clock; how far off
+LEAST_SPAN, FOLLOWS = 4.0, 0.3  # factor between sizes, exponent of the reference in them: a host drifts by far less
 FAR = 3.0  # standard deviations: trials farther off than this and twice the host's slowdown count as if they were not
 MEAN_TO_SD = 1.2533  # mean distance from the middle to the standard deviation, of normal noise
 FREEDOM = 4.0  # degrees of freedom of Student's t, by which trials of one size are weighted
@@ -80,7 +81,7 @@ class Record:
     @property
     def has_cost(self) -> bool:
         """Whether a timing has what the goal compares."""
-        return any(cost_of(timing, self.goal) is not None for timing in self.timings)
+        return any(cost_of(timing, self.goal) is not None for timing in self.usable)
 
 
 def usable(timings: Iterable[Timing]) -> list[Timing]:
@@ -159,10 +160,13 @@ def estimate_noise(records: Collection[Record]) -> Noise:
         0.005
     """
     timings = [timing for record in records for timing in record.usable]
+    unpaired = _with_spreads(records, Noise(TIMING_SD, TRIAL_SD), prior_trial=TRIAL_SD)
     references = [(t.reference_batch_size, t.reference_seconds) for t in timings if t.reference_seconds is not None]
     if not references:
-        return _with_spreads(records, Noise(TIMING_SD, TRIAL_SD), prior_trial=TRIAL_SD)
+        return unpaired
     size = Counter(n for n, _ in references).most_common(1)[0][0]  # timings with another count as timings without
+    if _follows_size([t for t in timings if t.reference_batch_size == size]):
+        return unpaired
     usual = median([seconds for n, seconds in references if n == size and seconds is not None])
     noise = Noise(
         TIMING_SD, HOST_TRIAL_SD, 1.0, SLOPE_SD, SLOPE_SD**2, outliers=HOST_OUTLIER_SHARE, reference_batch_size=size,
@@ -172,6 +176,13 @@ def estimate_noise(records: Collection[Record]) -> Noise:
     noise = attrs.evolve(noise, drift=max(LEAST_SD, TO_SD * median([abs(shift) for shift in shifts])))
     noise = _with_slopes(records, _with_spreads(records, noise, prior_trial=HOST_TRIAL_SD))
     return _with_spreads(records, noise, prior_trial=HOST_TRIAL_SD)
+
+
+def _follows_size(timings: Sequence[Timing]) -> bool:
+    """Return whether the reference takes longer with larger candidates: both steps share state of the user's code."""
+    pairs = [(math.log(t.batch_size), math.log(t.reference_seconds)) for t in timings if t.reference_seconds]
+    size, reference = np.array(pairs).T - np.mean(pairs, axis=0)[:, None]
+    return float(np.ptp(size)) > math.log(LEAST_SPAN) and float(size @ reference) > FOLLOWS * float(size @ size)
 
 
 def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> Seen | None:
@@ -203,6 +214,12 @@ def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> Seen | N
         variance *= max(1.0, float((weight * distance).sum()) / (len(cost) - 1))
     variance += _outlier_share(trials.timings, noise.outliers) * OUTLIER_SD**2
     return Seen(record.batch_size, mean, variance, host)
+
+
+def trial_costs(record: Record, noise: Noise) -> list[float]:
+    """Return the log cost of each trial at the usual host speed."""
+    trials = _trials(record, noise, record.goal)
+    return [] if trials is None else (trials.cost - noise.slope * trials.host).tolist()
 
 
 def _outlier_share(timings: int, share: float) -> float:

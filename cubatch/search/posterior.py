@@ -42,7 +42,10 @@ class Posterior:
         records = {n: Record(n, goal, list(taken)) for n, taken in timings.items()}
         noise = estimate_noise(records.values())
         cost = _belief(records, noise, goal)
-        return cls(goal, noise, cost if goal.objective != "energy" else _belief(records, noise, Goal()), cost)
+        if goal.objective != "energy":
+            return cls(goal, noise, cost, cost)
+        timed = {n: Record(n, Goal(), list(taken)) for n, taken in timings.items()}
+        return cls(goal, noise, _belief(timed, estimate_noise(timed.values()), Goal()), cost)
 
     @property
     def reference(self) -> dict[str, Any] | None:

@@ -29,14 +29,12 @@ class Recommendation:
 
     Attributes:
         batch_size: The recommended size.
-        fastest: The size with the best posterior mean.
-        loss: Expected loss of throughput (by latency, gain of time) of each size against the fastest, as a share.
+        fastest: The size with the best posterior mean of those that may be recommended.
         equal: Sizes whose difference from the fastest may be zero, by a 90 % interval of the difference.
     """
 
     batch_size: int
     fastest: int
-    loss: dict[int, float]
     equal: tuple[int, ...]
 
 
@@ -77,20 +75,18 @@ def recommend(
     places = {n: int(np.searchsorted(belief.sizes, n)) for n in sorted(able)}
     is_latency = goal.objective == "latency"
     value = {n: (0.0 if is_latency else math.log(n)) - float(belief.mean[place]) for n, place in places.items()}
-    fastest = max(value, key=lambda n: (value[n], -n))
     tolerance = math.log1p(goal.tolerance) if is_latency else -math.log1p(-goal.tolerance)
     plain = set(places) if favored is None or is_latency else {n for n in places if n in favored}
     eligible = {n for n in places if n in plain or _beats_neighbors(belief, places, value, plain, n, tolerance)}
     eligible = eligible or set(places)
-    best = max(value[n] for n in eligible)
-    within = [n for n in eligible if value[n] >= best - tolerance]
+    fastest = max(eligible, key=lambda n: (value[n], -n))
+    within = [n for n in eligible if value[n] >= value[fastest] - tolerance]
     equal = tuple(
         n
         for n, place in places.items()
         if n != fastest and value[fastest] - value[n] <= TIE_Z * belief.difference_sd(place, places[fastest])
     )
-    loss = {n: -math.expm1(value[n] - value[fastest]) for n in places}
-    return Recommendation(max(within) if is_latency else min(within), fastest, loss, equal)
+    return Recommendation(max(within) if is_latency else min(within), fastest, equal)
 
 
 def _beats_neighbors(

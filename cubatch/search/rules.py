@@ -25,12 +25,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from cubatch.measure.records import by_trial
-from cubatch.measure.stopping import MIN_ROUNDS, median
+from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.search import race
 from cubatch.search.belief import Array
 from cubatch.search.limit_rules import bisect_latency, bisect_memory
-from cubatch.search.noise import Record
+from cubatch.search.noise import trial_costs
 from cubatch.search.view import KNOWN, SURE, View
 
 WORTH, WORTH_SECONDS = 0.85, 120.0
@@ -94,7 +93,7 @@ def go_below(view: View) -> list[int]:
         return []
     least = min(view.read)
     waiting = [n for n in sorted(view.of.ladder) if n < least]
-    if view.read[least].trials < trials_wanted(view.read[least]):
+    if view.read[least].trials < trials_wanted(view, least):
         waiting.append(least)
     return [n for n in waiting if n not in view.of.closed and view.affordable(n)][:1]
 
@@ -217,13 +216,13 @@ def timings_wanted(view: View, n: int) -> int:
     record = view.read[n]
     if record.trials >= MOST_TRIALS_OF_LATENCY:
         return 0
-    return max(0, MIN_ROUNDS - len(record.usable), int(record.trials < trials_wanted(record)))
+    return max(0, MIN_ROUNDS - len(record.usable), int(record.trials < trials_wanted(view, n)))
 
 
-def trials_wanted(record: Record) -> int:
+def trials_wanted(view: View, n: int) -> int:
     """Return how many trials a size needs before it is relied on: one more where two disagree."""
-    medians = [median([timing.seconds for timing in taken]) for taken in by_trial(record.usable).values()]
-    return CONFIRM_TRIALS + (len(medians) > 1 and max(medians) > (1 + DISAGREE) * min(medians))
+    costs = trial_costs(view.read[n], view.noise)
+    return CONFIRM_TRIALS + (len(costs) > 1 and max(costs) - min(costs) > DISAGREE)
 
 
 def spend_rest(view: View) -> list[int]:

@@ -18,7 +18,8 @@ from numpy.random import default_rng  # at import time: a first import later wou
 from cubatch.measure.goal import Goal
 from cubatch.search import race
 from cubatch.search.belief import Array, Belief, Seen, believe
-from cubatch.search.noise import Noise, Record, estimate, estimate_noise
+from cubatch.search.noise import Noise, Record, estimate
+from cubatch.search.posterior import Posterior
 from cubatch.search.recommend import recommend
 
 KNOWN = 0.5
@@ -83,11 +84,12 @@ class View:
         self.of, self.goal = situation, situation.goal
         self.tolerance = -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
         records = dict(sorted(situation.records.items()))
-        self.noise: Noise = estimate_noise(records.values())
+        posterior = Posterior.of({n: record.timings for n, record in records.items() if record.timings}, self.goal)
+        self.noise: Noise = posterior.noise
         self.read = {n: record for n, record in records.items() if record.has_cost}
         self.seen = [seen for record in self.read.values() if (seen := estimate(record, self.noise)) is not None]
-        timed = {n: estimate(record, self.noise, Goal()) for n, record in self.read.items()}
-        self.seconds = {n: math.exp(seen.log_cost) for n, seen in timed.items() if seen is not None}
+        timed = {n: posterior.seconds_of(n, ())[0] for n in self.read}
+        self.seconds = {n: seconds for n, seconds in timed.items() if seconds is not None}
         able = [n for n in self.read if self.is_able(n)]
         self.answer: int | None = None
         self.fastest: int | None = None

@@ -1,12 +1,7 @@
 """
-The search: sizes are visited as `search` says, until it says no more.
+The search: sizes are measured as `search.rules` says, until it names none.
 
-    scout      a few widely spaced sizes, ascending: after the first step there is an answer
-    zoom       where a visit promises most for its seconds: a size not seen yet, between others if need be
-    confirm    sweeps over what may still be the answer, shuffled by the seed, so that slow drifts favour no size
-    bisect     where memory or the latency limit ends, as long as the curve rises there
-
-Where sizes are to be compared and not searched, each is visited equally often, in shuffled sweeps.
+Where sizes are to be compared and not searched, each has equally many trials, in shuffled rounds.
 
 Here is what happens: visits, failures, what is kept, who is told.  A runner brings its own clock, so that hours
 pass in milliseconds on a fake.  Everything is handed to a `Keeper` as it happens; a rerun that is given what was
@@ -45,6 +40,7 @@ __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
 _log = logging.getLogger(__name__)
 
 LEAST_REFERENCE_SECONDS, LONG_REFERENCE_SECONDS, WORK_SHARE = 0.004, 0.03, 1.5
+MOST_REFERENCE_SECONDS = 0.5  # longer steps average the host's drift themselves, and would double what timings take
 """Seconds of a step from which it suits as the reference, if it takes so many times the shortest step; seconds from
 which it does in any case.  Shorter steps are mostly overhead, which host drift affects less."""
 
@@ -321,8 +317,11 @@ class _Run:
     def suits_reference(self, n: int, step_seconds: float) -> bool:
         """Return whether steps of a size are long enough, and more than the overhead that a single sample has."""
         steps = [min(timing.seconds for timing in record.timings) for record in self.records.values() if record.timings]
+        if step_seconds > MOST_REFERENCE_SECONDS:
+            return False
         is_work = step_seconds >= WORK_SHARE * min(steps) or step_seconds >= LONG_REFERENCE_SECONDS
-        return n == max(self.candidates) or (step_seconds >= LEAST_REFERENCE_SECONDS and is_work)
+        largest = max((m for m in self.candidates if m not in self.outcomes), default=n)
+        return n == largest or (step_seconds >= LEAST_REFERENCE_SECONDS and is_work)
 
     def hold_reference(self, n: int, step_seconds: float | None, stopwatch: Stopwatch) -> None:
         """Have a size timed around each later reading: the first whose steps are long enough, once in a run."""

@@ -164,7 +164,7 @@ def answer(
         )
         if header["device"].get("kind") == "cpu" and posterior.reference is None and len(posterior.sizes) > 1:
             reasons.append(
-                "No reference step was timed beside the candidates: sizes are compared by shuffled rounds alone, "
+                "No reference step was timed around the candidates: sizes are compared by shuffled rounds alone, "
                 "which a host that changes its speed disturbs."
             )
     elif not partial:

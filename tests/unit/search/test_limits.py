@@ -73,7 +73,7 @@ def test_where_the_latency_limit_lies_is_found_to_2_percent_or_1(overhead: float
     over = min(n for n, status in statuses(measured).items() if status == "over_limit")
     assert result.largest_measured >= over > top
     kept = max(n for n, status in statuses(measured).items() if status == "ok")
-    assert kept <= top
+    assert kept <= top + max(1, 0.005 * top)  # no better than a single timing is trusted before any was taken
     assert near(kept, over)
     assert result.decided_by == "latency_limit"
     assert "is above the latency limit of " in outcome_of(measured, over).stop_reason
