@@ -178,14 +178,14 @@ def test_the_lowest_latency_goes_on_as_long_as_it_is_as_low() -> None:
 
 def test_an_unsure_end_of_the_lowest_latency_is_swept_again() -> None:
     """
-    64 takes 4.8 % longer where 5 % are allowed: with the smallest and the next it is visited again, up to six visits;
+    64 takes 4.9 % longer where 5 % are allowed: with the smallest and the next it is visited again, up to six visits;
     one that takes 2 % longer is sure, one that is closed is not named, and the lowest itself is never unsure.
     """
-    near, far = {1: 0.1, 64: 0.1048, 128: 0.2}, {1: 0.1, 64: 0.102, 128: 0.2}
+    near, far = {1: 0.1, 64: 0.1049, 128: 0.2}, {1: 0.1, 64: 0.102, 128: 0.2}
     ladder = [1, 64, 128]
     assert sorted(rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY))) == ladder
     assert rules.bisect_lowest(view(far, ladder=ladder, goal=LATENCY)) == []
-    assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=3)) != []
+    assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=5)) != []
     assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=6)) == []
     exact = Goal(objective="latency", tolerance=0.0)
     assert rules.bisect_lowest(view({1: 0.1, 64: 0.3}, ladder=[], goal=exact)) == []
