@@ -40,6 +40,7 @@ HOST_WORTH_SECONDS, PATIENCE_SECONDS = 60.0, 10.0
 SCOUT_SHARE = 0.06  # of what is left, that a scout may take
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of what the best trial promises: what promises less is not in a round
 CONFIRM_TRIALS, DISAGREE = 2, 0.05  # an answer on one trial may be luck; of two that differ by more a third decides
+MUCH, REST_SHARE = 2.0, 0.9  # times the tolerance, that may be lost: a guess may then take this share of what is left
 NEIGHBOR, NEIGHBOR_SHARE, LIKELY = 2.0, 0.03, 0.5  # factor from the fastest, of what is left, probability that it runs
 GAP, NEAR, GAP_SHARE = 3.0, 0.5, 0.1  # factor between neighbors, log of what is behind, of what is left
 MOST_TRIALS, MOST_TRIALS_OF_LATENCY = 30, 6  # what these do not average away, twice as many will not
@@ -226,9 +227,16 @@ def trials_wanted(view: View, n: int) -> int:
 
 
 def spend_rest(view: View) -> list[int]:
-    """Return an unmeasured size that `learn` names where a trial may take all that is left."""
-    bold = View(attrs.evolve(view.of, untried_share=1.0))
-    return [n for n in learn(bold) if n not in view.read]
+    """Return an unmeasured size that may be much better, where its trial takes no more than all that is left."""
+    if view.answer is None or view.goal.objective == "latency" or view.noise.is_paired:
+        return []
+    bold = View(attrs.evolve(view.of, untried_share=REST_SHARE))
+    if bold.lost.mean() < MUCH * bold.tolerance:
+        return []
+    gains = race.learning(bold.field, _variance(bold), _measured(bold))
+    gains[[n in bold.of.closed or n in bold.read or not bold.affordable(n) for n in bold.sizes]] = 0.0
+    best = int((gains / bold.visit_seconds).argmax())
+    return [bold.sizes[best]] if gains[best] >= KNOWN * bold.tolerance else []
 
 
 def _variance(view: View) -> Array:
