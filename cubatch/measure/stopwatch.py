@@ -29,7 +29,7 @@ MIN_SPAN_SECONDS = 0.01
 MIN_ENERGY_SPAN_SECONDS = 0.5
 # Clocks rise within some 0.1 s of work and settle within 3 s (triton#2306; CUTLASS, measurement guidelines).
 WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
-# A reference block lasts about so long: short beside a trial, and a thousand times a tick of the clock.
+# A reference block lasts about so long: much shorter than a trial, and a thousand ticks of the clock or more.
 REFERENCE_BLOCK_SECONDS = 0.01
 # A timing of a trial that takes so much longer than a later one came before the size had settled.
 UNSETTLED = 0.5

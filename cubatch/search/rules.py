@@ -178,7 +178,7 @@ def _seconds_worth(view: View) -> float:
 
 
 def fill_gaps(view: View) -> list[int]:
-    """Return a size of the ladder in the middle of a wide gap beside a size that is not far behind."""
+    """Return a size of the ladder in the middle of a wide gap next to a size that is not far behind."""
     if view.answer is None or view.goal.objective == "latency":
         return []
     able = sorted(n for n in view.read if view.is_able(n))

@@ -1,8 +1,8 @@
 """
 From timings to the answer: the recommendation, the best, the ties, and which limit decided.
 
-Times, rates and intervals of a result are those of the posterior that the recommendation comes from; the timings as
-they were read, and the reference step beside them, are kept with them.
+Times, rates and intervals of a result are those of the posterior that the recommendation comes from; the raw
+timings and their reference steps are kept with them.
 """
 
 from __future__ import annotations

@@ -147,10 +147,10 @@ def test_a_latency_limit_is_held_against_the_timings_that_count(budget: float) -
 
 
 def test_a_larger_budget_reconsiders_what_one_slow_timing_put_above_the_latency_limit(tmp_path: Path) -> None:
-    """A first timing of 10.5 ms was all that the budget held; the size takes 9 of the 10 ms allowed."""
+    """A first timing of 12 ms was all that the budget held; the size takes 9 of the 10 ms allowed."""
     goal = Goal(latency_limit=0.01)
     asked: dict[str, Any] = {"path": tmp_path / "store.sqlite3", "identity": {}, "conditions": {}}
-    slow = Timing(batch_size=8, round=0, seconds=0.0105)
+    slow = Timing(batch_size=8, round=0, seconds=0.012)
     for budget, status in ((1e-3, "over_limit"), (60.0, "ok")):
         with open_run(**asked, budget=budget) as run:
             kept = run.kept if run.kept.timings else Measured(timings=(slow,), seconds_spent=1e-3)
