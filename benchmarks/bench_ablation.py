@@ -28,8 +28,7 @@ from benchmarks.search import fake_devices, trials
 from cubatch.search import rules
 
 RULES = (
-    "scout", "bisect_latency", "bisect_lowest", "learn", "fill_gaps", "bisect_memory", "probe_neighbors", "confirm",
-    "spend_rest",
+    "bisect_latency", "bisect_lowest", "learn", "bisect_memory", "probe_neighbors", "confirm",
 )  # fmt: skip
 BUDGETS = (60.0, 10.0)
 SPREAD = 0.05

@@ -75,9 +75,20 @@ def repeats_for(step_seconds: float, span_seconds: float) -> int:
     return min(MAX_REPEATS, max(1, math.ceil(span_seconds / step_seconds)))
 
 
-def readings_for(step_seconds: float, span_seconds: float, *, overhead_seconds: float, left: float) -> int:
+def readings_for(
+    step_seconds: float, span_seconds: float, *, overhead_seconds: float, left: float, around_seconds: float = 0.0
+) -> int:
     """
-    Give how many readings a visit takes: as long as it took to get there, but a handful, or fewer where they are dear.
+    Return how many timings a trial takes: as long as its start took, at least FEWEST_READINGS, at most MOST_READINGS.
+
+    Of expensive steps it takes two or one.
+
+    Args:
+        step_seconds: Seconds of a step.
+        span_seconds: Seconds that a timing spans at least.
+        overhead_seconds: Seconds from the start of the trial to its first timing.
+        left: Seconds of the budget that are left.
+        around_seconds: Seconds of the reference blocks of a timing.
 
     Example:
         >>> readings_for(0.002, 0.01, overhead_seconds=0.08, left=60.0)
@@ -89,16 +100,20 @@ def readings_for(step_seconds: float, span_seconds: float, *, overhead_seconds: 
     dear = min(DEAR_SHARE * left, DEAR_SECONDS)
     if reading > dear:
         return 2 if reading <= 2 * dear else 1
-    return min(MOST_READINGS, max(FEWEST_READINGS, int(overhead_seconds / reading)))
+    return min(MOST_READINGS, max(FEWEST_READINGS, int(overhead_seconds / (reading + around_seconds))))
 
 
-def visit_seconds(step_seconds: float, span_seconds: float, *, prepare_seconds: float, left: float) -> float:
-    """Guess what a visit takes: preparing, the steps before the first reading, the readings."""
-    overhead = prepare_seconds + WARMUPS * step_seconds
-    readings = readings_for(step_seconds, span_seconds, overhead_seconds=overhead, left=left)
+def visit_seconds(
+    step_seconds: float, span_seconds: float, *, prepare_seconds: float, left: float, around_seconds: float = 0.0
+) -> float:
+    """Return the expected seconds of a trial: preparing, the steps before the first timing, the timings."""
+    overhead = prepare_seconds + WARMUPS * (step_seconds + around_seconds)
+    readings = readings_for(
+        step_seconds, span_seconds, overhead_seconds=overhead, left=left, around_seconds=around_seconds
+    )
     repeats = repeats_for(step_seconds, span_seconds)
-    own = readings - 1 if repeats == 1 else readings  # the last step before the readings is one of them
-    return overhead + own * repeats * step_seconds
+    own = readings - 1 if repeats == 1 else readings  # the last step before the timings is one of them
+    return overhead + own * (repeats * step_seconds + around_seconds)
 
 
 def guess_prepare(batch_size: int, known: Mapping[int, float]) -> float:

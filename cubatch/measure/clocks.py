@@ -62,15 +62,11 @@ class HostClock:
         """
         if self._reference is None:
             return Reading(seconds=self._time_steps(step, repeats))
-        before = self._time_block(*self._reference)  # always: ranks that skip a block would wait for each other
+        before = self._time_steps(*self._reference)  # always: ranks that skip a block would wait for each other
         seconds = self._time_steps(step, repeats)
-        after = self._time_block(*self._reference)
+        self._time_steps(self._reference[0], 1)  # a large candidate empties the caches: this step is not counted
+        after = self._time_steps(*self._reference)
         return Reading(seconds=seconds, reference_before_seconds=before, reference_after_seconds=after)
-
-    def _time_block(self, reference: Callable[[], object], repeats: int) -> float:
-        """Return the seconds of a reference step, after one that is not timed: a large candidate empties the caches."""
-        self._time_steps(reference, 1)
-        return self._time_steps(reference, repeats)
 
     def _time_steps(self, step: Callable[[], object], repeats: int) -> float:
         """Return the seconds of one of `repeats` steps."""

@@ -88,6 +88,7 @@ class Stopwatch:
 
     Attributes:
         reference_batch_size: Batch size of the reference step that surrounds each reading; None without one.
+        around_seconds: Seconds of the reference blocks around a timing; 0 without a reference.
         prepare_seconds: What preparing took the last time, by size.
         spent: What visits took besides their readings, by size.
     """
@@ -103,7 +104,7 @@ class Stopwatch:
     ) -> None:
         self.runner, self.budget, self.span_seconds, self._watch = runner, budget, span_seconds, watch
         self.reference_batch_size: int | None = None
-        self._around_seconds = 0.0  # what the reference steps before and after a reading take
+        self.around_seconds = 0.0
         self.prepare_seconds: dict[int, float] = {}
         self.spent: dict[int, Spent] = {}
         self._prepared: int | None = None
@@ -128,7 +129,7 @@ class Stopwatch:
             is_held = self.runner.hold_reference(repeats)
         if is_held:
             self._prepared, self.reference_batch_size = None, batch_size
-            self._around_seconds = 2 * (repeats + 1) * step_seconds
+            self.around_seconds = (2 * repeats + 1) * step_seconds
         return is_held
 
     def visit(
@@ -176,7 +177,7 @@ class Stopwatch:
         if times > SPILLED and self._is_prepared_anew(batch_size, times, memory[0]):
             last, repeats = self._settle([], 1, likely)
         step = last.seconds
-        count = readings_for(step, self.span_seconds, overhead_seconds=now() - began, left=self.budget.left())
+        count = self._readings(step, now() - began)
         count, taken = max(count, at_least), 0
         if repeats >= repeats_for(step, self.span_seconds) or self.budget.left() <= step:
             timing = self._timing(batch_size, first_round, last, repeats, memory)
@@ -185,7 +186,7 @@ class Stopwatch:
             taken = 1
         while taken < count:
             repeats = repeats_for(step, self.span_seconds)
-            if taken and self.budget.left() < repeats * step + self._around_seconds:
+            if taken and self.budget.left() < repeats * step + self.around_seconds:
                 return
             reading = self._read(repeats, step)
             timing = self._timing(batch_size, first_round + taken, reading, repeats, memory)
@@ -193,9 +194,15 @@ class Stopwatch:
             self.rest(timing)
             taken += 1
             if reading.seconds * (1 + UNSETTLED) < step:  # only now it has settled: those before do not count
-                more = readings_for(reading.seconds, self.span_seconds, overhead_seconds=0.0, left=self.budget.left())
-                count = min(MOST_OF_VISIT, taken + max(more, at_least))
+                count = min(MOST_OF_VISIT, taken + max(self._readings(reading.seconds, 0.0), at_least))
             step = min(step, reading.seconds)
+
+    def _readings(self, step_seconds: float, overhead_seconds: float) -> int:
+        """Return how many timings a trial takes."""
+        return readings_for(
+            step_seconds, self.span_seconds, overhead_seconds=overhead_seconds, left=self.budget.left(),
+            around_seconds=self.around_seconds,
+        )  # fmt: skip
 
     def _is_prepared_anew(self, batch_size: int, times: float, held: int | None) -> bool:
         """
@@ -349,8 +356,8 @@ class Stopwatch:
 
     def _read_once(self, repeats: int, limit: float) -> Reading:
         if isinstance(self.runner, HasStepLimit):
-            self.runner.step_seconds = limit + HANG_FACTOR * self._around_seconds
-        with self._waiting(f"a step of batch size {self._prepared}", limit + HANG_FACTOR * self._around_seconds):
+            self.runner.step_seconds = limit + HANG_FACTOR * self.around_seconds
+        with self._waiting(f"a step of batch size {self._prepared}", limit + HANG_FACTOR * self.around_seconds):
             reading = self.runner.clock.time(self.runner.step, repeats)
         if not 0 < reading.seconds < math.inf:
             raise DeviceFailed("the stopwatch", f"a reading of {reading.seconds!r} s for {repeats} steps")

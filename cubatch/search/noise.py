@@ -252,7 +252,7 @@ def _trials(record: Record, noise: Noise, goal: Goal) -> _Trials | None:
         cost.append(_weighted_median(values, [1.0 / v for v in own]))
         host.append(level)
         expected = (MEDIAN_SD**2 if len(own) > 2 else 1.0) / sum(1.0 / v for v in own)  # noqa: PLR2004
-        seen = (MEDIAN_SD * MEAN_TO_SD) ** 2 * fmean(_distances(values) or [0.0]) ** 2 / len(values)
+        seen = (MEDIAN_SD * _sd_without_farthest(values)) ** 2 / len(values)
         variance.append(max(expected, seen))  # timings that scatter more than usual count for less
         if None in shifts:  # the host's speed is unknown there
             variance[-1] += (noise.slope * noise.drift) ** 2
@@ -297,6 +297,13 @@ def _with_spreads(records: Collection[Record], noise: Noise, prior_trial: float)
     explained = (MEDIAN_SD * timing) ** 2 * median(shares or [0.0])
     trial = math.sqrt(max((TO_SD * median(between)) ** 2 - explained, LEAST_SD**2))
     return attrs.evolve(noise, timing=timing, trial=trial)
+
+
+def _sd_without_farthest(values: Sequence[float]) -> float:
+    """Return the standard deviation by mean distances, without the value that is farthest from the median."""
+    middle = median(values)
+    kept = sorted(values, key=lambda value: abs(value - middle))[: max(2, len(values) - 1)]
+    return MEAN_TO_SD * fmean(_distances(kept) or [0.0])
 
 
 def _distances(values: Sequence[float]) -> list[float]:

@@ -3,7 +3,6 @@ Which size to look at next, and whether to go on at all: the rules of the search
 
 Everything is a number here: what is believed of every size, what a visit costs, what the answer would be now.
 
-    scouts        the few sizes that are looked at first
     openings      the sizes between those that are known that deserve a thought
     losses        what is lost by answering now, over all that the curve may be: the search ends where that is little
     learning      how much of it one visit to a size would win back, on average over what it may read
@@ -14,8 +13,7 @@ Gains are differences of the logarithm of the objective beyond the tolerance: sh
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
@@ -28,7 +26,6 @@ _JITTER = 1e-10  # of a covariance that is to have a root
 _OUTCOMES = np.array([-2.5, -1.75, -1.0, -0.5, 0.0, 0.5, 1.0, 1.75, 2.5])
 _WEIGHTS = np.exp(-0.5 * _OUTCOMES**2) * np.gradient(_OUTCOMES)
 _WEIGHTS /= _WEIGHTS.sum()
-SCOUT_STEP = 8
 FINEST = 0.01  # sizes nearer to each other than this share are one size
 
 
@@ -92,27 +89,6 @@ def learning(field: Field, variance: Array, visited: NDArray[np.bool_]) -> Array
         own = ahead - np.diag(shift) * outcome
         gain += weight * (np.maximum(known, own) - now)
     return np.maximum(gain, 0.0) * field.allowed
-
-
-def scouts(sizes: Sequence[int], expected: Mapping[int, float] | None = None) -> list[int]:
-    """
-    Choose the sizes that are looked at first: the smallest, those nearest to 8, 64, 512 times it, and so on.
-
-    Args:
-        sizes: The ladder.
-        expected: What the objective is likely to be, by size, more is better; its best one is a scout too.
-
-    Example:
-        >>> scouts([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100])
-        [1, 8, 64]
-    """
-    found, step = set(), float(min(sizes))
-    while step <= max(sizes):
-        found.add(min(sizes, key=lambda n: abs(math.log(n / step))))
-        step *= SCOUT_STEP
-    if expected:
-        found.add(max(sizes, key=lambda n: (expected[n], -n)))
-    return sorted(found)
 
 
 def openings(known: Iterable[int], multiple: int = 1) -> list[int]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from cubatch.search.rules import GAP, NEAR
 from cubatch.search.view import KNOWN, SURE, View
 from cubatch.units import format_percent, format_seconds
 
+FAR, NEAR = 3.0, 0.5  # factor beyond the largest measured size, log of what that is behind the answer
 FLAT = 4  # how far beyond the answer must have been looked, to expect nothing of what lies farther
 
 
@@ -116,7 +116,7 @@ def _beyond_flat(view: View, n: int) -> str | None:
 def _far_beyond_flat(view: View, n: int) -> str | None:
     """Rule nothing out far beyond a plateau, where another algorithm may run."""
     last = max(view.read)
-    if _beyond_flat(view, n) is None or n <= GAP * last or view.gain(last) <= -NEAR:
+    if _beyond_flat(view, n) is None or n <= FAR * last or view.gain(last) <= -NEAR:
         return None
     return f"from batch size {view.answer} to {last} nothing is gained, and what lies far beyond was not looked at"
 

@@ -50,7 +50,6 @@ class Situation:
         extends: Whether sizes that are not in the ladder may be measured.
         multiple: Sizes that are not in the ladder are multiples of it.
         seed: Orders trials.
-        untried_share: Share of what is left that a trial may take whose steps are much longer than any measured.
     """
 
     goal: Goal
@@ -67,7 +66,6 @@ class Situation:
     extends: bool
     multiple: int = 1
     seed: int = 0
-    untried_share: float = UNTRIED_SHARE
 
 
 class View:
@@ -230,4 +228,4 @@ class View:
     def within_reach(self) -> Array:
         """What a trial may take: what is left, or a part of that where steps are longer than any measured."""
         longest = max(self.seconds.values(), default=0.0)
-        return np.where(self.steps > UNTRIED * longest, self.of.untried_share, 1.0) * self.of.left
+        return np.where(self.steps > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.of.left

@@ -40,9 +40,9 @@ __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
 _log = logging.getLogger(__name__)
 
 LEAST_REFERENCE_SECONDS, LONG_REFERENCE_SECONDS, WORK_SHARE = 0.004, 0.03, 1.5
-MOST_REFERENCE_SECONDS = 0.5  # longer steps average the host's drift themselves, and would double what timings take
 """Seconds of a step from which it suits as the reference, if it takes so many times the shortest step; seconds from
 which it does in any case.  Shorter steps are mostly overhead, which host drift affects less."""
+MOST_REFERENCE_SECONDS = 0.5  # longer steps average the host's drift themselves, and would double what timings take
 
 _FAILED = ("out_of_memory", "error", "timeout")
 _REFUSED = OverLimit.__name__  # by a runner, which knew of it only once smaller sizes had run: the ladder knew less
@@ -252,11 +252,14 @@ class _Run:
     def look(self) -> View:
         """Look at all that is known now."""
         prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
+        around = self.stopwatch.around_seconds if self.stopwatch else 0.0
         left = self.budget.left()
         refused = {n for n, o in self.outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"}
 
         def seconds(n: int, step: float) -> float:
-            return visit_seconds(step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left)
+            return visit_seconds(
+                step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
+            )
 
         return View(
             Situation(
@@ -287,8 +290,8 @@ class _Run:
             self.candidates[n], self.records[n] = self.extend(n), Record(n, self.goal)
             self.book.candidate(self.candidates[n])
         stopwatch = self.stopwatch or self.open_runner()
-        if self.reference is not None and self.seeks_reference:
-            self.hold_reference(self.reference, None, stopwatch)
+        if self.seeks_reference:
+            self.choose_reference(stopwatch)
         record = self.records[n]
         number = 1 + max((timing.round // PER_VISIT for timing in record.timings), default=-1)
         if record.timings:  # one that is tried again has readings of this sweep already
@@ -308,26 +311,23 @@ class _Run:
             if error is self.teller.failed:
                 raise
             self.fail(n, error, stopwatch)  # what a candidate raises is its outcome
-        else:
-            step = min(timing.seconds for timing in record.timings)
-            if self.seeks_reference and self.suits_reference(n, step):
-                self.hold_reference(n, step, stopwatch)
         self.book.spent(self.budget.spent())
 
-    def suits_reference(self, n: int, step_seconds: float) -> bool:
-        """Return whether steps of a size are long enough, and more than the overhead that a single sample has."""
-        steps = [min(timing.seconds for timing in record.timings) for record in self.records.values() if record.timings]
-        if step_seconds > MOST_REFERENCE_SECONDS:
-            return False
-        is_work = step_seconds >= WORK_SHARE * min(steps) or step_seconds >= LONG_REFERENCE_SECONDS
-        largest = max((m for m in self.candidates if m not in self.outcomes), default=n)
-        return n == largest or (step_seconds >= LEAST_REFERENCE_SECONDS and is_work)
-
-    def hold_reference(self, n: int, step_seconds: float | None, stopwatch: Stopwatch) -> None:
-        """Have a size timed around each later reading: the first whose steps are long enough, once in a run."""
-        self.seeks_reference = False
-        known = [timing.seconds for timing in self.records[n].timings] if n in self.records else []
-        seconds = step_seconds or min(known, default=LEAST_REFERENCE_SECONDS)
+    def choose_reference(self, stopwatch: Stopwatch) -> None:
+        """Hold the smallest size of the ladder with long steps that are more than overhead as the reference, once."""
+        view = self.view = self.look()
+        if not view.seconds:
+            return
+        longest, largest = max(view.seconds.values()), max(view.seconds)
+        wanted = max(LEAST_REFERENCE_SECONDS, min(WORK_SHARE * min(view.seconds.values()), LONG_REFERENCE_SECONDS))
+        ladder = [n for n in view.sizes if n <= largest and n in view.of.ladder]
+        known = {n: float(view.steps[view.place(n)]) for n in ladder}
+        n = self.reference or min((size for size, step in known.items() if step >= wanted), default=largest)
+        if longest < wanted and largest < max(self.candidates):
+            return
+        self.seeks_reference, seconds = False, known.get(n, LEAST_REFERENCE_SECONDS)
+        if seconds > MOST_REFERENCE_SECONDS:
+            return
         try:
             stopwatch.hold_reference(n, seconds)
         except OutOfBudget:

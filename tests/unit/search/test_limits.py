@@ -227,5 +227,5 @@ def test_what_lies_above_a_failure_is_not_said_to_be_ruled_out_by_readings() -> 
     beneath = result_table.tuning_grid(result.to_mapping()).beneath
     above = [text for text in beneath if "above 64, which failed" in text]
     assert len(above) == 1
-    assert "128" in above[0]
-    assert not any("128" in text for text in beneath if "readings" in text)
+    assert "192" in above[0]
+    assert not any("192" in text for text in beneath if "readings" in text)

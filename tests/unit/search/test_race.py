@@ -167,19 +167,6 @@ def test_learning_wins_nothing_less_than_nothing(value: list[float], root: list[
 # --- scouts and openings -------------------------------------------------------------------------------------
 
 
-@given(sizes=st.lists(st.integers(1, 10**5), min_size=1, max_size=40, unique=True))
-def test_scouts_are_nearest_to_the_powers_of_eight(sizes: list[int]) -> None:
-    """Ascending, of the ladder, and each power of 8 times the smallest has its nearest by ratio among them."""
-    found = race.scouts(sizes)
-    assert found == sorted(set(found))
-    powers = itertools.takewhile(lambda power: power <= max(sizes), (min(sizes) * 8**k for k in itertools.count()))
-    nearest = {min(max(n / power, power / n) for n in sizes): power for power in powers}
-    for ratio, power in nearest.items():
-        assert any(max(n / power, power / n) <= ratio * (1 + 1e-12) for n in found)
-    assert len(found) <= 1 + math.log(max(sizes) / min(sizes), 8) + 1e-9
-    assert found[0] == min(sizes)
-
-
 @given(
     known=st.lists(st.integers(1, 10**5), min_size=0, max_size=20, unique=True),
     multiple=st.sampled_from([1, 2, 8, 32]),

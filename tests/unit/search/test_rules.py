@@ -64,36 +64,6 @@ def test_below_a_dear_size_that_breaks_the_limit_there_is_an_answer() -> None:
 # --- asked by name, scouts -----------------------------------------------------------------------------------
 
 
-def test_the_best_by_the_model_is_a_scout() -> None:
-    """A model whose crest is at 128 has it looked at, between the powers of eight; by latency it has no say."""
-    model = {n: line(n) * (0.6 if n == 128 else 1.0) for n in POWERS}
-    assert rules.scout(view(along(line, 1, 8, 64), model=model, left=600.0)) == [128]
-    assert rules.scout(view(along(lambda n: 0.1, 1, 8, 64), model=model, goal=LATENCY, left=600.0)) == [512]
-
-
-def test_scouts_end_where_nothing_is_promised() -> None:
-    """Three sizes of falling throughput leave the next none; rising ones do; the first three go without a question."""
-    assert rules.scout(view(along(falling, 1, 8, 64), left=600.0)) == []
-    assert rules.scout(view(along(line, 1, 8, 64), left=600.0)) == [512]
-    assert rules.scout(view(along(falling, 1, 8), left=600.0)) == [64]
-
-
-def test_scouts_end_before_a_size_that_ran_out_of_memory_and_what_is_dear() -> None:
-    """Beyond a failure none is scouted; a visit may take 6 % of what is left; whoever was read is passed over."""
-    assert rules.scout(view(along(line, 1, 8, 64), failed=[300], left=600.0)) == []
-    assert rules.scout(view(along(line, 1, 64), failed=[300])) == [8]
-    need = 10 * line(8)
-    assert rules.scout(view(along(line, 1, 64), left=need / 0.06 * 1.05)) == [8]
-    assert rules.scout(view(along(line, 1, 64), left=need / 0.06 * 0.95)) == []
-    assert rules.scout(view(along(line, 1, 64), extends=False)) == []
-
-
-def test_by_latency_scouts_end_at_twice_the_lowest() -> None:
-    """No larger size is as fast as 1 where 8 takes more than twice as long."""
-    assert rules.scout(view({1: 0.1, 8: 0.19}, goal=LATENCY, left=600.0)) == [64]
-    assert rules.scout(view({1: 0.1, 8: 0.21}, goal=LATENCY, left=600.0)) == []
-
-
 # --- limits --------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from cubatch.search import walk
 from cubatch.search.noise import usable
 from cubatch.search.rules import MOST_TRIALS
 from cubatch.search.walk import Event
-from cubatch.tuning import answer, ladder
+from cubatch.tuning import answer
 from tests.fakes import ColdStart, Drift, FakeDevice, FakeRunner, affine
 from tests.unit.search.walking import (
     FLAT,
@@ -64,13 +64,6 @@ def test_the_same_seed_visits_the_same_sizes_and_another_shuffles_otherwise() ->
 
     assert order(1) == order(1)
     assert len({tuple(order(seed)) for seed in range(5)}) > 1
-
-
-def test_scouts_ascend_and_are_far_apart() -> None:
-    """The first sizes are 1, 8, 64 and 512, whatever order the ladder comes in."""
-    steps = ladder.plain_candidates(512)[::-1]
-    measured, _ = seek(FakeDevice(affine(0.02, 1e-5)), steps)
-    assert first_visits(measured)[:4] == [1, 8, 64, 512]
 
 
 def test_sizes_asked_for_are_each_visited_once_before_any_twice_and_none_is_added() -> None:

@@ -13,7 +13,7 @@ from benchmarks.search.hosts import Host, Ratios, Session
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, by_trial
 from cubatch.measure.runner import Reading
-from cubatch.search.walk import LEAST_REFERENCE_SECONDS
+from cubatch.search.walk import LEAST_REFERENCE_SECONDS, WORK_SHARE
 from cubatch.tuning.results import TuningResult
 from tests.unit.search.walking import seek
 
@@ -32,8 +32,8 @@ def flat(n: int) -> float:
 
 
 def peak(n: int) -> float:
-    """A step like the others', but 20 % shorter at batch size 64."""
-    return rising(n) * (0.8 if n == 64 else 1.0)
+    """A step like the others', but 20 % shorter at batch size 128."""
+    return rising(n) * (0.8 if n == 128 else 1.0)
 
 
 def host(curve: Callable[[int], float]) -> Host:
@@ -64,17 +64,23 @@ class Calm(Session):
 
 
 class Lucky(Calm):
-    """A session in which the sixth clock reading of one size, after its warmup, is 25 % too fast."""
+    """A session in which the last clock reading of the first trial of one size is 25 % too fast."""
 
-    def __init__(self, host: Host, seed: int, size: int) -> None:
+    def __init__(self, host: Host, seed: int, place: int) -> None:
         super().__init__(host, seed)
-        self._lucky, self._readings = size, 0
+        self._place, self.readings = place, 0
+
+    @property
+    def lucky(self) -> int | None:
+        """The size that was prepared at this place in the order of first preparation; None before."""
+        sizes = list(dict.fromkeys(self.prepared))
+        return sizes[self._place] if len(sizes) > self._place else None
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """Read the clock."""
         reading = super().time(step, repeats)
-        self._readings += self._size == self._lucky
-        is_lucky = self._size == self._lucky and self._readings == 6
+        self.readings += self._size == self.lucky
+        is_lucky = self._size == self.lucky and self.readings == 5
         return attrs.evolve(reading, seconds=reading.seconds / 1.25) if is_lucky else reading
 
 
@@ -90,13 +96,19 @@ def highest_tooth(result: TuningResult) -> float:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("curve", "size"), [(rising, 8), (rising, 64), (flat, 8)])
-def test_one_lucky_timing_does_not_make_a_size_the_answer(curve: Callable[[int], float], size: int, seed: int) -> None:
-    """A size that is 25 % too fast once is not recommended, nor shown 10 % above both of its measured neighbors."""
-    where = host(curve)
-    measured, result = search(functools.partial(Lucky, where, seed, size), where)
-    assert sum(timing.seconds < 0.87 * curve(size) for timing in measured.of(size)) == 1
-    assert result.batch_size != size
+@pytest.mark.parametrize("place", [5, 6])
+@pytest.mark.parametrize("curve", [rising, flat])
+def test_one_lucky_timing_decides_nothing(curve: Callable[[int], float], place: int, seed: int) -> None:
+    """A size that is 25 % too fast once is not shown 10 % above both of its measured neighbors, and little is lost."""
+    where, sessions = host(curve), list[Lucky]()
+
+    def open_session() -> Lucky:
+        sessions.append(Lucky(where, seed, place))
+        return sessions[-1]
+
+    measured, result = search(open_session, where)
+    assert sessions[0].readings >= 5
+    assert len(measured.of(sessions[0].lucky or 0)) >= 3  # two readings come before them, so that the lucky one counts
     assert highest_tooth(result) < 1.1
     assert where.loss(result.batch_size) < 0.06
 
@@ -115,40 +127,37 @@ def test_a_slow_minute_moves_the_answer_by_a_factor_of_two_at_most(begin: float,
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_peak_at_a_size_of_the_ladder_is_found_and_confirmed(seed: int) -> None:
-    """64 is 20 % faster than the curve, on a host whose state changes: it is recommended on three paired timings."""
+    """128 is 20 % faster than the curve, next to its best sizes: it is recommended on three paired timings."""
     where = host(peak)
     measured, result = search(functools.partial(Session, where, seed), where)
-    assert (result.batch_size, result.fastest_batch_size) == (64, 64)
-    paired = [timing for timing in measured.of(64) if timing.reference_seconds is not None]
+    assert (result.batch_size, result.fastest_batch_size) == (128, 128)
+    paired = [timing for timing in measured.of(128) if timing.reference_seconds is not None]
     assert len(paired) >= 3
     assert result.reference["batch_size"] in {timing.reference_batch_size for timing in paired}
 
 
 @pytest.mark.parametrize("index", range(12))
 def test_no_answer_rests_on_a_single_trial_while_budget_is_left(index: int) -> None:
-    """On hosts as drawn for the benchmark answer and fastest have two trials and five timings within the minute."""
+    """On hosts as drawn for the benchmark the recommended size has two trials and five timings within the minute."""
     where = Host.draw(7, index, spread=0.05)
     measured, result = search(functools.partial(Session, where, index), where)
     assert measured.seconds_spent < 55
-    for n in (result.batch_size, result.fastest_batch_size):
-        assert len(by_trial(measured.of(n))) >= 2
-        assert len(measured.of(n)) >= 5
+    assert len(by_trial(measured.of(result.batch_size))) >= 2
+    assert len(measured.of(result.batch_size)) >= 5
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_reference_is_the_first_size_with_steps_of_some_milliseconds(seed: int) -> None:
-    """Steps of 1 take 3.5 ms and of 8 take 7 ms: from the second size on each timing is beside blocks of 8."""
+def test_the_reference_is_the_smallest_size_with_steps_of_some_milliseconds(seed: int) -> None:
+    """Steps of 1 take 3.5 ms and of 6 take 6 ms, 1.7 times as long: blocks of 6 surround all timings but the first."""
     where = host(rising)
     measured, result = search(functools.partial(Calm, where, seed), where)
-    assert rising(1) < LEAST_REFERENCE_SECONDS < rising(8)
-    sizes = list(dict.fromkeys(timing.batch_size for timing in measured.timings))
-    held = next(n for n in sizes if min(t.seconds for t in measured.of(n)) >= LEAST_REFERENCE_SECONDS)
-    before = sizes[: sizes.index(held) + 1]
-    for timing in measured.timings:
-        is_first = timing.batch_size in before and timing.round < 16
-        assert (timing.reference_batch_size is None) == is_first
-        assert timing.reference_batch_size in {None, held}
-    assert result.reference == {"batch_size": held, "seconds": pytest.approx(rising(held), rel=0.05)}
+    assert rising(1) < LEAST_REFERENCE_SECONDS < WORK_SHARE * rising(1) < rising(6)
+    without = [timing.batch_size for timing in measured.timings if timing.reference_batch_size is None]
+    first = list(dict.fromkeys(timing.batch_size for timing in measured.timings))[: len(set(without))]
+    assert set(without) == set(first)
+    assert rising(max(first)) >= WORK_SHARE * rising(1) > rising(max([1, *first[:-1]]))
+    assert {timing.reference_batch_size for timing in measured.timings} == {None, 6}
+    assert result.reference == {"batch_size": 6, "seconds": pytest.approx(rising(6), rel=0.05)}
 
 
 def test_a_resumed_run_holds_the_same_reference() -> None:
@@ -181,4 +190,4 @@ def test_without_a_reference_the_search_goes_on(when: str) -> None:
     where = host(peak)
     measured, result = search(functools.partial(Refuses, where, 0), where)
     assert {timing.reference_batch_size for timing in measured.timings} == {None}
-    assert (result.batch_size, result.reference) == (64, None)
+    assert (result.batch_size, result.reference) == (128, None)
