@@ -6,11 +6,10 @@ Repeatability: whether one command recommends the same, fast batch size each tim
 
 The tuner runs several times per workload, each time in a fresh process, without a store, interleaved with its rivals.
 The JSON is written after every run.  The same command continues an interrupted benchmark: same file, same source.
-Then a judge measures the recommended sizes, powers of two and 1.5 times these, in shuffled rounds.  A sample of the
-judge is a reference block, some steps of the candidate and a second reference block.  The reference is the same
-workload at a small fixed size, in a separate instance.  The ratio to the reference blocks cancels host drift.
+Then a judge measures the recommended sizes, powers of two and 1.5 times these, in shuffled rounds.  Within a round all
+sizes are compared with each other, so that a slow minute of the host cancels.
 
-    rate(n) = n / exp(median over rounds of log(candidate / sqrt(before * after))) / median reference seconds
+    rate(n) = n / median over rounds of the seconds of a step, less what its round was slower
     loss(n) = 1 - rate(n) / best rate
 
 The best of many noisy medians is too large, so a loss is overestimated by about the noise of one median.  The interval

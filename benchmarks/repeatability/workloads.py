@@ -59,7 +59,6 @@ class Workload:
         mode: "training" or "inference".
         tune: Runs the tuner within a budget in seconds and returns its result.
         build: Returns a new stepper.
-        reference_size: Batch size of the reference of the judge.
         max_batch_size: Maximum given to the tuner; None for none.
         variables: Environment variables of the rivals and the judge.
     """
@@ -67,12 +66,11 @@ class Workload:
     mode: str
     tune: Callable[[float], Any]
     build: Callable[[], Stepper]
-    reference_size: int
     max_batch_size: int | None = None
     variables: Mapping[str, str] = attrs.field(factory=dict)
 
 
-def network(model: str, mode: str, reference_size: int, **options: Any) -> Workload:
+def network(model: str, mode: str, **options: Any) -> Workload:
     """Return the workload of a network on the engine of cubatch."""
 
     def tune(budget: float) -> Any:
@@ -85,10 +83,10 @@ def network(model: str, mode: str, reference_size: int, **options: Any) -> Workl
             optimizer="sgd", library="im2col", recompute=False, seed=0,
         )  # fmt: skip
 
-    return Workload(mode=mode, tune=tune, build=build, reference_size=reference_size)
+    return Workload(mode=mode, tune=tune, build=build)
 
 
-def torchvision_module(model: str, mode: str, side: int, reference_size: int) -> Workload:
+def torchvision_module(model: str, mode: str, side: int) -> Workload:
     """Return the workload of a torchvision model without weights on square images."""
     shape, largest = (3, side, side), 512
 
@@ -106,17 +104,17 @@ def torchvision_module(model: str, mode: str, side: int, reference_size: int) ->
         )
 
     return Workload(
-        mode=mode, tune=tune, build=lambda: ModuleStepper(module(), shape, mode), reference_size=reference_size,
-        max_batch_size=largest, variables=heap.RAISED,
+        mode=mode, tune=tune, build=lambda: ModuleStepper(module(), shape, mode), max_batch_size=largest,
+        variables=heap.RAISED,
     )  # fmt: skip
 
 
 WORKLOADS: dict[str, Workload] = {
-    "mnist-cnn": network("mnist-cnn", "training", 8),
-    "resnet18-32": network("resnet18", "training", 2, input_shape=(32, 32, 3), classes=10),
-    "mobilenet-v3-large": network("mobilenet-v3-large", "inference", 1),
-    "torchvision-resnet18": torchvision_module("resnet18", "training", 64, 2),
-    "torchvision-mobilenet_v2": torchvision_module("mobilenet_v2", "inference", 96, 2),
+    "mnist-cnn": network("mnist-cnn", "training"),
+    "resnet18-32": network("resnet18", "training", input_shape=(32, 32, 3), classes=10),
+    "mobilenet-v3-large": network("mobilenet-v3-large", "inference"),
+    "torchvision-resnet18": torchvision_module("resnet18", "training", 64),
+    "torchvision-mobilenet_v2": torchvision_module("mobilenet_v2", "inference", 96),
 }
 
 

@@ -39,7 +39,7 @@ __all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
 
 _log = logging.getLogger(__name__)
 
-LEAST_REFERENCE_SECONDS, LONG_REFERENCE_SECONDS, WORK_SHARE = 0.004, 0.03, 1.5
+LEAST_REFERENCE_SECONDS, LONG_REFERENCE_SECONDS, WORK_SHARE = 0.01, 0.03, 1.5
 """Seconds of a step from which it suits as the reference, if it takes so many times the shortest step; seconds from
 which it does in any case.  Shorter steps are mostly overhead, which host drift affects less."""
 MOST_REFERENCE_SECONDS = 0.5  # longer steps average the host's drift themselves, and would double what timings take

@@ -44,7 +44,7 @@ class VirtualHost:
 def host(monkeypatch):
     host = VirtualHost()
     work = workloads.Workload(
-        mode="inference", tune=host.tune, build=host.build, reference_size=2, max_batch_size=64
+        mode="inference", tune=host.tune, build=host.build, max_batch_size=64
     )  # fmt: skip
     monkeypatch.setitem(workloads.WORKLOADS, "virtual", work)
     monkeypatch.setattr(workloads, "now", host.now)
@@ -67,7 +67,7 @@ def test_json_has_runs_samples_and_summary(host, tmp_path):
         (OURS, 0), (POWERS, 0), (LIGHTNING, 0), (POWERS, 1), (OURS, 1),
     ]  # fmt: skip
     assert [run["batch_size"] for run in case["runs"]] == [32, 64, 64, 64, 48]
-    assert [row["batch_size"] for row in case["sizes"]] == [8, 12, 16, 24, 32, 48, 64]
+    assert [row["batch_size"] for row in case["sizes"]] == [16, 24, 32, 48, 64]
     assert case["judge"]["rounds"] >= paired_judge.MIN_ROUNDS
     assert all(len(taken) == case["judge"]["rounds"] for taken in case["judge"]["samples"].values())
     ours = case["summary"][0]
@@ -94,22 +94,11 @@ def test_a_file_of_another_budget_is_refused(host, tmp_path):
         bench.main(["--json", str(tmp_path / "file.json"), "--workloads", "virtual", "--budget", "5"])
 
 
-def test_judged_rate_is_relative_to_the_reference_blocks():
-    """
-    A host that is 4 times slower in the last round does not change a ratio.
-
-    The references around each sample have the geometric mean 2, 2 and 8, and their median over the run is 4.
-    """
-    blocks = [(1, 4), (1, 4), (4, 16)]
-    samples = {
-        str(n): [
-            {"before": before, "after": after, "seconds": ratio * (before * after) ** 0.5} for before, after in blocks
-        ]
-        for n, ratio in ((2, 4.0), (8, 8.0))
-    }
+def test_a_slow_round_of_the_judge_changes_no_rate():
+    """The host is four times slower in the last round; 2 samples take 4 s and 8 samples 8 s otherwise."""
+    samples = {str(n): [seconds, seconds, 4 * seconds] for n, seconds in ((2, 4.0), (8, 8.0))}
     small, large = paired_judge.judged_sizes({"rounds": 3, "samples": samples})
-    assert (small["samples_per_second"], large["samples_per_second"]) == pytest.approx((2 / 4 / 4, 8 / 8 / 4))
-    assert (small["raw_samples_per_second"], large["raw_samples_per_second"]) == pytest.approx((2 / 8, 8 / 16))
+    assert (small["samples_per_second"], large["samples_per_second"]) == pytest.approx((2 / 4, 8 / 8))
     assert (small["loss"], large["loss"]) == pytest.approx((0.5, 0.0))
     assert small["loss_interval"] == pytest.approx([0.5, 0.5])
 
@@ -121,7 +110,7 @@ def test_judge_skips_slow_sizes_of_rivals():
          "reference": {"batch_size": 5, "seconds": 0.01}},
         {"finder": LIGHTNING, "batch_size": 4096, "samples_per_second": None},
     ]  # fmt: skip
-    assert paired_judge.sizes_to_judge(runs) == ([5, 256, 384, 512, 768, 1024, 1536, 2048], [4096])
+    assert paired_judge.sizes_to_judge(runs) == ([5, 512, 768, 1024, 1536, 2048], [4096])
 
 
 def planted(**reference):
