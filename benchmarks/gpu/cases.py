@@ -229,7 +229,7 @@ def _depthwise_layers(draw: random.Random) -> list[Layer]:
     """Every filter and stride that has kernels of its own, with whole vectors of channels and without."""
     found = []
     for side, stride, channels in itertools.product(
-        (3, 5), (1, 2), (8 * draw.randint(1, 4), 8 * draw.randint(1, 4) + 3)
+        (3, 5, 7), (1, 2), (8 * draw.randint(1, 4), 8 * draw.randint(1, 4) + 3)
     ):
         h, w = draw.randint(6, 13), draw.randint(6, 13)
         found.append(

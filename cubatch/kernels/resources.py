@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -15,6 +16,7 @@ import attrs
 from cubatch.errors import InvalidData, UnknownName
 from cubatch.hardware.waves import Occupancy, occupancy
 from cubatch.kernels import variant as kernel_module
+from cubatch.kernels.toolchain.banks import BankConflicts
 from cubatch.kernels.toolchain.loops import Loop
 from cubatch.kernels.variant import Kernel, arch_number
 
@@ -22,11 +24,16 @@ _Parsed = TypeVar("_Parsed")
 _SOURCES = (".cu", ".cuh")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FIGURES = re.compile(r"(\d+)(?:/(\d+))?(?:\+(\d+))?")
+RESIDENT_BLOCKS = 4
+"""Blocks that an SM is assumed to hold where nothing is recorded of a kernel."""
+
 _HEAD = """\
 # What each kernel variant takes per architecture, as the assembler reports it:
 #   architecture=registers[/static shared bytes][+spilled bytes]
 # and under [loops] what one iteration of its main loop is made of, of a variant a family:
 #   architecture=instructions/products on tensor cores, else FFMA+LDSM+PRMT
+# and under [banks] what its FFMA wait for registers of one bank:
+#   architecture=extra clocks/FFMA
 # Written by `cubatch kernels --update-budget`; checked by `cubatch kernels --check` under this NVRTC alone.
 """
 
@@ -80,6 +87,7 @@ class Recorded:
         figures: By variant and architecture (compute capability times ten).
         sources: The digest of what they were compiled from, see `digest`; empty where nobody wrote it down.
         loops: Main loops, by variant and architecture, of those that `survey.watched` names.
+        banks: Register-bank conflicts of main loops without tensor cores, by variant and architecture.
     """
 
     nvrtc: str
@@ -87,6 +95,7 @@ class Recorded:
     figures: Mapping[str, Mapping[int, Figures]]
     sources: str = ""
     loops: Mapping[str, Mapping[int, Loop]] = attrs.field(factory=dict)
+    banks: Mapping[str, Mapping[int, BankConflicts]] = attrs.field(factory=dict)
 
 
 def digest(root: Path) -> str:
@@ -115,7 +124,8 @@ def read(path: Path) -> Recorded:
             data = tomllib.load(file)
         figures = _by_arch(data["figures"], Figures.parse)
         loops = _by_arch(data.get("loops", {}), Loop.parse)
-        return Recorded(data["nvrtc"], data.get("may_spill", {}), figures, data.get("sources", ""), loops)
+        banks = _by_arch(data.get("banks", {}), BankConflicts.parse)
+        return Recorded(data["nvrtc"], data.get("may_spill", {}), figures, data.get("sources", ""), loops, banks)
     except (OSError, ValueError, LookupError, AttributeError) as error:
         raise InvalidData(str(path), f"is no budget of kernels: {error!r}") from error
 
@@ -129,7 +139,7 @@ def write(path: Path, budget: Recorded) -> None:
         "[may_spill] # by hand: variant = reason",
     ]
     lines += [f"{name} = {json.dumps(reason)}" for name, reason in budget.may_spill.items()]
-    for table, values in (("loops", budget.loops), ("figures", budget.figures)):
+    for table, values in (("loops", budget.loops), ("banks", budget.banks), ("figures", budget.figures)):
         lines += ["", f"[{table}]"]
         for name, by_arch in values.items():
             words = " ".join(f"{arch}={by_arch[arch]}" for arch in sorted(by_arch))
@@ -221,6 +231,28 @@ def recorded_figures() -> Recorded:
         InvalidData: If they cannot be read.
     """
     return read(kernel_module.kernels_path() / "resources.toml")
+
+
+@functools.cache
+def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) -> int:
+    """
+    Return how many blocks of a kernel one SM holds, by its recorded registers; 4 where nothing is recorded.
+
+    Example:
+        >>> from cubatch.kernels.variant import find
+        >>> resident_blocks(find("depthwise_wgrad_s1", "float32", FILTER=3), (7, 0))
+        3
+    """
+    if compute_capability is None:
+        return RESIDENT_BLOCKS
+    needs = recorded_needs(kernel, "sm_{}{}".format(*compute_capability), _cached_figures())
+    return RESIDENT_BLOCKS if needs is None else needs.on(compute_capability).blocks_per_sm
+
+
+@functools.cache
+def _cached_figures() -> Recorded:
+    """Return the recorded figures, read once in a process."""
+    return recorded_figures()
 
 
 def needs_of(kernel: Kernel, figures: Figures, nvrtc: str | None) -> Needs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cubatch.kernels import structs, variant
 from cubatch.kernels.resources import Figures, Needs, Recorded, needs_of, recorded_needs
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import nvrtc, sass, shared_ptx
+from cubatch.kernels.toolchain.banks import BankConflicts, bank_conflicts
 from cubatch.kernels.toolchain.cubins import Cubin
 from cubatch.kernels.toolchain.loops import Loop, main_loops
 from cubatch.kernels.toolchain.nvrtc import Program
@@ -29,6 +31,9 @@ ARCHS = architectures.surveyed()
 
 EXPECTED: Mapping[str, tuple[str, ...]] = {"mma": ("HMMA",), "hopper": ("HGMMA", "UTMALDG")}
 """Instructions that every entry of a family must have: products on tensor cores, loads of tiles."""
+
+_ON_CUDA_CORES = ("simt", "winograd")
+"""The families whose tiles are summed by FFMA: their register-bank conflicts are held to the budget."""
 
 _WATCHED = "conv2d_fprop"
 """The operation whose first variant in each family stands for the family's main loop."""
@@ -52,6 +57,7 @@ class Row:
         problems: What is wrong with it, in words.
         error: Why it does not compile.
         loop: What its main loop is made of, where that is watched.
+        conflicts: Register-bank conflicts of its main loop, where it has a tile and no tensor cores.
     """
 
     kernel: Kernel
@@ -63,6 +69,7 @@ class Row:
     problems: tuple[str, ...] = ()
     error: CompileError | None = None
     loop: Loop | None = None
+    conflicts: BankConflicts | None = None
 
     @property
     def shared_bytes(self) -> int | None:
@@ -115,7 +122,7 @@ def survey(
 
     def compiled(arch: str, kernels: Sequence[Kernel], known: dict[str, Program]) -> list[Row]:
         expected, is_watched = _expected(kernels[0], arch), bool(loops & {(kernel.name, arch) for kernel in kernels})
-        code = bool(expected) or is_watched
+        code = bool(expected) or is_watched or _has_banks(kernels[0])
         try:
             cubin = compiler.compile_unit(kernels[0], arch, root=root, folder=folder, code=code, known=known)
         except CompileError as error:
@@ -125,10 +132,7 @@ def survey(
             rows = [attrs.evolve(row, problems=(*row.problems, mismatch)) for row in rows]
         if not code:
             return rows
-        found = cubin.path.read_bytes()
-        opcodes, main = sass.count_opcodes(found), main_loops(found, arch_number(arch))
-        rows = [_with_missing(row, expected, opcodes.get(row.kernel.entry, {})) for row in rows]
-        return [_with_loop(row, main.get(row.kernel.entry), (row.kernel.name, arch) in loops) for row in rows]
+        return _with_code(rows, arch, cubin.path.read_bytes(), expected, loops)
 
     rows: dict[tuple[str, str], Row] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -214,6 +218,9 @@ def excesses(rows: Iterable[Row], budget: Recorded) -> list[Row]:
             if row.loop is not None:
                 allowed = budget.loops.get(row.kernel.name, {}).get(arch_number(row.arch))
                 over += ["the budget has no main loop of it"] if allowed is None else row.loop.excess(allowed)
+            if row.conflicts is not None:
+                most = budget.banks.get(row.kernel.name, {}).get(arch_number(row.arch))
+                over += ["the budget has no bank conflicts of it"] if most is None else row.conflicts.excess(most)
             row = attrs.evolve(row, problems=(*row.problems, *over))  # noqa: PLW2901
         checked.append(row)
     return checked
@@ -270,12 +277,38 @@ def budget_of(rows: Iterable[Row], previous: Recorded, sources: str) -> Recorded
     """
     figures: dict[str, dict[int, Figures]] = {}
     loops: dict[str, dict[int, Loop]] = {}
+    banks: dict[str, dict[int, BankConflicts]] = {}
     for row in rows:
         if row.figures is not None:
             figures.setdefault(row.kernel.name, {})[arch_number(row.arch)] = row.figures
         if row.loop is not None:
             loops.setdefault(row.kernel.name, {})[arch_number(row.arch)] = row.loop
-    return attrs.evolve(previous, figures=figures, sources=sources, loops=loops)
+        if row.conflicts is not None:
+            banks.setdefault(row.kernel.name, {})[arch_number(row.arch)] = row.conflicts
+    return attrs.evolve(previous, figures=figures, sources=sources, loops=loops, banks=banks)
+
+
+def _has_banks(kernel: Kernel) -> bool:
+    """Return whether the bank conflicts of a variant are held to the budget."""
+    return kernel.tile is not None and kernel.family in _ON_CUDA_CORES
+
+
+def _with_code(
+    rows: Sequence[Row], arch: str, code: bytes, expected: tuple[str, ...], loops: AbstractSet[tuple[str, str]]
+) -> list[Row]:
+    """Add to the rows of one compilation unit what its machine code shows."""
+    texts = sass.texts(code)
+    rows = [
+        attrs.evolve(row, conflicts=bank_conflicts(texts[row.kernel.entry], arch_number(arch)))
+        if _has_banks(row.kernel) and row.kernel.entry in texts
+        else row
+        for row in rows
+    ]
+    if not expected and not loops & {(row.kernel.name, arch) for row in rows}:
+        return rows
+    opcodes, main = sass.count_opcodes(code), main_loops(code, arch_number(arch))
+    rows = [_with_missing(row, expected, opcodes.get(row.kernel.entry, {})) for row in rows]
+    return [_with_loop(row, main.get(row.kernel.entry), (row.kernel.name, arch) in loops) for row in rows]
 
 
 def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) -> Row:

@@ -61,6 +61,7 @@ def measure(
     extend: Callable[[int], Candidate] | None = None,
     multiple: int = 1,
     sweeps: int | None = None,
+    on_host: bool = True,
 ) -> Measured:
     """
     Measure the candidates until the answer is known well enough or the budget is spent.
@@ -85,6 +86,8 @@ def measure(
             each candidate, which was then asked for by name, is visited once before any is visited again.
         multiple: Of which added sizes are multiples.
         sweeps: How often each candidate is visited, whatever its readings say; None: as often as the answer needs it.
+
+        on_host: Whether steps run on a CPU.  A reference step is then timed around them, where the runner can hold one.
 
     Returns:
         Measured: everything, old and new; every candidate has an outcome.
@@ -117,7 +120,7 @@ def measure(
     """
     run = _Run(
         factory, ladder, goal, kept or Measured(), keep=keep, budget=budget, seed=seed, progress=progress,
-        extend=extend, multiple=multiple, sweeps=sweeps,
+        extend=extend, multiple=multiple, sweeps=sweeps, on_host=on_host,
     )  # fmt: skip
     return run.run()
 
@@ -139,6 +142,7 @@ class _Run:
         extend: Callable[[int], Candidate] | None,
         multiple: int,
         sweeps: int | None,
+        on_host: bool,
     ) -> None:
         self.factory, self.goal, self.seed = factory, goal, seed
         self.extend, self.multiple, self.sweeps = extend, multiple, sweeps
@@ -160,7 +164,7 @@ class _Run:
         model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
         self.model = model if len(model) == len(ladder) else None
         self.reference = next((t.reference_batch_size for t in reversed(kept.timings) if t.reference_batch_size), None)
-        self.seeks_reference = True
+        self.seeks_reference = on_host
         self.view = self.look()
 
     # --- the walk ---

@@ -299,7 +299,7 @@ def measured_by(
     ):
         measured = measure(
             story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
-            seed=limits.seed, sweeps=limits.sweeps, progress=told,
+            seed=limits.seed, sweeps=limits.sweeps, progress=told, on_host=device.kind == "cpu",
         )  # fmt: skip
     run.finish()
     return measured

@@ -10,7 +10,7 @@
 #include "depthwise/walk.cuh"
 
 constexpr int SLAB_VECTORS = 32;  // most channel vectors of a block, whose taps lie in shared memory
-constexpr int PLANE = 4;  // neighbouring floats of a tap: one 16-byte access without conflicts
+constexpr int PLANE = VECTOR < 4 ? VECTOR : 4;  // neighboring floats of a tap: one access of 8 or 16 bytes without conflicts
 constexpr int PLANES = VECTOR / PLANE;
 
 CB_DEVICE float* tap_place(float* taps, int tap, int plane, int vector) {

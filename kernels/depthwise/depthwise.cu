@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// depthwise_s1, depthwise_{fprop,dgrad}_s2, depthwise_wgrad_{s1,s2} - convolution of each channel by itself, filter 3x3
-// or 5x5, stride 1 or 2, any pad
+// depthwise_s1, depthwise_{fprop,dgrad}_s2, depthwise_wgrad_{s1,s2} - convolution of each channel by itself, filter
+// 3x3, 5x5 or 7x7, stride 1 or 2, any pad
 //
 //   y[n,p,q,c]  = max(floor, bias[c] + sum over r,s of x[n, p*stride - top + r, q*stride - left + s, c] * w[c,r,s])
 //   dx[n,h,w,c] = sum over r,s of dy[n, (h + top - r) / stride, (w + left - s) / stride, c] * w[c,r,s], where whole
@@ -16,8 +16,8 @@
 //   strip 1  | t5 | t6 | t7 | t8 | t9 |     its taps lie in shared memory, its open rows in registers.
 //            +----+----+----+----+----+     a strip: 4 columns of outputs times as many rows as still fill the device
 //
-//   shared memory   fprop, dgrad: TAPS * 32 * VECTOR * 4 B of taps: 4.5 KiB (3x3 float) .. 12.5 KiB (5x5 float)
-//                   wgrad: half of 128 threads' sums, 10 KiB (3x3) or 13 KiB
+//   shared memory   fprop, dgrad: TAPS * 32 * VECTOR * 4 B of taps: 4.5 KiB (3x3 float) .. 12.5 KiB (5x5 float, 7x7)
+//                   wgrad: half of 128 threads' sums, 10 KiB (3x3), 13 KiB (5x5) or 12.5 KiB (7x7)
 //   threads         128;  fprop, dgrad: grid = (strips * slab_vectors / 128, slabs);  wgrad: grid = (shares, slabs)
 //   needs           C % VECTOR == 0 and all addresses multiples of a vector, otherwise depthwise/scalar.cu; a row of an
 //                   image below 2^31 elements, any image and any N: offsets of images and rows are 64-bit
@@ -27,7 +27,7 @@
 #include "depthwise/wgrad.cuh"
 
 // Registers: 128 allow 4 blocks on an SM, 168 allow 3.  Stride 2 loads two rows a step: enough under way with 2.
-constexpr int MIN_BLOCKS = VECTOR < 8 && FILTER == 3 ? 4 : 3;
+constexpr int MIN_BLOCKS = (VECTOR < 8 && FILTER == 3) || VECTOR == 2 ? 4 : 3;
 constexpr int MIN_FPROP_S2_BLOCKS = VECTOR == 8 ? 2 : MIN_BLOCKS;
 
 // At stride 1 the input's gradient is a forward pass of dy with the taps turned around.

@@ -21,9 +21,9 @@
 
 constexpr int TAPS = FILTER * FILTER;
 
-static_assert(FILTER == 3 || FILTER == 5, "more taps leave no registers: they go to the grouped kernels");
+static_assert(FILTER == 3 || FILTER == 5 || FILTER == 7, "other filters go to the grouped kernels");
 static_assert(VECTOR * sizeof(CB_ELEMENT) <= 16, "a load is of at most 16 bytes");
-static_assert(VECTOR == 4 || VECTOR == 8, "taps lie in shared memory by fours");
+static_assert(VECTOR == 2 || VECTOR == 4 || VECTOR == 8, "taps lie in shared memory by twos or fours");
 
 template <int UP_, int DOWN_>
 struct Walk {

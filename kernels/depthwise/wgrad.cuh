@@ -10,13 +10,13 @@
 // shared memory and leaves one partial result of its channels; depthwise_wgrad_reduce adds those in a fixed order.
 //
 //   registers    (TAPS + 1) * CHANNELS sums and OPEN * GROUPS * CHANNELS of dy, so a thread takes 4 channels of a 3x3
-//                filter, 2 of a 5x5
+//                filter, 2 of a 5x5 and 1 of a 7x7
 //   partials     [block][TAPS + 1][c] float32; the last row of each is of db
 #pragma once
 
 #include "depthwise/walk.cuh"
 
-constexpr int CHANNELS = FILTER == 3 ? 4 : 2;
+constexpr int CHANNELS = FILTER == 3 ? 4 : FILTER == 5 ? 2 : 1;
 constexpr int SUMS_AT_ONCE = (TAPS + 1) / 2;  // that go through shared memory together
 
 // Add a strip's products to the sums.

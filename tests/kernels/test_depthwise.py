@@ -38,11 +38,11 @@ def convolution(*, n=1, h=5, w=5, c=8, taps=3, stride=1, pad=(1, 1, 1, 1)):
 @st.composite
 def depthwise_cases(draw):
     """Draw a convolution that the kernels support, how it is stored, and by how many elements its arrays are off."""
-    taps, stride = draw(st.sampled_from([3, 5])), draw(st.sampled_from([1, 2]))
+    taps, stride = draw(st.sampled_from([3, 5, 7])), draw(st.sampled_from([1, 2]))
     pad = tuple(draw(st.integers(0, taps + 1)) for _ in range(4))
     h = draw(st.integers(max(1, taps - pad[0] - pad[1]), 9))
     w = draw(st.integers(max(1, taps - pad[2] - pad[3]), 11))
-    c = draw(st.sampled_from([1, 3, 4, 8, 16, 24, 40]))
+    c = draw(st.sampled_from([1, 3, 4, 6, 8, 16, 24, 40]))
     conv = convolution(n=draw(st.integers(1, 3)), h=h, w=w, c=c, taps=taps, stride=stride, pad=pad)
     return (
         conv,
@@ -120,8 +120,8 @@ def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, case):
     check_wgrad(launcher, native_depthwise.conv2d_wgrad, conv, dtype, shift, seed)
 
 
-# Many slabs, the last one short (c = 140 is 35 vectors of 4, 140 of 1); many strips, of 3 channels one by one too; more
-# blocks than one.
+# Many slabs, the last one short (c = 140 is 35 vectors of 4, 140 of 1; 70 is 35 of 2); many strips, of 3 channels one
+# by one too; more blocks than one.
 LARGE = [
     (convolution(n=2, h=3, w=6, c=140), "float32", 0),
     (convolution(n=1, h=3, w=4, c=140), "float32", 1),
@@ -129,6 +129,8 @@ LARGE = [
     (convolution(n=3, h=11, w=19, c=3), "float32", 0),
     (convolution(n=1, h=19, w=9, c=24, taps=5, stride=2, pad=(1, 2, 2, 1)), "float16", 0),
     (convolution(n=5, h=7, w=7, c=264, pad=(1, 1, 1, 1)), "bfloat16", 0),
+    (convolution(n=2, h=17, w=13, c=70, taps=7, pad=(3, 3, 3, 3)), "float16", 0),
+    (convolution(n=1, h=15, w=9, c=140, taps=7, stride=2, pad=(3, 3, 3, 3)), "float32", 0),
 ]
 PASSES = {
     "fprop": (check_fprop, native_depthwise.conv2d, naive.conv2d),
@@ -214,7 +216,8 @@ def test_offsets_of_sums_go_beyond_31_bits(launcher, monkeypatch):
         ({}, True),
         ({"w": (8, 5, 5, 1), "stride": (2, 2)}, True),
         ({"w": (8, 3, 5, 1)}, False),
-        ({"w": (8, 7, 7, 1)}, False),
+        ({"w": (8, 7, 7, 1)}, True),
+        ({"w": (8, 9, 9, 1)}, False),
         ({"stride": (1, 2)}, False),
         ({"stride": (3, 3)}, False),
         ({"dilation": (2, 2)}, False),
@@ -296,7 +299,7 @@ def test_a_single_sample_is_cut_into_short_strips():
 def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):
     """Slabs hold every vector once, a block has room for them, and above 8 vectors at most 1 thread in 8 idles."""
     shape = conv_shape((8, 8, 4 * vectors), (4 * vectors, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 4 * vectors)
-    sums = depthwise.depthwise_sums(shape, 64, 4, H200)
+    sums = depthwise.depthwise_sums(shape, 64, 4, "float32", H200)
     assert (sums.slabs - 1) * sums.slab_vectors < vectors <= sums.slabs * sums.slab_vectors
     used = 128 // sums.slab_vectors * sums.slab_vectors * vectors / (sums.slabs * sums.slab_vectors)
     assert used >= 128 * 7 / 8 or vectors < 24
@@ -304,9 +307,9 @@ def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):
 
 def test_the_workspace_suffices_whatever_the_alignment():
     """The bytes are those of the launch with vectors and of the one without."""
-    for c, n, taps in itertools.product((7, 8, 96, 960), (1, 64), (3, 5)):
+    for c, n, taps in itertools.product((7, 8, 96, 960), (1, 64), (3, 5, 7)):
         shape = conv_shape((14, 14, c), (c, taps, taps, 1), (1, 1), (2, 2, 2, 2), (1, 1), c)
         total = depthwise.depthwise_wgrad_workspace(shape, n, "float16", H200)
         for vector in (1, depthwise.depthwise_vector(taps * taps, 2)):
-            blocks = depthwise.depthwise_sums(shape, n, vector, H200).blocks
+            blocks = depthwise.depthwise_sums(shape, n, vector, "float16", H200).blocks
             assert blocks * (taps * taps + 1) * c * 4 <= total

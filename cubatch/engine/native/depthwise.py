@@ -1,5 +1,5 @@
 """
-Depthwise convolution on kernels/depthwise: filters 3x3 and 5x5, stride 1 and 2, any pad.
+Depthwise convolution on kernels/depthwise: filters 3x3, 5x5 and 7x7, stride 1 and 2, any pad.
 
 Arguments are those of `functional`; what `supports` refuses goes to the grouped kernels.
 """
@@ -24,6 +24,7 @@ from cubatch.kernels.workspace.depthwise import (
     depthwise_sums,
     depthwise_vector,
     depthwise_wgrad_workspace,
+    sums_kernel,
     supports,
 )
 from cubatch.network import windows
@@ -102,16 +103,16 @@ def conv2d_wgrad(
     dtype, row = dtype_of(x), (shape.taps + 1) * shape.c
     scratch = take_workspace(workspace, x, depthwise_wgrad_workspace(shape, len(x), dtype, context.device))
     vector = _vector(context, shape, x, dy)
-    sums = depthwise_sums(shape, len(x), vector, context.device)
+    sums = depthwise_sums(shape, len(x), vector, dtype, context.device)
     partials = floats(scratch, sums.blocks * row)
     rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
     window = _window(rows, columns, shape.c, len(x), sums.strip_rows, sums.slab_vectors)
     taps, down = shape.vertical.taps, shape.vertical.stride
+    kernel = sums_kernel(shape, vector, dtype)
     if vector > 1:
-        kernel, grid = find(f"depthwise_wgrad_s{down}", dtype, FILTER=taps), (sums.blocks, sums.slabs, 1)
-        context.launch(kernel, grid, (x, dy, partials, window))
+        context.launch(kernel, (sums.blocks, sums.slabs, 1), (x, dy, partials, window))
     else:
-        kernel, grid = find("depthwise_wgrad_each", dtype), (sums.blocks, sums.slabs, shape.taps + (db is not None))
+        grid = (sums.blocks, sums.slabs, shape.taps + (db is not None))
         context.launch(kernel, grid, (x, dy, partials, window, np.int32(taps), np.int32(down)))
     reduce = find("depthwise_wgrad_reduce", dtype)
     grid = (-(-shape.c // REDUCE_CHANNELS), shape.taps + (db is not None), 1)
@@ -171,7 +172,7 @@ def _shape(
         raise InvalidArgument(
             "w",
             w_shape,
-            "one filter per channel, 3x3 or 5x5, of stride 1 or 2 and dilation 1",
+            "one filter per channel, 3x3, 5x5 or 7x7, of stride 1 or 2 and dilation 1",
             "Use the grouped kernels.",
         )
     return shape

@@ -18,6 +18,7 @@ from cubatch.engine.native.context import Context
 from cubatch.engine.native.reductions import FINISH_COLUMNS
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
+from cubatch.kernels.resources import resident_blocks
 from cubatch.kernels.workspace.misc import (
     batch_norm_backward_workspace,
     batch_norm_finish_workspace,
@@ -308,12 +309,14 @@ def batch_norm_backward(
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
     check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma, dbeta=dbeta)
     check(np.float32, (channels,), mean=mean, inv_std=inv_std)
-    tiles = summed_tiles(rows, channels, vector_width(context, channels, dy, x), x.itemsize, context.device)
+    sums, vector = variant.find("batch_norm_backward_sums", dtype), vector_width(context, channels, dy, x)
+    resident = resident_blocks(sums, context.device.compute_capability)
+    tiles = summed_tiles(rows, channels, vector, x.itemsize, context.device, resident)
     workspace = take_workspace(workspace, x, batch_norm_backward_workspace(rows, channels, dtype, context.device))
     means = floats(workspace, 2 * channels)
     partials = floats(workspace, tiles.tiles * 2 * channels, start=2 * channels)
     context.launch(
-        variant.find("batch_norm_backward_sums", dtype),
+        sums,
         (tiles.tiles, tiles.blocks, 1),
         [dy, x, mean, inv_std, partials, *tile_arguments(rows, channels, tiles)],
     )

@@ -11,6 +11,8 @@ import functools
 import attrs
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.kernels.resources import resident_blocks
+from cubatch.kernels.variant import Kernel, find
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.windows import ConvShape
 
@@ -27,11 +29,11 @@ LIMIT = 1 << 31
 """Elements of an image are counted in 32 bits."""
 
 _MOST_SLABS = 1 << 16
-_BLOCKS_PER_SM = 4
 _SUM_BYTES = 4
 _STRIPS_PER_SM = 512
 _SHORT_STRIP, _SHORTEST_STRIP = 8, 2
-_SMALL_FILTER = 9
+_VECTORS = {25: 4, 49: 2}  # channels of a thread, where the taps of a filter leave no registers for 16 bytes
+_SUMS_VECTORS = {9: 4, 25: 2, 49: 1}  # the same of the filter gradient, which holds a sum for each tap
 _WIDEST_SLAB, _NARROWEST_SLAB = 64, 8
 
 
@@ -48,7 +50,7 @@ def supports(shape: ConvShape) -> bool:
     return (
         shape.is_depthwise
         and (v.taps, v.stride, v.step) == (h.taps, h.stride, h.step)
-        and v.taps in {3, 5}
+        and v.taps in {3, 5, 7}
         and v.stride in {1, 2}
         and v.step == 1
         and max(h.size, h.out) * c < LIMIT
@@ -78,13 +80,13 @@ class DepthwiseSums:
 
 def depthwise_vector(taps: int, itemsize: int) -> int:
     """
-    Give the channels of a thread of fprop and dgrad: a load of 16 bytes; 4 where 25 taps leave no registers for 8.
+    Return the channels of a thread of fprop and dgrad: a load of 16 bytes, less where taps leave no registers for it.
 
     Example:
-        >>> depthwise_vector(9, 2), depthwise_vector(25, 2)
-        (8, 4)
+        >>> depthwise_vector(9, 2), depthwise_vector(25, 2), depthwise_vector(49, 2)
+        (8, 4, 2)
     """
-    return VECTOR_BYTES // itemsize if taps == _SMALL_FILTER else 4
+    return _VECTORS.get(taps, VECTOR_BYTES // itemsize)
 
 
 def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
@@ -106,22 +108,32 @@ def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
     return -(-rows // max(1, filling, balancing))
 
 
-def depthwise_sums(shape: ConvShape, samples: int, vector: int, device: Device) -> DepthwiseSums:
+def sums_kernel(shape: ConvShape, vector: int, dtype: str) -> Kernel:
+    """Return the kernel that sums a filter gradient with loads of so many channels; "tf32" is stored as float32."""
+    stored = "float32" if dtype == "tf32" else dtype
+    if vector == 1:
+        return find("depthwise_wgrad_each", stored)
+    return find(f"depthwise_wgrad_s{shape.vertical.stride}", stored, FILTER=shape.vertical.taps)
+
+
+def depthwise_sums(shape: ConvShape, samples: int, vector: int, dtype: str, device: Device) -> DepthwiseSums:
     """
-    Cut a depthwise filter gradient: a few blocks for each SM, each with an even share of the strips.
+    Return the grid of a depthwise filter gradient: the blocks that the SMs hold, with an even share of the strips each.
 
     Args:
         shape: Of the convolution.
         samples: Samples it is handed.
-        vector: Channels of a load, which it may halve: 4 for a 3x3 filter, 2 for a 5x5.
+        vector: Channels of a load of fprop and dgrad, of which a thread may take a part; 1 for the scalar kernel.
+        dtype: Storage type.
         device: Its SMs are to be filled.
     """
-    vector = min(vector, 4 if shape.taps == _SMALL_FILTER else 2)
+    resident = resident_blocks(sums_kernel(shape, vector, dtype), device.compute_capability)
+    vector = min(vector, _SUMS_VECTORS[shape.taps])
     vectors, columns = -(-shape.c // vector), -(-shape.horizontal.out // DEPTHWISE_COLUMNS)
     strip_rows = depthwise_strip_rows(shape.vertical.out, samples * columns * vectors, device)
     slabs, slab_vectors = _even_slab(vectors)
     items = samples * columns * -(-shape.vertical.out // strip_rows)
-    blocks = min(-(-items // (DEPTHWISE_THREADS // slab_vectors)), -(-_BLOCKS_PER_SM * (device.num_sms or 1) // slabs))
+    blocks = min(-(-items // (DEPTHWISE_THREADS // slab_vectors)), -(-resident * (device.num_sms or 1) // slabs))
     return DepthwiseSums(vector, strip_rows, slabs, slab_vectors, blocks)
 
 
@@ -149,5 +161,5 @@ def depthwise_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device
         921600
     """
     vectors = {1, depthwise_vector(shape.taps, BYTES_PER_ELEMENT[dtype])}
-    blocks = max(depthwise_sums(shape, samples, vector, device).blocks for vector in vectors)
+    blocks = max(depthwise_sums(shape, samples, vector, dtype, device).blocks for vector in vectors)
     return blocks * (shape.taps + 1) * shape.c * _SUM_BYTES

@@ -51,7 +51,9 @@ class ColumnTiles:
     rows_per_tile: int
 
 
-def summed_tiles(rows: int, channels: int, vector: int, itemsize: int, device: Device) -> ColumnTiles:
+def summed_tiles(
+    rows: int, channels: int, vector: int, itemsize: int, device: Device, blocks_per_sm: int = _BLOCKS_PER_SM
+) -> ColumnTiles:
     """
     Cut an array whose rows are summed: a few blocks for each SM, each with as many rows as that leaves.
 
@@ -61,6 +63,7 @@ def summed_tiles(rows: int, channels: int, vector: int, itemsize: int, device: D
         vector: Elements of a load.
         itemsize: Bytes of an element.
         device: Its SMs are to be filled.
+        blocks_per_sm: Blocks that an SM holds, at most 4, by which scratch memory is counted.
 
     Example:
         >>> summed_tiles(100352, 64, 4, 4, Device(name="V100", num_sms=80))
@@ -68,7 +71,7 @@ def summed_tiles(rows: int, channels: int, vector: int, itemsize: int, device: D
     """
     lanes, blocks = _lanes(channels, vector, itemsize)
     row_lanes = THREADS // lanes
-    wanted = -(-_BLOCKS_PER_SM * (device.num_sms or 1) // blocks)
+    wanted = -(-min(blocks_per_sm, _BLOCKS_PER_SM) * (device.num_sms or 1) // blocks)
     most = -(-rows // (row_lanes * _LOADS))
     share = -(-rows // max(1, min(wanted, most)))
     rows_per_tile = -(-share // row_lanes) * row_lanes

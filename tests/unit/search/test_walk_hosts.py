@@ -189,3 +189,16 @@ def test_without_a_reference_the_search_goes_on(when: str) -> None:
     measured, result = search(functools.partial(Refuses, where, 0), where)
     assert {timing.reference_batch_size for timing in measured.timings} == {None}
     assert (result.batch_size, result.reference) == (128, None)
+
+
+def test_on_a_gpu_no_size_is_prepared_for_a_reference() -> None:
+    """Where steps do not run on a CPU only sizes that are timed are prepared, and none is held."""
+    where, sessions = host(rising), list[Session]()
+
+    def open_session() -> Session:
+        sessions.append(Calm(where, 0))
+        return sessions[-1]
+
+    measured, _ = seek(open_session, 256, goal=Goal(), on_host=False)
+    assert set(sessions[0].prepared) == {timing.batch_size for timing in measured.timings}
+    assert {timing.reference_batch_size for timing in measured.timings} == {None}
