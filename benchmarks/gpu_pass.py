@@ -17,6 +17,11 @@ start.  --commit NAME says what a tree without a repository is a copy of.  --res
 which may be the one that --out names: what is ok there is not done again, and all of it is written.  --patience FACTOR
 lengthens what anything may take, for a slow machine or under compute-sanitizer.  --small cuts all arrays down, so that
 a pass can be rehearsed on a simulated GPU: its figures mean nothing, and the file says so.
+
+    python -m benchmarks.gpu_pass --pending --minutes 12 --out FILE    # with --dry-run: lists it, needs no GPU
+
+--pending runs the items of benchmarks/pending.toml instead, from the top and within the minutes.  The same FILE again
+continues: items that are ok there are not run again.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from typing import Any, TextIO
 import attrs
 
 from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import plan, sweep
+from benchmarks.gpu import pending, plan, sweep
 from benchmarks.gpu import stages as gpu_stages
 from benchmarks.gpu.form import text_of
 from benchmarks.gpu.process import Run, end_with, run_stage
@@ -219,6 +224,8 @@ def _problem(given: argparse.Namespace) -> str:  # noqa: PLR0911 - one for each
     """Say what is wrong with the options, before anything is started; empty for nothing."""
     try:
         re.compile(given.only)
+        if given.minutes is not None:
+            return "--minutes goes with --pending; --seconds bounds the pass"
         if given.seconds <= 0:
             return f"--seconds must be positive, got {given.seconds:g}"
         if not 1 <= given.patience < math.inf:
@@ -235,6 +242,37 @@ def _problem(given: argparse.Namespace) -> str:  # noqa: PLR0911 - one for each
     if given.out is None:
         return "--out FILE.json says where the results go"
     return "" if given.out.parent.is_dir() else f"there is no folder {given.out.parent}"
+
+
+def _pending(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run or list the pending items; return the exit status, 1 if an item failed."""
+    out, minutes = given.out or Path("pending.json"), pending.MINUTES if given.minutes is None else given.minutes
+    others = given.stage or given.without or given.skip_kernel or given.resume or given.small
+    if others or (given.seconds, given.patience) != (SECONDS, 1.0):
+        parser.error("--pending goes with --minutes, --out, --only, --commit, --dry-run and --device only")
+    if not 0 < minutes < math.inf:
+        parser.error(f"--minutes must be positive, got {minutes:g}")
+    if not out.parent.is_dir():
+        parser.error(f"there is no folder {out.parent}")
+    try:
+        items = [item for item in pending.load(given.pending) if re.search(given.only, item.name)]
+        if given.dry_run:
+            pending.dry_run(items, out, pending.Machine(catalogue.find(given.device)), minutes)
+            return 0
+        if probe.device().kind != "cuda":
+            parser.error("there is no GPU in this machine; --pending --dry-run lists the items without one")
+        device = probe.resolve("cuda")
+        machine = pending.Machine(device, sum(each.kind == "cuda" for each in probe.devices()))
+        facts = provenance(given.commit) | gpu_items.device_facts(device)
+        result = pending.run_items(items, out, machine, minutes, facts)
+    except (CubatchError, re.error) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print(f"interrupted; {out} names every item, and the same command continues")
+        return 130
+    statuses = [item["status"] for item in result["items"]]
+    print(f"wrote {out}; " + ", ".join(f"{statuses.count(each)} {each}" for each in dict.fromkeys(statuses)))
+    return 1 if {"failed", "timeout"} & set(statuses) else 0
 
 
 def _done(given: argparse.Namespace) -> Collection[str]:
@@ -257,6 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="all cut down, to rehearse on a simulated GPU")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--commit", default="", help="of this tree; else $CUBATCH_COMMIT, else what git says")
+    parser.add_argument(
+        "--pending", nargs="?", type=Path, const=pending.LIST, metavar="FILE",
+        help="run the items of benchmarks/pending.toml, or of another list",
+    )  # fmt: skip
+    parser.add_argument("--minutes", type=float, help=f"for --pending: time of all items; {pending.MINUTES:g}")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--device", default="h200-sxm", help="for --dry-run: a GPU of the catalogue")
     parser.add_argument("--no-compile", action="store_true", help="for --dry-run: do not compile the kernels")
@@ -281,6 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
             os._exit(1)  # on a GPU that a kernel broke, what libraries clear up fails and speaks last
         return 0
+    if given.pending:
+        return _pending(given, parser)
     if problem := _problem(given):
         parser.error(problem)
     if given.dry_run:

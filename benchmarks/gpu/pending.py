@@ -1,0 +1,301 @@
+"""
+Run the GPU work listed in benchmarks/pending.toml, most valuable first, within a number of minutes.
+
+Each item is a command with a time limit.  An item starts only if its limit fits into the minutes that are left, so the
+run ends in time.  The results file is replaced after every item and names all items from the beginning.  A second run
+with the same file continues: items that are ok there are not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+
+from benchmarks.gpu.process import END_SECONDS
+from cubatch import files, whole_file
+from cubatch.errors import InvalidData, InvalidSpec
+from cubatch.hardware import catalogue
+from cubatch.hardware.facts import Device
+
+ROOT = Path(__file__).parents[2]
+LIST = ROOT / "benchmarks" / "pending.toml"
+MINUTES = 12.0
+_TAIL = 4000
+_MNIST = ROOT / "mnist"
+# Asks the kernel to end the item when this process ends, even by SIGKILL, then becomes the item.
+_START = (
+    "import os, sys; from benchmarks.gpu.process import end_with; end_with(int(sys.argv[1]));"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
+
+Record = dict[str, Any]
+
+
+@attrs.frozen
+class Machine:
+    """The first GPU of a machine and the number of its GPUs."""
+
+    device: Device
+    num_gpus: int = 1
+
+
+def _without_module(name: str) -> Callable[[Machine], str]:
+    return lambda _: "" if importlib.util.find_spec(name) else f"{name} is not installed"
+
+
+def _fewer_than(number: int) -> Callable[[Machine], str]:
+    return lambda machine: "" if machine.num_gpus >= number else f"this machine has {machine.num_gpus} of {number} GPUs"
+
+
+# Each returns why a need is not met, or an empty text.  The name of a GPU is a need as well.
+NEEDS: Mapping[str, Callable[[Machine], str]] = {
+    **{f"{word} GPUs": _fewer_than(number) for word, number in (("two", 2), ("four", 4), ("eight", 8))},
+    "no Hopper": lambda machine: f"{machine.device.name} is a Hopper GPU" if machine.device.arch == "sm_90" else "",
+    "MNIST": lambda _: (
+        "" if _MNIST.is_dir() else f"{_MNIST} is missing; `cubatch train mnist-cnn --data mnist --download` writes it"
+    ),
+    "WSL 2": lambda _: "" if "microsoft" in platform.release().lower() else "this machine does not run WSL 2",
+    **{name: _without_module(name) for name in ("torch", "torchvision", "pytorch_lightning", "pytest")},
+}
+
+
+def _names_gpu(need: str, slug: str) -> bool:
+    """Return whether "h100" or "h100-sxm" names the GPU "h100-sxm" of the catalogue."""
+    return f"{slug}-".startswith(f"{need}-")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_command(value: object) -> bool:
+    with contextlib.suppress(ValueError):  # a quotation mark is not closed
+        return _is_text(value) and len(words := shlex.split(str(value))) > 1 and words[0] == "python"
+    return False
+
+
+def _are_needs(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(need, str) and (need in NEEDS or any(_names_gpu(need, slug) for slug in catalogue.names()))
+        for need in value
+    )
+
+
+def _field(allowed: str, fits: Callable[[Any], bool], **options: Any) -> Any:
+    def check(item: Item, field: attrs.Attribute[Any], value: object) -> None:
+        if not fits(value):
+            raise InvalidSpec(f"item {item.name!r}: {field.name}", value, allowed, f"Correct `{field.name}`")
+
+    return attrs.field(validator=check, **options)
+
+
+@attrs.frozen
+class Item:
+    """
+    A piece of work that needs a GPU.
+
+    Attributes:
+        name: Unique in the list; part of file names.
+        command: As in a shell.  "{out}" stands for the path of the item's results without a suffix.
+        minutes: Its time limit.
+        expectation: The figure that is expected, with its source.
+        decision: What depends on the figure.
+        needs: Keys of `NEEDS`, or names of GPUs such as "titan-x" or "h100-sxm".
+    """
+
+    name: str = _field(
+        "lower-case letters, digits and hyphens",
+        lambda value: isinstance(value, str) and bool(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", value)),
+    )
+    command: str = _field('a command line that begins with "python"', _is_command)
+    minutes: float = _field("a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf)
+    expectation: str = _field("text", _is_text)
+    decision: str = _field("text", _is_text)
+    needs: Sequence[str] = _field(f"a list of GPU names or {', '.join(NEEDS)}", _are_needs, factory=list)
+
+    def arguments(self, out: Path) -> list[str]:
+        """Return the arguments for Python; the item's own results go next to the file `out`."""
+        prefix = f"{out.absolute().with_suffix('')}-{self.name}"
+        return [word.replace("{out}", prefix) for word in shlex.split(self.command)[1:]]
+
+    def reason_to_skip(self, machine: Machine, minutes_left: float) -> str:
+        """Return why the item cannot run now; empty if it can."""
+        slug = machine.device.slug  # empty for a GPU outside the catalogue: then the item runs
+        for need in self.needs:
+            if need in NEEDS:
+                reason = NEEDS[need](machine)
+            else:
+                reason = f"it needs {need}, and this is {slug}" if slug and not _names_gpu(need, slug) else ""
+            if reason:
+                return reason
+        if self.minutes > minutes_left:
+            return f"it may take {self.minutes:g} minutes, and {max(0.0, minutes_left):.1f} are left"
+        return ""
+
+
+def load(path: Path = LIST) -> list[Item]:
+    """
+    Return the items of a list, in its order.
+
+    Raises:
+        InvalidData: If the file cannot be read.
+        InvalidSpec: If an item lacks a field, or has an unknown field, an invalid value or the name of another item.
+    """
+    try:
+        content = files.parsed_toml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidData(str(path), f"it cannot be read: {files.reason(error)}") from error
+    tables = content.get("item")
+    if content.keys() != {"item"} or not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise InvalidData(str(path), f"its keys are {', '.join(content) or 'missing'}", "Write [[item]] tables only")
+    items: dict[str, Item] = {}
+    fields = attrs.fields_dict(Item)
+    for number, table in enumerate(tables, start=1):
+        label = f"item {table.get('name', number)!r}"
+        for key in sorted(table.keys() - fields.keys()):
+            raise InvalidSpec(f"{label}: key", key, f"one of {', '.join(fields)}", "Rename or remove the key")
+        for name, field in fields.items():
+            if field.default is attrs.NOTHING and name not in table:
+                raise InvalidSpec(f"{label}: {name}", None, "given", f"Add `{name} = ...` to the item")
+        item = Item(**table)
+        if item.name in items:
+            raise InvalidSpec(f"{label}: name", item.name, "unique in the list", "Rename one of the two items")
+        items[item.name] = item
+    return list(items.values())
+
+
+def _records(items: Sequence[Item], out: Path, device_name: str = "") -> dict[tuple[str, str], Record]:
+    """
+    Return a record for each item by name and command: that of the results file if it has one, else "skipped".
+
+    Other records of the file follow: items that left the list, or had another command.  Without a device's name, the
+    file may be of any device.
+
+    Raises:
+        InvalidData: If the file holds something else, or results of another device.
+    """
+    earlier: dict[tuple[str, str], Record] = {}
+    if out.exists():
+        remedy = "Name another file with --out"
+        try:
+            result = json.loads(out.read_text(encoding="utf-8"))
+            kind, device = (result["benchmark"], result["schema"]), result["device"]["name"]
+            earlier = {(record["name"], record["command"]): record for record in result["items"] if record["status"]}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise InvalidData(str(out), f"it is not a result of `gpu_pass --pending`: {error}", remedy) from error
+        if kind != ("gpu_pending", 1) or device_name not in ("", device):
+            raise InvalidData(str(out), f"it is a result of {kind[0]} on {device}, and this is {device_name}", remedy)
+    records = {}
+    for item in items:
+        key, facts = (item.name, item.command), attrs.asdict(item)
+        records[key] = facts | {"status": "skipped", "reason": "not reached"} | earlier.get(key, {}) | facts
+    return records | {key: record for key, record in earlier.items() if key not in records}
+
+
+def run_items(items: Sequence[Item], out: Path, machine: Machine, minutes: float, facts: Mapping[str, Any]) -> Record:
+    """
+    Run the items that are not ok yet and return the content of the results file.
+
+    Args:
+        items: In the order in which they are tried.
+        out: The results file; it is continued if it exists.
+        machine: The machine that the needs of items are compared with.
+        minutes: The time of all items together.
+        facts: Device, commit and date, for the file.
+
+    Raises:
+        InvalidData: If the file holds something else, or results of another device.
+        KeyboardInterrupt: After the interrupted item is recorded.
+    """
+    end = time.monotonic() + 60 * minutes
+    records = _records(items, out, facts["device"]["name"])
+    result: Record = {"schema": 1, "benchmark": "gpu_pending", **facts, "minutes": minutes}
+
+    def save() -> None:
+        text = json.dumps(result | {"items": list(records.values())}, indent=1) + "\n"
+        whole_file.write(out, text.encode())
+
+    save()
+    for item in items:
+        record = records[item.name, item.command]
+        if record["status"] == "ok":
+            continue
+        if reason := item.reason_to_skip(machine, (end - time.monotonic()) / 60):
+            if record["status"] == "skipped":  # else keep how an earlier run of the item ended
+                record["reason"] = reason
+            print(f"{item.name:32} skipped: {reason}", flush=True)
+        else:
+            # Saved before the item starts: if this process is killed, the file names the item that was running.
+            record |= {"status": "failed", "reason": "the run ended before the item did"}
+            record |= {name: facts[name] for name in ("date", "commit")}
+            save()
+            try:
+                record |= _run(item, out, facts["commit"])
+            except KeyboardInterrupt:
+                record["reason"] = "interrupted with Ctrl-C"
+                save()
+                raise
+            print(f"{item.name:32} {record['status']} in {record['seconds']:.1f} s {record['reason']}", flush=True)
+        save()
+    return result | {"items": list(records.values())}
+
+
+def _run(item: Item, out: Path, commit: str) -> Record:
+    """Run an item in a process group of its own; return its status, exit status, seconds and output."""
+    begun, is_over = time.monotonic(), False
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(os.getpid()), *item.arguments(out)], cwd=ROOT,
+            env=os.environ | ({"CUBATCH_COMMIT": commit} if commit else {}), stdin=subprocess.DEVNULL,
+            stdout=stdout, stderr=stderr, start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.wait(60 * item.minutes)
+        except subprocess.TimeoutExpired:
+            is_over = True
+        finally:
+            # Also after a normal end: a worker that is left would disturb the next item.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits in the driver may not end
+            process.wait(END_SECONDS)
+        record = {"seconds": time.monotonic() - begun, "stdout": _tail(stdout), "stderr": _tail(stderr)}
+    code = process.returncode
+    status, reason = ("failed", f"exit status {code}") if code else ("ok", "")
+    if is_over:
+        status, reason = "timeout", f"killed after its limit of {item.minutes:g} minutes"
+        reason += "; the process still waits in the driver" if code is None else ""
+    elif code and code < 0:
+        reason = f"ended by {signal.Signals(-code).name}"
+    return {"status": status, "reason": reason, "returncode": code, **record}
+
+
+def _tail(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * _TAIL))  # a character has at most four bytes
+    return file.read().decode(errors="replace")[-_TAIL:]
+
+
+def dry_run(items: Sequence[Item], out: Path, machine: Machine, minutes: float) -> None:
+    """Print what would run within some minutes if each item took all of its time.  It needs no GPU."""
+    records, left = _records(items, out), minutes
+    for item in items:
+        is_done = records[item.name, item.command]["status"] == "ok"
+        plan = "is ok already" if is_done else item.reason_to_skip(machine, left) or "would run"
+        left -= item.minutes if plan == "would run" else 0
+        print(f"{item.name:32} {item.minutes:5g} min  {plan}")
