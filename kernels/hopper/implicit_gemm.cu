@@ -78,9 +78,9 @@ ENTRY(CB_TENSOR_MAP a_map,
 #if defined(OPERATION_CONV2D_DGRAD)
       CB_TENSOR_MAP a_map_1, CB_TENSOR_MAP a_map_2, CB_TENSOR_MAP a_map_3,
 #endif
-      CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_TENSOR_MAP added_map, CB_ELEMENT* out, const CB_ELEMENT* bias,
-      const float* scale, const float* shift, const CB_ELEMENT* residual, const CB_ELEMENT* mask, float* partials,
-      CB_GRID_CONSTANT Walks walks, const Output whole) {
+      CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_TENSOR_MAP added_map, CB_TENSOR_MAP mask_map, CB_ELEMENT* out,
+      const CB_ELEMENT* bias, const float* scale, const float* shift, const CB_ELEMENT* residual,
+      const CB_ELEMENT* mask, float* partials, CB_GRID_CONSTANT Walks walks, const Output whole) {
   CB_DYNAMIC_SHARED(arena);
   const Shared shared{arena};
   const u32 rank = CLUSTER > 1 ? cb_cluster_rank() : 0;
@@ -120,7 +120,7 @@ ENTRY(CB_TENSOR_MAP a_map,
         const Walk& walk = walks.of[phase];
         const Task task(walk, whole.slices, of_phase, rank);
         produce(Loader(map_of(phase), &b_map, walk, task, rank), task.count, shared, ring);
-        if (ADDS_TILES && walk.adds_tiles) produce_added(&added_map, walk, task, shared, ring);
+        if constexpr (ADDS_TILES) produce_terms(&added_map, &mask_map, walk, task, shared, ring);
       }
       // No block leaves while another of its cluster may still arrive at its barriers.
       for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES; ++stage, ring.advance()) wait_empty(shared, ring);
@@ -146,7 +146,8 @@ ENTRY(CB_TENSOR_MAP a_map,
         wait_turn(shared, consumer, round);
       }
       consume(task.count, consumer, shared, ring, sum);
-      if (ADDS_TILES && walk.adds_tiles) add_tiles(walk, task, consumer, shared, ring, joins, sum);
+      if (HAS_FORWARD_TERMS && !SWAPPED && walk.stores_tiles && scale) scale_sums(scale, shift, walk, task, sum);
+      if constexpr (ADDS_TILES) apply_terms(walk, task, consumer, shared, ring, joins, sum);
       store(epilogue, &out_map, walk, task, shared, warp, turn, sum);
     }
     if (cb_lane() == 0) cb_tma_store_wait_read<0>();  // shared memory goes with the block

@@ -14,12 +14,13 @@
 // two of its uses apart and no more, so that a consumer has to know that the other's tile is through before it waits
 // for `full`: `turn` of a consumer counts the threads of the other that have seen the last stage of their tile.
 //
-// adds_tiles: what a tile is added to comes through the ring too, behind the last products: 128 bytes of each of its rows
-// in a stage, where A lies else, which every thread adds to its sums.  So there is as much of it under way as of the
-// operands; asked for by whoever stores, a strip at a time, it kept an H200 waiting.  It is added before a bias, elsewhere
-// (common/epilogue.cuh) behind it.
+// adds_tiles, masks_tiles: what is added to a tile, and the mask of a ReLU, come through the ring too, behind the last
+// products: 128 bytes of each of its rows in a stage, where A lies otherwise, which every thread applies to its sums.  So
+// as much of it is under way as of the operands; loaded by the storing warps, a strip at a time, it kept an H200 waiting.
+// Scale and shift come before it, a bias behind it.
 #pragma once
 
+#include "common/epilogue.cuh"
 #include "hopper/operands.cuh"
 
 // Wait until all blocks of the cluster have read what lies in a stage; a new stage's barrier lets all pass.
@@ -49,46 +50,84 @@ CB_DEVICE void produce(Loader loader, int count, const Shared& shared, Ring& rin
   }
 }
 
-// Stages that what is added to a tile takes: those with columns of the output.
-CB_DEVICE bool has_added(const Walk& walk, const Task& task, int number) {
+// Whether the output has columns of this number of a tile: ROW_ELEMENTS of them take a stage.
+CB_DEVICE bool has_columns(const Walk& walk, const Task& task, int number) {
   return number * ROW_ELEMENTS < walk.n - task.n;
 }
 
-CB_DEVICE void produce_added(const TensorMap* map, const Walk& walk, const Task& task, const Shared& shared, Ring& ring) {
+// Load what is added to a tile (`added`), and its mask, a stage each for the same columns.
+CB_DEVICE void produce_terms(const TensorMap* added, const TensorMap* mask, const Walk& walk, const Task& task,
+                             const Shared& shared, Ring& ring) {
   CB_NO_UNROLL
-  for (int number = 0; number < TILE_N / ROW_ELEMENTS && has_added(walk, task, number); ++number, ring.advance()) {
+  for (int term = 0; term < 2 * (TILE_N / ROW_ELEMENTS) && has_columns(walk, task, term / 2); ++term) {
+    const bool is_mask = term % 2;
+    if (!(is_mask ? HAS_MASK && walk.masks_tiles : walk.adds_tiles)) continue;
     wait_empty(shared, ring);
     u64* full = shared.full(ring.stage);
     cb_barrier_expect(full, A_BYTES);
-    cb_tma_load_2d<1>(shared.a(ring.stage), map, full, task.n + number * ROW_ELEMENTS, task.m);
+    cb_tma_load_2d<1>(shared.a(ring.stage), is_mask ? mask : added, full, task.n + term / 2 * ROW_ELEMENTS, task.m);
+    ring.advance();
   }
 }
 
+// Apply a stage to the sums of its columns: add it, or set to zero where it is not positive.  NaN lets a sum pass.
 // `joins` counts how often this consumer's threads have waited for each other.
-CB_DEVICE void add_tiles(const Walk& walk, const Task& task, int consumer, const Shared& shared, Ring& ring, u32& joins,
-                         float (&sum)[STACKED][SUMS]) {
+CB_DEVICE void apply_stage(bool is_mask, int number, int consumer, const Shared& shared, Ring& ring, u32& joins,
+                           float (&sum)[STACKED][SUMS]) {
   const int lane = cb_lane(), pair = lane % 4 * 2;
+  cb_barrier_wait(shared.full(ring.stage), ring.parity);
+  CB_UNROLL
+  for (int at = 0; at < STACKED; ++at) {
+    CB_UNROLL
+    for (int i = 0; i < ROW_ELEMENTS / 4; ++i) {  // two neighbors in row lane / 4, and 8 further down
+      const int row = (consumer * STACKED + at) * WGMMA_M + cb_warp() % 4 * WARP_ROWS + lane / 4 + i % 2 * 8;
+      const u32 byte = (i / 2 * 8 + pair) * sizeof(CB_ELEMENT);
+      const unsigned char* from = shared.a(ring.stage) + row * SWIZZLE_ROW + (byte / 16 ^ row % 8) * 16 + byte % 16;
+      const Vec<CB_ELEMENT, 2> term = cb_read<CB_ELEMENT, 2>(reinterpret_cast<const CB_ELEMENT*>(from));
+      CB_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        float& target = sum[at][number * (ROW_ELEMENTS / 2) + i * 2 + j];
+        const float value = to_float(term.v[j]);
+        target = !is_mask ? target + value : value <= 0.0f ? 0.0f : target;
+      }
+    }
+  }
+  cb_proxy_fence();  // unlike products these reads are no copy engine's: the next copy must not overtake them
+  cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them says so
+  cb_barrier_wait(shared.joined(consumer), joins++ & 1);
+  release(shared, ring.stage);
+  ring.advance();
+}
+
+CB_DEVICE void apply_terms(const Walk& walk, const Task& task, int consumer, const Shared& shared, Ring& ring,
+                           u32& joins, float (&sum)[STACKED][SUMS]) {
   CB_UNROLL
   for (int number = 0; number < TILE_N / ROW_ELEMENTS; ++number) {
-    if (!has_added(walk, task, number)) break;
-    cb_barrier_wait(shared.full(ring.stage), ring.parity);
+    if (!has_columns(walk, task, number)) break;
+    CB_NO_UNROLL
+    for (int term = 0; term < (HAS_MASK ? 2 : 1); ++term) {  // one copy of the code for both, which needs fewer registers
+      if (term ? walk.masks_tiles : walk.adds_tiles) apply_stage(term, number, consumer, shared, ring, joins, sum);
+    }
+  }
+}
+
+// Multiply the sums of each column by its scale and add its shift, before anything else happens to them.
+CB_DEVICE void scale_sums(const float* scale, const float* shift, const Walk& walk, const Task& task,
+                          float (&sum)[STACKED][SUMS]) {
+  const int first = task.n + cb_lane() % 4 * 2;
+  CB_UNROLL
+  for (int group = 0; group < SUMS / 4; ++group) {  // of 8 columns, of which a lane has 2
+    const int column = first + 8 * group;
+    if (column >= walk.n) break;
+    const Vec<float, 2> factor = cb_load<float, 2>(scale + column), term = cb_load<float, 2>(shift + column);
     CB_UNROLL
     for (int at = 0; at < STACKED; ++at) {
       CB_UNROLL
-      for (int i = 0; i < ROW_ELEMENTS / 4; ++i) {  // two neighbours in row lane / 4, and 8 further down
-        const int row = (consumer * STACKED + at) * WGMMA_M + cb_warp() % 4 * WARP_ROWS + lane / 4 + i % 2 * 8;
-        const u32 byte = (i / 2 * 8 + pair) * sizeof(CB_ELEMENT);
-        const unsigned char* from = shared.a(ring.stage) + row * SWIZZLE_ROW + (byte / 16 ^ row % 8) * 16 + byte % 16;
-        const Vec<CB_ELEMENT, 2> added = cb_read<CB_ELEMENT, 2>(reinterpret_cast<const CB_ELEMENT*>(from));
-        CB_UNROLL
-        for (int j = 0; j < 2; ++j) sum[at][number * (ROW_ELEMENTS / 2) + i * 2 + j] += to_float(added.v[j]);
+      for (int i = 0; i < 4; ++i) {
+        float& target = sum[at][4 * group + i];
+        target = fmaf(target, factor.v[i % 2], term.v[i % 2]);
       }
     }
-    cb_proxy_fence();  // unlike products these reads are no copy engine's: the next copy must not overtake them
-    cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them says so
-    cb_barrier_wait(shared.joined(consumer), joins++ & 1);
-    release(shared, ring.stage);
-    ring.advance();
   }
 }
 

@@ -8,8 +8,9 @@
 //   shared memory    [16 rows][64 floats], groups of 8 floats of row r swapped by r % 4: no bank is met twice at a time
 //   finished         lane % 16 has 4 columns, lane / 16 says which of two rows at a time
 //
-// Where rows follow each other and all that happens to a sum is a bias and a ReLU, or a residual was added before, sums
-// are finished in registers instead, and the copy engine stores them while the warp goes on (store_tile).
+// Where rows follow each other and all that is left to do is a bias and a ReLU, sums are finished in registers instead,
+// and the copy engine stores them while the warp goes on (store_tile).  Scale, shift, residual and mask came before
+// (main_loop.cuh).
 //
 // SWAPPED: the warp has 16 columns of 256 rows, a strip of 64 rows at a time, which shared memory transposes:
 //

@@ -16,7 +16,8 @@ constexpr int STACKED = (SWAPPED ? TILE_N : ROWS) / WGMMA_M;  // products of a c
 constexpr int SUMS = WGMMA_N / 2;                             // of a thread, of one of them
 constexpr u32 A_BYTES = TILE_M * SWIZZLE_ROW, B_BYTES = TILE_N * SWIZZLE_ROW, STAGE_BYTES = A_BYTES + B_BYTES;
 
-// Whether the copy engine can load what is added: where it stores, and of 16 bits; float32 has too few registers for it.
+// Whether the copy engine can load what is added, and the mask of a ReLU: where it stores, and of 16 bits; float32 has too
+// few registers for it.
 #if defined(OPERATION_CONV2D_WGRAD)
 constexpr bool ADDS_TILES = false;
 #else
@@ -45,6 +46,7 @@ struct Walk {
   int out_h, out_w, out_stride_h, out_stride_w, out_top, out_left;
   int stores_tiles;          // whether the copy engine stores the output, see store.cuh
   int adds_tiles;            // whether it also loads what is added, see main_loop.cuh
+  int masks_tiles;           // and the mask
 };
 
 // A strided gradient's input is cut into phases, whose tiles follow each other: so many in a launch, those that are not

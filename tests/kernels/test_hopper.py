@@ -204,6 +204,34 @@ def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, convolution, seed
     assert_within(cases.decoded(launcher.get(dw)), want, tolerance, axes="krsc", label=str(drawn))
 
 
+@pytest.mark.parametrize("is_added", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_mask_comes_through_the_ring(launcher, monkeypatch, dtype, is_added):
+    """A sum passes where its own element is positive or NaN, not where it is zero: of several tiles, cut off twice."""
+    m, n, k, random, seen, launch = 300, 296, 72, np.random.default_rng(4), [], Context.launch
+
+    def noted(context, kernel, grid, arguments):
+        seen.extend(value["of"][0] for value in arguments if isinstance(value, np.void) and "of" in value.dtype.names)
+        launch(context, kernel, grid, arguments)
+
+    monkeypatch.setattr(Context, "launch", noted)
+    a, b = cases.drawn(random, (m, k), dtype), cases.drawn(random, (k, n), dtype)
+    values = random.choice([-1.0, -0.0, 0.0, 2.0, np.nan], size=(m, n))
+    residual = cases.drawn(random, (m, n), dtype) if is_added else cases.encoded(np.zeros((m, n)), dtype)
+    fused = Fused(mask=launcher.put(cases.encoded(values, dtype)))
+    fused = attrs.evolve(fused, residual=launcher.put(residual)) if is_added else fused
+    out = launcher.unwritten((m, n), element(dtype))
+    gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), layout="nn", out=out, fused=fused)
+    assert [(bool(w["stores_tiles"]), bool(w["adds_tiles"]), bool(w["masks_tiles"])) for w in seen] == [
+        (True, is_added, True)
+    ]
+    a, b, residual = map(cases.decoded, (a, b, residual))
+    passes = ~(values <= 0)
+    want, magnitude = np.where(passes, a @ b + residual, 0), abs(a) @ abs(b) + abs(residual)
+    within = np.where(passes, bound(k + 1, magnitude, want, dtype), 0)
+    assert_within(cases.decoded(launcher.get(out)), want, within, axes="mn", label=dtype)
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_scale_and_shift_are_of_columns(launcher, swapped):
     """A folded batch norm, bias and residual at once, where rows are stored 4 at a time and where not."""
@@ -263,7 +291,7 @@ def test_a_residual_takes_the_ring_where_it_can(launcher, monkeypatch):
     assert ways("float16") == ways("bfloat16") == (True, True)
     assert ways("float32") == (False, False)
     assert ways("float16", offset=4) == (False, False)
-    assert ways("float16", ends=("scale", "shift")) == (False, False)
+    assert ways("float16", ends=("scale", "shift")) == (True, True)
     assert ways("float16", tile="256x64x64") == (False, False)
 
 

@@ -25,14 +25,15 @@ from cubatch.network.windows import Axis, ConvShape, Phase, phases, working_phas
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/walk.cuh
 _ROW_ALIGNMENT = 16
-_ADDED_BYTES = 2  # of an element whose residual comes by tiles: ADDS_TILES of kernels/hopper/walk.cuh
+_ADDED_BYTES = 2  # of an element whose residual and mask come by tiles: ADDS_TILES of kernels/hopper/walk.cuh
+_NO_MAPS: dict[str, TensorMap | None] = {"stores_tiles": None, "adds_tiles": None, "masks_tiles": None}
 _RELU = activation_code("relu")  # before it is no activation at all
 
 # Walk of kernels/hopper/walk.cuh.
 _FIELDS = (
     "m", "n", "tiles_m", "tiles_n", "band", "steps", "depth", "taps", "taps_w", "first_tap", "tap_step_h",
     "tap_step_w", "rows", "columns", "stride_h", "stride_w", "origin_h", "origin_w", "step_h", "step_w", "out_h",
-    "out_w", "out_stride_h", "out_stride_w", "out_top", "out_left", "stores_tiles", "adds_tiles",
+    "out_w", "out_stride_h", "out_stride_w", "out_top", "out_left", "stores_tiles", "adds_tiles", "masks_tiles",
 )  # fmt: skip
 _WALK = np.dtype([(name, np.int32) for name in _FIELDS])
 _PHASES = 4  # of a strided gradient, in a launch; PHASES there
@@ -75,7 +76,7 @@ def launch(
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]
     strides = {walk.get(name, 1) for _, _, walk in launches for name in ("out_stride_h", "out_stride_w")}
-    out_map, added_map = (None, None) if strides != {1} else _stored_maps(context, problem, ends, output, tile)
+    maps = _NO_MAPS if strides != {1} else _stored_maps(context, problem, ends, output, tile)
     together = _PHASES if problem.operation == "conv2d_dgrad" else 1
     for first in range(0, len(launches), together):
         part = launches[first : first + together]
@@ -84,7 +85,7 @@ def launch(
             tiles_m = -(-walk["m"] // tile.m)
             laid_out = {
                 "tiles_m": tiles_m, "tiles_n": tiles_n, "band": 1 if tiles_n <= _FEW_COLUMNS else _BAND // cluster,
-                "stores_tiles": out_map is not None, "adds_tiles": added_map is not None, **walk,
+                **{name: map_ is not None for name, map_ in maps.items()}, **walk,
             }  # fmt: skip
             for name, value in laid_out.items():
                 record[name] = value
@@ -92,8 +93,9 @@ def launch(
         blocks = min(clusters, max(1, (context.device.num_sms or 1) // cluster)) * cluster
         a_maps = [a_map for a_map, _, _ in part]
         a_maps += a_maps[:1] * (together - len(part))  # a map that is not looked at has to be one all the same
-        maps = (*a_maps, part[0][1], out_map or a_maps[0], added_map or a_maps[0])
-        context.launch(chosen, (blocks, 1, 1), (*maps, *ends, partials, walks[()], output))
+        stored = (map_ or a_maps[0] for map_ in maps.values())
+        arguments = (*a_maps, part[0][1], *stored, *ends, partials, walks[()], output)
+        context.launch(chosen, (blocks, 1, 1), arguments)
 
 
 def transpose(context: Context, b: Any, *, out: Any) -> Any:
@@ -121,28 +123,32 @@ def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> boo
 
 def _stored_maps(
     context: Context, problem: Problem, ends: tuple[Any, ...], output: Any, tile: Tile
-) -> tuple[TensorMap | None, TensorMap | None]:
+) -> dict[str, TensorMap | None]:
     """
-    Describe an output that the copy engine may store, and what is added to it, where there is any.
+    Return the maps of an output that the copy engine may store, of what is added to it, and of its mask.
 
-    It has plain rows, to whose sums a residual of 16-bit elements, a bias and a ReLU happen at most.
+    The output has plain rows and no activation but a ReLU.  A residual and a mask have elements of 16 bits.
     """
-    out, _, scale, _, residual, mask = ends
-    is_plain = scale is mask is None and output["activation"] <= _RELU and output["slices"] == 1
+    out, *_, residual, mask = ends
+    terms = [array for array in (residual, mask) if array is not None]
     columns = int(output["columns"])
     has_rows = columns * out.itemsize % _ROW_ALIGNMENT == 0 and all(
-        context.aligned(array, _ROW_ALIGNMENT) for array in (out, residual) if array is not None
+        context.aligned(array, _ROW_ALIGNMENT) for array in (out, *terms)
     )
-    if problem.operation == "conv2d_wgrad" or tile.swapped or not (is_plain and output["wide"] and has_rows):
-        return None, None
-    if residual is not None and out.itemsize != _ADDED_BYTES:
-        return None, None
+    is_plain = output["activation"] <= _RELU and output["slices"] == 1 and output["wide"]
+    if problem.operation == "conv2d_wgrad" or tile.swapped or not (is_plain and has_rows):
+        return _NO_MAPS
+    if terms and out.itemsize != _ADDED_BYTES:
+        return _NO_MAPS
 
-    def rows(array: Any, count: int) -> TensorMap:
+    def rows(array: Any, count: int) -> TensorMap | None:
+        if array is None:
+            return None
         extents = columns, int(output["elements"]) // columns
         return TensorMap(array, dtype_of(array), extents, (ROW_BYTES // array.itemsize, count))
 
-    return rows(out, _STORED_ROWS), None if residual is None else rows(residual, tile.m)
+    added, masks = rows(residual, tile.m), rows(mask, tile.m)
+    return {"stores_tiles": rows(out, _STORED_ROWS), "adds_tiles": added, "masks_tiles": masks}
 
 
 def _tile(chosen: Kernel) -> tuple[Tile, int, int]:
