@@ -61,10 +61,12 @@ _SUMS_OVER_THE_BATCH = frozenset({"conv2d_wgrad", "gemm_tn"})
 
 _SCHEMA = """
 CREATE TABLE winners (
-    gpu TEXT NOT NULL, kernels TEXT NOT NULL, problem TEXT NOT NULL, winner TEXT NOT NULL, seconds TEXT NOT NULL,
-    created TEXT NOT NULL, PRIMARY KEY (gpu, kernels, problem)) WITHOUT ROWID;
+    gpu TEXT NOT NULL, kernels TEXT NOT NULL, overlaps INTEGER NOT NULL, problem TEXT NOT NULL, winner TEXT NOT NULL,
+    seconds TEXT NOT NULL, created TEXT NOT NULL, PRIMARY KEY (gpu, kernels, overlaps, problem)) WITHOUT ROWID;
 """
-_VERSION = 1
+_VERSION = 2
+# Rows of version 1 do not say whether launches overlapped, so they are dropped and timed again.
+_UPGRADES = {2: f"DROP TABLE winners;{_SCHEMA}"}
 _log = logging.getLogger(__name__)
 
 Ranked = tuple[float, int, Kernel]
@@ -81,12 +83,16 @@ class Winners:
         path: The SQLite file; None keeps them in memory.
         gpu: Which GPU they hold for: its name, or a slice of it.
         sources: Hash of the kernels' sources that they hold for.
+        overlaps: Whether launches overlap: a launch begins while the launch before ends.  Overlap hides some of a
+            variant's start, so another variant may win.
     """
 
-    def __init__(self, path: Path | None, *, gpu: str, sources: str) -> None:
-        self._path, self._key = path, (gpu, sources)
+    def __init__(self, path: Path | None, *, gpu: str, sources: str, overlaps: bool = False) -> None:
+        self._path, self._key = path, (gpu, sources, overlaps)
         self._known: dict[str, str] = {}
-        rows = self._execute("SELECT problem, winner FROM winners WHERE gpu = ? AND kernels = ?", self._key)
+        rows = self._execute(
+            "SELECT problem, winner FROM winners WHERE gpu = ? AND kernels = ? AND overlaps = ?", self._key
+        )
         self._known = {row["problem"]: row["winner"] for row in rows}
 
     def get(self, problem: str) -> str | None:
@@ -97,16 +103,20 @@ class Winners:
         """Keep a winner, and what each contender took."""
         self._known[problem] = winner
         row = (*self._key, problem, winner, json.dumps(seconds), datetime.now(UTC).isoformat())
-        self._execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?, ?, ?)", row)
+        self._execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
-    def _execute(self, statement: str, values: Sequence[str]) -> list[sqlite3.Row]:
+    def add_missing(self, other: Winners) -> None:
+        """Add the winners of another object for problems without a winner here; the file stays as it is."""
+        self._known = other._known | self._known
+
+    def _execute(self, statement: str, values: Sequence[str | bool]) -> list[sqlite3.Row]:
         """Open the file for one statement; a file that fails is not tried again."""
         if self._path is None:
             return []
         try:
             path = sqlite_file.place(self._path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite_file.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
+            with closing(_connect(path)) as database:
                 return database.execute(statement, values).fetchall()
         except (sqlite3.Error, OSError, StoreError) as error:
             _log.warning("kernel choices are not kept: %s: %s", self._path, error)
@@ -253,12 +263,12 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
     arch = arch_number(device.arch or "")
     needed = {dtype, "float32"} if dtype == "tf32" else {dtype}  # which only rounds what it multiplies
     launcher.compile(kernel for kernel in kernels() if kernel.dtype in needed and kernel.runs_on(arch))
-    winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
+    winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256(), overlaps=launcher.overlaps)
     chooser = TimedChoice(functools.partial(cupy_kernel_clock, None, _FILLER_BYTES), winners, seconds)
     return Context(device, launcher, chooser, tf32=dtype == "tf32")
 
 
-def kept_choice(device: Device, path: Path | None) -> TimedChoice:
+def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) -> TimedChoice:
     """
     Give the choice as earlier runs left it: winners where there are any, else the nearest or the ranking's.
 
@@ -267,8 +277,13 @@ def kept_choice(device: Device, path: Path | None) -> TimedChoice:
     Args:
         device: The GPU that they hold for.
         path: Where they are kept; None is none.
+        overlaps: As for `kernel_context`.  Only the driver knows whether launches did overlap, so a problem without
+            a winner of this kind takes the winner of the other kind.
     """
-    winners = Winners(path, gpu=_gpu(device), sources=kernels_sha256())
+    winners, others = (
+        Winners(path, gpu=_gpu(device), sources=kernels_sha256(), overlaps=kind) for kind in (overlaps, not overlaps)
+    )
+    winners.add_missing(others)
     return TimedChoice(HostClock, winners, seconds=0.0)
 
 
@@ -327,12 +342,16 @@ def forget(path: Path, device: Device | None = None) -> int:
         path = sqlite_file.place(path)
         if not path.exists():
             return 0
-        with closing(sqlite_file.connect(path, _SCHEMA, _VERSION, on_damage=lambda _: None)) as database:
+        with closing(_connect(path)) as database:
             if device is None:
                 return database.execute("DELETE FROM winners").rowcount
             return database.execute("DELETE FROM winners WHERE gpu = ?", (_gpu(device),)).rowcount
     except (sqlite3.Error, OSError) as error:
         raise StoreError(str(path), sqlite_file.reason(error), "Remove the file.") from error
+
+
+def _connect(path: Path) -> sqlite_file.Database:
+    return sqlite_file.connect(path, _SCHEMA, _VERSION, upgrades=_UPGRADES, on_damage=lambda _: None)
 
 
 def _gpu(device: Device) -> str:

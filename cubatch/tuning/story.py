@@ -130,7 +130,9 @@ def of_network(
         floors = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
         rows: dict[int, Any] = {}
         if work.library == "cubatch":  # asked for now, so that what won in this run is known
-            rows = on_sms.layer_rows(work, sizes, kernel_choice.kept_choice(work.device, winners))
+            overlaps = work.mode == "inference" or devices is not None  # as `network_runner.network_runner`
+            choice = kernel_choice.kept_choice(work.device, winners, overlaps=overlaps)
+            rows = on_sms.layer_rows(work, sizes, choice)
         return {
             "flops_per_sample": work.spec.flops(work.mode),
             "roofline_seconds": {n: seconds for n, seconds in floors.items() if seconds is not None},

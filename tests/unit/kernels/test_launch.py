@@ -6,6 +6,8 @@ import ctypes
 import pickle
 import struct
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -138,12 +140,39 @@ def test_from_hopper_on_a_launch_may_overlap_the_one_before(gpu, attributes):
         (HANDLE, (5, 2, 3), (96, 1, 1), 1 << 10, stream, [np.int32(-9).tobytes()]) for stream in (STREAM, STREAM + 1)
     ]
     assert gpu.driver.attributes == attributes
+    assert gpu.launcher.overlaps == bool(attributes)
+
+
+@pytest.mark.parametrize("gpu", [(H100, 13000)], indirect=True)
+def test_threads_that_share_a_prepared_launch_keep_their_streams(gpu):
+    """The driver reads the stream of each launch only after both threads have passed theirs to it."""
+    both, current, read = threading.Barrier(2, timeout=10), threading.local(), gpu.driver.cuLaunchKernelEx
+
+    def read_when_both_have_called(*arguments):
+        both.wait()
+        return read(*arguments)
+
+    gpu.driver.cuLaunchKernelEx = read_when_both_have_called
+    gpu.cupy.cuda.get_current_stream = lambda: current
+    work = gpu.launcher.bind(kernel(), (5, 2, 3), [])
+
+    def launch_on(stream):
+        current.ptr = stream
+        work()
+
+    streams = [STREAM, STREAM + 1]
+    for _ in range(2):  # new streams, then streams that the launch knows
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(launch_on, streams))
+    assert sorted(stream for *_, stream, _ in gpu.driver.launches) == sorted(2 * streams)
 
 
 @pytest.mark.parametrize("gpu", [(H100, 13000)], indirect=True)
 def test_a_launcher_that_is_told_so_overlaps_nothing(gpu):
     """Where kernels, GPU and driver could: each launch then begins when the one before has ended."""
-    launch.CudaLauncher(H100, overlaps=False).bind(kernel(), (5, 2, 3), [])()
+    launcher = launch.CudaLauncher(H100, overlaps=False)
+    launcher.bind(kernel(), (5, 2, 3), [])()
+    assert not launcher.overlaps
     assert len(gpu.driver.launches) == 1
     assert gpu.driver.attributes == []
 

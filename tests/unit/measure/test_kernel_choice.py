@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sqlite3
 import types
 
 import attrs
@@ -22,9 +24,9 @@ PROBLEM = Problem("conv2d_fprop", "float32", 64 * 56 * 56, 128, 576, vector=4)
 CONTENDERS = ranked(PROBLEM, V100)[: kernel_choice.CONTENDERS]
 
 
-def winners(path=None, gpu="V100", sources="abc"):
+def winners(path=None, gpu="V100", sources="abc", *, overlaps=False):
     """The file of winners."""
-    return Winners(path, gpu=gpu, sources=sources)
+    return Winners(path, gpu=gpu, sources=sources, overlaps=overlaps)
 
 
 def choice(device, kept=None, seconds=10.0):
@@ -234,15 +236,64 @@ def test_what_won_is_told_without_a_gpu(tmp_path, monkeypatch):
     assert kernel_choice.kept_choice(A100, path)(PROBLEM, A100).kernel == ranked(PROBLEM, A100)[0]
 
 
-@pytest.mark.parametrize("other", [{"gpu": "T4"}, {"sources": "def"}])
-def test_winners_of_another_gpu_or_other_sources_do_not_hold(tmp_path, other):
-    """A change of the GPU or of a kernel's source makes every choice anew."""
+@pytest.mark.parametrize("other", [{"gpu": "T4"}, {"sources": "def"}, {"overlaps": True}])
+def test_winners_of_another_gpu_other_sources_or_overlap_do_not_hold(tmp_path, other):
+    """A change of the GPU, of a kernel's source or of the overlap of launches times every problem again."""
     path = tmp_path / "kernels.sqlite3"
     device = FakeDevice(taking(3e-3, 1e-3))
     kept = winners(path)
     choice(device, kept)(PROBLEM, V100, device.prepare)
     again = FakeDevice(taking(1e-3, 3e-3))
     assert choice(again, winners(path, **other))(PROBLEM, V100, again.prepare).kernel == CONTENDERS[0]
+
+
+def test_winners_with_and_without_overlap_have_rows_of_their_own(tmp_path):
+    """Neither kind replaces the other, and both go with their GPU."""
+    path = tmp_path / "kernels.sqlite3"
+    for overlaps, winner in ((False, "first"), (True, "second")):
+        winners(path, V100.name, overlaps=overlaps).put("product", winner, {})
+    assert winners(path, V100.name).get("product") == "first"
+    assert winners(path, V100.name, overlaps=True).get("product") == "second"
+    assert kernel_choice.forget(path, V100) == 2
+
+
+def test_a_choice_without_a_gpu_prefers_winners_of_its_own_overlap(tmp_path, monkeypatch):
+    """A problem that was timed only with the other kind of launches takes that winner."""
+    monkeypatch.setattr(kernel_choice, "kernels_sha256", lambda: "abc")
+    path = tmp_path / "kernels.sqlite3"
+
+    def chosen(*, overlaps):
+        return kernel_choice.kept_choice(V100, path, overlaps=overlaps)(PROBLEM, V100).kernel
+
+    device = FakeDevice(taking(3e-3, 1e-3))
+    choice(device, winners(path, V100.name, overlaps=True))(PROBLEM, V100, device.prepare)
+    assert [chosen(overlaps=False), chosen(overlaps=True)] == [CONTENDERS[1]] * 2
+    device = FakeDevice(taking(3e-3, 2e-3, 1e-3))
+    choice(device, winners(path, V100.name))(PROBLEM, V100, device.prepare)
+    assert [chosen(overlaps=False), chosen(overlaps=True)] == [CONTENDERS[2], CONTENDERS[1]]
+
+
+_SCHEMA_1 = """
+CREATE TABLE winners (
+    gpu TEXT NOT NULL, kernels TEXT NOT NULL, problem TEXT NOT NULL, winner TEXT NOT NULL, seconds TEXT NOT NULL,
+    created TEXT NOT NULL, PRIMARY KEY (gpu, kernels, problem)) WITHOUT ROWID;
+INSERT INTO winners VALUES ('V100', 'abc', 'product', 'first', '{}', '2025-01-01');
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_file_without_overlap_in_its_key_is_emptied(tmp_path, caplog):
+    """Version 1 of the table does not say whether launches overlapped: its rows are dropped, without a warning."""
+    path = tmp_path / "kernels.sqlite3"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(_SCHEMA_1)
+    emptied = winners(path)
+    assert emptied.get("product") is None
+    emptied.put("product", "second", {})
+    assert winners(path).get("product") == "second"
+    assert winners(path, overlaps=True).get("product") is None
+    assert kernel_choice.forget(path) == 1
+    assert not caplog.records
 
 
 def test_winners_are_forgotten_for_one_gpu_or_for_all(tmp_path):
@@ -295,7 +346,7 @@ def test_a_damaged_file_is_begun_anew(tmp_path):
 def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, compiled):
     """tf32 only rounds what products multiply: all that is not one has float32 kernels."""
     given = []
-    launcher = types.SimpleNamespace(compile=given.extend)
+    launcher = types.SimpleNamespace(compile=given.extend, overlaps=False)
     monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda device, *, overlaps: launcher)
     context = kernel_choice.kernel_context(A100, dtype, overlaps=False, seconds=1.0, path=None)
     assert {kernel.dtype for kernel in given} == compiled & {kernel.dtype for kernel in kernels()}
@@ -306,13 +357,26 @@ def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, com
 
 def test_launches_overlap_where_that_is_asked_for(monkeypatch):
     """Training by itself, whose steps are graphs, asks for none."""
-    asked, launcher = [], types.SimpleNamespace(compile=list)
+    asked, launcher = [], types.SimpleNamespace(compile=list, overlaps=False)
     monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda device, *, overlaps: asked.append(overlaps) or launcher)
     for overlaps in (False, True):
         kernel_choice.kernel_context(A100, "float16", overlaps=overlaps, seconds=1.0, path=None)
         kernel_choice.usual_context(A100, "float16", overlaps=overlaps)
     kernel_choice.usual_context(A100, "float16")
     assert asked == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_context_keeps_winners_under_the_overlap_of_its_launcher(monkeypatch, tmp_path, overlaps):
+    """The launcher decides, not the request: the GPU or the driver may not support overlap."""
+    path = tmp_path / "kernels.sqlite3"
+    launcher = types.SimpleNamespace(compile=list, overlaps=overlaps)
+    monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda *_, **__: launcher)
+    monkeypatch.setattr(kernel_choice, "kernels_sha256", lambda: "abc")
+    context = kernel_choice.kernel_context(A100, "float16", overlaps=True, seconds=1.0, path=path)
+    context.chooser.winners.put("product", "first", {})
+    assert winners(path, A100.name, overlaps=overlaps).get("product") == "first"
+    assert winners(path, A100.name, overlaps=not overlaps).get("product") is None
 
 
 def test_the_clock_of_a_choice_is_made_with_its_first_timing():
