@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import importlib.util
@@ -30,9 +29,9 @@ from benchmarks.gpu.pending import Item, Machine
 from cubatch.cli import app
 from cubatch.errors import CubatchError, InvalidData
 from cubatch.hardware import catalogue, probe
+from tests.pending_commands import IMPORT_PYTORCH, LISTED, parse_benchmark
 from tests.unit.benchmarks.passes import H200
 
-LISTED = pending.load()
 HERE = Machine(H200)
 FACTS = {"date": "2000-01-01", "commit": "abc1234", "device": {"name": "Test GPU"}}
 FIELDS = {"command": "python -V", "minutes": 1, "expectation": "a figure", "decision": "a choice"}
@@ -48,10 +47,6 @@ def test_the_list_begins_with_the_prepared_slot():
     assert len(set(names)) == len(names) > 50
 
 
-class Parsed(Exception):
-    """Options were accepted, and nothing has run yet."""
-
-
 def parse_cubatch(arguments):
     """Parse a command line of `cubatch` down to its last command, without running it."""
     command, context = typer.main.get_command(app.app), None
@@ -61,20 +56,6 @@ def parse_cubatch(arguments):
             return
         rest = [*context._protected_args, *context.args]
         _, command, arguments = command.resolve_command(context, rest)
-
-
-def parse_benchmark(module, arguments, monkeypatch):
-    """Parse the options of a benchmark, without running it."""
-    parse = argparse.ArgumentParser.parse_args
-
-    def stop(parser, *given, **options):
-        parse(parser, *given, **options)
-        raise Parsed
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
-    monkeypatch.setattr(sys, "argv", [module, *arguments])
-    with pytest.raises(Parsed):
-        importlib.import_module(module).main()
 
 
 def check_code(code):
@@ -99,9 +80,8 @@ def test_a_listed_command_exists_and_takes_its_options(item, monkeypatch, tmp_pa
     if value == "cubatch":
         parse_cubatch(arguments)
     elif value.startswith("benchmarks."):
-        if "torch" in item.needs:
-            pytest.importorskip("torch")
-        parse_benchmark(value, arguments, monkeypatch)
+        if value not in IMPORT_PYTORCH:
+            parse_benchmark(value, arguments, monkeypatch)
     elif value == "pytest":
         assert all((pending.ROOT / word).exists() for word in arguments if word.startswith("tests/"))
         assert "gpu" in arguments
