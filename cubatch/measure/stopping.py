@@ -25,7 +25,6 @@ MIN_ROUNDS_TO_DROP = 3
 DROP_MARGIN = 0.05  # three timings say little: the gap must be far beyond what the tolerance gives away
 TO_SD = 1.4826  # median distance from the middle to the standard deviation, of normal noise
 MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal noise
-NARROWEST_WIDTH = 0.005  # finer than this, two runs of one program differ by its place in memory
 
 
 def median(values: Sequence[float]) -> float:
@@ -141,15 +140,6 @@ class StopRule:
         if self._throttled:
             return f"{text}; {len(self._throttled)} more were throttled and do not count"
         return text
-
-
-def target_width(goal: Goal) -> float:
-    """
-    Give how narrow an interval must be: the tolerance, so that half of it on either side still tells two sizes apart.
-
-    A tolerance of zero asks for more than hardware repeats, hence a floor of NARROWEST_WIDTH.
-    """
-    return max(goal.tolerance, NARROWEST_WIDTH)
 
 
 def is_clearly_worse(rule: StopRule, leader: StopRule, goal: Goal) -> bool:

@@ -1,5 +1,5 @@
 """
-What the timings of a few batch sizes say about all the others: a posterior of the step cost.
+The posterior of the step cost at all batch sizes, from the timings of a few.
 
 The logarithm of the cost of a step is modeled as
 
@@ -40,7 +40,7 @@ _NEGLIGIBLE = 1e-3  # weight of a process, against the heaviest, that is left ou
 @attrs.frozen
 class Seen:
     """
-    What the timings of one size say.
+    The estimate from the timings of one size.
 
     Attributes:
         batch_size: The size.
@@ -58,7 +58,7 @@ class Seen:
 @attrs.frozen(eq=False)
 class Belief:
     """
-    What the cost of a step may be at some sizes, as a normal distribution of its logarithm.
+    The posterior of the log cost of a step at some sizes: a normal distribution.
 
     Attributes:
         sizes: Batch sizes, ascending.
@@ -84,11 +84,11 @@ class Belief:
 
 def believe(seen: Sequence[Seen], sizes: Sequence[int], *, slope_variance: float = 0.0, host: bool = False) -> Belief:
     """
-    Say what steps of all these sizes may cost, by what was read of some.
+    Return the posterior of the step cost at all these sizes.
 
     Args:
-        seen: At least one size that was read.
-        sizes: The sizes that are asked about.
+        seen: Estimates of the measured sizes, at least one.
+        sizes: The sizes to predict.
         slope_variance: Variance of the common slope of host slowdowns: see `noise.Noise`.
         host: Whether the steps run on a CPU, next to a reference step.
 
@@ -130,7 +130,7 @@ def believe(seen: Sequence[Seen], sizes: Sequence[int], *, slope_variance: float
 
 
 class _Process:
-    """One Gaussian process: its likelihood under each shape, and what it says of the sizes asked about."""
+    """One Gaussian process: its likelihood under each shape, and its prediction."""
 
     def __init__(
         self, read: Array, asked: Array, noise: Array, rest: Array, smooth: float, teeth: float, likely: float
@@ -144,14 +144,14 @@ class _Process:
         self.alike = _covariance(read, asked, smooth, teeth)  # (read, asked)
 
     def covariance(self) -> Array:
-        """Give the covariance of the costs of the sizes asked about, after the readings."""
+        """Return the posterior covariance of the predicted costs."""
         half = np.linalg.solve(self._factor, self.alike)
         known: Array = half.T @ half
         return _covariance(self._asked, self._asked, self._smooth, self._teeth) - known
 
 
 def _covariance(a: Array, b: Array, smooth: float, teeth: float) -> Array:
-    """Give how alike the misfits at two lists of sizes are; the unknown scale of the curve is common to all."""
+    """Return the prior covariance between two lists of sizes; the unknown scale of the curve is common to all."""
     octaves = np.abs(np.log2(a)[:, None] - np.log2(b)[None])
     bend = np.sqrt(3.0) * octaves / SMOOTH_OCTAVES
     covariance: Array = (

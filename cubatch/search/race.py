@@ -1,11 +1,9 @@
 """
-Which size to look at next, and whether to go on at all: the rules of the search, apart from the measuring.
+The value of another trial, computed from the posterior of the step cost.
 
-Everything is a number here: what is believed of every size, what a visit costs, what the answer would be now.
-
-    openings      the sizes between those that are known that deserve a thought
-    losses        what is lost by answering now, over all that the curve may be: the search ends where that is little
-    learning      how much of it one visit to a size would win back, on average over what it may read
+    openings      sizes between known ones that may be measured
+    losses        expected loss of answering now: the search ends where it is small
+    learning      how much of that loss one trial of a size would win back, on average over its outcomes
 
 Gains are differences of the logarithm of the objective beyond the tolerance: shares, where they are small.
 """
@@ -32,14 +30,14 @@ FINEST = 0.01  # sizes nearer to each other than this share are one size
 @attrs.frozen(eq=False)
 class Field:
     """
-    What a decision looks at: the sizes, what they may be worth, and which may be the answer.
+    The posterior and the limits that a decision rests on.
 
     Attributes:
-        belief: Of the log cost of a step.
+        belief: Posterior of the log cost of a step.
         value: Mean log of the objective, up to a constant: more is better.
         allowed: Probability that a size runs at all and keeps the limits.
-        answer: Place of what the answer would be now.
-        tolerance: What may be given up, as a log.
+        answer: Position of the size that would be recommended now.
+        tolerance: Loss that is allowed, as a log.
     """
 
     belief: Belief
@@ -51,9 +49,7 @@ class Field:
 
 def losses(field: Field) -> Array:
     """
-    Say what may be lost by answering now: draws from what the curve may be, the share beyond the tolerance in each.
-
-    Their mean is what the search still has to win.
+    Return the loss of answering now beyond the tolerance, in draws from the posterior; its mean is the expected loss.
     """
     random = np.random.default_rng(0)  # the same draws each time: decisions repeat themselves
     count = len(field.value)
@@ -67,15 +63,15 @@ def losses(field: Field) -> Array:
 
 def learning(field: Field, variance: Array, visited: NDArray[np.bool_]) -> Array:
     """
-    Say how much better the answer would be after one visit to each size, on average.
+    Return by how much one trial of each size would improve the answer, on average.
 
-    The knowledge gradient with correlated beliefs (Frazier, Powell and Dayanik 2009): a reading moves
-    what is believed of all sizes that are alike, and the best of those that were visited becomes the answer.
+    The knowledge gradient with correlated beliefs (Frazier, Powell and Dayanik 2009): a trial moves the posterior of
+    all similar sizes, and the best measured size becomes the answer.
 
     Args:
-        field: What is known.
-        variance: Of what a visit reads, by size.
-        visited: Which sizes were visited, and so may be the answer, as the one now is.
+        field: The posterior and the limits.
+        variance: Variance of the outcome of a trial, by size.
+        visited: Which sizes were measured, and so may be the answer.
     """
     covariance = field.belief.covariance
     moved = covariance / np.sqrt(np.diag(covariance) + variance)[None]  # (any size, size that is visited)
@@ -93,10 +89,10 @@ def learning(field: Field, variance: Array, visited: NDArray[np.bool_]) -> Array
 
 def openings(known: Iterable[int], multiple: int = 1) -> list[int]:
     """
-    List up to three sizes between each pair of neighbours, evenly spaced in their logarithm.
+    Return up to three sizes between each pair of neighbors, evenly spaced in their logarithm.
 
     Args:
-        known: Sizes of the ladder and those that were visited.
+        known: Sizes of the ladder and those that were measured.
         multiple: Only multiples of this.
 
     Example:

@@ -1,11 +1,11 @@
 """
-The search: sizes are measured as `search.rules` says, until it names none.
+The search: measure the sizes that `search.rules` names, until it names none.
 
-Where sizes are to be compared and not searched, each has equally many trials, in shuffled rounds.
+Where sizes are compared and not searched, each has equally many trials, in shuffled rounds.
 
-Here is what happens: visits, failures, what is kept, who is told.  A runner brings its own clock, so that hours
-pass in milliseconds on a fake.  Everything is handed to a `Keeper` as it happens; a rerun that is given what was
-kept goes on from there.
+This module runs trials, handles failures, and passes each timing and outcome to a `Keeper` and to the user's progress
+function.  A runner brings its own clock, so that hours pass in milliseconds on a fake.  A rerun continues from what an
+earlier run kept.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class _Run:
         return [n for n in self.candidates if n not in self.outcomes]
 
     def walk(self) -> None:
-        """Visit what the search says until it says nothing; then say what became of every size."""
+        """Measure the sizes that the rules name until they name none; then set the outcome of every size."""
         while True:
             while self.open and (step := self.next()):
                 if len(step) > 1 or step[0] in self.view.read:
@@ -222,7 +222,7 @@ class _Run:
             self.end(n, "dropped", f"{self.records[n].trials} visits gave no reading of its energy")
 
     def next_seconds(self, n: int) -> float:
-        """Give what another visit to a size that was read would take."""
+        """Return the expected seconds of another trial of a measured size."""
         return float(self.view.visit_seconds[self.view.place(n)])
 
     def next(self) -> list[int]:
@@ -237,7 +237,7 @@ class _Run:
             return rules.next_visits(self.view)
 
     def next_sweep(self, sweeps: int) -> list[int]:
-        """Name the sizes that were visited least often, shuffled, until all were visited so many times."""
+        """Return the sizes with the fewest trials, shuffled, until all have had so many."""
         least = min(self.records[n].trials for n in self.open)
         due = [n for n in self.open if self.records[n].trials == least] if least < sweeps else []
         Random(f"{self.seed}, {least}").shuffle(due)  # noqa: S311 - an order, not a secret
@@ -249,12 +249,12 @@ class _Run:
         return ThreadpoolController()
 
     def one_thread(self) -> AbstractContextManager[object]:
-        """Think on one thread: those of BLAS go on spinning for a tenth of a second, beside what is measured next."""
+        """Limit BLAS to one thread: idle BLAS threads spin for about 0.1 s and would disturb the next timing."""
         limited: AbstractContextManager[object] = self.blas.limit(limits=1, user_api="blas")
         return limited
 
     def look(self) -> View:
-        """Look at all that is known now."""
+        """Return a view of all that is known now."""
         prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
         around = self.stopwatch.around_seconds if self.stopwatch else 0.0
         left = self.budget.left()
@@ -287,7 +287,7 @@ class _Run:
     # --- one visit ---
 
     def visit(self, n: int) -> None:
-        """Visit a size; whatever it raises is its outcome, at once or at the second time."""
+        """Run a trial of a size; an error it raises is its outcome, at once or at the second time."""
         if n in self.outcomes:
             return
         if n not in self.candidates and self.extend is not None:
@@ -342,13 +342,13 @@ class _Run:
             clear(stopwatch.runner, error, anew=False)
 
     def likely_seconds(self, n: int) -> float | None:
-        """Guess seconds of a step, to tell a hang from a long one."""
+        """Return the expected seconds of a step, by which a hang is recognized; None where nothing is known."""
         if self.view.seen and n in self.view.sizes:
             return float(self.view.steps[self.view.place(n)])
         return self.candidates[n].predicted_seconds
 
     def expected_seconds(self, n: int) -> float | None:
-        """Say what a step takes at most by smaller sizes: at their best rate, or on the line through two of them."""
+        """Return the seconds of a step by smaller sizes, at their best rate or on the line through two of them."""
         rates = [seconds / size for size, seconds in self.view.seconds.items() if size < n]
         by_line = [float(self.view.steps[self.view.place(n)])] if len(rates) > 1 and n in self.view.sizes else []
         return min([*(n * rate for rate in rates), *by_line], default=None)
@@ -384,10 +384,10 @@ class _Run:
 
     def fail(self, n: int, error: Exception, stopwatch: Stopwatch) -> None:
         """
-        Clear up after what a candidate raised, and keep it as its outcome, unless it deserves a second try.
+        Release what a failed candidate held, and set its outcome, unless it is tried once more.
 
-        A size that has run before can run, and a worker may be killed for what another process did: both are tried
-        once more.  A size with readings that fails again is judged by them.
+        A size that has run before can run, and another process may have killed a worker: both are tried once more.  A
+        size with timings that fails again is judged by them.
         """
         stopwatch.forget()
         failure, has_run = Failure.of(error), bool(self.records[n].timings)

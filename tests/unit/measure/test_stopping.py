@@ -169,9 +169,3 @@ def test_paired_differences_cancel_what_changes_between_rounds() -> None:
     low, high = stopping.paired_interval(slow, fast) or (0.0, 0.0)
     assert (low, high) == pytest.approx((math.log(1.1), math.log(1.1)))
     assert stopping.paired_interval({0: 1.0}, {1: 1.0}) is None
-
-
-def test_the_target_follows_the_tolerance_down_to_what_hardware_repeats() -> None:
-    """Five percent stays five percent; zero asks for half a percent."""
-    assert stopping.target_width(Goal(tolerance=0.05)) == 0.05
-    assert stopping.target_width(Goal(tolerance=0.0)) == 0.005
