@@ -48,9 +48,7 @@ class Field:
 
 
 def losses(field: Field) -> Array:
-    """
-    Return the loss of answering now beyond the tolerance, in draws from the posterior; its mean is the expected loss.
-    """
+    """Return the loss of answering now beyond the tolerance, in draws from the posterior."""
     random = np.random.default_rng(0)  # the same draws each time: decisions repeat themselves
     count = len(field.value)
     root = np.linalg.cholesky(field.belief.covariance + _JITTER * np.eye(count))
