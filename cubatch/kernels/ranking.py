@@ -13,12 +13,12 @@ from collections.abc import Callable
 import attrs
 
 from cubatch.errors import InvalidArgument
-from cubatch.hardware.facts import Device
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import variant as variants
 from cubatch.kernels import winograd
 from cubatch.kernels.cost_model import blocks, launch_clocks, tile_of
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.variant import Kernel
+from cubatch.kernels.variant import Kernel, Tile
 
 LEAST_SLICE = 32
 """Main-loop steps below which a slice of gemm_k costs more than it gains, on CUDA cores."""
@@ -34,6 +34,11 @@ MOST_TRANSPOSED_BYTES = 1 << 26
 
 MOST_IN_YZ = 65535
 """Blocks that a grid takes in y, and in z."""
+
+STORED_ALIGNMENT = 16
+"""Bytes of which rows that the copy engine stores, and their addresses, are multiples."""
+
+_TERM_BYTES = 2  # of an element of what comes through the ring: ADDS_TILES of kernels/hopper/walk.cuh
 
 # Bytes that an SM's share of DRAM and L2 moves in a clock; what a split product's partial sums take.
 _BYTES_PER_CLOCK = 10.0
@@ -124,6 +129,31 @@ def can_run(problem: Problem, found: Kernel) -> bool:
         return winograd.takes(problem, found)
     stands_in = found.entry == found.operation or _is_convolution(problem)
     return problem.vector % found.vector == 0 and found.family != _family_without(problem) and stands_in
+
+
+def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> bool:
+    """
+    Return whether Hopper's copy engine can store the output of a product, whose rows then follow each other.
+
+    Args:
+        problem: The product.
+        tile: Of the variant that computes it.
+        slices: Into which gemm_k is split.
+        has_terms: Whether a residual is added or a mask applied, which have to be of 16 bits then.
+
+    Example:
+        >>> tile = variants.find("gemm_nn", "float16", family="hopper", tile="128x256x64").tile
+        >>> can_store(Problem("gemm_nn", "float16", 512, 256, 64, vector=8), tile, 1, has_terms=True)
+        True
+    """
+    itemsize = BYTES_PER_ELEMENT[problem.dtype]
+    return (
+        problem.operation != "conv2d_wgrad"
+        and problem.phases == slices == 1
+        and not tile.swapped
+        and problem.n * itemsize % STORED_ALIGNMENT == 0
+        and (itemsize == _TERM_BYTES or not has_terms)
+    )
 
 
 def _family_without(problem: Problem) -> str:

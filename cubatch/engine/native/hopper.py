@@ -18,14 +18,13 @@ from cubatch.engine.native.layout import to_nhwc
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.cost_model import BOX_CHANNELS, tiles
 from cubatch.kernels.problem import Problem
+from cubatch.kernels.ranking import STORED_ALIGNMENT, can_store
 from cubatch.kernels.tensor_map import ROW_BYTES, TensorMap, Window, window_of
 from cubatch.kernels.variant import Kernel, Tile
 from cubatch.network.windows import Axis, ConvShape, Phase, phases, working_phases
 
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/walk.cuh
-_ROW_ALIGNMENT = 16
-_ADDED_BYTES = 2  # of an element whose residual and mask come by tiles: ADDS_TILES of kernels/hopper/walk.cuh
 _NO_MAPS: dict[str, TensorMap | None] = {"stores_tiles": None, "adds_tiles": None, "masks_tiles": None}
 _RELU = activation_code("relu")  # before it is no activation at all
 
@@ -75,8 +74,7 @@ def launch(
         launches = [_dgrad(chosen, a, b, shape, phase, batch) for phase in found]
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]
-    strides = {walk.get(name, 1) for _, _, walk in launches for name in ("out_stride_h", "out_stride_w")}
-    maps = _NO_MAPS if strides != {1} else _stored_maps(context, problem, ends, output, tile)
+    maps = _stored_maps(context, problem, ends, output, tile)
     together = _PHASES if problem.operation == "conv2d_dgrad" else 1
     for first in range(0, len(launches), together):
         part = launches[first : first + together]
@@ -132,13 +130,9 @@ def _stored_maps(
     out, *_, residual, mask = ends
     terms = [array for array in (residual, mask) if array is not None]
     columns = int(output["columns"])
-    has_rows = columns * out.itemsize % _ROW_ALIGNMENT == 0 and all(
-        context.aligned(array, _ROW_ALIGNMENT) for array in (out, *terms)
-    )
-    is_plain = output["activation"] <= _RELU and output["slices"] == 1 and output["wide"]
-    if problem.operation == "conv2d_wgrad" or tile.swapped or not (is_plain and has_rows):
-        return _NO_MAPS
-    if terms and out.itemsize != _ADDED_BYTES:
+    is_aligned = all(context.aligned(array, STORED_ALIGNMENT) for array in (out, *terms))
+    is_plain = output["activation"] <= _RELU and output["wide"]
+    if not (is_aligned and is_plain and can_store(problem, tile, int(output["slices"]), has_terms=bool(terms))):
         return _NO_MAPS
 
     def rows(array: Any, count: int) -> TensorMap | None:

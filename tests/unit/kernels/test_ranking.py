@@ -19,9 +19,12 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels import cost_model, ranking
 from cubatch.kernels import variant as variants
 from cubatch.kernels.cost_model import tiles
-from cubatch.kernels.problem import Problem, conv2d_problem
-from cubatch.kernels.ranking import ranked
+from cubatch.kernels.problem import Problem, conv2d_problem, problem_of
+from cubatch.kernels.ranking import can_store, first_ranked, ranked
 from cubatch.kernels.workspace.products import conv2d_dgrad_workspace, product_workspace
+from cubatch.memory.plan import schedule_of
+from cubatch.network import models
+from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass
 from cubatch.network.windows import conv_shape
 from tests.thorough import examples
@@ -358,3 +361,45 @@ def test_what_a_variant_cannot_load_it_cannot_run():
     assert not ranking.can_run(attrs.evolve(problem, groups=2), hopper)
     assert ranking.can_run(attrs.evolve(problem, groups=2), mma)
     assert not ranking.can_run(attrs.evolve(problem, vector=4), mma)
+
+
+@pytest.mark.parametrize(("mode", "stored", "others"), [("training", 38, 15), ("inference", 46, 7)])
+def test_most_convolutions_of_resnet50_are_stored_by_the_copy_engine(mode, stored, others):
+    """
+    With all that their epilogues do: masks and residuals of gradients, folded norms and residuals of inference.
+
+    Others are strided gradients (6), outputs of 64 channels, whose tiles are swapped (8 and 6), and the first layer.
+    """
+    kind, pass_ = ("backward", Pass.DGRAD) if mode == "training" else ("forward", Pass.FPROP)
+    program = schedule_of(models.build("resnet50"), mode, recompute=False, library="cubatch")
+    found = []
+    for op in program.ops:
+        if op.node is None or not isinstance(op.node.layer, Conv2d) or op.kind != kind:
+            continue
+        problem = problem_of(op.node.layer, pass_, 256, "float16")
+        chosen = first_ranked(problem, catalogue.find("h200-sxm"))
+        has_terms = bool(op.ending - {"folded"})
+        is_hopper = chosen.kernel.family == "hopper"
+        found.append(is_hopper and can_store(problem, chosen.kernel.tile, chosen.slices, has_terms=has_terms))
+    assert (sum(found), len(found) - sum(found)) == (stored, others)
+
+
+@pytest.mark.parametrize(
+    ("change", "slices", "has_terms", "expected"),
+    [
+        ({}, 1, True, True),
+        ({"phases": 4}, 1, False, False),
+        ({}, 2, False, False),
+        ({"n": 252}, 1, False, False),
+        ({"operation": "conv2d_wgrad"}, 1, False, False),
+        ({"dtype": "tf32"}, 1, True, False),
+        ({"dtype": "tf32"}, 1, False, True),
+    ],
+)
+def test_each_limit_of_the_copy_engine_refuses_alone(change, slices, has_terms, expected):
+    """Phases, slices, rows of odd bytes, filter gradients, and terms of 32 bits are stored another way."""
+    tile = variants.find("gemm_nn", "float16", family="hopper", tile="128x256x64").tile
+    problem = attrs.evolve(Problem("gemm_nn", "float16", 512, 256, 64, vector=8), **change)
+    assert can_store(problem, tile, slices, has_terms=has_terms) == expected
+    swapped = variants.find("gemm_nn", "float16", family="hopper", tile="256x64x64").tile
+    assert not can_store(problem, swapped, slices, has_terms=has_terms)
