@@ -233,7 +233,7 @@ def recorded_figures() -> Recorded:
     return read(kernel_module.kernels_path() / "resources.toml")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) -> int:
     """
     Return how many blocks of a kernel one SM holds, by its recorded registers; 4 where nothing is recorded.
@@ -249,7 +249,7 @@ def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) 
     return RESIDENT_BLOCKS if needs is None else needs.on(compute_capability).blocks_per_sm
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _cached_figures() -> Recorded:
     """Return the recorded figures, read once in a process."""
     return recorded_figures()

@@ -6,6 +6,8 @@ import pytest
 
 from tests.pending_commands import IMPORT_PYTORCH, LISTED, parse_benchmark
 
+pytest.importorskip("torch")
+
 
 @pytest.mark.parametrize("module", IMPORT_PYTORCH)
 def test_a_listed_command_takes_its_options(module, monkeypatch, tmp_path):
