@@ -29,6 +29,29 @@ _TUNED = (
 )
 _STEPS = (("resnet50", 256, "float16"), ("resnet50", 256, "bfloat16"), ("resnet50", 32, "float16"))
 
+COMPILED_BATCHES = {
+    "resnet50": (256, 32),
+    "convnext-tiny": (128,),
+    "efficientnet-b0": (256, 32),
+    "mobilenet-v3-large": (256, 32),
+    "vit-base": (128,),
+    "deit-tiny": (256,),
+}
+"""Batch sizes at which whole steps of a network are compared with PyTorch eager and `torch.compile`."""
+
+COMPILED_RIVALS = {"torch.compile": ("eager", "compile"), "torch.compile max-autotune": ("compile max-autotune",)}
+"""
+The rivals of an item, by the end of the item's name.
+
+Max-autotune is an item of its own, and the last: it may tune kernels for minutes.
+"""
+
+_COMPILED_OPTIONS: dict[str, dict[str, Any]] = {
+    "torch.compile": {"keyword": "compile", "seconds": 90.0, "limit_seconds": 360.0},
+    "torch.compile max-autotune": {"keyword": "max-autotune", "seconds": 360.0, "limit_seconds": 1200.0},
+}
+"""By the end of the item's name. The seconds are estimates: they have not been measured on a GPU."""
+
 
 @attrs.frozen
 class Item:
@@ -41,6 +64,7 @@ class Item:
         case: What it measures, where that is a case.
         seconds: A guess of how long it takes.
         limit_seconds: It hangs if it, or a kernel of it that is new, takes longer.
+        keyword: The item runs only if the text of `--only` contains this word; empty: no word is needed.
     """
 
     name: str
@@ -48,6 +72,7 @@ class Item:
     case: Case | None = None
     seconds: float = 1.0
     limit_seconds: float = 30.0
+    keyword: str = ""
 
 
 @attrs.frozen
@@ -133,6 +158,17 @@ def _trainings(_: Device) -> list[Item]:
             limit_seconds=90.0,
         )
         for name, batch_size, dtype in _STEPS
+    ] + [
+        # Compiling takes minutes, which the default pass does not have: a keyword keeps these items out of it.
+        Item(
+            f"{name}, {mode}, batch {batch_size}, float16, {ending}",
+            functools.partial(training.whole_step, name, mode, batch_size, "float16", rival_names),
+            **_COMPILED_OPTIONS[ending],
+        )
+        for ending, rival_names in COMPILED_RIVALS.items()
+        for mode in ("training", "inference")
+        for name, batch_sizes in COMPILED_BATCHES.items()
+        for batch_size in batch_sizes
     ]
 
 
@@ -215,7 +251,7 @@ STAGES = (
         "attention", "attention beside PyTorch's scaled_dot_product_attention", 20,
         lambda device: _of_cases(cases.attentions(), device),
     ),
-    Stage("training", "a training step beside PyTorch's", 35, _trainings),
+    Stage("training", "whole steps against PyTorch eager and torch.compile", 35, _trainings),
     Stage("misc", "depthwise and misc against a copy", 22, lambda device: _of_cases(cases.memory_bound(), device)),
     Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
     Stage("memory", "the memory plan against the real peak", 25, _memories),
@@ -230,5 +266,13 @@ def stage_named(name: str) -> Stage:
 
 
 def chosen(stage: Stage, device: Device, only: str) -> list[Item]:
-    """List a stage's items whose name an expression finds; the facts, which say what a file is of, are always whole."""
-    return [item for item in stage.items(device) if stage.name == "facts" or re.search(only, item.name)]
+    """
+    Return a stage's items whose name matches an expression and whose keyword the expression contains.
+
+    The stage of facts is always whole: it identifies the device of a file.
+    """
+    return [
+        item
+        for item in stage.items(device)
+        if stage.name == "facts" or (item.keyword in only and re.search(only, item.name))
+    ]

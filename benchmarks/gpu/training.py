@@ -1,9 +1,11 @@
-"""What the GPU pass does with whole networks: their memory, a training step beside PyTorch's, what autotune answers."""
+"""What the GPU pass does with whole networks: their memory, their steps against PyTorch's, what autotune answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import torch_network
@@ -26,6 +28,31 @@ CHOICE_SECONDS = 6.0
 STEP_SECONDS = 6.0
 SPAN_SECONDS = 0.3
 """A timing spans several steps: the host waits for the device once in each of PyTorch's."""
+
+COMPILE_MODES: Mapping[str, str | None] = {
+    "eager": None,
+    "compile": "default",
+    "compile max-autotune": "max-autotune",
+}
+"""The mode of `torch.compile` by the name of the rival; `None` runs the module without it."""
+
+WARM_UP_STEPS = 3
+"""The first step compiles. Max-autotune records its CUDA graph in the second and replays it from the third on."""
+
+TRANSFORMERS = ("vit-base", "deit-tiny")
+_WITHOUT_STOCHASTIC_DEPTH = {"stochastic_depth_prob": 0.0}  # cubatch's networks have none
+_DEIT_TINY = {
+    "image_size": 224, "patch_size": 16, "num_layers": 12, "num_heads": 3, "hidden_dim": 192, "mlp_dim": 768
+}  # fmt: skip
+TORCHVISION: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "resnet50": ("resnet50", {}),
+    "convnext-tiny": ("convnext_tiny", _WITHOUT_STOCHASTIC_DEPTH),
+    "efficientnet-b0": ("efficientnet_b0", _WITHOUT_STOCHASTIC_DEPTH),
+    "mobilenet-v3-large": ("mobilenet_v3_large", {}),
+    "vit-base": ("vit_b_16", {}),
+    "deit-tiny": ("VisionTransformer", _DEIT_TINY),
+}
+"""The builder in `torchvision.models` and its arguments, by cubatch's name of the network."""
 
 
 def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, session: Session) -> dict[str, Any]:
@@ -105,11 +132,199 @@ def compared_steps(entrants: list[Entrant], batch_size: int, clock: Clock) -> di
         "ratio_interval": None,
     }
     if len(entrants) > 1:
-        ours, theirs = ({timing.round: timing.seconds for timing in entrant.used} for entrant in entrants)
-        interval = paired_interval(theirs, ours)
-        found["ratio"] = (entrants[1].seconds or float("nan")) / (entrants[0].seconds or float("nan"))
-        found["ratio_interval"] = None if interval is None else [math.exp(end) for end in interval]
+        found |= _ratio(entrants[0], entrants[1])
     return found
+
+
+def _ratio(ours: Entrant, theirs: Entrant) -> dict[str, Any]:
+    """Return the seconds of a rival's step divided by ours, with a confidence interval from the rounds of both."""
+    by_round = [{timing.round: timing.seconds for timing in entrant.used} for entrant in (theirs, ours)]
+    interval = paired_interval(*by_round)
+    return {
+        "ratio": (theirs.seconds or float("nan")) / (ours.seconds or float("nan")),
+        "ratio_interval": None if interval is None else [math.exp(end) for end in interval],
+    }
+
+
+def whole_step(
+    name: str, mode: str, batch_size: int, dtype: str, rival_names: Sequence[str], session: Session
+) -> dict[str, Any]:
+    """
+    Time a whole step of cubatch and of PyTorch rivals in the same rounds.
+
+    Args:
+        name: A key of `TORCHVISION`.
+        mode: "training" or "inference".
+        batch_size: Images of a step.
+        dtype: The type of cubatch's step and of inference; training uses automatic mixed precision of it.
+        rival_names: Keys of `COMPILE_MODES`.
+        session: The session of the pass.
+
+    Returns:
+        dict: Medians with confidence intervals in seconds, and each rival's ratio to cubatch. If PyTorch or
+            torchvision is missing, only the reason, as "skipped": the item did not fail.
+    """
+    name, batch_size = _sized(name, batch_size, session)
+    facts = {"network": name, "mode": mode, "dtype": dtype, "batch_size": batch_size}
+    torch = rivals.torch_of(session.target.module)
+    if torch is None:
+        return facts | {"skipped": "PyTorch with CUDA is not installed"}
+    if _torchvision() is None:
+        return facts | {"skipped": "torchvision is not installed"}
+    if name not in TORCHVISION:  # the network of a rehearsal
+        return facts | {"skipped": f"there is no {name} among the networks of torchvision that are compared"}
+    runner = _runner(
+        name, session, mode=mode, dtype=dtype, optimizer="momentum", library="cubatch", choice_seconds=CHOICE_SECONDS
+    )
+    try:
+        runner.prepare(batch_size)
+        return facts | compared_with_rivals(
+            runner.step,
+            {rival: _binder(torch, name, mode, batch_size, dtype, rival) for rival in rival_names},
+            batch_size,
+            runner.clock,
+            session.target,
+        )
+    finally:
+        runner.close()
+        torch.compiler.reset()  # frees CUDA graphs; PyTorch limits how often the same code may be compiled
+        session.target.free_pools()
+
+
+def compared_with_rivals(
+    step: Callable[[], None],
+    binders: Mapping[str, Callable[[], Callable[[], Any]]],
+    batch_size: int,
+    clock: Clock,
+    target: Target,
+) -> dict[str, Any]:
+    """
+    Time our step and the steps of rivals in the same rounds.
+
+    Args:
+        step: Our step.
+        binders: By the rival's name, a function that compiles and warms up the rival's step and returns it.
+        batch_size: Images of a step.
+        clock: The clock of all timings.
+        target: The device.
+
+    Returns:
+        dict: Our figures, and by rival its figures, its ratio to ours and the error that ended it (`None`: it ran).
+    """
+    ours = Entrant("cubatch", OURS, step)
+    theirs: dict[str, Entrant] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for rival, bind in binders.items():
+        start = time.monotonic()
+        bound = begun(bind, target)
+        results[rival] = {"warm_up_seconds": time.monotonic() - start}
+        if isinstance(bound, str):
+            results[rival] |= {"failure": bound}
+        else:
+            theirs[rival] = Entrant(rival, rival, bound)  # a side of its own: a slow rival stays in the rounds
+    Contest(clock, SPAN_SECONDS).run([ours, *theirs.values()], STEP_SECONDS)
+    for rival, entrant in theirs.items():
+        failure = entrant.reason if entrant.status == "error" else None
+        results[rival] |= {"failure": failure}
+        if failure is None:
+            results[rival] |= _figures(entrant, batch_size) | _ratio(ours, entrant)
+    return {"cubatch": _figures(ours, batch_size), "rivals": results}
+
+
+def _figures(entrant: Entrant, batch_size: int) -> dict[str, Any]:
+    return {
+        "seconds": entrant.seconds,
+        "seconds_interval": None if entrant.interval is None else list(entrant.interval),
+        "images_per_second": batch_size / (entrant.seconds or float("nan")),
+        "timings": [plain(timing) for timing in entrant.timings],
+    }
+
+
+def _torchvision() -> types.ModuleType | None:
+    """Return torchvision; `None` if it is missing or does not fit the installed PyTorch."""
+    try:
+        import torchvision
+    except (ImportError, OSError, RuntimeError):
+        return None
+    module: types.ModuleType = torchvision
+    return module
+
+
+def _binder(
+    torch: Any, name: str, mode: str, batch_size: int, dtype: str, rival: str, device: str = "cuda"
+) -> Callable[[], Callable[[], Any]]:
+    """Return a function that builds the step of a torchvision network, compiles it and warms it up."""
+
+    def bind() -> Callable[[], Any]:
+        rivals.set_precision(torch, dtype, benchmark=True)
+        network = models.build(name)
+        h, w, c = network.input_shape
+        layout = torch.contiguous_format if name in TRANSFORMERS else torch.channels_last
+        stored = getattr(torch, dtype) if mode == "inference" else torch.float32
+        module = torchvision_module(name).to(device, dtype=stored, memory_format=layout)
+        x = torch.randn(batch_size, c, h, w, device=device, dtype=stored).to(memory_format=layout)
+        labels = torch.randint(0, network.output_shape[-1], (batch_size,), device=device)
+        step = torch_step(module, x, labels if mode == "training" else None, dtype, rival)
+        for _ in range(WARM_UP_STEPS):
+            step()
+        return step
+
+    return bind
+
+
+def torchvision_module(name: str) -> Any:
+    """Return a network of `TORCHVISION` with random parameters, on the CPU."""
+    import torch
+    import torchvision
+
+    builder, options = TORCHVISION[name]
+    module = getattr(torchvision.models, builder)(**options)
+    if name in TRANSFORMERS:
+        # torchvision sets this weight to 0. Gradients would be 0, and a GPU is faster on zeros than on random data.
+        torch.nn.init.trunc_normal_(module.heads.head.weight, std=0.02)
+    return module
+
+
+def torch_step(module: Any, x: Any, labels: Any, dtype: str, rival: str) -> Callable[[], Any]:
+    """
+    Return a step of a PyTorch module; the step returns the loss, or in inference the output.
+
+    Args:
+        module: The module, on the device of `x`.
+        x: Images.
+        labels: Classes of the images; `None` for inference.
+        dtype: Of automatic mixed precision in training: "float16" (with a scaled loss) or "bfloat16"; else it is off.
+        rival: A key of `COMPILE_MODES`.
+    """
+    import torch
+
+    compile_mode = COMPILE_MODES[rival]
+    run = module if compile_mode is None else torch.compile(module, mode=compile_mode, dynamic=False)
+    if labels is None:
+        module.eval()
+
+        def infer() -> Any:
+            with torch.inference_mode():
+                return run(x)
+
+        return infer
+    module.train()
+    device = x.device.type
+    # A learning rate of 0 keeps the parameters, as in cubatch's runner; the work of a step is the same.
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0, momentum=torch_network.MOMENTUM)
+    scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
+    mixed = dtype in {"float16", "bfloat16"}
+
+    def train() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=getattr(torch, dtype) if mixed else None, enabled=mixed):
+            loss = torch.nn.functional.cross_entropy(run(x), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return train
 
 
 def tuned(name: str, mode: str, dtype: str, library: str, session: Session) -> dict[str, Any]:

@@ -175,6 +175,22 @@ def training(result: Mapping[str, Any]) -> str:
     return page(result, "training", table(columns, rows))
 
 
+def compiled(result: Mapping[str, Any]) -> str:
+    """Return a table of whole steps against PyTorch eager and `torch.compile`: images per second, and the ratio."""
+    rows = []
+    for item in items_of(result, "training"):
+        for name, rival in item.get("rivals", {}).items():
+            facts = [item["network"], item["mode"], item["dtype"], str(item["batch_size"])]
+            ours = f"{item['cubatch']['images_per_second']:.0f}"
+            if rival["failure"] is not None:
+                rows.append([*facts, ours, name, "failed", ""])
+                continue
+            ratio = _ratio({"value": rival["ratio"], "interval": rival["ratio_interval"]})
+            rows.append([*facts, ours, name, f"{rival['images_per_second']:.0f}", ratio])
+    columns = ["network", "mode", "type", "batch", "cubatch, images/s", "rival", "rival, images/s", "ratio"]
+    return page(result, "training", table(columns, rows))
+
+
 def memory(result: Mapping[str, Any]) -> str:
     """Plans of steps beside what the engine's pool held then, and all that NVML said the process did."""
     rows = [
@@ -231,6 +247,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu-attention": attention,
     "gpu-bandwidth": bandwidth,
     "gpu-training": training,
+    "gpu-compiled": compiled,
     "gpu-memory": memory,
     "gpu-conformance": conformance,
     "gpu-slow": slow,
@@ -260,7 +277,8 @@ def _as_fused(row: Row) -> Row:
 
 
 def _trained(result: Mapping[str, Any]) -> list[Row]:
-    return [item for item in items_of(result, "training") if item["status"] == "ok" and item["ratio"] is not None]
+    """Return the items that compare a training step with PyTorch eager alone; `compiled` shows the others."""
+    return [item for item in items_of(result, "training") if item["status"] == "ok" and item.get("ratio") is not None]
 
 
 def _mean(members: Sequence[tuple[Row, bool]], name: str) -> str:

@@ -1,0 +1,192 @@
+"""Whole steps against PyTorch eager and `torch.compile`: the list of items, the comparison and its table."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import pytest
+
+from benchmarks.gpu import form, training
+from benchmarks.gpu import stages as gpu_stages
+from benchmarks.pages import gpu
+from tests.unit.bench_fakes import World, enter
+from tests.unit.benchmarks.passes import H200, result_of
+
+STAGE = gpu_stages.stage_named("training")
+STEPS = [
+    ("resnet50", 256),
+    ("resnet50", 32),
+    ("convnext-tiny", 128),
+    ("efficientnet-b0", 256),
+    ("efficientnet-b0", 32),
+    ("mobilenet-v3-large", 256),
+    ("mobilenet-v3-large", 32),
+    ("vit-base", 128),
+    ("deit-tiny", 256),
+]
+RIVALS = {"torch.compile": ("eager", "compile"), "torch.compile max-autotune": ("compile max-autotune",)}
+
+
+def listed(only="compile|max-autotune"):
+    """Return the items that an expression selects."""
+    return gpu_stages.chosen(STAGE, H200, only)
+
+
+# --- the list --------------------------------------------------------------------------------------------------------
+
+
+def test_every_network_mode_and_rival_is_listed():
+    """Both modes of each network and batch size against eager and compile, then each against max-autotune."""
+    expected = {
+        f"{name}, {mode}, batch {batch_size}, float16, {ending}": (name, mode, batch_size, "float16", rivals)
+        for ending, rivals in RIVALS.items()
+        for mode in ("training", "inference")
+        for name, batch_size in STEPS
+    }
+    assert {item.name: item.run.args for item in listed()} == expected
+    assert [item.name for item in listed()] == list(expected)
+    assert {item.run.func for item in listed()} == {training.whole_step}
+    assert len(expected) == 36
+
+
+def test_rivals_differ_in_the_mode_of_torch_compile():
+    """Eager does not compile; the names that items use are those that `torch_step` knows."""
+    assert training.COMPILE_MODES == {"eager": None, "compile": "default", "compile max-autotune": "max-autotune"}
+    assert {name for name, _ in STEPS} == training.TORCHVISION.keys()
+
+
+def test_compiled_steps_run_on_request_only():
+    """Compiling takes minutes: the default pass, or a selection by type, runs the steps against eager alone."""
+    usual = ["resnet50, batch 256, float16", "resnet50, batch 256, bfloat16", "resnet50, batch 32, float16"]
+    assert [item.name for item in listed("")] == usual
+    assert [item.name for item in listed(", float16")] == [usual[0], usual[2]]
+    assert {item.run.args[-1] for item in listed("compile")} == {("eager", "compile")}
+    assert {item.run.args[-1] for item in listed("max-autotune$")} == {("compile max-autotune",)}
+    assert [item.run.args[:3] for item in listed("^vit-base, tr.*compile$")] == [("vit-base", "training", 128)]
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock on which our step takes 0.1 s, eager 0.2 s and the compiled step 0.08 s."""
+    world = enter(World(), monkeypatch)
+    world.seconds = {"ours": 0.1, "eager": 0.2, "compile": 0.08}
+    return world
+
+
+def step(world, name, log=None):
+    """Return a step that takes the seconds of a name."""
+    if log is not None:
+        log.append(name)
+    return lambda: world.launched.append(name)
+
+
+def compare(world, **binders):
+    """Compare our step with rivals at a batch size of 256."""
+    return training.compared_with_rivals(step(world, "ours"), binders, 256, world, world.target())
+
+
+def test_rivals_are_timed_in_our_rounds(clock):
+    """Medians, images per second, confidence intervals and ratios; a slow rival stays in as many rounds as ours."""
+    found = compare(clock, eager=lambda: step(clock, "eager"), compile=lambda: step(clock, "compile"))
+    assert found["cubatch"]["seconds"] == pytest.approx(0.1)
+    assert found["cubatch"]["seconds_interval"] == pytest.approx([0.1, 0.1])
+    for name, ratio, speed in (("eager", 2.0, 1280), ("compile", 0.8, 3200)):
+        rival = found["rivals"][name]
+        assert (rival["failure"], rival["images_per_second"]) == (None, pytest.approx(speed))
+        assert (rival["ratio"], rival["ratio_interval"]) == (pytest.approx(ratio), pytest.approx([ratio, ratio]))
+        rounds = [[timing["round"] for timing in each["timings"]] for each in (rival, found["cubatch"])]
+        assert rounds[0] == rounds[1]
+        assert len(rounds[0]) >= 5
+    json.dumps(found, allow_nan=False)
+    assert '"round":[0,1,2' in form.text_of({"stages": [{"items": [found]}]})
+
+
+@pytest.mark.parametrize("fails_at", ["bind", "third step"])
+def test_a_rival_that_fails_names_the_error(clock, fails_at):
+    """While it compiles or later: the others are compared."""
+    calls = []
+
+    def failing():
+        calls.append(1)
+        if fails_at == "bind" or len(calls) == 3:
+            raise RuntimeError("no Triton")
+
+    found = compare(clock, compile=lambda: failing, eager=lambda: step(clock, "eager"))["rivals"]
+    assert found["compile"].keys() == {"warm_up_seconds", "failure"}
+    assert found["compile"]["failure"] == "RuntimeError: no Triton"
+    assert found["eager"]["ratio"] == pytest.approx(2.0)
+
+
+def test_compiling_is_not_timed(clock):
+    """A step that compiles for a minute when it is bound has the same median."""
+
+    def bind():
+        clock.launched += ["slow"] * 60
+        return step(clock, "compile")
+
+    clock.seconds["slow"] = 1.0
+    assert compare(clock, compile=bind)["rivals"]["compile"]["seconds"] == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchvision", "reason"),
+    [
+        (None, None, "PyTorch with CUDA is not installed"),
+        ("torch", None, "torchvision is not installed"),
+    ],
+)
+def test_a_missing_package_skips_the_item(clock, monkeypatch, torch, torchvision, reason):
+    """The item gives the reason and builds nothing: it has not failed."""
+    monkeypatch.setattr(training.rivals, "torch_of", lambda _: torch)
+    monkeypatch.setattr(training, "_torchvision", lambda: torchvision)
+    session = types.SimpleNamespace(target=clock.target(), small=False)
+    found = training.whole_step("vit-base", "inference", 128, "float16", ("eager",), session)
+    assert found == {
+        "network": "vit-base", "mode": "inference", "dtype": "float16", "batch_size": 128, "skipped": reason,
+    }  # fmt: skip
+    assert gpu.compiled(result_of(training=([{"name": "a", "status": "ok"} | found], 0)))
+
+
+def test_both_sides_run_the_same_step_and_are_released(clock, monkeypatch):
+    """Network, mode, batch size and type reach both sides; our runner is closed and compiled code dropped."""
+    log = []
+    runner = types.SimpleNamespace(
+        clock=clock, prepare=log.append, step=step(clock, "ours"), close=lambda: log.append("closed")
+    )
+    torch = types.SimpleNamespace(compiler=types.SimpleNamespace(reset=lambda: log.append("reset")))
+    monkeypatch.setattr(training, "_runner", lambda name, _, **options: log.append((name, options)) or runner)
+    monkeypatch.setattr(training.rivals, "torch_of", lambda _: torch)
+    monkeypatch.setattr(training, "_torchvision", lambda: "torchvision")
+    monkeypatch.setattr(training, "_binder", lambda _, *facts: lambda: log.append(facts) or step(clock, facts[-1]))
+    session = types.SimpleNamespace(target=clock.target(), small=False)
+    found = training.whole_step("resnet50", "inference", 32, "float16", ("eager", "compile"), session)
+    (name, options), prepared, *bound = log
+    assert (name, options["mode"], options["dtype"], options["library"]) == (
+        "resnet50", "inference", "float16", "cubatch",
+    )  # fmt: skip
+    facts = ("resnet50", "inference", 32, "float16")
+    assert (prepared, bound) == (32, [(*facts, "eager"), (*facts, "compile"), "closed", "reset"])
+    assert [found["rivals"][name]["ratio"] for name in ("eager", "compile")] == pytest.approx([2.0, 0.8])
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_row_for_each_rival():
+    """Images per second of both and the ratio; a failed rival has none. Other tables leave these items out."""
+    rival = {"failure": None, "images_per_second": 6400.0, "ratio": 0.8, "ratio_interval": [0.79, 0.81]}
+    item = {
+        "name": "x", "status": "ok", "network": "resnet50", "mode": "training", "dtype": "float16", "batch_size": 256,
+        "cubatch": {"images_per_second": 8000.4},
+        "rivals": {"eager": rival, "compile": {"failure": "RuntimeError: no Triton", "warm_up_seconds": 1.0}},
+    }  # fmt: skip
+    result = result_of(training=([item, {"name": "y", "status": "hung", "message": "took longer than 360 s"}], 0))
+    text = gpu.KINDS["gpu-compiled"](result)
+    assert "| resnet50 | training | float16 | 256 | 8000 | eager | 6400 | 0.80 (0.79 to 0.81) |" in text
+    assert "| resnet50 | training | float16 | 256 | 8000 | compile | failed |  |" in text
+    assert "resnet50" not in gpu.training(result)
+    assert "training step" not in gpu.goals(result)
