@@ -16,8 +16,7 @@ The best of many noisy medians is too large, so a loss is overestimated by about
 resamples rounds.  The rate error compares the reported with the judged rate.  Its normalized form needs a result that
 contains its own reference: the judge measures that size too, and the ratio of both speeds scales the judged rate.
 
-Rivals stop at the maximum of the tuner (else 4096) or where the next size would exceed the budget of the tuner.  The
-rivals and the judge run PyTorch modules with the bounds of glibc that `autotune_module` sets (`heap.RAISED`).
+Rivals stop at the maximum of the tuner (else 4096) or where the next size would exceed the budget of the tuner.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 import time
@@ -48,10 +46,9 @@ BUSY_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n  
 
 def in_fresh_process(task: str, name: str, *arguments: Any) -> Any:
     """Run a finder or the judge of a workload in a fresh process and return its JSON."""
-    variables = {} if task == OURS else WORKLOADS[name].variables
     process = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench_repeatability", "--task", json.dumps([task, name, *arguments])],
-        stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT, env={**os.environ, **variables},
+        stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     if process.returncode:
         sys.exit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,6 @@ import attrs
 
 import cubatch as cb
 from cubatch.hardware import host
-from cubatch.measure import heap
 from cubatch.measure.network_runner import network_runner
 
 now = time.perf_counter
@@ -60,14 +59,12 @@ class Workload:
         tune: Runs the tuner within a budget in seconds and returns its result.
         build: Returns a new stepper.
         max_batch_size: Maximum given to the tuner; None for none.
-        variables: Environment variables of the rivals and the judge.
     """
 
     mode: str
     tune: Callable[[float], Any]
     build: Callable[[], Stepper]
     max_batch_size: int | None = None
-    variables: Mapping[str, str] = attrs.field(factory=dict)
 
 
 def network(model: str, mode: str, **options: Any) -> Workload:
@@ -105,7 +102,6 @@ def torchvision_module(model: str, mode: str, side: int) -> Workload:
 
     return Workload(
         mode=mode, tune=tune, build=lambda: ModuleStepper(module(), shape, mode), max_batch_size=largest,
-        variables=heap.RAISED,
     )  # fmt: skip
 
 
