@@ -50,9 +50,10 @@ EMPTIED = "    u64* full = shared.full(ring.stage);\n    cb_barrier_expect(full,
 EMPTY = f"    wait_empty(shared, ring);\n{EMPTIED}"
 ANY_FIRST = tuple(mode for mode in EARLY if mode[0] in {"shuffled", "warps"})
 JOIN = (
-    "    cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them says so\n"
-    "    cb_barrier_wait(shared.joined(consumer), joins++ & 1);\n"
+    "  cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them says so\n"
+    "  cb_barrier_wait(shared.joined(consumer), joins++ & 1);\n"
 )
+FULL_OF_TERM = "  cb_barrier_wait(shared.full(ring.stage), ring.parity);\n  CB_UNROLL"
 
 
 @attrs.frozen
@@ -77,8 +78,8 @@ BUGS = {
     "no wait on full": Bug(
         (("main_loop.cuh", f"{FULL}    const u64 b", "    const u64 b"),), modes=LATE
     ),
-    "no wait on full for what is added": Bug((("main_loop.cuh", f"{FULL}    CB_UNROLL", "    CB_UNROLL"),), modes=LATE),
-    "no wait for those that add": Bug((("main_loop.cuh", JOIN, "    (void)joins;\n"),), modes=ANY_FIRST),
+    "no wait on full for what is added": Bug((("main_loop.cuh", FULL_OF_TERM, "  CB_UNROLL"),), modes=LATE),
+    "no wait for those that add": Bug((("main_loop.cuh", JOIN, "  (void)joins;\n"),), modes=ANY_FIRST),
     "no wait on empty": Bug((("main_loop.cuh", f"{EMPTY}STAGE_BYTES", EMPTIED + "STAGE_BYTES"),)),
     "no wait on empty for what is added": Bug((("main_loop.cuh", f"{EMPTY}A_BYTES", EMPTIED + "A_BYTES"),)),
     "release before the products are waited for": Bug((
