@@ -79,8 +79,8 @@ def judged_sizes(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     Return the rate and the loss of each size by the samples of the judge.
 
-    A round in which the host was slow is told by all of its sizes: its samples are divided by the median over the sizes
-    of how much longer than their own medians they took.
+    Samples of a slow round are corrected: the slowdown of a round is the median over sizes of each sample divided by
+    the median of its size.
     """
     logs = {int(size): np.log(taken) for size, taken in verdict["samples"].items()}
     if not logs:

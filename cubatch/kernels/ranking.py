@@ -18,6 +18,7 @@ from cubatch.kernels import variant as variants
 from cubatch.kernels import winograd
 from cubatch.kernels.cost_model import blocks, launch_clocks, tile_of
 from cubatch.kernels.problem import Problem
+from cubatch.kernels.tensor_map import ALIGNMENT
 from cubatch.kernels.variant import Kernel, Tile
 
 LEAST_SLICE = 32
@@ -34,9 +35,6 @@ MOST_TRANSPOSED_BYTES = 1 << 26
 
 MOST_IN_YZ = 65535
 """Blocks that a grid takes in y, and in z."""
-
-STORED_ALIGNMENT = 16
-"""Bytes of which rows that the copy engine stores, and their addresses, are multiples."""
 
 _TERM_BYTES = 2  # of an element of what comes through the ring: ADDS_TILES of kernels/hopper/walk.cuh
 
@@ -151,7 +149,7 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
         problem.operation != "conv2d_wgrad"
         and problem.phases == slices == 1
         and not tile.swapped
-        and problem.n * itemsize % STORED_ALIGNMENT == 0
+        and problem.n * itemsize % ALIGNMENT == 0
         and (itemsize == _TERM_BYTES or not has_terms)
     )
 

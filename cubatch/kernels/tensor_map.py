@@ -24,7 +24,7 @@ MOST_OFFSET = 255
 """How far a tap of a window may lie from its first, in pixels: 8 bits each along w and h."""
 
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "tf32": 4}
-_ALIGNMENT = 16  # of addresses and of the bytes between rows
+ALIGNMENT = 16  # of addresses and of the bytes between rows
 _MOST_EXTENT, _MOST_STRIDE_BYTES, _MOST_BOX, _MOST_PIXELS = 1 << 32, 1 << 40, 256, 1024
 _MOST_STEP, _CORNERS = 8, range(-128, 128)
 _MOST_PIXEL_NUMBER = (1 << 31) - (1 << 10)  # tiles may reach beyond the last pixel
@@ -110,8 +110,8 @@ class TensorMap:
         """Refuse what the driver would."""
         if not all(0 < extent <= _MOST_EXTENT for extent in self.dims):
             raise InvalidArgument("dims", self.dims, "from 1 to 2^32 each")
-        if any(stride % _ALIGNMENT or stride >= _MOST_STRIDE_BYTES for stride in self.strides):
-            raise InvalidArgument("dims", self.dims, f"with rows of a multiple of {_ALIGNMENT} bytes, below 2^40")
+        if any(stride % ALIGNMENT or stride >= _MOST_STRIDE_BYTES for stride in self.strides):
+            raise InvalidArgument("dims", self.dims, f"with rows of a multiple of {ALIGNMENT} bytes, below 2^40")
         if self.box[0] * self.item_bytes != ROW_BYTES:
             raise InvalidArgument("box", self.box, f"with rows of {ROW_BYTES} bytes")
         if self.window is None:
@@ -144,8 +144,8 @@ def check_address(address: int) -> int:
     Raises:
         InvalidArgument: If it is not a multiple of 16.
     """
-    if address % _ALIGNMENT:
-        raise InvalidArgument("address", hex(address), f"a multiple of {_ALIGNMENT}")
+    if address % ALIGNMENT:
+        raise InvalidArgument("address", hex(address), f"a multiple of {ALIGNMENT}")
     return address
 
 

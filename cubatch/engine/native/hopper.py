@@ -18,8 +18,8 @@ from cubatch.engine.native.layout import to_nhwc
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.cost_model import BOX_CHANNELS, tiles
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import STORED_ALIGNMENT, can_store
-from cubatch.kernels.tensor_map import ROW_BYTES, TensorMap, Window, window_of
+from cubatch.kernels.ranking import can_store
+from cubatch.kernels.tensor_map import ALIGNMENT, ROW_BYTES, TensorMap, Window, window_of
 from cubatch.kernels.variant import Kernel, Tile
 from cubatch.network.windows import Axis, ConvShape, Phase, phases, working_phases
 
@@ -130,7 +130,7 @@ def _stored_maps(
     out, *_, residual, mask = ends
     terms = [array for array in (residual, mask) if array is not None]
     columns = int(output["columns"])
-    is_aligned = all(context.aligned(array, STORED_ALIGNMENT) for array in (out, *terms))
+    is_aligned = all(context.aligned(array, ALIGNMENT) for array in (out, *terms))
     is_plain = output["activation"] <= _RELU and output["wide"]
     if not (is_aligned and is_plain and can_store(problem, tile, int(output["slices"]), has_terms=bool(terms))):
         return _NO_MAPS
