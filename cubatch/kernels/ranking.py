@@ -137,7 +137,7 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
         problem: The product.
         tile: Of the variant that computes it.
         slices: Into which gemm_k is split.
-        has_terms: Whether a residual is added or a mask applied, which have to be of 16 bits then.
+        has_terms: Whether a residual is added or a mask applied.  These need elements of 16 bits, swapped tiles too.
 
     Example:
         >>> tile = variants.find("gemm_nn", "float16", family="hopper", tile="128x256x64").tile
@@ -148,9 +148,8 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
     return (
         problem.operation != "conv2d_wgrad"
         and problem.phases == slices == 1
-        and not tile.swapped
         and problem.n * itemsize % ALIGNMENT == 0
-        and (itemsize == _TERM_BYTES or not has_terms)
+        and (itemsize == _TERM_BYTES or not (has_terms or tile.swapped))
     )
 
 

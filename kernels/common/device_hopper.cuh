@@ -175,6 +175,12 @@ CB_DEVICE void cb_store_matrices(void* row, const u32 (&value)[4]) {
                "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
                : "memory");
 }
+// The same of the transposed matrices: register i of a lane is column lane / 4, rows 2 (lane % 4) and the next.
+CB_DEVICE void cb_store_matrices_transposed(void* row, const u32 (&value)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(cb_shared_address(row)),
+               "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+               : "memory");
+}
 
 // --- registers: a warpgroup gives back what it does not need, another takes it ---
 

@@ -97,7 +97,10 @@ ENTRY(CB_TENSOR_MAP a_map,
       cb_barrier_init(shared.full(stage), 1);
       cb_barrier_init(shared.empty(stage), READERS * CLUSTER);
     }
-    for (int consumer = 0; consumer < NUM_CONSUMERS; ++consumer) cb_barrier_init(shared.joined(consumer), WARPGROUP);
+    for (int consumer = 0; consumer < NUM_CONSUMERS; ++consumer) {
+      cb_barrier_init(shared.joined(consumer), WARPGROUP);
+      if constexpr (SWAPPED) cb_barrier_init(shared.turn(consumer), WARPGROUP);
+    }
     cb_barrier_init_fence();
     for (int phase = 0; phase < PHASES; ++phase) cb_tma_prefetch(map_of(phase));
     cb_tma_prefetch(&b_map);
@@ -131,7 +134,7 @@ ENTRY(CB_TENSOR_MAP a_map,
     const int warp = cb_warp() - 4, consumer = warp / 4;
     int tile = 0;  // of the block
     float sum[STACKED][SUMS];
-    u32 turn = 0, joins = 0;
+    u32 turn = 0, joins = 0;  // strips stored by the copy engine; waits for the other threads of this consumer
     CB_NO_UNROLL
     for (u32 number = cb_block_x() / CLUSTER; number < tiles; number += cb_num_blocks_x() / CLUSTER) {
       u32 of_phase = number;
@@ -140,15 +143,15 @@ ENTRY(CB_TENSOR_MAP a_map,
       if constexpr (SWAPPED) {
         const int round = tile / NUM_CONSUMERS;
         if (tile++ % NUM_CONSUMERS != consumer) {
-          ring.skip(task.count);
+          ring.skip(task.count + num_terms(walk));
           continue;
         }
         wait_turn(shared, consumer, round);
       }
-      consume(task.count, consumer, shared, ring, sum);
-      if (HAS_FORWARD_TERMS && !SWAPPED && walk.stores_tiles && scale) scale_sums(scale, shift, walk, task, sum);
+      consume(task.count, num_terms(walk), consumer, shared, ring, sum);
+      if (HAS_FORWARD_TERMS && walk.stores_tiles && scale) scale_sums(scale, shift, walk, task, sum);
       if constexpr (ADDS_TILES) apply_terms(walk, task, consumer, shared, ring, joins, sum);
-      store(epilogue, &out_map, walk, task, shared, warp, turn, sum);
+      store(epilogue, &out_map, walk, task, shared, warp, turn, joins, sum);
     }
     if (cb_lane() == 0) cb_tma_store_wait_read<0>();  // shared memory goes with the block
   }

@@ -12,7 +12,8 @@
 //
 // SWAPPED: consumers take turns, a tile each, so that one multiplies while the other stores.  A stage's barriers tell
 // two of its uses apart and no more, so that a consumer has to know that the other's tile is through before it waits
-// for `full`: `turn` of a consumer counts the threads of the other that have seen the last stage of their tile.
+// for `full`: `turn` of a consumer counts the threads of the other that have seen the last stage of their tile, terms
+// included.
 //
 // adds_tiles, masks_tiles: what is added to a tile, and the mask of a ReLU, come through the ring too, behind the last
 // products: 128 bytes of each of its rows in a stage, where A lies otherwise, which every thread applies to its sums.  So
@@ -20,6 +21,7 @@
 // Scale and shift come before it, a bias behind it.
 #pragma once
 
+#include "common/device_mma.cuh"
 #include "common/epilogue.cuh"
 #include "hopper/operands.cuh"
 
@@ -55,6 +57,12 @@ CB_DEVICE bool has_columns(const Walk& walk, const Task& task, int number) {
   return number * ROW_ELEMENTS < walk.n - task.n;
 }
 
+// Number of stages behind the products of a swapped tile, whose columns take one stage for each term.
+CB_DEVICE int num_terms(const Walk& walk) {
+  if constexpr (!SWAPPED || !ADDS_TILES) return 0;
+  return (walk.adds_tiles ? 1 : 0) + (HAS_MASK && walk.masks_tiles ? 1 : 0);
+}
+
 // Load what is added to a tile (`added`), and its mask, a stage each for the same columns.
 CB_DEVICE void produce_terms(const TensorMap* added, const TensorMap* mask, const Walk& walk, const Task& task,
                              const Shared& shared, Ring& ring) {
@@ -70,14 +78,42 @@ CB_DEVICE void produce_terms(const TensorMap* added, const TensorMap* mask, cons
   }
 }
 
+// Place of the row that this lane names, of 16 rows of 128 swizzled bytes, where the four matrices of 8 x 8 that lie
+// there are those of sums 4 i to 4 i + 7 of a swapped tile: matrices 0 and 1 are 8 rows of this warp's 16 columns.
+CB_DEVICE u32 swapped_place() {
+  const u32 lane = (u32)cb_lane(), column = (u32)cb_warp() % 4 * 2 + lane / 8 % 2;  // of 8 elements
+  return (lane / 16 * 8 + lane % 8) * SWIZZLE_ROW + (column ^ lane % 8) * 16;
+}
+
+// Column of a swapped tile whose sums 4 i + 2 half and the next a lane holds.
+CB_DEVICE int swapped_column(int half) { return cb_warp() % 4 * 16 + cb_lane() / 4 + 8 * half; }
+
 // Apply a stage to the sums of its columns: add it, or set to zero where it is not positive.  NaN lets a sum pass.
 // `joins` counts how often this consumer's threads have waited for each other.
 CB_DEVICE void apply_stage(bool is_mask, int number, int consumer, const Shared& shared, Ring& ring, u32& joins,
                            float (&sum)[STACKED][SUMS]) {
   const int lane = cb_lane(), pair = lane % 4 * 2;
   cb_barrier_wait(shared.full(ring.stage), ring.parity);
+  const auto apply = [&](float& target, float value) {
+    target = !is_mask ? target + value : value <= 0.0f ? 0.0f : target;
+  };
+  if constexpr (SWAPPED) {
+    const unsigned char* tile = shared.a(ring.stage);
+    CB_UNROLL
+    for (int i = 0; i < TILE_M / 16; ++i) {  // 16 rows of this warp's 16 columns, transposed
+      u32 words[4];
+      cb_wgmma_hold(sum[0]);  // loads that move ahead of other rows' sums spill registers
+      cb_load_matrices_transposed(words, tile + 16 * i * SWIZZLE_ROW + swapped_place());
+      CB_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const Vec<CB_ELEMENT, 2> term = *reinterpret_cast<const Vec<CB_ELEMENT, 2>*>(&words[j]);
+        CB_UNROLL
+        for (int k = 0; k < 2; ++k) apply(sum[0][8 * i + 2 * j + k], to_float(term.v[k]));
+      }
+    }
+  }
   CB_UNROLL
-  for (int at = 0; at < STACKED; ++at) {
+  for (int at = 0; at < (SWAPPED ? 0 : STACKED); ++at) {
     CB_UNROLL
     for (int i = 0; i < ROW_ELEMENTS / 4; ++i) {  // two neighbors in row lane / 4, and 8 further down
       const int row = (consumer * STACKED + at) * WGMMA_M + cb_warp() % 4 * WARP_ROWS + lane / 4 + i % 2 * 8;
@@ -85,11 +121,7 @@ CB_DEVICE void apply_stage(bool is_mask, int number, int consumer, const Shared&
       const unsigned char* from = shared.a(ring.stage) + row * SWIZZLE_ROW + (byte / 16 ^ row % 8) * 16 + byte % 16;
       const Vec<CB_ELEMENT, 2> term = cb_read<CB_ELEMENT, 2>(reinterpret_cast<const CB_ELEMENT*>(from));
       CB_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        float& target = sum[at][number * (ROW_ELEMENTS / 2) + i * 2 + j];
-        const float value = to_float(term.v[j]);
-        target = !is_mask ? target + value : value <= 0.0f ? 0.0f : target;
-      }
+      for (int j = 0; j < 2; ++j) apply(sum[at][number * (ROW_ELEMENTS / 2) + i * 2 + j], to_float(term.v[j]));
     }
   }
   cb_proxy_fence();  // unlike products these reads are no copy engine's: the next copy must not overtake them
@@ -114,6 +146,20 @@ CB_DEVICE void apply_terms(const Walk& walk, const Task& task, int consumer, con
 // Multiply the sums of each column by its scale and add its shift, before anything else happens to them.
 CB_DEVICE void scale_sums(const float* scale, const float* shift, const Walk& walk, const Task& task,
                           float (&sum)[STACKED][SUMS]) {
+  if constexpr (SWAPPED) {
+    float factor[2] = {}, term[2] = {};
+    CB_UNROLL
+    for (int half = 0; half < 2; ++half) {  // a lane has all rows of two columns
+      const int column = task.n + swapped_column(half);
+      if (column < walk.n) {
+        factor[half] = cb_load<float, 1>(scale + column).v[0];
+        term[half] = cb_load<float, 1>(shift + column).v[0];
+      }
+    }
+    CB_UNROLL
+    for (int i = 0; i < SUMS; ++i) sum[0][i] = fmaf(sum[0][i], factor[i / 2 % 2], term[i / 2 % 2]);
+    return;
+  }
   const int first = task.n + cb_lane() % 4 * 2;
   CB_UNROLL
   for (int group = 0; group < SUMS / 4; ++group) {  // of 8 columns, of which a lane has 2
@@ -136,7 +182,8 @@ CB_DEVICE void wait_turn(const Shared& shared, int consumer, int round) {
   cb_barrier_wait(shared.turn(consumer), (u32)((round + consumer + 1) & 1));
 }
 
-CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring, float (&sum)[STACKED][SUMS]) {
+CB_DEVICE void consume(int count, int terms, int consumer, const Shared& shared, Ring& ring,
+                       float (&sum)[STACKED][SUMS]) {
   CB_UNROLL
   for (int at = 0; at < STACKED; ++at) {
     CB_UNROLL
@@ -167,7 +214,12 @@ CB_DEVICE void consume(int count, int consumer, const Shared& shared, Ring& ring
     before = ring.stage;
     ring.advance();
   }
-  if constexpr (SWAPPED) cb_barrier_arrive(shared.turn(1 - consumer));
+  if constexpr (SWAPPED) {
+    Ring ahead = ring;
+    CB_NO_UNROLL
+    for (int term = 0; term < terms; ++term, ahead.advance()) cb_barrier_wait(shared.full(ahead.stage), ahead.parity);
+    cb_barrier_arrive(shared.turn(1 - consumer));
+  }
   cb_wgmma_wait<0>();
   CB_UNROLL
   for (int at = 0; at < STACKED; ++at) cb_wgmma_hold(sum[at]);

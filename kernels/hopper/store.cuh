@@ -9,8 +9,8 @@
 //   finished         lane % 16 has 4 columns, lane / 16 says which of two rows at a time
 //
 // Where rows follow each other and all that is left to do is a bias and a ReLU, sums are finished in registers instead,
-// and the copy engine stores them while the warp goes on (store_tile).  Scale, shift, residual and mask came before
-// (main_loop.cuh).
+// and the copy engine stores them while the warp goes on (store_tile, store_swapped).  Scale, shift, residual and mask
+// came before (main_loop.cuh).
 //
 // SWAPPED: the warp has 16 columns of 256 rows, a strip of 64 rows at a time, which shared memory transposes:
 //
@@ -18,7 +18,7 @@
 //   shared memory    [32 pairs of rows][2 x 16 floats], groups of 4 floats of pair p swapped by p % 4: as above
 //   finished         lane % 4 has 4 columns, lane / 4 says which of eight rows at a time: whole sectors of 32 bytes
 //
-// It leaves nothing to the copy engine, whose rows of 128 bytes belong to four warps.
+// The copy engine's rows of 128 bytes belong to the four warps of a consumer, which fill them together.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -33,6 +33,9 @@ constexpr int AT_ONCE = 4;                              // rows that a lane fini
 constexpr u32 PART_BYTES = WARP_ROWS * SWIZZLE_ROW;
 constexpr int PARTS = SWAPPED ? 1 : COLUMNS / ROW_ELEMENTS, TURNS = 2 / PARTS;
 static_assert(SWAPPED || Shared::STAGING_BYTES == 2 * PART_BYTES, "two parts fit");
+constexpr u32 SWAPPED_BYTES = 64 * SWIZZLE_ROW;  // the same of the four warps of a consumer
+static_assert(!SWAPPED || 4 * Shared::STAGING_BYTES >= 2 * SWAPPED_BYTES, "two of them fit");
+static_assert(Shared::STAGING % SWIZZLE_ATOM == 0 && Shared::STAGING_BYTES % SWIZZLE_ATOM == 0, "atoms are aligned");
 
 CB_DEVICE float* staged(float* staging, int row, int column) {
   if constexpr (SWAPPED) {
@@ -193,9 +196,55 @@ CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, co
   }
 }
 
+// Store a strip of all four warps of a consumer by the copy engine: 64 rows of 128 bytes.  Two tiles take turns.  A warp
+// may fill one once the others are through with the store before the last, for which the storing thread waits before it
+// joins them.
+CB_DEVICE void store_swapped(const Epilogue& epilogue, const TensorMap* out_map, const float (&strip)[STRIP],
+                             const Walk& walk, const Task& task, int row, const Shared& shared, int warp, u32& turn,
+                             u32& joins) {
+  if constexpr (SWAPPED && sizeof(CB_ELEMENT) == 2) {
+    unsigned char* tile = reinterpret_cast<unsigned char*>(shared.staging(warp / 4 * 4)) + turn % 2 * SWAPPED_BYTES;
+    ++turn;
+    const bool rectifies = HAS_FORWARD_TERMS && epilogue.activation == ACTIVATION_RELU;
+    const float floor = rectifies ? 0.0f : -to_float(bfloat16_t{0x7f80});
+    float bias[2] = {};
+    CB_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int column = task.n + swapped_column(half);
+      if (HAS_FORWARD_TERMS && epilogue.bias && column < walk.n) {
+        bias[half] = to_float(cb_load<CB_ELEMENT, 1>(epilogue.bias + column).v[0]);
+      }
+    }
+    CB_UNROLL
+    for (int i = 0; i < WARP_ROWS / 16; ++i) {
+      u32 words[4];
+      CB_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        Vec<CB_ELEMENT, 2> pair;
+        CB_UNROLL
+        for (int k = 0; k < 2; ++k) {
+          const float value = strip[8 * i + 2 * j + k] + bias[j % 2];
+          pair.v[k] = from_float<CB_ELEMENT>(value < floor ? floor : value);
+        }
+        words[j] = *reinterpret_cast<const u32*>(&pair);
+      }
+      cb_store_matrices_transposed(tile + 16 * i * SWIZZLE_ROW + swapped_place(), words);
+    }
+    cb_proxy_fence();
+    const bool stores = warp % 4 == 0 && cb_lane() == 0;
+    if (stores) cb_tma_store_wait_read<0>();
+    cb_barrier_arrive(shared.joined(warp / 4));
+    cb_barrier_wait(shared.joined(warp / 4), joins++ & 1);
+    if (stores) {
+      cb_tma_store_2d(out_map, tile, task.n, row);
+      cb_tma_store_commit();
+    }
+  }
+}
+
 // Store a warp's sums.
 CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const Walk& walk, const Task& task,
-                     const Shared& shared, int warp, u32& turn, const float (&sum)[STACKED][SUMS]) {
+                     const Shared& shared, int warp, u32& turn, u32& joins, const float (&sum)[STACKED][SUMS]) {
   float* staging = shared.staging(warp);
   i64* places = shared.places(warp);
   CB_NO_UNROLL
@@ -209,10 +258,13 @@ CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const W
     first = tap * walk.n + channel;
 #endif
     if (row >= walk.m) break;
-    if (columns <= 0) continue;  // of the product below there are others
+    const bool joins_others = SWAPPED && walk.stores_tiles;
+    if (columns <= 0 && !joins_others) continue;  // of the product below there are others
     float strip[STRIP];
     take_strip<0, STACKED * STRIPS>(sum, number, strip);
-    if (!SWAPPED && walk.stores_tiles) {
+    if (joins_others) {
+      store_swapped(epilogue, out_map, strip, walk, task, row, shared, warp, turn, joins);
+    } else if (!SWAPPED && walk.stores_tiles) {
       store_tile(epilogue, out_map, strip, row, first, columns, staging, turn);
     } else {
       CB_NO_UNROLL

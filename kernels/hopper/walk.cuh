@@ -16,12 +16,12 @@ constexpr int STACKED = (SWAPPED ? TILE_N : ROWS) / WGMMA_M;  // products of a c
 constexpr int SUMS = WGMMA_N / 2;                             // of a thread, of one of them
 constexpr u32 A_BYTES = TILE_M * SWIZZLE_ROW, B_BYTES = TILE_N * SWIZZLE_ROW, STAGE_BYTES = A_BYTES + B_BYTES;
 
-// Whether the copy engine can load what is added, and the mask of a ReLU: where it stores, and of 16 bits; float32 has too
-// few registers for it.
+// Whether the copy engine can load what is added, and the mask of a ReLU: where it stores, and of 16 bits.  Float32 has
+// too few registers for it.
 #if defined(OPERATION_CONV2D_WGRAD)
 constexpr bool ADDS_TILES = false;
 #else
-constexpr bool ADDS_TILES = !SWAPPED && sizeof(CB_ELEMENT) == 2;
+constexpr bool ADDS_TILES = sizeof(CB_ELEMENT) == 2;
 #endif
 
 static_assert(STACKED >= 1 && !(SWAPPED && STACKED > 1), "64 rows, of the output or, swapped, of its transpose");
@@ -121,7 +121,7 @@ struct Ring {
   }
 };
 
-// What a warp stores at a time: columns of its 16 rows or, swapped, rows of its 16 columns.
+// A strip, which a warp stores at a time: 64 columns of its 16 rows or, swapped, 64 rows of its 16 columns.
 constexpr int WARP_ROWS = SWAPPED ? 64 : 16, COLUMNS = SWAPPED ? 16 : 64;
 
 // Dynamic shared memory: the stages' tiles, what each consuming warp stores through, barriers of stages and of consumers.
@@ -130,7 +130,7 @@ struct Shared {
   static constexpr u32 STAGING_BYTES = WARP_ROWS * COLUMNS * sizeof(float);  // of a warp
   static constexpr u32 PLACES = STAGING + NUM_WARPS * STAGING_BYTES;
   static constexpr u32 BARRIERS = PLACES + NUM_WARPS * WARP_ROWS * sizeof(i64);
-  static constexpr u32 BYTES = BARRIERS + (2 * NUM_STAGES + NUM_CONSUMERS) * sizeof(u64);
+  static constexpr u32 BYTES = BARRIERS + (2 * NUM_STAGES + (SWAPPED ? 2 : 1) * NUM_CONSUMERS) * sizeof(u64);
 
   unsigned char* base;
 
@@ -141,7 +141,7 @@ struct Shared {
   CB_DEVICE u64* full(int stage) const { return reinterpret_cast<u64*>(base + BARRIERS) + stage; }
   CB_DEVICE u64* empty(int stage) const { return full(NUM_STAGES + stage); }
   CB_DEVICE u64* joined(int consumer) const { return full(2 * NUM_STAGES + consumer); }  // its threads
-  CB_DEVICE u64* turn(int consumer) const { return joined(consumer); }                   // swapped
+  CB_DEVICE u64* turn(int consumer) const { return joined(NUM_CONSUMERS + consumer); }   // swapped
 };
 static_assert(Shared::BYTES == DYNAMIC_SHARED_BYTES, "what a block is launched with");
 static_assert(Shared::BYTES <= 232448, "what a block may have");

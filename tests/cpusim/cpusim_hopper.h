@@ -195,6 +195,20 @@ CB_DEVICE void cpusim_store_matrices(const char* place, void* row, const u32 (&v
 }
 #define cb_store_matrices(row, value) cpusim_store_matrices(CPUSIM_PLACE, row, value, __FILE__, __LINE__)
 
+// Each lane writes two elements of a column, to two of the rows that others name.
+CB_DEVICE void cpusim_store_matrices_transposed(const char* place, void* row, const u32 (&value)[4], const char* file,
+                                                int line) {
+  cpusim_check_aligned(row, 16, "cb_store_matrices_transposed to a misaligned row", file, line);
+  if (!cpusim_in_shared(row, 16)) cpusim_fail(file, line, "cb_store_matrices_transposed to what is not shared memory");
+  for (int i = 0; i < 8; ++i) {
+    const u64 at = cpusim_exchange(reinterpret_cast<uintptr_t>(row), 8 * (i / 2) + cb_lane() % 4 * 2 + i % 2, place);
+    const u16 element = (u16)(value[i / 2] >> (16 * (i % 2)));
+    cb_write<u16, 1>(reinterpret_cast<u16*>(at) + cb_lane() / 4, Vec<u16, 1>{{element}}, file, line);
+  }
+}
+#define cb_store_matrices_transposed(row, value) \
+  cpusim_store_matrices_transposed(CPUSIM_PLACE, row, value, __FILE__, __LINE__)
+
 template <int COUNT>
 CB_DEVICE void cb_registers_release(CPUSIM_HERE) {
   static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "setmaxnreg counts by 8, from 24 to 256");

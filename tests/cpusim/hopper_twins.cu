@@ -86,6 +86,20 @@ CB_KERNEL(128, 1) store_matrices(const u32* x, const u32* rows, unsigned char* y
   dump(arena, y, 4096);
 }
 
+// The same of transposed matrices.
+CB_KERNEL(128, 1) store_matrices_transposed(const u32* x, const u32* rows, unsigned char* y) {
+  CB_DYNAMIC_SHARED(arena);
+  unsigned char* own = arena + cb_warp() * 1024;
+  for (int i = cb_lane(); i < 1024; i += 32) own[i] = 0;
+  cb_sync_warp();
+  u32 words[4];
+  CB_UNROLL
+  for (int i = 0; i < 4; ++i) words[i] = x[cb_thread() * 4 + i];
+  cb_store_matrices_transposed(own + rows[cb_lane()] * 16, words);
+  cb_sync();
+  dump(arena, y, 4096);
+}
+
 // One product of tiles that lie in shared memory as `a` and `b` do in global memory; descriptors are the caller's.
 template <class T, int N, bool A_TURNED, bool B_TURNED>
 CB_DEVICE void multiply(const unsigned char* a, const unsigned char* b, float* y, const u32* offsets,

@@ -222,6 +222,19 @@ def test_matrices_are_stored_where_their_lanes_say(launch, mode):
     assert np.array_equal(y.view(np.uint32), want.reshape(-1))
 
 
+@pytest.mark.parametrize("mode", MODES, ids="-".join)
+def test_transposed_matrices_are_stored_where_their_lanes_say(launch, mode):
+    """Register i of lane l is rows 2 (l % 4) and the next, in column l / 4 of matrix i."""
+    random = np.random.default_rng(7)
+    x, rows = random.integers(1, 2**16, (4, 32, 4, 2), np.uint16), random.permutation(64)[:32].astype(np.uint32)
+    y = np.zeros(4096, np.uint8)
+    launch("store_matrices_transposed", [x.view(np.uint32), rows, y], schedule=mode[0], copies=mode[1])
+    want = np.zeros((4, 64, 8), np.uint16)
+    for lane, register, half in itertools.product(range(32), range(4), range(2)):
+        want[:, rows[8 * register + lane % 4 * 2 + half], lane // 4] = x[:, lane, register, half]
+    assert np.array_equal(y.view(np.uint16), want.reshape(-1))
+
+
 def fragments(y, n):
     """Give the 64 x n sums of a warpgroup's registers: what lane and register hold, as the PTX manual draws it."""
     out = np.empty((64, n))

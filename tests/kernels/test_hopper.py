@@ -205,10 +205,17 @@ def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, convolution, seed
 
 
 @pytest.mark.parametrize("is_added", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_mask_comes_through_the_ring(launcher, monkeypatch, dtype, is_added):
+def test_a_mask_comes_through_the_ring(launcher, monkeypatch, dtype, swapped, is_added):
     """A sum passes where its own element is positive or NaN, not where it is zero: of several tiles, cut off twice."""
-    m, n, k, random, seen, launch = 300, 296, 72, np.random.default_rng(4), [], Context.launch
+    (m, n), k, random, seen, launch = (
+        (1100, 72) if swapped else (300, 296),
+        72,
+        np.random.default_rng(4),
+        [],
+        Context.launch,
+    )
 
     def noted(context, kernel, grid, arguments):
         seen.extend(value["of"][0] for value in arguments if isinstance(value, np.void) and "of" in value.dtype.names)
@@ -221,7 +228,8 @@ def test_a_mask_comes_through_the_ring(launcher, monkeypatch, dtype, is_added):
     fused = Fused(mask=launcher.put(cases.encoded(values, dtype)))
     fused = attrs.evolve(fused, residual=launcher.put(residual)) if is_added else fused
     out = launcher.unwritten((m, n), element(dtype))
-    gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), layout="nn", out=out, fused=fused)
+    where = context(launcher, swapped=swapped)
+    gemm.gemm(where, launcher.put(a), launcher.put(b), layout="nn", out=out, fused=fused)
     assert [(bool(w["stores_tiles"]), bool(w["adds_tiles"]), bool(w["masks_tiles"])) for w in seen] == [
         (True, is_added, True)
     ]
@@ -252,7 +260,8 @@ def test_scale_and_shift_are_of_columns(launcher, swapped):
 @pytest.mark.parametrize("extents", [(300, 296, 72), (130, 72, 200)], ids=str)
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_residual_comes_to_its_own_element(launcher, in_place, dtype, extents):
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_residual_comes_to_its_own_element(launcher, swapped, in_place, dtype, extents):
     """Of several tiles, cut off on both axes, with bias and ReLU; from the output's own place too."""
     (m, n, k), random = extents, np.random.default_rng(9)
     a, b, bias = (cases.drawn(random, shape, dtype) for shape in ((m, k), (n, k), (n,)))
@@ -260,7 +269,8 @@ def test_a_residual_comes_to_its_own_element(launcher, in_place, dtype, extents)
     added = launcher.put(residual)
     out = added if in_place else launcher.unwritten((m, n), element(dtype))
     fused = Fused(residual=added, activation="relu")
-    gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), launcher.put(bias), out=out, fused=fused)
+    where = context(launcher, swapped=swapped)
+    gemm.gemm(where, launcher.put(a), launcher.put(b), launcher.put(bias), out=out, fused=fused)
     a, b, bias, residual = map(cases.decoded, (a, b, bias, residual))
     want, magnitude = a @ b.T + bias + residual, abs(a) @ abs(b).T + abs(bias) + abs(residual)
     within = bound(k + 3, magnitude, np.maximum(want, 0), dtype)
@@ -292,7 +302,8 @@ def test_a_residual_takes_the_ring_where_it_can(launcher, monkeypatch):
     assert ways("float32") == (False, False)
     assert ways("float16", offset=4) == (False, False)
     assert ways("float16", ends=("scale", "shift")) == (True, True)
-    assert ways("float16", tile="256x64x64") == (False, False)
+    assert ways("float16", tile="256x64x64") == (True, True)
+    assert ways("float32", tile="256x64x32") == (False, False)
 
 
 @pytest.mark.parametrize(

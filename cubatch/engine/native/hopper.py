@@ -24,7 +24,7 @@ from cubatch.kernels.variant import Kernel, Tile
 from cubatch.network.windows import Axis, ConvShape, Phase, phases, working_phases
 
 _FEW_COLUMNS, _BAND = 4, 16
-_STORED_ROWS = 16  # of a warp: WARP_ROWS of kernels/hopper/walk.cuh
+_STORED_ROWS = (16, 64)  # plain and swapped: WARP_ROWS of kernels/hopper/walk.cuh
 _NO_MAPS: dict[str, TensorMap | None] = {"stores_tiles": None, "adds_tiles": None, "masks_tiles": None}
 _RELU = activation_code("relu")  # before it is no activation at all
 
@@ -142,7 +142,7 @@ def _stored_maps(
         return TensorMap(array, dtype_of(array), extents, (ROW_BYTES // array.itemsize, count))
 
     added, masks = rows(residual, tile.m), rows(mask, tile.m)
-    return {"stores_tiles": rows(out, _STORED_ROWS), "adds_tiles": added, "masks_tiles": masks}
+    return {"stores_tiles": rows(out, _STORED_ROWS[bool(tile.swapped)]), "adds_tiles": added, "masks_tiles": masks}
 
 
 def _tile(chosen: Kernel) -> tuple[Tile, int, int]:

@@ -363,12 +363,12 @@ def test_what_a_variant_cannot_load_it_cannot_run():
     assert not ranking.can_run(attrs.evolve(problem, vector=4), mma)
 
 
-@pytest.mark.parametrize(("mode", "stored", "others"), [("training", 38, 15), ("inference", 46, 7)])
+@pytest.mark.parametrize(("mode", "stored", "others"), [("training", 46, 7), ("inference", 52, 1)])
 def test_most_convolutions_of_resnet50_are_stored_by_the_copy_engine(mode, stored, others):
     """
     With all that their epilogues do: masks and residuals of gradients, folded norms and residuals of inference.
 
-    Others are strided gradients (6), outputs of 64 channels, whose tiles are swapped (8 and 6), and the first layer.
+    Others are strided gradients (6) and the first layer.
     """
     kind, pass_ = ("backward", Pass.DGRAD) if mode == "training" else ("forward", Pass.FPROP)
     program = schedule_of(models.build("resnet50"), mode, recompute=False, library="cubatch")
@@ -402,4 +402,5 @@ def test_each_limit_of_the_copy_engine_refuses_alone(change, slices, has_terms, 
     problem = attrs.evolve(Problem("gemm_nn", "float16", 512, 256, 64, vector=8), **change)
     assert can_store(problem, tile, slices, has_terms=has_terms) == expected
     swapped = variants.find("gemm_nn", "float16", family="hopper", tile="256x64x64").tile
-    assert not can_store(problem, swapped, slices, has_terms=has_terms)
+    is_short = problem.dtype != "tf32"  # the transposing store has elements of 16 bits
+    assert can_store(problem, swapped, slices, has_terms=has_terms) == (expected and is_short)
