@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cubatch.search.walk import Event
-    from cubatch.studies.asked import Show as StudyShow
 
 
 STDOUT = "-"
@@ -286,7 +285,7 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
 
 
 @contextlib.contextmanager
-def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[StudyShow]:
+def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[Callable[..., None]]:
     """
     Show how far a job of known length is: a bar on a terminal, elsewhere a line now and then, with the time left.
 

@@ -76,23 +76,23 @@ def study(
     """
     from cubatch.report.tables import study as table
     from cubatch.studies import run as studies
-    from cubatch.studies.asked import Asked
+    from cubatch.studies.study_request import StudyRequest
 
     console.check_writable(json=json)
     if download:
         _fetch(data)
-    called = studies.STUDIES[name].DEFAULT_MODEL if model is None else model
+    called = studies.STUDIES[name].model if model is None else model
     spec = read_spec(called, input_shape, classes)
     folder = out or Path(f"cubatch-study-{name}")
     command = shlex.join(["cubatch", *sys.argv[1:]])
     try:
         with console.steps(name) as show:
-            asked = Asked(
+            request = StudyRequest(
                 spec=spec, model=called, folder=folder, device=device, modes=(mode,) if mode else (), dtype=dtype,
                 optimizer=optimizer, data=data, max_batch_size=max_batch_size, memory_limit=memory_limit,
                 budget=budget, quick=quick, seed=seed, show=show,
             )  # fmt: skip
-            payload = studies.run(name, asked, command=command)
+            payload = studies.run(name, request, command=command)
     except KeyboardInterrupt as stop:
         console.say("cubatch: interrupted; what was measured is kept, the same command goes on with it")
         raise typer.Exit(console.INTERRUPTED) from stop

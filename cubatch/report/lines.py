@@ -114,7 +114,8 @@ class Lines:
         values = [value for one in self.series for dot in one.dots for value in (dot.low, dot.high)]
         if self.log_y:
             positive = [value for value in values if value > 0] or [1.0]
-            return min(positive) / 1.25, max(positive) * 1.25
+            pad = max((max(positive) / min(positive)) ** 0.1, 1.01)
+            return min(positive) / pad, max(positive) * pad
         return 0.0, 1.1 * max(values, default=1.0) or 1.0
 
     @property

@@ -1,4 +1,4 @@
-"""`memory-rules`: how far are the rules of thumb off, and what makes the difference?"""
+"""`memory-rules`: how far rules of thumb for memory are off, and why."""
 
 from __future__ import annotations
 
@@ -11,155 +11,162 @@ from cubatch.hardware import room
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.memory.parts import footprint_of
 from cubatch.memory.rules import rules_of_thumb
-from cubatch.studies.asked import Asked, shared
+from cubatch.studies.study_request import Findings, Study, StudyRequest, tuning_facts
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_bytes, format_count
 
-TITLE = "What do rules of thumb for memory miss?"
-DEFAULT_MODEL = "mnist-cnn"
-MODES = ("inference", "training")
 SIZES, QUICK_SIZES = (1, 32, 256), (1, 8)
-_USUAL_SECONDS, _QUICK_SECONDS = 60.0, 10.0
 PARTS = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
-
-QUESTION = (
-    "A network takes twice its file on disk, some say; three times with gradients and momentum, say others; somebody "
-    "measured 4.5 times and asked why. None of these rules knows the batch size. How far off are they?"
-)
-METHOD = [
+_METHOD = [
     (
-        "Each batch size runs in each mode, and what the engine took from the device is read while it runs: "
-        "parameters, and one block in which the memory plan gives every buffer its place."
+        "Each batch size runs in each mode while the bytes that the engine allocates are read: parameters, and one "
+        "block in which the memory plan places every buffer. The plan is computed before anything runs."
     ),
     (
-        "Beside it stands the plan, which is computed before anything runs, and each rule. On a GPU the driver is "
-        "asked as well, whose figure holds the context and what libraries take; of a CPU there is no such figure."
+        "On a GPU the driver is asked too; its figure includes the context and libraries. The formula for the largest "
+        "batch is compared with the largest that the plan fits into the available memory."
     ),
-    "The formula for the largest batch is compared with the largest that the plan fits into the memory that is free.",
 ]
 
 
-def study(asked: Asked) -> dict[str, Any]:
-    """
-    Run some sizes in each mode, and compare what they take with the plan and the rules.
-
-    Raises:
-        CubatchError: Whatever `autotune` raises.
-    """
-    most = (QUICK_SIZES if asked.quick else SIZES)[-1]
-    sizes = [n for n in (QUICK_SIZES if asked.quick else SIZES) if n <= asked.largest(most)]
-    budget = asked.seconds(_USUAL_SECONDS, _QUICK_SECONDS)
-    taken, rules, results = [], [], []
-    for number, mode in enumerate(asked.modes):
-        asked.show(number, len(asked.modes), f"measuring {mode}")
-        one = attrs.evolve(asked, modes=(mode,))
-        result = one.tuned(budget=budget / len(asked.modes), batch_sizes=sizes, sweeps=1)
+def run(request: StudyRequest, budget: float) -> Findings:
+    """Run some sizes in each mode, and compare the measured bytes with the memory plan and the rules."""
+    chosen = QUICK_SIZES if request.quick else SIZES
+    limit = request.largest(chosen[-1])
+    sizes = [n for n in chosen if n <= limit]
+    measured: list[dict[str, Any]] = []
+    rules: list[dict[str, Any]] = []
+    results = []
+    for number, mode in enumerate(request.modes):
+        request.show(number, len(request.modes), f"measuring {mode}")
+        of_mode = attrs.evolve(request, modes=(mode,))
+        result = of_mode.tune(budget=budget / len(request.modes), batch_sizes=sizes, sweeps=1)
         results.append(result)
         for m in result.measurements:
-            taken.append(_taken(one, m))
-            rules += _rules(one, m)
-    largest = _largest(asked, sizes[-1])
-    return {
-        **shared(results[-1]),
-        "mode": " and ".join(asked.modes),
-        "budget_seconds": budget,
-        "seconds_spent": sum(result.seconds_spent or 0.0 for result in results),
-        "title": TITLE,
-        "question": [QUESTION],
-        "method": METHOD,
-        "answer": _answer(rules),
-        "points": _points(taken, rules, largest),
-        "file_bytes": 4 * asked.work.spec.parameters,
-        "taken": taken,
-        "rules": rules,
-        "largest": largest,
-        "results": [result.to_mapping() for result in results],
-    }
+            measured.append(_bytes_of(of_mode, m))
+            rules += _compare_rules(of_mode, m)
+    largest = _largest(request, sizes[-1])
+    return Findings(
+        facts=tuning_facts(results[-1])
+        | {
+            "mode": " and ".join(request.modes),
+            "budget_seconds": budget,
+            "seconds_spent": sum(result.seconds_spent or 0.0 for result in results),
+        },
+        answer=answer(rules),
+        points=points(measured, rules, largest),
+        method=_METHOD,
+        details={
+            "file_bytes": 4 * request.work.spec.parameters,
+            "measured": measured,
+            "rules": rules,
+            "largest": largest,
+            "results": [result.to_mapping() for result in results],
+        },
+    )
 
 
-def _taken(asked: Asked, m: Measurement) -> dict[str, Any]:
-    whole = footprint_of(asked.work, m.batch_size)
+def _bytes_of(request: StudyRequest, m: Measurement) -> dict[str, Any]:
+    plan = footprint_of(request.work, m.batch_size)
     return {
-        "mode": asked.mode,
+        "mode": request.mode,
         "batch_size": m.batch_size,
-        "planned_bytes": whole.total,
+        "planned_bytes": plan.total,
         "measured_bytes": m.peak_bytes,
-        "device_bytes": m.peak_device_bytes if asked.work.device.kind == "cuda" else None,  # the driver's own count
-        "parts": {name: getattr(whole, name) for name in PARTS},
+        "device_bytes": m.peak_device_bytes if request.work.device.kind == "cuda" else None,  # the driver's own count
+        "parts": {name: getattr(plan, name) for name in PARTS},
     }
 
 
-def _rules(asked: Asked, m: Measurement) -> list[dict[str, Any]]:
-    """Compare each rule that speaks of bytes, or of elements, with what was measured."""
+def _compare_rules(request: StudyRequest, m: Measurement) -> list[dict[str, Any]]:
+    """Compare each rule that gives bytes, or elements, with the measured bytes."""
     if not m.peak_bytes:
         return []
-    found = []
-    for rule in rules_of_thumb(asked.spec, batch_size=m.batch_size, **_options(asked)):
-        each = BYTES_PER_ELEMENT[cast("Any", asked.dtype)] if rule.unit == "elements" else 1
-        value = int(rule.value * each)
-        found.append(
+    compared = []
+    for rule in rules_of_thumb(request.spec, batch_size=m.batch_size, **_options(request)):
+        value = int(rule.value * (BYTES_PER_ELEMENT[cast("Any", request.dtype)] if rule.unit == "elements" else 1))
+        compared.append(
             {
-                "name": rule.name, "formula": rule.formula, "mode": asked.mode, "batch_size": m.batch_size,
-                "bytes": value, "measured_bytes": m.peak_bytes, "ratio": value / m.peak_bytes,
+                "name": rule.name,
+                "formula": rule.formula,
+                "mode": request.mode,
+                "batch_size": m.batch_size,
+                "bytes": value,
+                "measured_bytes": m.peak_bytes,
+                "ratio": value / m.peak_bytes,
             }
-        )  # fmt: skip
-    return found
+        )
+    return compared
 
 
-def _largest(asked: Asked, batch_size: int) -> dict[str, Any]:
+def _largest(request: StudyRequest, batch_size: int) -> dict[str, Any]:
     """Compare the formula for the largest batch with the plan."""
-    free = room.memory_limit(asked.work.device, asked.memory_limit).bytes
-    rules = rules_of_thumb(asked.spec, batch_size=batch_size, memory=free, **_options(asked))
+    available = room.memory_limit(request.work.device, request.memory_limit).bytes
+    rules = rules_of_thumb(request.spec, batch_size=batch_size, memory=available, **_options(request))
     rule = next(rule for rule in rules if rule.unit == "samples")
-    return rule.to_mapping() | {"memory_bytes": free}
+    return rule.to_mapping() | {"memory_bytes": available}
 
 
-def _options(asked: Asked) -> dict[str, Any]:
+def _options(request: StudyRequest) -> dict[str, Any]:
     names = ("mode", "dtype", "optimizer")
-    return {name: getattr(asked, name) for name in names} | {"device": asked.work.device}
+    return {name: getattr(request, name) for name in names} | {"device": request.work.device}
 
 
-def _answer(rules: Sequence[Mapping[str, Any]]) -> str:
+def answer(rules: Sequence[Mapping[str, Any]]) -> str:
     """
-    Say from where to where the rules of the file's size reach.
+    Return the range of the rules that know only the size of the file, relative to the measured bytes.
 
     Example:
-        >>> _answer([{"name": "2x the file", "ratio": 0.01}, {"name": "2x the file", "ratio": 1.9}])
-        'The batch: rules that know only the size of the file give from 0.01 to 1.9 times what was measured.'
+        >>> answer([{"name": "2x the file", "ratio": 0.01}, {"name": "2x the file", "ratio": 1.9}])
+        'The batch: rules that know only the size of the file give 0.01 to 1.9 times the measured bytes.'
     """
     ratios = [rule["ratio"] for rule in rules if rule["name"].endswith("the file")]
     if not ratios:
-        return "Not known: nothing was measured."
-    least, most = min(ratios), max(ratios)
-    given = f"from {least:.2g} to {most:.2g} times what was measured"
-    return f"The batch: rules that know only the size of the file give {given}."
+        return "Unknown: nothing was measured."
+    return (
+        f"The batch: rules that know only the size of the file give {min(ratios):.2g} to {max(ratios):.2g} times the "
+        "measured bytes."
+    )
 
 
-def _points(
-    taken: Sequence[Mapping[str, Any]], rules: Sequence[Mapping[str, Any]], largest: Mapping[str, Any]
+def points(
+    measured: Sequence[Mapping[str, Any]], rules: Sequence[Mapping[str, Any]], largest: Mapping[str, Any]
 ) -> list[str]:
+    """Return the error of the plan and of the textbook count, the parts of the largest plan, and the largest batch."""
     lines = []
-    known = [t for t in taken if t["measured_bytes"]]
-    if known:
-        off = max(abs(t["planned_bytes"] / t["measured_bytes"] - 1) for t in known)
-        lines.append(f"The memory plan, computed beforehand, is off by {100 * off:.2g} % at most.")
-    near = [r["ratio"] for r in rules if r["name"] == "textbook count"]
-    if near:
+    errors = [abs(row["planned_bytes"] / row["measured_bytes"] - 1) for row in measured if row["measured_bytes"]]
+    if errors:
+        lines.append(f"The memory plan is off by {100 * max(errors):.2g} % at most.")
+    ratios = [rule["ratio"] for rule in rules if rule["name"] == "textbook count"]
+    if ratios:
         lines.append(
-            f"The textbook count of activations, which knows the batch, gives {min(near):.2g} to {max(near):.2g} "
-            "times what was measured: it knows no parameters and no workspace, nor that buffers share memory."
+            f"The textbook count of activations gives {min(ratios):.2g} to {max(ratios):.2g} times the measured bytes: "
+            "it omits parameters and workspace, and does not know that buffers share memory."
         )
-    last = taken[-1]
+    last = measured[-1]
     parts = sorted(((size, name) for name, size in last["parts"].items() if size), reverse=True)
-    told = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for size, name in parts)
+    listed = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for size, name in parts)
     lines.append(
-        f"At batch {last['batch_size']} {last['mode']} needs {told}; they share memory, so the peak is below their sum."
+        f"At batch {last['batch_size']} {last['mode']} needs {listed}; they share memory, so the peak is below the sum."
     )
     if last["device_bytes"] and last["measured_bytes"]:
-        beyond = format_bytes(last["device_bytes"] - last["measured_bytes"])
-        lines.append(f"The driver counts {beyond} more, which no rule knows: context, kernels and libraries.")
-    gives, plan = format_count(int(largest["value"])), format_count(int(largest["computed"]))
-    lines.append(
-        f"The formula for the largest batch gives {gives} in {format_bytes(largest['memory_bytes'])}, the plan {plan}."
-    )
+        more = format_bytes(last["device_bytes"] - last["measured_bytes"])
+        lines.append(f"The driver counts {more} more, which no rule includes: context, kernels and libraries.")
+    formula, plan = format_count(int(largest["value"])), format_count(int(largest["computed"]))
+    available = format_bytes(largest["memory_bytes"])
+    lines.append(f"The largest batch in {available} is {formula} by the formula and {plan} by the plan.")
     return lines
+
+
+memory_rules = Study(
+    title="What do rules of thumb for memory miss?",
+    question=(
+        "A network takes twice its file on disk, some say; three times with gradients and momentum, say others; "
+        "somebody measured 4.5 times and asked why. None of these rules knows the batch size. How far off are they?"
+    ),
+    model="mnist-cnn",
+    modes=("inference", "training"),
+    budgets=(60.0, 10.0),
+    run=run,
+    is_timed=False,
+)

@@ -1,5 +1,5 @@
 """
-`numpy-mnist`: why does a larger batch not train faster on a CPU?
+`numpy-mnist`: why a larger batch does not train faster on a CPU.
 
 The published question: a CNN in plain NumPy on MNIST, 5 epochs: 1200 s at batch 1, 940 at 4, 890 at 8, about 850 at
 16, 32 and 256.  Why no faster?  The advice was to profile.
@@ -16,204 +16,188 @@ from cubatch.engine import train as engine
 from cubatch.measure import kernel_choice, step_profile
 from cubatch.network.graph import as_network
 from cubatch.report.tables import profile as table
-from cubatch.report.tables.common import joined, plain
-from cubatch.studies.asked import Asked, only_training, situation
-from cubatch.studies.kept import Kept
+from cubatch.report.tables.common import plain
+from cubatch.studies.study_cache import StudyCache
+from cubatch.studies.study_request import Findings, Study, StudyRequest, training_facts
 from cubatch.units import format_seconds
 
-TITLE = "Why does a larger batch not train faster?"
-DEFAULT_MODEL = "mnist-cnn"
-MODES = ("training",)
 SIZES, QUICK_SIZES = (1, 4, 8, 16, 32, 256), (1, 8, 64)
 PUBLISHED = {1: 1200.0, 4: 940.0, 8: 890.0, 16: 850.0, 32: 850.0, 256: 850.0}
 SAMPLES, EPOCHS = 60_000, 5
-KEPT = "epochs.json"
-_USUAL_SECONDS, _QUICK_SECONDS = 300.0, 3.0
-_PROFILES = 0.2  # share of the budget, where epochs are to be trained, too
-_RATE = 1e-3  # so low that no batch size diverges: what is learnt does not matter here
-_APART = 1.5  # times, that steps take whose calls are timed: more is not their timing
-
-QUESTION = (
-    "Somebody wrote a CNN in plain NumPy and trained it on MNIST for 5 epochs: 1200 s at batch 1, 940 s at 4, 890 s "
-    "at 8, and about 850 s at 16, 32 and 256. Why does it not become faster with the batch? The advice was to "
-    "profile."
-)
-_STEPS = (
-    f"A step of training is timed at each batch size, on random images. Where no epoch was trained, {EPOCHS} epochs "
-    "are what the steps over {count} images take, without loading them."
+CACHE = "epochs.jsonl"
+_MODEL = "mnist-cnn"
+_PROFILES = 0.2  # share of the budget for profiles if epochs are trained too
+_LEARNING_RATE = 1e-3  # so low that no batch size diverges: what is learned does not matter here
+_MISMATCH = 1.5  # a step whose calls are timed takes this many times another step: not explained by the timing
+_METHOD = (
+    f"A training step is timed at each batch size, on random images. Without trained epochs, {EPOCHS} epochs are the "
+    "steps over {count} images without loading them. The incomplete last batch of an epoch is dropped."
 )
 _TRAINED = (
-    "The sizes take turns in training whole epochs on MNIST, those with the shortest epochs first, as many as the "
-    f"budget holds; where it holds fewer than {EPOCHS}, their mean stands for the others. Loading images is part of an "
-    "epoch, testing is not."
+    "The sizes train whole epochs on MNIST in turn, the shortest epochs first, as many as the budget allows; "
+    f"with fewer than {EPOCHS}, their mean stands for the others. An epoch includes loading images, not testing."
 )
 _CAUSES = (
-    "In other steps every call is timed by itself, and sorted by its cause: matrix products, copies that lay data out "
-    "for them, passes over arrays, overhead of the calls, threads that wait. cubatch profile shows the same by layer."
-)
-_OTHERS = (
-    "A last batch of an epoch that would not be whole is left out. The published network and machine are others: what "
-    "can be compared is how the seconds fall with the batch."
+    "In other steps every call is timed and assigned to a cause: matrix products, copies that arrange data for them, "
+    "elementwise passes, call overhead, waiting threads. cubatch profile shows the same by layer. The published "
+    "network and machine differ: compare how the seconds fall with the batch."
 )
 
 
-def study(asked: Asked) -> dict[str, Any]:
-    """
-    Profile a training step at each size and, where there are images, train whole epochs.
-
-    Raises:
-        InvalidArgument: If the mode is not training, the images are none for the network, or a finding cannot be kept.
-        CubatchError: Whatever `profile` and `train` raise.
-    """
-    only_training(asked)
-    budget = asked.seconds(_USUAL_SECONDS, _QUICK_SECONDS)
-    images = None if asked.data is None else files.load_mnist(asked.data)
+def run(request: StudyRequest, budget: float) -> Findings:
+    """Profile a training step at each size and, with images, train whole epochs."""
+    request.require_training()
+    images = None if request.data is None else files.load_mnist(request.data)
     count = SAMPLES if images is None else len(images[0])
-    most = min(asked.largest(SIZES[-1]), count)
-    sizes = [n for n in (QUICK_SIZES if asked.quick else SIZES) if n <= most]
+    limit = min(request.largest(SIZES[-1]), count)
+    sizes = [n for n in (QUICK_SIZES if request.quick else SIZES) if n <= limit]
     if images is not None:
-        engine.check(as_network(asked.work.spec), images[0], optimizer=asked.optimizer)
-    told = situation(asked, budget, images or ())
-    kept = Kept(asked.folder / KEPT, told.known)
-    profiles = _profiled(asked, sizes, budget * (1.0 if images is None else _PROFILES), kept)
-    trained = _trained(asked, profiles, budget, kept, images) if images is not None else {}
-    epochs = [_epochs(one, trained.get(one["batch_size"], []), asked, count) for one in profiles]
-    return {
-        **told.facts,
-        "title": TITLE,
-        "question": [QUESTION],
-        "method": [_STEPS.format(count=count), *([] if images is None else [_TRAINED]), _CAUSES, _OTHERS],
-        "answer": answer(epochs),
-        "points": [measured(epochs), *points(profiles)],
-        "data": None if asked.data is None else str(asked.data),
-        "epochs": epochs,
-        "profiles": profiles,
-    }
+        engine.check(as_network(request.work.spec), images[0], optimizer=request.optimizer)
+    key, facts = training_facts(request, budget, images or ())
+    cache = StudyCache(request.folder / CACHE, key)
+    profiles = _profile_sizes(request, sizes, budget * (1.0 if images is None else _PROFILES), cache)
+    trained = {} if images is None else _train_epochs(request, profiles, budget, cache, images)
+    epochs = [_epochs(profile, trained.get(profile["batch_size"], []), request, count) for profile in profiles]
+    return Findings(
+        facts=facts,
+        answer=answer(epochs),
+        points=points(epochs, profiles),
+        method=[_METHOD.format(count=count), *([] if images is None else [_TRAINED]), _CAUSES],
+        details={
+            "data": None if request.data is None else str(request.data),
+            "epochs": epochs,
+            "profiles": profiles,
+        },
+    )
 
 
-def _profiled(asked: Asked, sizes: Sequence[int], budget: float, kept: Kept) -> list[dict[str, Any]]:
-    """Profile a step at each size, but for those that are kept."""
-    work = asked.work
+def _profile_sizes(
+    request: StudyRequest, sizes: Sequence[int], budget: float, cache: StudyCache
+) -> list[dict[str, Any]]:
+    work = request.work
     for number, size in enumerate(sizes):
-        asked.show(number, len(sizes), f"profiling batch size {size}")
-        if f"step {size}" not in kept.found:
-            found = step_profile.profile(
-                work.spec, size, device=work.device, mode="training", dtype=cast("Any", asked.dtype),
-                optimizer=cast("Any", asked.optimizer), seed=asked.seed, budget=budget / len(sizes),
-            )  # fmt: skip
-            kept.keep(f"step {size}", plain(found.to_mapping()))
-    return [kept.found[f"step {size}"] for size in sizes]
+        request.show(number, len(sizes), f"profiling batch size {size}")
+        if f"step {size}" not in cache.findings:
+            profile = step_profile.profile(
+                work.spec,
+                size,
+                device=work.device,
+                mode="training",
+                dtype=cast("Any", request.dtype),
+                optimizer=cast("Any", request.optimizer),
+                seed=request.seed,
+                budget=budget / len(sizes),
+            )
+            cache.add(f"step {size}", plain(profile.to_mapping()))
+    return [cache.findings[f"step {size}"] for size in sizes]
 
 
-def _trained(
-    asked: Asked,
+def _train_epochs(
+    request: StudyRequest,
     profiles: Sequence[Mapping[str, Any]],
     budget: float,
-    kept: Kept,
+    cache: StudyCache,
     images: tuple[files.Dataset, files.Dataset],
 ) -> dict[int, list[float]]:
-    """Train epochs by turns, those of the shortest first, while the budget holds one; give their seconds by size."""
-    work, count = asked.work, len(images[0])
-    expected = {one["batch_size"]: count // one["batch_size"] * one["step_seconds"] for one in profiles}
+    """Train epochs in turn, the shortest first, while the budget allows one; return their seconds by size."""
+    work, count = request.work, len(images[0])
+    expected = {p["batch_size"]: count // p["batch_size"] * p["step_seconds"] for p in profiles}
     turns = [(number, size) for number in range(EPOCHS) for size in sorted(expected, key=lambda size: expected[size])]
     done: dict[int, list[float]] = {}
     spent = _PROFILES * budget
     total = min(budget, spent + EPOCHS * sum(expected.values()))
-    context = kernel_choice.usual_context(work.device, asked.dtype)
+    context = kernel_choice.usual_context(work.device, request.dtype)
     for number, size in turns:
-        asked.show(spent, total, f"epoch {number + 1} at batch size {size}", "s")
+        request.show(spent, total, f"epoch {number + 1} at batch size {size}", "s")
         name = f"epoch {number} at {size}"
-        if name not in kept.found:
+        if name not in cache.findings:
             if spent + expected[size] > budget:
                 continue
-            began = time.monotonic()
+            start = time.monotonic()
             (epoch,) = engine.train(
-                as_network(work.spec), data=images, batch_size=size, device=work.device, dtype=asked.dtype, epochs=1,
-                learning_rate=_RATE, optimizer=asked.optimizer, seed=asked.seed + number, context=context,
-            ).epochs  # fmt: skip
-            kept.keep(name, {"seconds": epoch.seconds, "with_test": time.monotonic() - began})
-        done.setdefault(size, []).append(kept.found[name]["seconds"])
-        spent += kept.found[name]["with_test"]
+                as_network(work.spec),
+                data=images,
+                batch_size=size,
+                device=work.device,
+                dtype=request.dtype,
+                epochs=1,
+                learning_rate=_LEARNING_RATE,
+                optimizer=request.optimizer,
+                seed=request.seed + number,
+                context=context,
+            ).epochs
+            cache.add(name, {"seconds": epoch.seconds, "with_test": time.monotonic() - start})
+        done.setdefault(size, []).append(cache.findings[name]["seconds"])
+        spent += cache.findings[name]["with_test"]
         expected[size] = sum(done[size]) / len(done[size])
     return done
 
 
-def _epochs(profile: Mapping[str, Any], trained: Sequence[float], asked: Asked, count: int) -> dict[str, Any]:
-    """Say what the epochs of so many images take at a size, and how that is known."""
+def _epochs(profile: Mapping[str, Any], trained: Sequence[float], request: StudyRequest, count: int) -> dict[str, Any]:
+    """Return the seconds of all epochs at a size, from trained epochs or from a step, with the share of each cause."""
     size, causes = profile["batch_size"], profile["causes"]
-    each = sum(trained) / len(trained) if trained else count // size * profile["step_seconds"]
+    per_epoch = sum(trained) / len(trained) if trained else count // size * profile["step_seconds"]
     return {
         "batch_size": size,
-        "seconds": EPOCHS * each,
+        "seconds": EPOCHS * per_epoch,
         "epochs_trained": len(trained),
-        "published_seconds": PUBLISHED.get(size) if asked.model.lower() == DEFAULT_MODEL else None,
+        "published_seconds": PUBLISHED.get(size) if request.model.lower() == _MODEL else None,
         "shares": {cause: seconds / sum(causes.values()) for cause, seconds in causes.items()},
     }
 
 
 def answer(epochs: Sequence[Mapping[str, Any]]) -> str:
     """
-    Say where the seconds stop falling.
+    Return the batch size at which the seconds stop falling.
 
     Example:
         >>> answer([{"batch_size": n, "seconds": s} for n, s in [(1, 100.0), (8, 50.0), (64, 49.0)]])
         'It does, up to batch 8: 5 epochs take 50.0 s there and 100 s at batch 1. Larger ones gain less than a tenth.'
     """
-    fastest = min(one["seconds"] for one in epochs)
-    first, enough = epochs[0], next(one for one in epochs if one["seconds"] <= 1.1 * fastest)
+    fastest = min(row["seconds"] for row in epochs)
+    first, enough = epochs[0], next(row for row in epochs if row["seconds"] <= 1.1 * fastest)
     if enough is first:
-        return f"Batch {first['batch_size']} is as fast as any other here, within a tenth."
-    there, here = format_seconds(enough["seconds"]), format_seconds(first["seconds"])
-    if enough is epochs[-1]:
-        size = enough["batch_size"]
-        return f"It does: {EPOCHS} epochs take {there} at batch {size} and {here} at batch {first['batch_size']}."
+        return f"It does not: already batch {first['batch_size']} is within a tenth of the fastest."
     return (
-        f"It does, up to batch {enough['batch_size']}: {EPOCHS} epochs take {there} there and {here} at batch "
-        f"{first['batch_size']}. Larger ones gain less than a tenth."
+        f"It does, up to batch {enough['batch_size']}: {EPOCHS} epochs take {format_seconds(enough['seconds'])} there "
+        f"and {format_seconds(first['seconds'])} at batch {first['batch_size']}. Larger ones gain less than a tenth."
     )
 
 
-def measured(epochs: Sequence[Mapping[str, Any]]) -> str:
-    """
-    Say which epochs were trained, and which are computed.
-
-    Example:
-        >>> measured([{"batch_size": 1, "epochs_trained": 0}, {"batch_size": 8, "epochs_trained": 5}])
-        'Trained on MNIST: 5 epochs at batch 8. Computed from single steps: batch 1.'
-        >>> measured([{"batch_size": 1, "epochs_trained": 0}])
-        'No epoch was trained: all are computed from single steps. With --data DIR and time they are, on MNIST.'
-    """
-    by_count: dict[int, list[str]] = {}
-    for one in epochs:
-        by_count.setdefault(one["epochs_trained"], []).append(str(one["batch_size"]))
-    stepped = by_count.pop(0, [])
-    if not by_count:
-        return "No epoch was trained: all are computed from single steps. With --data DIR and time they are, on MNIST."
-    counted = [
-        f"{count} epoch{'s' if count > 1 else ''} at batch {joined(sizes)}"
-        for count, sizes in sorted(by_count.items(), reverse=True)
+def points(epochs: Sequence[Mapping[str, Any]], profiles: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many epochs were trained, the causes of the time, and the sizes that something disturbed."""
+    trained = ", ".join(f"{row['epochs_trained']} at batch {row['batch_size']}" for row in epochs)
+    largest = f"the time at batch {profiles[-1]['batch_size']}"
+    lines = [
+        f"Epochs trained on MNIST: {trained}."
+        if any(row["epochs_trained"] for row in epochs)
+        else "No epoch was trained: all are computed from single steps. With --data DIR epochs are trained, on MNIST.",
+        table.verdict(profiles),
+        table.shares(profiles[-1]).replace("the time", largest),
     ]
-    text = f"Trained on MNIST: {'; '.join(counted)}."
-    return f"{text} Computed from single steps: batch {joined(stepped)}." if stepped else text
-
-
-def points(profiles: Sequence[dict[str, Any]]) -> list[str]:
-    """
-    Say what makes small batches slow, what the largest spends its time on, and which figures are not to be trusted.
-
-    Args:
-        profiles: As `StepProfile.to_mapping` has them, ascending.
-    """
-    size = profiles[-1]["batch_size"]
-    lines = [table.verdict(profiles), table.shares(profiles[-1]).replace("the time", f"the time at batch {size}")]
-    apart = [
-        str(one["batch_size"])
-        for one in profiles
-        if not 1 / _APART <= one["step_seconds"] / one["traced_seconds"] <= _APART
+    disturbed = [
+        str(profile["batch_size"])
+        for profile in profiles
+        if not 1 / _MISMATCH <= profile["step_seconds"] / profile["traced_seconds"] <= _MISMATCH
     ]
-    if apart:
+    if disturbed:
         lines.append(
-            f"At batch {joined(apart)} steps with and without their calls being timed took very different times: "
-            "something else was at work on this machine."
+            f"Batch {', '.join(disturbed)}: steps with and without timed calls took very different times, so another "
+            "process probably disturbed them."
         )
     return lines
+
+
+numpy_mnist = Study(
+    title="Why does a larger batch not train faster?",
+    question=(
+        "Somebody wrote a CNN in plain NumPy and trained it on MNIST for 5 epochs: 1200 s at batch 1, 940 s at 4, "
+        "890 s at 8, and about 850 s at 16, 32 and 256. Why does it not become faster with the batch? The advice was "
+        "to profile."
+    ),
+    model=_MODEL,
+    modes=("training",),
+    budgets=(300.0, 3.0),
+    run=run,
+    uses_images=True,
+)

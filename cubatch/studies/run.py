@@ -1,12 +1,10 @@
-"""Which studies there are; running one, and writing its folder."""
+"""The list of studies; running one, and writing its folder."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import attrs
@@ -16,25 +14,18 @@ from cubatch.hardware import load
 from cubatch.report import study as report
 from cubatch.report.plots import study as figure
 from cubatch.report.tables.common import joined
-from cubatch.studies import (
-    generalisation,
-    hyperparameter,
-    memory_rules,
-    numpy_mnist,
-    powers_of_two,
-    small_batch_floor,
-    waves,
-)
-from cubatch.studies.asked import Asked
-from cubatch.studies.kept import not_writable
+from cubatch.studies.generalisation import generalisation
+from cubatch.studies.memory_rules import memory_rules
+from cubatch.studies.numpy_mnist import numpy_mnist
+from cubatch.studies.search_space import hyperparameter
+from cubatch.studies.study_cache import not_writable
+from cubatch.studies.study_request import Study, StudyRequest
+from cubatch.studies.sweep import powers_of_two, small_batch_floor
+from cubatch.studies.wave_quantization import waves
 from cubatch.tuning.limits import Limits
 
 SCHEMA = 1
-LEARNING = ("numpy-mnist", "generalisation")
-"""Those that train on images, where there are some."""
-TIMELESS = ("memory-rules",)
-"""Those whose answer is the same on a busy machine."""
-STUDIES: dict[str, ModuleType] = {
+STUDIES: dict[str, Study] = {
     "powers-of-two": powers_of_two,
     "waves": waves,
     "small-batch-floor": small_batch_floor,
@@ -43,76 +34,83 @@ STUDIES: dict[str, ModuleType] = {
     "numpy-mnist": numpy_mnist,
     "generalisation": generalisation,
 }
-"""Modules with a `study`, by name; one more also needs its rows in `report`: `tables.study` and `study`."""
+"""Studies by name; a new one also needs its table in `report.tables.study` and its figures in `report.study`."""
 
 
-def run(name: str, asked: Asked, *, command: str) -> dict[str, Any]:
+def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
     """
-    Measure what a study needs, and answer its question; what was measured before in its folder is not measured again.
+    Measure what a study needs, and answer its question; cached timings in its folder are not measured again.
 
     Args:
         name: One of STUDIES.
-        asked: What the user asks of it.
-        command: What repeats it, for its page.
+        request: The user's options.
+        command: The command that repeats it, for its page.
 
     Returns:
-        dict: The study in the JSON form of schema 1.
+        The study in the JSON form of schema 1.
 
     Raises:
         InvalidArgument: If there is no such study, or an option makes no sense for it.
-        CubatchError: Whatever measuring raises.
+        CubatchError: If measuring fails.
 
     Example:
         >>> import tempfile
-        >>> place = tempfile.TemporaryDirectory()
-        >>> asked = Asked(spec="mlp", model="mlp", folder=Path(place.name), device="cpu", max_batch_size=5, quick=True)
-        >>> found = run("powers-of-two", asked, command="cubatch study powers-of-two mlp")
-        >>> [(c["batch_size"], c["power"]) for c in found["comparisons"]]
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> request = StudyRequest(
+        ...     spec="mlp", model="mlp", folder=Path(folder.name), device="cpu", max_batch_size=5, quick=True
+        ... )
+        >>> payload = run("powers-of-two", request, command="cubatch study powers-of-two mlp")
+        >>> [(c["batch_size"], c["reference"]) for c in payload["comparisons"]]
         [(3, 4), (5, 4)]
-        >>> place.cleanup()
+        >>> folder.cleanup()
     """
     if name not in STUDIES:
         raise InvalidArgument("study", name, "one of " + ", ".join(STUDIES))
-    if asked.data is not None and name not in LEARNING:
-        raise InvalidArgument("data", str(asked.data), f"left out: only {joined(LEARNING)} train on images")
-    if asked.budget is not None:
-        Limits.of(None, None, budget=asked.budget)
+    study = STUDIES[name]
+    if request.data is not None and not study.uses_images:
+        users = joined([other for other in STUDIES if STUDIES[other].uses_images])
+        raise InvalidArgument("data", str(request.data), f"left out: only {users} train on images")
+    if request.budget is not None:
+        Limits.of(None, None, budget=request.budget)
     try:
-        asked.folder.mkdir(exist_ok=True)
+        request.folder.mkdir(exist_ok=True)
     except OSError as error:
-        wanted = "a folder that is there or can be made"
-        raise InvalidArgument("out", str(asked.folder), wanted, f"{error.strerror or error}.") from error
-    if not os.access(asked.folder, os.R_OK | os.W_OK | os.X_OK):
-        raise InvalidArgument("out", str(asked.folder), "a folder that this user may write to")
-    chosen = STUDIES[name]
-    before, kept = load.snapshot(), _kept(asked.folder)
-    answered = chosen.study(attrs.evolve(asked, modes=asked.modes or chosen.MODES))
-    is_timed = name not in TIMELESS and _kept(asked.folder) != kept
-    met = load.between(before, load.snapshot()) if is_timed else None
-    if met is not None and (sentence := met.sentence(answered["device"].get("threads") or 1)):
-        answered["points"] = [*answered["points"], sentence]
-    return {"schema": SCHEMA, "study": name, "model": asked.model, "command": command, **answered}
-
-
-def _kept(folder: Path) -> dict[str, int]:
-    """Give when each file of a folder was written: one that is written while a study runs holds what it measured."""
-    found = {}
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # as of a link that leads nowhere
-            found[path.name] = path.stat().st_mtime_ns
-    return found
+        allowed = "a folder that exists or can be created"
+        raise InvalidArgument("out", str(request.folder), allowed, f"{error.strerror or error}.") from error
+    if not os.access(request.folder, os.R_OK | os.W_OK | os.X_OK):
+        raise InvalidArgument("out", str(request.folder), "a folder that this user may write to")
+    budget = study.budgets[request.quick] if request.budget is None else request.budget
+    before = load.snapshot()
+    findings = study.run(attrs.evolve(request, modes=request.modes or study.modes), budget)
+    interference = load.between(before, load.snapshot()) if study.is_timed else None
+    threads = findings.facts["device"].get("threads") or 1
+    disturbed = None if interference is None else interference.sentence(threads)
+    return {
+        "schema": SCHEMA,
+        "study": name,
+        "model": request.model,
+        "command": command,
+        **findings.facts,
+        "title": study.title,
+        "question": [study.question, *findings.notes],
+        "method": list(findings.method),
+        "answer": findings.answer,
+        "points": [*findings.points, *([disturbed] if disturbed else [])],
+        **findings.details,
+        **({"files": findings.files} if findings.files else {}),
+    }
 
 
 def write(payload: dict[str, Any], folder: Path) -> list[Path]:
     """
-    Write JSON, page and, where Matplotlib is installed, figures.
+    Write JSON, page and, if Matplotlib is installed, figures.
 
     Args:
-        payload: What `run` gave.
+        payload: The study in JSON form.
         folder: Where they go.
 
     Returns:
-        list[Path]: What was written, the page first.
+        The written files, the page first.
 
     Raises:
         InvalidArgument: If a file cannot be written.

@@ -1,4 +1,4 @@
-"""Figures of `cubatch study`: ratios with their intervals, values by batch size, tuning curves."""
+"""Figures of `cubatch study` by Matplotlib: values by batch size, tuning curves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from cubatch.report import plot, study
 from cubatch.report.facts import setting
-from cubatch.report.intervals import Intervals
 from cubatch.report.lines import Lines
 from cubatch.report.plots import style
 
@@ -30,32 +29,10 @@ def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
     """
     style.check(path)
     shown = study.figures(payload)[number]
-    if isinstance(shown, Intervals):
-        _intervals(payload, shown, path)
-    elif isinstance(shown, Lines):
+    if isinstance(shown, Lines):
         _lines(payload, shown, path)
     else:
         plot.tuning_curve(payload["result"], path)
-
-
-def _intervals(payload: Mapping[str, Any], shown: Intervals, path: str | Path) -> None:
-    sheet, axes = style.sheet(8.5, 1.9 + 0.3 * len(shown.rows))
-    style.head(axes, f"{payload['title']} {payload['model']}", setting(payload), pad=24, size=11, gap=8)
-    axes.set_xscale("log")
-    axes.axvspan(*shown.band, color=style.GREEN, alpha=0.18, linewidth=0)
-    axes.axvline(1.0, color=style.GREY, linewidth=0.9)
-    for place, row in enumerate(shown.rows):
-        colour = style.ORANGE if row.stands_out else style.BLUE
-        axes.plot([row.low, row.high], [place, place], color=colour, linewidth=1.6)
-        axes.plot([row.value], [place], "o", color=colour, markersize=6)
-    axes.set_yticks(range(len(shown.rows)), [style.plain(row.label) for row in shown.rows], fontsize=8.5)
-    axes.invert_yaxis()
-    axes.set_xlim(*shown.ends)
-    axes.set_xticks([value for value, _ in shown.ticks], [text for _, text in shown.ticks])
-    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    axes.set_xlabel(shown.axis)
-    style.rule(axes, "x")
-    style.save(sheet, path)
 
 
 def _lines(payload: Mapping[str, Any], shown: Lines, path: str | Path) -> None:

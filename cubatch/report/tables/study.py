@@ -1,4 +1,4 @@
-"""What `cubatch study` prints: the answer of each study, and the numbers that it rests on."""
+"""Tables of `cubatch study`: the answer of each study, and its numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cubatch.units import format_bytes, format_count, format_percent, format_sec
 
 
 def grids(payload: Mapping[str, Any]) -> list[Grid]:
-    """Lay out a study, whichever it is, the answer first."""
+    """Return the tables of a study, the answer first."""
     head = Grid(
         title=f"{payload['title']} {payload['model']} on {payload['device'].get('name')}",
         notes=[payload["answer"], *([payload["points"]] if payload["points"] else [])],
@@ -21,7 +21,7 @@ def grids(payload: Mapping[str, Any]) -> list[Grid]:
 
 def signed(share: float) -> str:
     """
-    Write by what share something is more or less.
+    Format a relative difference with its sign.
 
     Example:
         >>> signed(0.0123), signed(-0.5), signed(0.0)
@@ -35,19 +35,19 @@ def _powers_of_two(payload: Mapping[str, Any]) -> list[Grid]:
     rows: list[list[Cell]] = [
         [
             c["batch_size"],
-            c["power"],
+            c["reference"],
             c["verdict"],
-            c.get("published"),
+            c["published"],
             signed(c["ratio"] - 1),
             f"{signed(c['interval'][0] - 1)} to {signed(c['interval'][1] - 1)}",
             format_count(rates[c["batch_size"]]),
-            " and ".join(str(count) for count in c["visits"]),
+            " and ".join(str(count) for count in c["trials"]),
         ]
         for c in payload["comparisons"]
     ]
-    columns = ["batch", "beside", "verdict", "published", "difference", "90 % interval", "samples/s", "visits"]
+    columns = ["batch", "reference", "verdict", "published", "difference", "90 % interval", "samples/s", "trials"]
     differing = [place for place, c in enumerate(payload["comparisons"]) if c["verdict"] in {"faster", "slower"}]
-    return [Grid(title="Each size beside a power of two", columns=columns, rows=rows, marked=differing)]
+    return [Grid(title="Sizes compared with powers of two", columns=columns, rows=rows, marked=differing)]
 
 
 def _small_batch_floor(payload: Mapping[str, Any]) -> list[Grid]:
@@ -63,7 +63,7 @@ def _small_batch_floor(payload: Mapping[str, Any]) -> list[Grid]:
         ]
         for m in measured
     ]
-    columns = ["batch", "a step", "beside batch 1", "samples/s", "of the best"]
+    columns = ["batch", "a step", "relative to batch 1", "samples/s", "of the best"]
     marked = [place for place, m in enumerate(measured) if m["batch_size"] == payload["floor"]]
     return [Grid(title="Time of a step", columns=columns, rows=rows, marked=marked)]
 
@@ -83,7 +83,7 @@ def _hyperparameter(payload: Mapping[str, Any]) -> list[Grid]:
 
 
 def _memory_rules(payload: Mapping[str, Any]) -> list[Grid]:
-    taken: list[list[Cell]] = [
+    measured: list[list[Cell]] = [
         [
             t["mode"],
             t["batch_size"],
@@ -92,17 +92,17 @@ def _memory_rules(payload: Mapping[str, Any]) -> list[Grid]:
             written(format_bytes, t["device_bytes"]),
             f"{t['planned_bytes'] / payload['file_bytes']:.3g} x" if payload["file_bytes"] else None,
         ]
-        for t in payload["taken"]
+        for t in payload["measured"]
     ]
-    columns = ["mode", "batch", "plan", "measured", "by the driver", "beside the file"]
+    columns = ["mode", "batch", "plan", "measured", "by the driver", "relative to the file"]
     rules: list[list[Cell]] = [
         [rule["name"], rule["mode"], rule["batch_size"], format_bytes(rule["bytes"]), f"{rule['ratio']:.3g} x"]
         for rule in payload["rules"]
     ]
     size = format_bytes(payload["file_bytes"])
     return [
-        Grid(title=f"What it takes; the file of the weights has {size}", columns=columns, rows=taken),
-        Grid(title="Rules of thumb", columns=["rule", "mode", "batch", "gives", "beside measured"], rows=rules),
+        Grid(title=f"Memory; the file of the weights has {size}", columns=columns, rows=measured),
+        Grid(title="Rules of thumb", columns=["rule", "mode", "batch", "gives", "relative to measured"], rows=rules),
     ]
 
 
@@ -124,7 +124,7 @@ def _numpy_mnist(payload: Mapping[str, Any]) -> list[Grid]:
 
 
 def _waves(payload: Mapping[str, Any]) -> list[Grid]:
-    dealt, first = payload["dealt"], payload["crests"][0]["batch_size"]
+    distribution, first = payload["distribution"], payload["crests"][0]["batch_size"]
     rates = {row["batch_size"]: row["samples_per_second"] for row in payload["sizes"]}
     rows: list[list[Cell]] = [
         [
@@ -138,8 +138,8 @@ def _waves(payload: Mapping[str, Any]) -> list[Grid]:
         ]
         for row in payload["sizes"]
     ]
-    busiest = f"{dealt['what'].partition(' ')[0]} of busiest {dealt['to']}"
-    columns = ["batch", "samples/s", f"beside {first}", "by the rule", "predicted", busiest, "which is"]
+    busiest = f"{distribution['items'].partition(' ')[0]} of busiest {distribution['unit']}"
+    columns = ["batch", "samples/s", f"relative to {first}", "by the rule", "predicted", busiest, "suggested by"]
     marked = [place for place, row in enumerate(payload["sizes"]) if "crest" in row["marks"]]
     return [Grid(title="Every batch around the crests", columns=columns, rows=rows, marked=marked)]
 
@@ -151,7 +151,7 @@ def _share(value: float | None, of: float | None) -> str | None:
 def _generalisation(payload: Mapping[str, Any]) -> list[Grid]:
     rows: list[list[Cell]] = []
     for row in payload["rows"]:
-        gap = row["beside_base"]
+        gap = row["gap"]
         rows.append(
             [
                 row["batch_size"],
@@ -167,18 +167,18 @@ def _generalisation(payload: Mapping[str, Any]) -> list[Grid]:
             ]
         )
     columns = [
-        "batch", "rate", "learning rate", "updates", "test accuracy", "beside 64, points",
+        "batch", "rate", "learning rate", "updates", "test accuracy", "difference to 64, points",
         "training loss", "sharpness", "time", "runs",
     ]  # fmt: skip
     best = max(range(len(rows)), key=lambda place: payload["rows"][place]["test_accuracy"])
-    return [Grid(title="What was learnt", columns=columns, rows=rows, marked=[best])]
+    return [Grid(title="Test accuracy", columns=columns, rows=rows, marked=[best])]
 
 
 def _points_of(gap: Mapping[str, Any]) -> str:
-    """Write a difference of accuracies with its interval, in points."""
+    """Format a difference of accuracies with its interval, in points."""
     values = [gap["difference"], *(gap["interval"] or ())]
-    told = [f"{100 * value:+.2f}".replace("-", "−") for value in values]  # noqa: RUF001 - a minus sign
-    return told[0] if len(told) == 1 else f"{told[0]} ({told[1]} to {told[2]})"
+    texts = [f"{100 * value:+.2f}".replace("-", "−") for value in values]  # noqa: RUF001 - a minus sign
+    return texts[0] if len(texts) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 _TABLES = {

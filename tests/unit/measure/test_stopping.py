@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import numpy as np
 import pytest
@@ -169,3 +170,33 @@ def test_paired_differences_cancel_what_changes_between_rounds() -> None:
     low, high = stopping.paired_interval(slow, fast) or (0.0, 0.0)
     assert (low, high) == pytest.approx((math.log(1.1), math.log(1.1)))
     assert stopping.paired_interval({0: 1.0}, {1: 1.0}) is None
+
+
+# --- stopping.shift_interval ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 3), (4, 3), (5, 5), (4, 6)])
+def test_orders_are_those_that_one_finds_by_writing_all_down(n, m):
+    """The counts of Mann and Whitney's U agree with an enumeration of every order of n and m values."""
+    counts = [0] * (n * m + 1)
+    for places in itertools.combinations(range(n + m), n):
+        others = [place for place in range(n + m) if place not in places]
+        counts[sum(a > b for a in places for b in others)] += 1
+    assert stopping._rank_orders(n, m) == counts
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 3), (5, 5), (5, 11), (11, 11)])
+def test_the_interval_holds_the_shift_as_often_as_it_says(n, m):
+    """
+    Of 1000 pairs of samples of the heavy-tailed kind that timings are, at least 90 % less chance's four deviations.
+
+    A binomial of 1000 draws of 0.9 deviates by 9.5, hence 862.
+    """
+    draws = random.Random(7)
+    held = 0
+    for _ in range(1000):
+        first = [1.0 + draws.expovariate(1.0) for _ in range(n)]
+        second = [draws.expovariate(1.0) for _ in range(m)]
+        _, low, high = stopping.shift_interval(first, second)
+        held += low <= 1.0 <= high
+    assert held >= 862

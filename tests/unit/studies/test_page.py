@@ -30,16 +30,6 @@ def test_a_page_fetches_nothing_and_escapes_everything(name):
     assert len(re.findall(r"<svg", text)) == 2 * len(study.figures(ALL[name]))
 
 
-@pytest.mark.parametrize("name", ["powers-of-two", "memory-rules", "numpy-mnist"])
-def test_its_figure_holds_every_mark(name):
-    """Each value lies between the ends of its interval, both within the axis, as do all ticks."""
-    (shown,) = study.figures(ALL[name])
-    low, high = shown.ends
-    assert shown.rows
-    assert all(low < row.low <= row.value <= row.high < high for row in shown.rows)
-    assert all(low <= value <= high for value, _ in shown.ticks)
-
-
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_it_is_drawn(name, suffix, tmp_path):
@@ -50,13 +40,7 @@ def test_it_is_drawn(name, suffix, tmp_path):
         assert path.stat().st_size > 5000
 
 
-def test_what_differs_stands_out():
-    """Faster and slower sizes are marked in the figure, the others are not."""
-    (shown,) = study.figures(payloads.of_powers())
-    assert [row.stands_out for row in shown.rows] == [True, False, True, False]
-
-
-@pytest.mark.parametrize("name", ["waves", "generalisation"])
+@pytest.mark.parametrize("name", ["powers-of-two", "waves", "memory-rules", "numpy-mnist", "generalisation"])
 def test_lines_lie_within_their_axes(name):
     """Each value between the ends of its interval, those and all ticks within the axes, and the ticks more than two."""
     for shown in study.figures(ALL[name]):
@@ -67,7 +51,8 @@ def test_lines_lie_within_their_axes(name):
         assert all(low <= dot.low <= dot.value <= dot.high <= high for dot in dots)
         assert all(left <= size <= right for size in shown.x_ticks)
         assert all(low <= value <= high for value in shown.y_ticks)
-        assert min(len(shown.x_ticks), len(shown.y_ticks)) > 2
+        assert len(shown.x_ticks) >= min(3, len(shown.sizes))
+        assert len(shown.y_ticks) > 2
 
 
 @given(st.floats(1e-3, 100.0), st.floats(1.0, 100.0))
@@ -114,8 +99,8 @@ def test_nothing_known_is_a_page_too():
     assert "<svg" not in study.page(found)
 
 
-def test_no_study_is_forgotten():
-    """Each has a word for the command line, and a made-up payload for these tests."""
+def test_no_study_is_missing():
+    """Each has a name on the command line and a payload here."""
     assert set(STUDIES) == set(get_args(StudyName)) == set(ALL)
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from cubatch.errors import InvalidArgument
 from cubatch.studies import run
-from cubatch.studies.asked import Asked
+from cubatch.studies.study_request import StudyRequest
 from tests.unit.commands import as_nobody
 
 
 def short(name, folder, **more):
     """Run a study on the smallest network."""
-    asked = Asked(spec="mlp", model="mlp", folder=Path(folder), device="cpu", quick=True, **more)
-    return run.run(name, asked, command=f"cubatch study {name} mlp")
+    request = StudyRequest(spec="mlp", model="mlp", folder=Path(folder), device="cpu", quick=True, **more)
+    return run.run(name, request, command=f"cubatch study {name} mlp")
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.inf, math.nan])
@@ -38,10 +38,3 @@ def test_a_folder_that_this_user_may_not_write_to_is_refused_before_measuring():
             short("memory-rules", place)
         Path(place).chmod(0o755)
     assert (caught.value.field, caught.value.value) == ("out", place)
-
-
-@pytest.mark.case("memory-rules")
-def test_a_link_that_leads_nowhere_is_passed_over(tmp_path):
-    """Whatever else lies in a folder is not the study's."""
-    (tmp_path / "latest").symlink_to(tmp_path / "no such file")
-    assert short("memory-rules", tmp_path)["study"] == "memory-rules"

@@ -1,0 +1,70 @@
+"""Cache of a study's findings: a file of JSON lines in its folder, from which a killed study continues."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cubatch.errors import InvalidArgument
+from cubatch.report.tables.common import plain
+
+
+class StudyCache:
+    """
+    Findings by name, valid for one question under the same conditions.
+
+    Each finding is one line that is appended, so that concurrent runs and other questions share a file.  Lines that
+    cannot be read are ignored.
+
+    Args:
+        path: The file.
+        key: Everything that a finding depends on.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = Path(folder.name, "cells.jsonl")
+        >>> StudyCache(path, {"seed": 0}).add("batch 16", {"seconds": 2.5})
+        >>> StudyCache(path, {"seed": 0}).findings, StudyCache(path, {"seed": 1}).findings
+        ({'batch 16': {'seconds': 2.5}}, {})
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
+        self._path = path
+        self._key = hashlib.sha256(json.dumps(plain(key), sort_keys=True).encode()).hexdigest()
+        self.findings: dict[str, Any] = {}
+        content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for line in content.splitlines():
+            try:
+                entry = json.loads(line)
+                if entry["key"] == self._key:
+                    self.findings[entry["name"]] = dict(entry["finding"])
+            except (ValueError, TypeError, KeyError):  # a line that a kill cut off
+                continue
+
+    def add(self, name: str, finding: Mapping[str, Any]) -> None:
+        """
+        Add a finding; it is on the disk when this returns.
+
+        Raises:
+            InvalidArgument: If the file cannot be written.
+        """
+        self.findings[name] = plain(finding)
+        line = json.dumps({"key": self._key, "name": name, "finding": self.findings[name]})
+        try:
+            with self._path.open("ab") as file:
+                file.write(f"\n{line}\n".encode())  # the first newline ends a line that a kill cut off
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise not_writable(self._path.parent, error) from error
+
+
+def not_writable(folder: Path, error: OSError) -> InvalidArgument:
+    """Return the error for a study's folder in which a file cannot be written."""
+    return InvalidArgument("out", str(folder), "a folder to write to", f"{error.strerror or error}.")

@@ -1,0 +1,205 @@
+"""The request of a study, the record that each study returns, and the measurements that they share."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from cubatch.checks import check_whole
+from cubatch.engine.conditions import conditions, environment
+from cubatch.engine.data import Dataset
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import room
+from cubatch.memory import fit
+from cubatch.network.models import SpecLike
+from cubatch.search.events import Event
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.tune import autotune
+from cubatch.workload import Workload
+
+STORE = "measured.sqlite3"
+TOO_FEW_TRIALS = "Unknown: the budget allowed too few trials. The same command with a larger --budget continues."
+_MEASURED_FACTS = (
+    "created", "input_shape", "mode", "dtype", "optimizer", "library", "recompute", "limits", "budget_seconds",
+    "seconds_spent", "seed", "device", "environment",
+)  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class StudyRequest:
+    """
+    Options of a study, as the user gave them.
+
+    Attributes:
+        spec: The network, as for `autotune`.
+        model: The network's name on the command line.
+        folder: Directory for the report and for everything that is measured.
+        device, dtype, optimizer, memory_limit, seed: As for `autotune`.
+        modes: Modes to measure, the one with the largest memory plan last; empty: the study's own.
+        data: Directory with MNIST's files, for studies that train on them.
+        max_batch_size: The largest size to measure; None: the study's own limit.
+        budget: The largest measuring time in seconds; None: the study's own.
+        quick: Whether to measure less, for an answer in seconds.
+        show: Called with the progress: work done, total, current step, and the unit of both numbers (empty: a count).
+    """
+
+    spec: SpecLike
+    model: str
+    folder: Path
+    device: str | None = None
+    modes: tuple[str, ...] = ()
+    dtype: str = "float32"
+    optimizer: str = "sgd"
+    data: Path | None = None
+    max_batch_size: int | None = None
+    memory_limit: int | str | None = None
+    budget: float | None = None
+    quick: bool = False
+    seed: int = 0
+    show: Callable[..., None] = lambda _done, _total, _text, _unit="": None
+
+    @property
+    def mode(self) -> str:
+        """The mode; of several, the one with the largest memory plan."""
+        return self.modes[-1]
+
+    @property
+    def work(self) -> Workload:
+        """The workload, on a device of this machine."""
+        return Workload.of(
+            self.spec, self.device, mode=self.mode, dtype=self.dtype, optimizer=self.optimizer, present=True
+        )
+
+    def largest(self, default: int) -> int:
+        """
+        Return the largest batch size to measure: what fits into memory, at most `max_batch_size` or else `default`.
+
+        Raises:
+            DoesNotFit: If a single sample does not fit.
+        """
+        if self.max_batch_size is not None:
+            check_whole("max_batch_size", self.max_batch_size)
+        work = self.work
+        fits = fit.largest(work, max(1, room.memory_limit(work.device, self.memory_limit).bytes))
+        return min(fits, default if self.max_batch_size is None else self.max_batch_size)
+
+    def require_training(self) -> None:
+        """Raise InvalidArgument unless the mode is training, for studies whose question is about training."""
+        if self.mode != "training":
+            raise InvalidArgument("mode", self.mode, '"training": the question is about training')
+
+    def tune(self, *, budget: float, **options: Any) -> TuningResult:
+        """Tune with the user's options and the store in the study's folder, so that a killed study continues."""
+        return autotune(
+            self.spec, device=self.device, mode=cast("Any", self.mode), dtype=cast("Any", self.dtype),
+            optimizer=cast("Any", self.optimizer), memory_limit=self.memory_limit, budget=budget, seed=self.seed,
+            store=self.folder / STORE, **options,
+        )  # fmt: skip
+
+    def measure_rounds(self, sizes: Sequence[int], rounds: int, *, budget: float, tolerance: float) -> TuningResult:
+        """Measure every size once per round, in random order."""
+
+        def watch(event: Event) -> None:
+            self.show(event.done, event.total, event.message, "s")
+
+        return self.tune(budget=budget, batch_sizes=sizes, sweeps=rounds, tolerance=tolerance, progress=watch)
+
+
+@attrs.frozen(kw_only=True)
+class Findings:
+    """
+    What a study found.
+
+    Attributes:
+        facts: Where, how and when it was measured, in JSON form.
+        answer: The answer in a sentence or two.
+        points: Further sentences.
+        method: How it was measured, a paragraph each.
+        notes: Paragraphs to add to the question.
+        details: The numbers, in JSON form.
+        files: Further files for the folder: content in JSON form by name.
+    """
+
+    facts: Mapping[str, Any]
+    answer: str
+    points: Sequence[str]
+    method: Sequence[str]
+    notes: Sequence[str] = ()
+    details: Mapping[str, Any] = attrs.field(factory=dict)
+    files: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Study:
+    """
+    A question about batch sizes and the function that measures its answer.
+
+    Attributes:
+        title: The question in short.
+        question: The question in full.
+        model: The network that is measured unless the user names one.
+        modes: The modes that are measured unless the user names one.
+        budgets: Seconds of measuring, at most: of the full and of the quick study.
+        run: Measures; receives the request and the budget in seconds.
+        uses_images: Whether the study trains on images.
+        is_timed: Whether load of other processes changes the answer.
+    """
+
+    title: str
+    question: str
+    model: str
+    modes: tuple[str, ...]
+    budgets: tuple[float, float]
+    run: Callable[[StudyRequest, float], Findings]
+    uses_images: bool = False
+    is_timed: bool = True
+
+
+def tuning_facts(result: TuningResult) -> dict[str, Any]:
+    """Return where, how and when a tuning run was measured, in JSON form."""
+    mapping = result.to_mapping()
+    return {name: mapping[name] for name in _MEASURED_FACTS}
+
+
+def training_facts(
+    request: StudyRequest, budget: float, images: Iterable[Dataset] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    Describe the conditions of a study that trains or profiles instead of tuning.
+
+    Args:
+        request: The request.
+        budget: Seconds.
+        images: Images for training and testing; other files may lie in the same directory later.
+
+    Returns:
+        The key under which its findings are cached, with everything that they depend on except the budget; and the
+        facts for its JSON.
+    """
+    work, device = request.work, request.work.device.to_mapping()
+    shown = ("name", "kind", "compute_capability", "threads", "memory_bytes")
+    key = {
+        "spec": work.spec.to_mapping(),
+        "settings": work.settings,
+        "seed": request.seed,
+        "data": None if request.data is None else str(request.data.resolve()),
+        "conditions": conditions(work.device),
+        "images": [
+            [len(part), zlib.crc32(part.images.tobytes()), zlib.crc32(part.labels.tobytes())] for part in images
+        ],
+    }
+    facts = {
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **work.settings,
+        "input_shape": list(work.input_shape),
+        "budget_seconds": budget,
+        "seed": request.seed,
+        "device": {name: device[name] for name in shown},
+        "environment": environment(work.device),
+    }
+    return key, facts

@@ -1,0 +1,263 @@
+"""Studies that measure batch sizes equally often and compare them: `powers-of-two`, `small-batch-floor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidArgument, NothingMeasured
+from cubatch.report.tables.common import joined
+from cubatch.studies.size_comparison import TOLERANCE, SizeComparison, answer_slower, compare, doubts
+from cubatch.studies.study_request import Findings, Study, StudyRequest, tuning_facts
+from cubatch.tuning.results import TuningResult
+from cubatch.units import format_percent, format_seconds
+
+
+@attrs.frozen(kw_only=True)
+class Conclusion:
+    """An answer, further sentences, and further numbers in JSON form."""
+
+    answer: str
+    points: Sequence[str]
+    details: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class SweepPlan:
+    """
+    The sizes of one sweep and what to conclude from them.
+
+    Attributes:
+        sizes: Batch sizes to measure, ascending.
+        pairs: Sizes to compare: the size, its reference, and the rule by which they are compared.
+        conclude: Concludes from the result and the comparisons.
+        method, notes: Paragraphs about these sizes, for the method and for the question.
+    """
+
+    sizes: Sequence[int]
+    pairs: Sequence[tuple[int, int, str]]
+    conclude: Callable[[TuningResult, Sequence[SizeComparison]], Conclusion]
+    method: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def sweep(*, rounds: tuple[int, int], plan: Callable[[StudyRequest], SweepPlan], **record: Any) -> Study:
+    """
+    Return a study that measures the sizes of a plan equally often and compares its pairs.
+
+    Args:
+        rounds: Trials of each size, at most: of the full and of the quick study.
+        plan: Chooses the sizes.
+        record: The other fields of the study.
+    """
+
+    def run(request: StudyRequest, budget: float) -> Findings:
+        chosen, count = plan(request), rounds[request.quick]
+        result = request.measure_rounds(chosen.sizes, count, budget=budget, tolerance=TOLERANCE)
+        measured = {m.batch_size: m for m in result.measurements}
+        compared = {pair: compare(measured[pair[0]], measured[pair[1]], rule=pair[2]) for pair in chosen.pairs}
+        comparisons = [c for c in compared.values() if c is not None]
+        missing = [(size, reference) for (size, reference, _), c in compared.items() if c is None]
+        conclusion = chosen.conclude(result, comparisons)
+        return Findings(
+            facts=tuning_facts(result),
+            answer=conclusion.answer,
+            points=[*conclusion.points, *doubts(comparisons, missing)],
+            method=[*_method(count), *chosen.method],
+            notes=chosen.notes,
+            details={
+                "tolerance": TOLERANCE,
+                "rounds": count,
+                "comparisons": [c.to_mapping() for c in comparisons],
+                "missing": [list(pair) for pair in missing],
+                **conclusion.details,
+                "result": result.to_mapping(),
+            },
+        )
+
+    return Study(run=run, **record)
+
+
+def _method(rounds: int) -> list[str]:
+    return [
+        (
+            f"Every size has one trial in each of up to {rounds} rounds, in random order, so that drift affects "
+            "all sizes alike. A trial warms up and takes a few timings; its median counts."
+        ),
+        (
+            "Two sizes are compared by the ratio of their samples per second, with a 90 % confidence interval by the "
+            "method of Hodges and Lehmann, which assumes no distribution of the noise. One is called faster or slower "
+            f"if the interval excludes 0 % and the difference exceeds {format_percent(TOLERANCE)}."
+        ),
+    ]
+
+
+# --- powers-of-two ------------------------------------------------------------------------------------------------
+
+PUBLISHED = {127: "same", 129: "same", 100: "slower", 156: "faster", 255: "same", 257: "same", 511: "same", 513: "same"}
+"""Verdicts of the published comparison, relative to the nearest power of two."""
+_PUBLISHED_MODEL = "mobilenet-v3-large"
+_PUBLISHED_POWERS, _FEWEST = (128, 256, 512), 3
+_PUBLISHED_OTHERS = {128: (100, 156)}  # published besides the neighbors
+_PUBLISHED_NOTE = (
+    "One published comparison trained this network on a V100 in float16 with images of 224 x 224: 127 and 129 took as "
+    "long as 128 within about 1 %, 511 and 513 as long as 512 within 0.3 %; 100 was clearly slower, 156 faster. Each "
+    "size ran once, one after the other. The table lists its verdicts; device, engine and data type may differ."
+)
+
+
+def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
+    """
+    Choose powers of two and the sizes that each is compared with.
+
+    These are 128, 256, 512 and larger ones up to the limit, but at least the three largest that it allows.
+
+    Raises:
+        InvalidArgument: If the limit allows no power of two of at least 4 with both neighbors.
+
+    Example:
+        >>> powers_and_neighbors(513)
+        {128: (100, 127, 129, 156), 256: (255, 257), 512: (511, 513)}
+        >>> powers_and_neighbors(33)
+        {8: (7, 9), 16: (15, 17), 32: (31, 33)}
+    """
+    powers = [2**k for k in range(2, limit.bit_length()) if 2**k + 1 <= limit]
+    if not powers:
+        raise InvalidArgument("max_batch_size", limit, "at least 5", "No larger size fits or is allowed.")
+    chosen = [power for power in powers if power >= _PUBLISHED_POWERS[0]]
+    chosen = chosen if len(chosen) >= _FEWEST else powers[-_FEWEST:]
+    return {
+        power: tuple(sorted((power - 1, power + 1, *(n for n in _PUBLISHED_OTHERS.get(power, ()) if n <= limit))))
+        for power in chosen
+    }
+
+
+def _plan_powers(request: StudyRequest) -> SweepPlan:
+    groups = powers_and_neighbors(request.largest(_PUBLISHED_POWERS[-1] + 1))
+    published = PUBLISHED if (request.model.lower(), request.mode) == (_PUBLISHED_MODEL, "training") else {}
+
+    def conclude(_: TuningResult, comparisons: Sequence[SizeComparison]) -> Conclusion:
+        neighbors = [c for c in comparisons if abs(c.batch_size - c.reference) == 1]
+        differing = [
+            str(c.batch_size)
+            for c in comparisons
+            if c.verdict != "unclear" and published.get(c.batch_size, c.verdict) != c.verdict
+        ]
+        points = [f"Unlike what was published: {joined(differing)}."] if differing else []
+        rows = [c.to_mapping() | {"published": published.get(c.batch_size)} for c in comparisons]
+        return Conclusion(answer=answer_slower(neighbors), points=points, details={"comparisons": rows})
+
+    return SweepPlan(
+        sizes=sorted({*groups, *(n for others in groups.values() for n in others)}),
+        pairs=[(n, power, "") for power, others in groups.items() for n in others],
+        conclude=conclude,
+        notes=[_PUBLISHED_NOTE] if published else [],
+    )
+
+
+powers_of_two = sweep(
+    title="Is a power of two faster?",
+    question=(
+        "Many people train with batches of 32, 64, 128: powers of two are said to suit memory pages, alignment and "
+        "the hardware's units. If that were so, the neighbors of a power of two, such as 127 and 129, would be clearly "
+        "slower per sample. Are they?"
+    ),
+    model=_PUBLISHED_MODEL,
+    modes=("training",),
+    budgets=(600.0, 30.0),
+    rounds=(11, 5),
+    plan=_plan_powers,
+)
+
+# --- small-batch-floor --------------------------------------------------------------------------------------------
+
+FREE = 0.1
+"""A step that takes at most this share longer than a step of one sample counts as equally long."""
+_FLOOR_LIMITS = (1024, 64)
+
+
+def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
+    """
+    Return the three sizes at which the step time changes its behavior.
+
+    Args:
+        seconds: Step time by batch size.
+
+    Returns:
+        "floor", the largest size up to which no step takes over a tenth longer than a step of one sample, None if a
+        step of one sample is itself slower than a larger one; "half", the smallest size with half of the best samples
+        per second (Hockney's n1/2: Hockney and Jesshope, Parallel Computers, 1981); "enough", the smallest size within
+        5 % of the best.
+
+    Raises:
+        NothingMeasured: If there is no time of a single sample.
+
+    Example:
+        >>> floor_of({n: 1.0 + n / 100 for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)})
+        {'floor': 8, 'half': 128, 'enough': 2048}
+    """
+    if 1 not in seconds:
+        raise NothingMeasured("no step of a single sample was measured", "Raise budget.")
+    sizes, rates = sorted(seconds), {n: n / step for n, step in seconds.items()}
+    best = max(rates.values())
+    slow = [n for n in sizes if seconds[n] > (1 + FREE) * seconds[1]]
+    is_floor = seconds[1] <= (1 + FREE) * min(seconds.values())
+    return {
+        "floor": max(n for n in sizes if n < min(slow, default=sizes[-1] + 1)) if is_floor else None,
+        "half": min(n for n in sizes if rates[n] >= best / 2),
+        "enough": min(n for n in sizes if rates[n] >= 0.95 * best),
+    }
+
+
+def answer_floor(floor: int | None, seconds: Mapping[int, float]) -> str:
+    """Answer up to which batch size a step takes as long as a step of one sample."""
+    if floor is None:
+        fastest = min(seconds, key=lambda n: (seconds[n], n))
+        return (
+            f"Unknown: a step of one sample took {format_seconds(seconds[1])}, longer than a step of {fastest} "
+            f"({format_seconds(seconds[fastest])}). Measure again on an idle machine, or another algorithm runs there."
+        )
+    if floor > 1:
+        return f"Below batch {floor}: a step of one sample takes as long, within {format_percent(FREE)}."
+    if 2 * floor in seconds:
+        return "There is no such batch: a step of two samples takes clearly longer than a step of one."
+    return "Unknown: batch 2 was not measured. A larger --budget or --max-batch-size may allow it."
+
+
+def _plan_floor(request: StudyRequest) -> SweepPlan:
+    limit = request.largest(_FLOOR_LIMITS[request.quick])
+
+    def conclude(result: TuningResult, _: Sequence[SizeComparison]) -> Conclusion:
+        seconds = {m.batch_size: m.latency_seconds for m in result.measurements if m.latency_seconds is not None}
+        sizes = floor_of(seconds)
+        points = [
+            f"A step of one sample takes {format_seconds(seconds[1])}.",
+            f"Batch {sizes['half']} has half of the best samples per second (Hockney's n1/2).",
+            f"Of the measured sizes, batch {sizes['enough']} is the smallest within 5 % of the best."
+            + (" It is the largest measured: --max-batch-size." if sizes["enough"] == max(seconds) else ""),
+        ]
+        return Conclusion(answer=answer_floor(sizes["floor"], seconds), points=points, details=sizes)
+
+    return SweepPlan(
+        sizes=[2**k for k in range(limit.bit_length())],
+        pairs=[],
+        conclude=conclude,
+        method=["Only powers of two are measured: the floor may lie up to twice as high."],
+    )
+
+
+small_batch_floor = sweep(
+    title="Below which batch is nothing gained?",
+    question=(
+        "A step of a few samples does not fill a machine of many cores: calls, launches and waiting take a fixed "
+        "time. Up to some size a step takes as long as a step of one sample, so a smaller batch saves nothing. Which "
+        "size is that, and from which size on does a larger batch gain nothing any more?"
+    ),
+    model="mnist-cnn",
+    modes=("inference",),
+    budgets=(300.0, 20.0),
+    rounds=(7, 3),
+    plan=_plan_floor,
+)

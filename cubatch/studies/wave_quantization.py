@@ -1,0 +1,258 @@
+"""
+`waves`: throughput around the batch sizes at which a new wave of work begins.
+
+The founding example: convolutions of 128 channels on Go boards of 19 x 19.  Remi Coulom used the batch sizes at which
+every SM has the same number of tiles, `int(n * (1 << 14) * SM / (H * W * C))`: 28, 56, 85, ... on a V100's 80 SMs.
+On a CPU, samples are distributed over threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidArgument
+from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
+from cubatch.memory.plan import plan
+from cubatch.network.graph import as_network
+from cubatch.report.tables.study import signed
+from cubatch.studies.size_comparison import SizeComparison, answer_slower, list_verdicts
+from cubatch.studies.study_request import StudyRequest
+from cubatch.studies.sweep import Conclusion, SweepPlan, sweep
+from cubatch.tuning.crests import crests, slowest
+from cubatch.tuning.results import TuningResult
+from cubatch.workload import Workload
+
+MULTIPLE = 8
+CREST, PAST_CREST, COULOM, POWER, MULTIPLES = "crest", "past crest", "Coulom", "power of two", f"multiple of {MULTIPLE}"
+_NUM_CRESTS = 2
+_SMALLEST_CREST = 4  # the smallest with sizes on both sides
+_AROUND = (8, 3)  # sizes measured on each side of a crest: full and quick
+_LIMIT = 1024
+_CPU_NOTE = (
+    "A CPU has no SMs and no waves of blocks: here samples are distributed over threads, and the others wait for the "
+    "busiest thread. It is the same rule with other numbers, and a crest at each multiple of the threads; nothing is "
+    "measured about blocks on SMs. cubatch occupancy KERNEL --device NAME --model MODEL --sweep batch-size computes "
+    "those for any GPU."
+)
+
+
+@attrs.frozen(kw_only=True)
+class Distribution:
+    """
+    How the work of a batch is distributed over the units of a device.
+
+    Attributes:
+        items: The pieces of work: "blocks of conv1", "samples".
+        unit: "SM" or "thread".
+        count: Number of units.
+        busiest: Pieces of work of the busiest unit, by batch size.
+        crests: One or two batch sizes after which the busiest unit has more work, ascending.
+        coulom: Batch sizes of Coulom's rule, by their n.
+    """
+
+    items: str
+    unit: str
+    count: int
+    busiest: Callable[[int], int]
+    crests: tuple[int, ...]
+    coulom: Mapping[int, int]
+
+    def rate(self, batch_size: int) -> float:
+        """Return the samples per piece of work of the busiest unit, to which the rule expects throughput to grow."""
+        return batch_size / self.busiest(batch_size)
+
+
+def distribute(work: Workload, limit: int) -> Distribution:
+    """
+    Return how a batch is distributed over a device, with its crests below the limit.
+
+    Raises:
+        InvalidArgument: If nothing is distributed, or there is no crest below the limit.
+
+    Example:
+        >>> work = Workload.of("go-net", "v100-sxm2-16gb", mode="inference", dtype="float32", library="im2col")
+        >>> distribution = distribute(work, 1000)
+        >>> distribution.items, distribution.crests, [distribution.busiest(n) for n in (28, 29, 56, 57)]
+        ('blocks of conv1', (28, 56), [1, 2, 2, 3])
+        >>> distribution.coulom[3]
+        85
+    """
+    return _over_threads(work, limit) if work.device.kind == "cpu" else _over_sms(work, limit)
+
+
+def _over_sms(work: Workload, limit: int) -> Distribution:
+    num_sms = work.device.num_sms
+    if num_sms is None:
+        raise InvalidArgument("device", str(work.device), "a GPU whose SMs are known")
+    passes = slowest(work, limit)[:1]
+    tops = [one.batch_size for one in crests(passes, num_sms, limit) if one.kind == "crest"]
+    tops = sorted(n for n in tops if _SMALLEST_CREST <= n < limit)[:_NUM_CRESTS]
+    if not tops:
+        allowed = f"a network whose slowest layer fills all SMs equally at a batch size from 4 to {limit - 1}"
+        raise InvalidArgument("model", work.name, allowed, "Use smaller inputs or a larger --max-batch-size.")
+    ((name, blocks),) = passes
+    return Distribution(
+        items=f"blocks of {name}",
+        unit="SM",
+        count=num_sms,
+        busiest=lambda n: busiest_sm_blocks(blocks(n), num_sms),
+        crests=tuple(tops),
+        coulom=_coulom_sizes(work, num_sms, limit),
+    )
+
+
+def _coulom_sizes(work: Workload, num_sms: int, limit: int) -> dict[int, int]:
+    """Return Coulom's sizes, by their n, for the convolution with most FLOP."""
+    convolutions = [node.layer for node in as_network(work.spec).nodes if node.layer.convolution]
+    if not convolutions:
+        return {}
+    h, w, c = max(convolutions, key=lambda layer: layer.flops("inference")).input_shape
+    sizes = ((n, coulom_batch_size(n, h=h, w=w, c=c, num_sms=num_sms)) for n in itertools.count(1))
+    return {n: size for n, size in itertools.takewhile(lambda item: item[1] <= limit, sizes) if size}
+
+
+def _over_threads(work: Workload, limit: int) -> Distribution:
+    threads = work.device.threads or 1
+    levels = (2**k for k in range(1, limit.bit_length()))
+    tops = [
+        n for level in levels if _SMALLEST_CREST <= (n := level * threads) < limit and plan(work, n).members == threads
+    ]
+    if threads == 1 or not tops:
+        allowed = f"a network whose samples several threads share at a batch size below {limit}"
+        remedy = f"This CPU has {threads} threads; one thread runs short steps, since the others would wait."
+        raise InvalidArgument("model", work.name, allowed, remedy)
+    return Distribution(
+        items="samples",
+        unit="thread",
+        count=threads,
+        busiest=lambda n: plan(work, n).shard,
+        crests=tuple(tops[:_NUM_CRESTS]),
+        coulom={},
+    )
+
+
+def window(crest: int, around: int, limit: int) -> range:
+    """
+    Return the sizes around a crest: `around` on either side, at most half of the crest.
+
+    Example:
+        >>> window(28, 8, 1000), window(4, 8, 1000)
+        (range(20, 37), range(2, 7))
+    """
+    reach = min(around, crest // 2)
+    return range(crest - reach, min(crest + reach, limit) + 1)
+
+
+def marks(batch_size: int, distribution: Distribution) -> list[str]:
+    """Return the rules that suggest a batch size: crest, past crest, Coulom's, power of two, multiple of 8."""
+    rules = [PAST_CREST] if batch_size - 1 in distribution.crests else []
+    rules += [CREST] if batch_size in distribution.crests else []
+    rules += [f"{COULOM} n={n}" for n, size in distribution.coulom.items() if size == batch_size]
+    if not batch_size & (batch_size - 1):
+        rules.append(POWER)
+    elif batch_size % MULTIPLE == 0:
+        rules.append(MULTIPLES)
+    return rules
+
+
+def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, int, str]]:
+    """Pair each size just past a crest with it, and each size of a common rule with the nearest crest."""
+    pairs = [(crest + 1, crest, PAST_CREST) for crest in distribution.crests]
+    for size in sizes:
+        crest = min(distribution.crests, key=lambda top: abs(top - size))
+        rules = {mark.partition(" n=")[0] for mark in marks(size, distribution)} - {CREST, PAST_CREST}
+        pairs += [(size, crest, rule) for rule in sorted(rules) if size != crest]
+    return pairs
+
+
+def conclude(
+    distribution: Distribution, sizes: Sequence[int], result: TuningResult, comparisons: Sequence[SizeComparison]
+) -> Conclusion:
+    """Answer whether the sizes just past the crests are slower, and how sizes of common rules compare."""
+    measured = {m.batch_size: m for m in result.measurements}
+    tops, points = [], []
+    for crest in distribution.crests:
+        rule_ratio = distribution.rate(crest + 1) / distribution.rate(crest)
+        seconds = [measured[n].predicted_seconds for n in (crest, crest + 1)]
+        predicted_ratio = (crest + 1) * seconds[0] / (crest * seconds[1]) if seconds[0] and seconds[1] else None
+        busiest = [distribution.busiest(n) for n in (crest, crest + 1)]
+        tops.append(
+            {"batch_size": crest, "busiest": busiest, "rule_ratio": rule_ratio, "predicted_ratio": predicted_ratio}
+        )
+        predicted = "" if predicted_ratio is None else f", the time model predicts {signed(predicted_ratio - 1)}"
+        points.append(f"{crest + 1} vs {crest}: the rule expects {signed(rule_ratio - 1)} samples/s{predicted}.")
+    for rule in (COULOM, POWER, MULTIPLES):
+        of_rule = [c for c in comparisons if c.rule == rule]
+        if of_rule:
+            points.append(f"{rule[0].upper()}{rule[1:]} vs nearest crest: {list_verdicts(of_rule)}.")
+    first = distribution.crests[0]
+    first_rate = measured[first].samples_per_second
+    rows: list[dict[str, Any]] = []
+    for n in sizes:
+        seconds_predicted = measured[n].predicted_seconds
+        rule_rate = None
+        if first_rate is not None:
+            rule_rate = first_rate * distribution.rate(n) / distribution.rate(first)
+        rows.append(
+            {
+                "batch_size": n,
+                "busiest": distribution.busiest(n),
+                "samples_per_second": measured[n].samples_per_second,
+                "interval": measured[n].throughput_interval,
+                "predicted": n / seconds_predicted if seconds_predicted else None,
+                "rule": rule_rate,
+                "marks": marks(n, distribution),
+            }
+        )
+    return Conclusion(
+        answer=answer_slower([c for c in comparisons if c.rule == PAST_CREST]),
+        points=points,
+        details={
+            "distribution": {name: getattr(distribution, name) for name in ("items", "unit", "count")},
+            "crests": tops,
+            "sizes": rows,
+        },
+    )
+
+
+def _plan(request: StudyRequest) -> SweepPlan:
+    limit = request.largest(_LIMIT)
+    distribution = distribute(request.work, limit)
+    sizes = sorted({n for top in distribution.crests for n in window(top, _AROUND[request.quick], limit)})
+    method = [
+        (
+            f"The {distribution.items} are distributed over {distribution.count} {distribution.unit}s; a crest is the "
+            f"largest batch before the busiest {distribution.unit} gets more. Every batch around the crests is "
+            f"measured. The rule in the figure: samples/s proportional to the batch over the {distribution.items} of "
+            f"the busiest {distribution.unit}, drawn through the first crest."
+        )
+    ]
+    if distribution.coulom:
+        method.append("Coulom's sizes are int(n x 16384 x SMs / (h x w x c)) of the convolution with most FLOP.")
+    return SweepPlan(
+        sizes=sizes,
+        pairs=_pairs(sizes, distribution),
+        conclude=lambda result, comparisons: conclude(distribution, sizes, result, comparisons),
+        method=method,
+        notes=[_CPU_NOTE] if distribution.unit == "thread" else [],
+    )
+
+
+waves = sweep(
+    title="Does one sample too many cost a wave?",
+    question=(
+        "A GPU distributes the blocks of a layer over its SMs, and a step lasts as long as the busiest SM. A batch at "
+        "which all SMs have the same number of blocks, a crest, should be fast, and one sample more should cost the "
+        "time of a block for hardly any work. Remi Coulom chose batch sizes for Go networks by this rule. Is the "
+        "size just past a crest slower, and by how much?"
+    ),
+    model="go-net",
+    modes=("inference",),
+    budgets=(600.0, 30.0),
+    rounds=(7, 3),
+    plan=_plan,
+)

@@ -1,0 +1,124 @@
+"""`waves`: the crests on GPUs and CPUs, and the conclusions from timings whose truth is known."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import probe
+from cubatch.measure.records import PER_VISIT
+from cubatch.studies import wave_quantization as waves
+from cubatch.studies.size_comparison import compare
+from cubatch.tuning.results import Measurement
+from cubatch.workload import Workload
+
+CONVOLUTION = {
+    "name": "board",
+    "input_shape": [19, 19, 64],
+    "layers": [{"type": "conv2d", "k": 64, "r": 3, "s": 3, "pad": 1}],
+}
+
+
+def work(spec="go-net", device="v100-sxm2-16gb"):
+    return Workload.of(spec, device, mode="inference", dtype="float32", library="im2col")
+
+
+def on_threads(count, spec=CONVOLUTION):
+    return work(spec, attrs.evolve(probe.device("cpu"), threads=count))
+
+
+def measured(size, seconds_per_sample):
+    """One timing per round, each a thousandth slower than the one before."""
+    rate = 1 / seconds_per_sample
+    return Measurement(
+        batch_size=size,
+        status="ok",
+        timings_rounds=[number * PER_VISIT for number in range(7)],
+        timings_seconds=[size * seconds_per_sample * (1 + k / 1000) for k in range(7)],
+        samples_per_second=rate,
+        throughput_interval=(rate, rate),
+    )
+
+
+@pytest.mark.case("coulom-rule")
+@pytest.mark.parametrize(("device", "num_sms"), [("v100-sxm2-16gb", 80), ("rtx-2080-ti", 68)])
+def test_crests_of_the_founding_example_are_coulombs(device, num_sms):
+    """
+    Go boards of 19 x 19 with 128 channels: 128 filters are one tile wide, so 16384 outputs are a block.
+
+    int(n * 16384 * SM / (19 * 19 * 128)) for the first two n, with the published numbers of SMs.
+    """
+    distribution = waves.distribute(work(device=device), 1000)
+    by_rule = [n * (1 << 14) * num_sms // (19 * 19 * 128) for n in (1, 2)]
+    assert list(distribution.crests) == by_rule == [distribution.coulom[n] for n in (1, 2)]
+    assert distribution.count == num_sms
+
+
+@given(st.integers(2, 64))
+def test_on_a_cpu_crests_are_multiples_of_the_threads(threads):
+    """All threads have as many samples there, and one has one more just past it."""
+    distribution = waves.distribute(on_threads(threads), 10_000)
+    assert distribution.crests == (2 * threads, 4 * threads)
+    for crest in distribution.crests:
+        assert distribution.busiest(crest) == crest // threads
+        assert distribution.busiest(crest + 1) == crest // threads + 1
+    assert distribution.coulom == {}
+
+
+@pytest.mark.parametrize(("workload", "limit"), [(on_threads(1), 64), (on_threads(2, "mlp"), 64), (work(), 4)])
+def test_a_workload_without_crests_is_rejected(workload, limit):
+    """One thread; steps so short that one thread runs them; a limit below the first crest."""
+    with pytest.raises(InvalidArgument) as caught:
+        waves.distribute(workload, limit)
+    assert caught.value.field == "model"
+
+
+@given(st.integers(4, 3000), st.integers(1, 16))
+def test_windows_have_both_sides(crest, around):
+    """The crest, the size just past it, and sizes of at least half of it."""
+    sizes = waves.window(crest, around, 5000)
+    assert {crest - 1, crest, crest + 1} <= set(sizes)
+    assert sizes[0] >= crest / 2
+    assert len(sizes) <= 2 * around + 1
+    assert max(waves.window(crest, around, crest + 1)) == crest + 1
+
+
+@pytest.mark.parametrize(
+    ("size", "marks"),
+    [
+        (28, ["crest", "Coulom n=1"]),
+        (29, ["past crest"]),
+        (64, ["power of two"]),
+        (24, ["multiple of 8"]),
+        (85, ["Coulom n=3"]),
+        (30, []),
+    ],
+)
+def test_marks_name_the_rules_of_a_size(size, marks):
+    """A power of two is not also listed as a multiple of 8."""
+    assert waves.marks(size, waves.distribute(work(), 1000)) == marks
+
+
+@pytest.mark.parametrize(("slowdown", "word"), [(1.4, "Yes"), (1.0, "No"), (0.9, "No")])
+def test_the_conclusion_follows_the_size_just_past_the_crest(slowdown, word):
+    """A sample takes `slowdown` times as long above 28; the rule's curve passes through the first crest."""
+    distribution = attrs.evolve(waves.distribute(work(), 1000), crests=(28,))
+    sizes = range(20, 37)
+    by_size = {n: measured(n, 1e-3 * (slowdown if n > 28 else 1.0)) for n in sizes}
+    pairs = waves._pairs(sizes, distribution)
+    assert set(pairs) == {
+        (29, 28, "past crest"), (24, 28, "multiple of 8"), (32, 28, "power of two"),
+    }  # fmt: skip
+    comparisons = [compare(by_size[size], by_size[reference], rule=rule) for size, reference, rule in pairs]
+    result = SimpleNamespace(measurements=[*by_size.values()])
+    conclusion = waves.conclude(distribution, sizes, result, comparisons)
+    assert conclusion.answer.startswith(word)
+    assert conclusion.details["crests"][0]["rule_ratio"] == pytest.approx(29 / 28 / 2)
+    rule = {row["batch_size"]: row["rule"] for row in conclusion.details["sizes"]}
+    assert rule[28] == pytest.approx(1000)
+    assert rule[29] == pytest.approx(1000 * 29 / 28 / 2)
