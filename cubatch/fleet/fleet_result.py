@@ -1,4 +1,4 @@
-"""What a fleet tells: for each kind of device its answer, and how a batch is shared by all."""
+"""The result of a fleet: a tuning result per distinct device, and shares of a batch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
 @attrs.frozen(kw_only=True)
 class FleetDevice:
     """
-    One kind of device of a fleet.
+    One distinct device of a fleet.
 
     Attributes:
-        name: What a person calls it; no two kinds have the same.
+        name: Its name, unique in the fleet.
         workers: Addresses of the workers that have one; none for a device that is not in the fleet.
-        result: What was measured on one of them; None where that failed, or it is not there.
-        forecast: What was predicted of a device that is not in the fleet.
-        error: Why there is neither; empty where there is.
-        price_per_hour: As it was given; None where none was.
+        result: The tuning result of one of them; None if that failed or the device is not in the fleet.
+        forecast: The prediction for a device that is not in the fleet.
+        error: Why there is neither; empty if there is one.
+        price_per_hour: The given price; None if there is none.
     """
 
     name: str
@@ -39,41 +39,41 @@ class FleetDevice:
 
     @property
     def batch_size(self) -> int | None:
-        """The answer; None where there is none."""
+        """The recommended batch size; None if there is no result."""
         answer = self.result or self.forecast
         return None if answer is None else answer.batch_size
 
     @property
     def samples_per_second(self) -> float | None:
-        """The rate at the answer."""
+        """Samples per second at the recommended batch size."""
         if self.batch_size is None:
             return None
         if self.forecast is not None:
             return self.forecast.samples_per_second[self.batch_size]
-        return None if (found := self._measurement) is None else found.samples_per_second
+        return None if self._measurement is None else self._measurement.samples_per_second
 
     @property
     def peak_bytes(self) -> int | None:
-        """What a step of the answer took of memory, or will by the plan."""
+        """Peak memory of a step at the recommended batch size, measured or planned."""
         if self.forecast is not None:
             return self.forecast.peak_bytes[self.forecast.batch_size]
-        found = self._measurement
-        return None if found is None else found.peak_bytes or found.predicted_peak_bytes
+        measured = self._measurement
+        return None if measured is None else measured.peak_bytes or measured.predicted_peak_bytes
 
     @property
     def _measurement(self) -> Measurement | None:
-        """That of the answer."""
+        """The measurement of the recommended batch size."""
         measurements = () if self.result is None else self.result.measurements
         return next((m for m in measurements if m.batch_size == self.batch_size), None)
 
     @property
     def largest_measured(self) -> int:
-        """The largest batch that has run there; 0 where none has."""
+        """The largest batch size that ran; 0 if none did."""
         return 0 if self.result is None else self.result.largest_measured or 0
 
     @property
     def cost_per_million_samples(self) -> float | None:
-        """In the currency of the price; None where there is none."""
+        """In the currency of the price; None without a price."""
         if self.price_per_hour is None or not self.samples_per_second:
             return None
         return self.price_per_hour / _SECONDS_PER_HOUR * _MILLION / self.samples_per_second
@@ -82,29 +82,28 @@ class FleetDevice:
 @attrs.frozen(kw_only=True)
 class FleetResult:
     """
-    The answers of a fleet.
+    The results of a fleet.
 
     Attributes:
-        devices: One entry a kind of device: measured ones first, the fastest first; then predicted ones; then those
-            that failed.
+        devices: An entry per distinct device: measured ones first, the fastest first; then predicted and failed ones.
     """
 
     devices: tuple[FleetDevice, ...]
 
     def shares(self, batch_size: int) -> dict[str, int]:
         """
-        Share a batch out to all workers, so that unequal devices finish together.
+        Divide a batch among all workers, so that unequal devices finish together.
 
-        In proportion to the measured rates, and to no worker more than the largest batch that has run on its device.
+        Shares are proportional to the measured rates; none exceeds the largest batch size that ran on the device.
 
         Args:
-            batch_size: Samples of a step of all workers together.
+            batch_size: Samples per step of all workers together.
 
         Returns:
-            dict: Samples by the worker's address; they add up to batch_size.
+            Samples by the worker's address; they add up to batch_size.
 
         Raises:
-            InvalidArgument: If no worker was measured, or all together cannot hold so many.
+            InvalidArgument: If no device was measured, or the largest measured batches add up to less.
 
         Example:
             >>> fleet.shares(96)                                                        # doctest: +SKIP
@@ -117,15 +116,15 @@ class FleetResult:
             for address in device.workers
             if device.result is not None and device.samples_per_second
         }
-        room = sum(most for _, most in rates.values())
-        if batch_size > room:
+        most_samples = sum(most for _, most in rates.values())
+        if batch_size > most_samples:
             raise InvalidArgument(
-                "batch_size", batch_size, f"at most {room}, which is what ran on all workers together"
+                "batch_size", batch_size, f"at most {most_samples}, which is what ran on all workers together"
             )
         return _shared(batch_size, {address: (rate or 0.0, most) for address, (rate, most) in rates.items()})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give it as plain mappings and lists, for JSON."""
+        """Return the JSON form."""
         return {
             "schema": 1,
             "devices": [
@@ -147,15 +146,15 @@ class FleetResult:
         }
 
     def table(self) -> str:
-        """Give a line a kind of device, and why some have no answer."""
+        """Return a table with a line per device, and the errors."""
         return self._grid().text()
 
     def __str__(self) -> str:
-        """Give the table, so that print shows what a person wants to know."""
+        """Return the table."""
         return self.table()
 
     def _repr_html_(self) -> str:
-        """Show in a notebook the same table."""
+        """Return the table as HTML for a notebook."""
         from cubatch.report import html
 
         return html.tables([self._grid()])
@@ -168,7 +167,7 @@ class FleetResult:
 
 def _shared(batch_size: int, workers: Mapping[str, tuple[float, int]]) -> dict[str, int]:
     """
-    Share samples out in proportion to rates, within what each holds; the largest remainders round up.
+    Divide samples in proportion to rates, within each worker's largest size; the largest remainders round up.
 
     Example:
         >>> _shared(96, {"a": (20.0, 64), "b": (10.0, 64)}), _shared(96, {"a": (90.0, 64), "b": (10.0, 64)})
@@ -181,7 +180,7 @@ def _shared(batch_size: int, workers: Mapping[str, tuple[float, int]]) -> dict[s
         full = {name: most for name, (rate, most) in open_.items() if left * rate / total >= most}
         if not full:
             break
-        for name, most in full.items():  # what they cannot hold is shared by the others anew
+        for name, most in full.items():  # the others share the rest
             shares[name] = min(most, left)
             left -= shares[name]
             del open_[name]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
-from types import SimpleNamespace
 
-import attrs
 import pytest
 
 from cubatch.errors import InvalidArgument
-from cubatch.fleet import kinds as fleet_kinds
 from cubatch.fleet import tune_fleet
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.network import models
@@ -35,7 +31,7 @@ def clients(monkeypatch):
     measured = TuningResult.from_json(json.dumps(about({32: 100.0})))
     device = FleetDevice(name="Test GPU", workers=("tcp://a",), result=measured)
     monkeypatch.setattr(tune_fleet, "_connected", connected)
-    monkeypatch.setattr(tune_fleet._Fleet, "measured", lambda _: [device])
+    monkeypatch.setattr(tune_fleet, "_measure", lambda *_: [device])
     return asked
 
 
@@ -95,92 +91,29 @@ def test_a_price_of_no_device_is_refused_with_what_was_measured():
     assert device.cost_per_million_samples == pytest.approx(10.0)
 
 
-# --- workers that go and come --------------------------------------------------------------------------------
+# --- distinct devices ----------------------------------------------------------------------------------------------
 
 
-class Cluster:
-    """A client whose workers are those of one look after another, the last for good; one of `able` answers at once."""
-
-    def __init__(self, looks, able=()):
-        self.looks, self.able = itertools.chain(looks, itertools.repeat(looks[-1])), able
-
-    def nthreads(self):
-        return dict.fromkeys(next(self.looks), 1)
-
-    def submit(self, *_, workers, **__):
-        said = {"result": json.dumps(about({32: 100.0}))}
-        is_able = workers[0] in self.able
-        return SimpleNamespace(
-            status="finished" if is_able else "pending", result=lambda: said, cancel=lambda **_: None
-        )
-
-    def subscribe_topic(self, *_):
-        pass
-
-    unsubscribe_topic = cancel = lambda *_, **__: None
+def facts(limit=2**34, **device):
+    """The facts of a worker on a host, or of one with these facts of a device."""
+    host = {"kind": "cpu", "name": "Xeon", "memory_bytes": 2**37, "mig": None, "power_limit_watts": None}
+    return {"device": host | device, "memory_bytes": limit, "blas_threads": 2, "resources": None}
 
 
-def facts(memory_bytes=2**34):
-    """Give what a worker says of a host."""
-    device = {"kind": "cpu", "name": "Xeon", "memory_bytes": 2**37, "mig": None, "power_limit_watts": None}
-    return {"device": device, "memory_bytes": memory_bytes, "blas_threads": 2, "place": "host", "resources": None}
-
-
-@pytest.fixture
-def fleet(monkeypatch):
-    """Give what makes a fleet of a cluster, which is looked at a thousand times a second."""
-    monkeypatch.setattr(tune_fleet, "TICK_SECONDS", 0.001)
-    monkeypatch.setattr(tune_fleet, "_described", lambda _, addresses: {one: facts() for one in addresses})
-    keep = tune_fleet._Keep(None, {}, refresh=False)
-    return lambda cluster: tune_fleet._Fleet(cluster, {}, {}, keep, None)
-
-
-def test_a_kind_whose_only_worker_dies_waits_for_another(fleet):
-    """A nanny starts it anew at another address, three looks later: that one measures, and shares are its own."""
-    (device,) = fleet(Cluster([["a"], ["a"], [], [], [], ["b"]], able=["b"])).measured()
-    assert (device.batch_size, device.workers, device.error) == (32, ("b",), "")
-
-
-def test_a_kind_of_which_no_worker_comes_is_given_up(fleet, monkeypatch):
-    """After as long as the first worker is waited for: by what became of the last."""
-    monkeypatch.setattr(tune_fleet, "_FIRST_WORKER_SECONDS", 0.05)
-    (device,) = fleet(Cluster([["a"], ["a"], []])).measured()
-    assert (device.workers, device.error) == ((), "no worker that is left could measure: a is gone")
-
-
-def test_workers_that_join_after_their_kind_was_measured_have_shares(fleet, monkeypatch):
-    """B comes while a GPU goes on: of the host's kind there are two in the end."""
-    gpu = facts()
-    gpu["device"] = gpu["device"] | {"kind": "cuda", "name": "GPU"}
-    monkeypatch.setattr(
-        tune_fleet, "_described", lambda _, addresses: {one: gpu if "gpu" in one else facts() for one in addresses}
-    )
-    looks = [["a", "gpu"]] * 3 + [["a", "b", "gpu"]] * 2 + [["a", "b", "gpu2"]]
-    devices = {device.name: device for device in fleet(Cluster(looks, able=["a", "gpu2"])).measured()}
-    assert devices["Xeon"].workers == ("a", "b")
-    assert devices["GPU"].workers == ("gpu2",)
-
-
-# --- what is alike -------------------------------------------------------------------------------------------
-
-
-def test_hosts_whose_memory_differs_by_pages_are_one_kind():
-    """16 GiB and 30 pages less are one kind, 2 % less is another; a worker without a limit has none."""
-    limits = (2**34, 2**34 - 30 * 4096, int(0.98 * 2**34), None)
-    kinds = fleet_kinds.grouped({f"tcp://{limit}": facts(limit) for limit in limits})
-    assert [len(workers) for workers in kinds.values()] == [2, 1, 1]
-
-
-def test_kinds_that_are_described_alike_are_numbered_and_none_is_lost():
-    """Two of 16 GiB that differ by a byte, as GPUs may, and a third that comes later."""
-    first = fleet_kinds.Kind.of(facts(2**34))
-    twins = [first, attrs.evolve(first, memory_bytes=2**34 + 1)]
-    names = fleet_kinds.names(twins, {})
-    assert list(names.values()) == ["Xeon, 2 threads, 16.00 GiB", "Xeon, 2 threads, 16.00 GiB, 2"]
-    later = attrs.evolve(first, memory_bytes=2**34 + 2)
-    assert fleet_kinds.names([*twins, later], names) == {later: "Xeon, 2 threads, 16.00 GiB, 3"}
-    same = [FleetDevice(name="Xeon", workers=(address,)) for address in "ab"]
-    assert [one.price_per_hour for one in tune_fleet._priced(same, {"Xeon": 2})] == [2.0, 2.0]
+def test_workers_with_the_same_device_are_one_entry():
+    """Memory limits of equal hosts differ by pages; devices of the same name are told apart by what differs."""
+    gpu = {"kind": "cuda", "name": "V100", "memory_bytes": 2**34}
+    workers = {
+        "a": facts(), "b": facts(2**34 + 8192), "c": facts(2**33),
+        "d": facts(**gpu, power_limit_watts=300.0), "e": facts(**gpu, power_limit_watts=150.0), "f": facts(name="EPYC"),
+    }  # fmt: skip
+    assert {device.name: device.workers for device in tune_fleet.distinct(workers)} == {
+        "Xeon, 2 threads, 16.00 GiB": ("a", "b"),
+        "Xeon, 2 threads, 8.00 GiB": ("c",),
+        "V100, 16.00 GiB, 300 W": ("d",),
+        "V100, 16.00 GiB, 150 W": ("e",),
+        "EPYC": ("f",),
+    }
 
 
 # --- what is predicted ---------------------------------------------------------------------------------------
@@ -208,8 +141,8 @@ def test_a_gpu_that_says_nothing_of_another_is_left_out_with_a_note():
     others = [gpu("V100 MIG", num_sms=14), gpu("Nobody's GPU", slug="")]
     (found,) = tune_fleet._predicted(MLP, ["t4"], [*others, gpu("V100")], {})
     assert len(found.forecast.anchors) == 1
-    told = [note for note in found.forecast.notes if "is left out" in note]
-    assert [note.partition(" is ")[0] for note in told] == [f"What was measured on {one.name}" for one in others]
+    told = [note for note in found.forecast.notes if "is not used" in note]
+    assert [note.partition(" is ")[0] for note in told] == [f"The measurement on {one.name}" for one in others]
     assert "measured on 14" in told[0]
     (alone,) = tune_fleet._predicted(MLP, ["t4"], others, {})
     assert (alone.error, alone.forecast.library, alone.forecast.anchors) == ("", "cubatch", ())
