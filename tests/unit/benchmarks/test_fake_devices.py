@@ -6,19 +6,16 @@ import math
 import statistics
 
 import attrs
-import numpy as np
 import pytest
 
 import cubatch as cb
-from benchmarks.search import networks, plain
-from benchmarks.search.cases import MAXIMA, Case
+from benchmarks.search import networks
+from benchmarks.search.cases import Case
 from benchmarks.search.fake_devices import KINDS, make, numbers
-from benchmarks.search.sessions import Bimodal, LoadsCode, Noise, SearchDevice
-from benchmarks.search.waves import CLASSES as WAVES
+from benchmarks.search.sessions import Noise, SearchDevice
 from benchmarks.search.waves import convolution_seconds
 from cubatch.hardware import catalogue
-from cubatch.tuning import ladder
-from tests.fakes import ColdStart, Drift, Throttling, affine
+from tests.fakes import ColdStart, Drift, affine
 
 V100 = catalogue.find("v100-sxm2-16gb")
 TURNS = 3
@@ -57,19 +54,6 @@ def test_the_truth_has_its_cliffs_where_they_were_published(
         assert seconds(crest + 1) == pytest.approx((i + 1) * wave)
 
 
-def test_a_nearly_empty_wave_costs_its_tail() -> None:
-    """With a tail of 0.55 the 49th block on 48 SMs adds 0.55 of a wave and 0.45 of a forty-eighth."""
-    seconds = convolution_seconds(same_padded(8, 128), attrs.evolve(V100, num_sms=48), tile=(128, 128), tail=0.55)
-    assert seconds(97) / seconds(96) == pytest.approx(1 + 0.55 + 0.45 / 48)
-
-
-def test_the_tile_time_is_its_flops_at_the_share_of_peak() -> None:
-    """A full wave of 128x128 tiles over 1152 taps does 80 * 2 * 128**2 * 1152 FLOP at 70 % of the peak."""
-    seconds = convolution_seconds(same_padded(19, 128), V100, tile=(128, 128), tail=1.0)
-    peak = V100.peak_flops_per_second["float32"]
-    assert seconds(28) == pytest.approx(80 * 2 * 128**2 * 9 * 128 / (0.7 * peak))
-
-
 def test_devices_come_from_the_seed_and_cover_every_class() -> None:
     """The same seed and number make the same device, another seed another one, and the classes take turns."""
     first = [make(3, index) for index in range(len(KINDS))]
@@ -79,14 +63,6 @@ def test_devices_come_from_the_seed_and_cover_every_class() -> None:
     truths = [[(case.best_cost, case.device.seed) for case in cases] for cases in (first, again, other)]
     assert truths[0] == truths[1]
     assert truths[0] != truths[2]
-
-
-def test_a_choice_of_classes_has_the_devices_of_the_whole_comparison() -> None:
-    """Device 2 of a class is the same whether the others are asked for or not."""
-    assert numbers(5) == [0, 1, 2, 3, 4]
-    assert numbers(3, ["sawtooth"]) == [1, 1 + len(KINDS), 1 + 2 * len(KINDS)]
-    assert {case.kind for case in of_kind("sawtooth")} == {"sawtooth"}
-    assert numbers(3, []) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,54 +81,6 @@ def test_the_best_is_the_best_of_all_integers(kind: str) -> None:
         assert case.regret(case.best_batch_size) == case.regret(case.knee) == 0.0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_device_prepares_and_starts_as_real_ones_do(kind: str) -> None:
-    """Preparing takes 5 to 150 ms, the first step of a session 50 ms to 1 s more, that of each size twice as long."""
-    for case in of_kind(kind):
-        assert 0.005 <= case.device.prepare_seconds <= 0.15
-        (start,) = [habit for habit in case.device.behaviours if isinstance(habit, ColdStart)]
-        loading = case.device.behaviours[-1]  # after all that multiplies
-        assert isinstance(loading, LoadsCode)
-        assert start.first_step_of_size >= 2.0
-        assert 0.05 <= loading.seconds <= 1.0
-        assert case.task.max_batch_size in MAXIMA
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_tuner_may_know_is_what_its_class_says(kind: str) -> None:
-    """Callables have the plain ladder and no plan; networks a plan, which is right except where the class says so."""
-    for case in of_kind(kind):
-        sizes = [candidate.batch_size for candidate in case.candidates()]
-        if kind in plain.CLASSES:
-            assert case.planned_limit is None
-            assert sizes == [c.batch_size for c in ladder.plain_candidates(case.task.max_batch_size)]
-            continue
-        assert case.planned_limit is not None
-        fits = case.device.fits
-        assert max(sizes) == min(case.planned_limit, case.task.max_batch_size)
-        assert fits(case.planned_limit) == (kind != "memory plan wrong")
-        assert not fits(case.planned_limit + 1)
-        assert (kind == "memory not monotone") == (not all(fits(n) for n in range(1, case.largest)))
-
-
-def test_classes_differ_from_an_ordinary_device_in_what_they_say() -> None:
-    """Drift, throttling, two clocks, wide noise and heavy tails are there, in the ranges of their classes."""
-    for case in of_kind("drift 3 to 10 %"):
-        assert any(isinstance(habit, Drift) and 0.03 <= habit.amount <= 0.10 for habit in case.device.behaviours)
-    for case in of_kind("bimodal clocks"):
-        (two,) = [habit for habit in case.device.behaviours if isinstance(habit, Bimodal)]
-        assert 0.05 <= two.slower <= 0.20
-        assert all(0.2 <= seconds <= 5.0 for seconds in (two.fast_seconds, two.slow_seconds))
-    for case in of_kind("noise 2 to 10 %"):
-        assert 0.02 <= case.device.readings.spread <= 0.10
-    for case in of_kind("heavy tails"):
-        assert case.device.readings.freedom is not None or case.device.readings.late is not None
-    assert all(any(isinstance(h, Throttling) for h in case.device.behaviours) for case in of_kind("throttling"))
-    moving = {"drift 3 to 10 %", "bimodal clocks", "throttling", "cold start"}
-    devices = [make(0, number) for number in range(len(KINDS))]
-    assert {case.kind for case in devices if not case.device.is_stationary} == moving
-
-
 def test_a_rise_to_memory_is_best_at_a_limit_between_the_rungs() -> None:
     """Its best size is the largest that fits, is no rung of the ladder, and the next one runs out of memory."""
     for case in of_kind("rise to a memory limit", turns=12):
@@ -160,15 +88,6 @@ def test_a_rise_to_memory_is_best_at_a_limit_between_the_rungs() -> None:
         assert case.largest not in {candidate.batch_size for candidate in case.candidates()}
         assert not case.device.fits(case.largest + 1)
         assert case.is_limited
-
-
-def test_the_peak_at_a_prime_is_at_a_prime() -> None:
-    """The best size has no divisors, and beats every size that is a fifth away by more than 1 %."""
-    for case in of_kind("peak at a prime", turns=12):
-        best = case.best_batch_size
-        assert all(best % divisor for divisor in range(2, math.isqrt(best) + 1))
-        away = [n for n in range(1, case.task.max_batch_size + 1) if abs(n - best) > best / 5]
-        assert all(case.best_cost < 0.99 * case.cost(n) for n in away)
 
 
 def test_a_latency_limit_cuts_a_rising_curve() -> None:
@@ -200,14 +119,6 @@ def test_regret_of_latency_is_how_much_longer_it_takes() -> None:
         assert case.regret(size) == pytest.approx(min(1.0, max(0.0, times / 1.01 - 1.0)))
 
 
-def test_an_answer_above_the_latency_limit_is_usable_within_the_tolerance() -> None:
-    """A hair above the limit is noise, 1 % above it is a broken promise."""
-    (case,) = of_kind("latency limit", turns=1)
-    assert case.is_usable(case.largest)
-    assert not case.is_usable(case.task.max_batch_size)
-    assert case.regret(case.task.max_batch_size) == 1.0
-
-
 @pytest.mark.parametrize(
     "noise",
     [
@@ -232,16 +143,6 @@ def test_half_of_the_readings_lie_above_the_true_median(noise: Noise) -> None:
         assert readings == pytest.approx([session.true_median(32)] * 4000)
 
 
-def test_a_device_with_two_clocks_has_the_median_of_both() -> None:
-    """Three quarters of the time in the slow state put the median of the readings into it."""
-    habit = Bimodal(0.2, fast_seconds=0.25, slow_seconds=0.75, seed=3)
-    session = SearchDevice(affine(0.0, 1e-5), readings=Noise(0.002), behaviours=(habit,), is_stationary=False, seed=1)()
-    session.prepare(100)
-    readings = np.array([session.clock.time(session.step, 10).seconds for _ in range(5000)])
-    assert session.true_median(100) == pytest.approx(1.2e-3, rel=0.01)
-    assert float(np.median(readings)) == pytest.approx(session.true_median(100), rel=0.01)
-
-
 def test_leaping_takes_as_long_as_walking() -> None:
     """A reading of a thousand steps that drift and start cold takes what a thousand steps take, within 0.1 %."""
     habits = (ColdStart(), Drift(0.1, seconds=2.0))
@@ -254,23 +155,6 @@ def test_leaping_takes_as_long_as_walking() -> None:
     leapt.clock.time(leapt.step, 1000)
     assert leapt.steps == walked.steps == 1000
     assert leapt.clock.now() == pytest.approx(walked.clock.now(), rel=1e-3)
-
-
-def test_code_is_loaded_once() -> None:
-    """The first step of a session takes half a second longer, whatever comes after it does not."""
-    session = SearchDevice(lambda n: 1e-3, behaviours=(LoadsCode(0.5),))()
-    session.prepare(1)
-    took = [session.clock.time(session.step, 1).seconds for _ in range(2)]
-    session.prepare(2)
-    assert [*took, session.clock.time(session.step, 100).seconds] == pytest.approx([0.501, 0.001, 0.001])
-
-
-def test_the_clock_is_told_only_where_it_can_be_read() -> None:
-    """Some callables run where nobody reads clocks; their readings have none."""
-    for tells in (True, False):
-        session = SearchDevice(affine(1e-3, 1e-5), tells_clock=tells)()
-        session.prepare(1)
-        assert all((session.clock.time(session.step, count).sm_clock_mhz is not None) == tells for count in (1, 5))
 
 
 def test_real_networks_are_judged_by_the_model_of_time() -> None:
@@ -286,8 +170,3 @@ def test_real_networks_are_judged_by_the_model_of_time() -> None:
     assert all(candidate.predicted_seconds is None for candidate in blind.candidates())
     assert all(c.predicted_seconds > 1.5 * predicted[c.batch_size] for c in misled.candidates()[-3:])
     assert not blind.device.fits(sizes[-1] + 1)
-
-
-def test_no_class_is_in_both_lists() -> None:
-    """Callables and networks are told apart by the class alone."""
-    assert not plain.CLASSES.keys() & WAVES.keys()

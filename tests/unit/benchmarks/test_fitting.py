@@ -15,15 +15,12 @@ from benchmarks.predictor import fitting
 from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
 from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, load
 from cubatch.estimate.vendor.fitted import Fitted
-from cubatch.hardware import catalogue
-from cubatch.network.layers import Conv2d
 from tests.unit.benchmarks.building import (
     CONV_ROW,
     FACTORS,
     GEMM_ROW,
     LAYERS,
     ONES,
-    P100,
     V100,
     model_of,
     rows_of,
@@ -37,9 +34,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(fitting, "fit_constants", functools.partial(fit_constants, evaluations=2))
     few = {"num_iterations": 12, "num_leaves": 6, "learning_rate": 0.3, "min_data_in_leaf": 5, "num_threads": 1}
     monkeypatch.setattr(fitting, "TREES", dict.fromkeys(fitting.TREES, few))
-
-
-# --- constants and factors -----------------------------------------------------------------------------------
 
 
 def test_the_factors_of_gpus_and_unusual_constants_are_recovered(monkeypatch):
@@ -58,70 +52,6 @@ def test_the_factors_of_gpus_and_unusual_constants_are_recovered(monkeypatch):
     assert (model.name, model.transforms, model.trees) == (NEUSIGHT, True, None)
 
 
-def test_few_rows_are_drawn_towards_the_start():
-    """With the usual pull the factors of a few rows are nearer to one than the truth."""
-    model = fit_constants(rows_of(layers=LAYERS[:6], batches=(8, 64)), seed=0, evaluations=3)
-    for slug, want in FACTORS.items():
-        for got, true in zip(model.scales[slug], want, strict=True):
-            assert abs(math.log(got)) < abs(math.log(true))
-
-
-def test_the_last_wave_takes_no_more_than_a_wave(monkeypatch):
-    """A search that stands at one and a half waves gives one."""
-    monkeypatch.setitem(fitting.START, "tail tiles", 1.5)
-    rows = rows_of(layers=LAYERS[:2], batches=(4,), factors=ONES)
-    assert fit_constants(rows, seed=0, evaluations=1).constants["tail tiles"] == 1
-
-
-def test_many_rows_are_drawn_from_by_the_seed(monkeypatch):
-    """More rows than the search can bear are sampled: the same for the same seed, others for another."""
-    monkeypatch.setattr(fitting, "_MOST_ROWS", 20)
-    rows = rows_of()
-    first, again, other = (fit_constants(rows, seed=seed, evaluations=2) for seed in (1, 1, 2))
-    assert (first.scales, first.constants) == (again.scales, again.constants)
-    assert first.scales != other.scales
-
-
-def test_what_the_harness_computes_itself_is_a_constant_times_its_bytes():
-    """What it takes is counted in the bytes of the output at the bandwidth, of the rows that have an activation."""
-    rows = rows_of(layers=LAYERS[:1], batches=(16,), activation=1.0, bias=0.0)
-    (layer,) = LAYERS[:1]
-    output = 16 * math.prod(layer.output_shape) * 4
-    want = [3.0 * output / catalogue.find(slug).peak_bytes_per_second for slug in (V100, P100)]
-    assert fitting.nuisance(rows, {"activation": 3.0, "bias": 5.0}).tolist() == pytest.approx(want)
-    assert fitting.nuisance(rows_of(layers=LAYERS[:1], batches=(16,)), {}).tolist() == [0, 0]
-
-
-def test_a_copied_input_is_counted_by_its_own_bytes():
-    """Padding is copied with the input, which has another size than the output."""
-    rows = rows_of(layers=[Conv2d(h=8, w=8, c=16, k=512, r=3, s=3)], batches=(2,), copied=1.0)
-    want = [5.0 * 2 * 8 * 8 * 16 * 4 / catalogue.find(slug).peak_bytes_per_second for slug in (V100, P100)]
-    assert fitting.nuisance(rows, {"copied": 5.0}).tolist() == pytest.approx(want)
-
-
-def test_the_trees_know_the_harness_and_correct_both(quick):
-    """They are told its share of the time, and what they add is added to the whole that they were fitted to."""
-    rows = rows_of(source=JUSTUS, layers=LAYERS[:8], factors=ONES, activation=1.0)
-    model = model_of(constants=START | {"activation": 50.0}, name=JUSTUS)
-    share = fitting.columns(model, rows)["share"]
-    added = fitting.nuisance(rows, model.constants)
-    assert share == pytest.approx(added / (added + rows.seconds), rel=1e-9)
-    whole = fitting.analytic(model, rows)
-    fitted = fitting.fit_trees(model, attrs.evolve(rows, seconds=whole * np.exp(0.3)), seed=0)
-    assert fitting.predict(fitted, rows) == pytest.approx(whole * np.exp(0.3), rel=1e-6)
-    assert "share" not in fitting.columns(model_of(), rows_of(factors=ONES))
-
-
-def test_sources_with_a_harness_have_their_columns_in_the_model(quick):
-    """Each of its own operations has a constant, and no other column has."""
-    found = fitting.fit_constants(rows_of(source=JUSTUS, activation=1.0, bias=1.0, same=1.0), seed=0)
-    assert found.constants.keys() - START.keys() == {"activation", "bias"}
-    assert fitting.fit_constants(rows_of(source=CONV), seed=0).constants.keys() == START.keys()
-
-
-# --- the residual --------------------------------------------------------------------------------------------
-
-
 def test_trees_learn_what_the_constants_cannot(quick):
     """Layers of 28 x 28 take a third longer for no reason the arithmetic knows: the trees see it, in range."""
     rows = rows_of(factors=ONES, batches=(4, 16, 64, 256))
@@ -136,17 +66,6 @@ def test_trees_learn_what_the_constants_cannot(quick):
     assert sizes["c"] == pytest.approx((np.log(64), np.log(512)))
     assert sizes["n"] == (-np.inf, np.inf)
     assert not [name for name in sizes if name.startswith("n mod")]  # all batches are powers of two
-
-
-def test_tensor_cores_have_too_few_rows_for_trees(quick):
-    """Of one GPU's rows only the constants are fitted, of tiles alone."""
-    rows = attrs.evolve(rows_of(factors={V100: (1.0, 1.0)}), dtype="float16", tensor=True)
-    model = fitting.fit(rows, seed=0)
-    assert (model.name, model.trees, model.transforms) == ("neusight tensor", None, False)
-    assert fitting.fit(rows_of(layers=LAYERS[:8]), seed=0).trees is not None
-
-
-# --- what a model has not seen -------------------------------------------------------------------------------
 
 
 def test_nothing_of_a_held_out_fold_is_used(quick):
@@ -201,26 +120,6 @@ def test_siblings_are_left_out_together(taught):
     assert np.isfinite(left[rows.gpu != "k40"]).all()
 
 
-def test_a_gpu_without_others_is_not_left_out(taught):
-    """Nothing would be left to learn from."""
-    rows = rows_of(layers=LAYERS[:2], factors={"titan-xp": (1.0, 1.0), "gtx-1080-ti": (1.0, 1.0)})
-    assert np.isnan(gpu_left_out(rows, seed=0)).all()
-    assert taught == []
-
-
-def test_a_gpu_that_was_left_out_goes_by_its_kin(quick):
-    """A model knows the GPUs of the rows that it was fitted to, and no other."""
-    rows = rows_of(layers=LAYERS[:6], factors={**FACTORS, "titan-xp": (1.0, 1.0)})
-    model = fitting.fit_constants(rows.take(rows.gpu != "titan-xp"), seed=0)
-    assert model.scales.keys() == {V100, P100}
-    compute, _, known = model.scale(catalogue.find("titan-xp"))
-    assert not known
-    assert compute == pytest.approx(math.sqrt(model.scales[V100][0] * model.scales[P100][0]))
-
-
-# --- the command ---------------------------------------------------------------------------------------------
-
-
 def test_what_is_unknown_of_a_gpu_is_what_leaving_each_out_shows(monkeypatch, taught):
     """GPUs a fifth slower and a tenth faster than the model without them: the root of the mean square."""
     rows = rows_of(factors=ONES)
@@ -240,28 +139,6 @@ def test_the_spread_of_normal_errors_is_their_deviation():
     gaps[0] = 50.0
     # A quantile of 20 000 draws is sure to sqrt(0.9 x 0.1 / 20 000) / density, here about 1.0 %; three of these.
     assert fit_predictor.spread(measured * np.exp(gaps), measured) == pytest.approx(0.2, rel=0.031)
-
-
-def test_rows_are_known_by_their_number():
-    """The same row has the same number wherever it stands; another batch, GPU, pass, shape or arithmetic another."""
-    rows = rows_of(batches=(4, 32))
-    numbers = fit_predictor.fingerprints(rows)
-    assert len(set(numbers)) == len(rows)
-    part = np.arange(len(rows)) % 3 == 0
-    assert fit_predictor.fingerprints(rows.take(part)).tolist() == numbers[part].tolist()
-    for other in (
-        attrs.evolve(rows, dtype="float16", tensor=True), attrs.evolve(rows, source=JUSTUS),
-        attrs.evolve(rows, work=attrs.evolve(rows.work, pass_=rows.work.pass_ + 1)),
-    ):  # fmt: skip
-        assert not set(numbers) & set(fit_predictor.fingerprints(other))
-
-
-def test_of_one_gpu_nothing_says_how_others_differ(monkeypatch, taught):
-    """On Tensor Cores of one GPU alone an unseen GPU is as unsure as the worst of other sources."""
-    rows = attrs.evolve(rows_of(factors={V100: (1.0, 1.0)}), dtype="float16", tensor=True)
-    monkeypatch.setattr(fitting, "cross_validated", lambda rows, **_: (rows.seconds * math.exp(0.3), None))
-    model = fit_predictor.fitted(rows, 0)
-    assert (model.sd, model.unseen_sd) == (pytest.approx(0.3 / 1.6449), fit_predictor.ONE_GPU_SD)
 
 
 @pytest.fixture

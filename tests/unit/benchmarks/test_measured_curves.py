@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from benchmarks.bench_measured_curves import HOSTS, Search, curves, lost, main
+from benchmarks.bench_measured_curves import HOSTS, Search, curves, lost
 from benchmarks.search.sessions import Scatters
 
 RATES = {1: 100.0, 8: 400.0, 16: 500.0, 32: 300.0}  # samples per second
@@ -57,22 +57,3 @@ def test_visits_differ_and_steps_of_one_do_not():
         assert math.log(scatters.factor()) == met[-1]
     assert statistics.stdev(met) == pytest.approx(0.02, abs=4 * 0.02 / math.sqrt(2 * len(met)))
     assert statistics.fmean(met) == pytest.approx(0.0, abs=4 * 0.02 / math.sqrt(len(met)))
-
-
-def test_searches_meet_visits_that_differ(result):
-    """The same searches go another way, or take other seconds, than where visits agree."""
-    curve = curves(result)["m inference"]
-    tells, differ = ([lost(Search(curve, host, str(n), 30.0)) for n in range(4)] for host in list(HOSTS)[2:4])
-    assert tells != differ
-
-
-def test_all_hosts_are_told_of(result, capsys):
-    """A line each, of all curves and seeds."""
-    main([str(result), "--seeds", "1", "--jobs", "1", "--budget", "5"])
-    stays, moves, tells, differ, stays_and_differ = capsys.readouterr().out.splitlines()
-    assert stays.startswith("a host that stays: ")
-    assert moves.startswith("a host that moves: ")
-    assert tells.startswith("a host that moves, and tells: ")
-    assert differ.startswith("the same, and visits differ: ")
-    assert stays_and_differ.startswith("a host that stays, and visits differ: ")
-    assert all(" of 1 within 3%" in line for line in (stays, moves, tells, differ, stays_and_differ))

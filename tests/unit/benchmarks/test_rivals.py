@@ -54,41 +54,12 @@ def test_lightning_power_exceeds_the_maximum(maximum: int, expected: int) -> Non
     assert expected not in runner.ran
 
 
-def test_lightning_power_hands_back_what_it_never_ran() -> None:
-    """With room for 5000 the original tried 2 to 4096 and handed back 8192, which does not fit."""
-    runner = session(5000)
-    assert finders.lightning_power(runner, task()) == 8192
-    assert runner.prepared == [2**i for i in range(1, 13)]
-
-
-def test_lightning_binsearch_keeps_to_the_maximum() -> None:
-    """With room for everything the bisection ends at the maximum, less its margin of a twentieth."""
-    assert finders.lightning_binsearch(session(10**6), task(1000)) == 950
-
-
-def test_accelerate_gives_up_at_zero() -> None:
-    """When not even one sample fits, no size is left."""
-    assert finders.accelerate(session(0), task()) is None
-
-
-def test_ludwig_stops_at_the_first_drop() -> None:
-    """Where 64 is slower per sample than 32 and 128 the fastest of all, 128 stays unseen."""
-    runner = session(10**6, lambda n: (1.0 + 0.1 * n) * (1.5 if n == 64 else 1.0))
-    assert finders.ludwig(runner, task()) == 32
-    assert runner.prepared == [1, 2, 4, 8, 16, 32, 64]
-
-
 def test_dorado_tries_every_multiple_of_32_below_its_memory_bound() -> None:
     """With 4 GiB of which one stays free and 8 MiB a sample it tries 32 to 384 and takes the fastest per sample."""
     runner = session(10**6, sawtooth(0.0, 1.0, 160))
     answer = finders.dorado(runner, task(total_bytes=4 * GIB, bytes_per_sample=8 * 2**20))
     assert runner.prepared == list(range(32, 385, 32))
     assert answer == 160
-
-
-def test_dorado_has_no_answer_where_its_table_is_wrong() -> None:
-    """A size that its table lets through and that does not fit ends the search."""
-    assert finders.dorado(session(100), task()) is None
 
 
 @pytest.mark.parametrize(
@@ -104,19 +75,6 @@ def test_ultralytics_rounds_its_target_to_whole_gib(total_gib: float, expected: 
     total = round(total_gib * GIB)
     runner = FakeDevice(affine(1e-3, 1e-5), bytes_needed=lambda n: n * GIB * 99 // 100)()
     assert finders.ultralytics(runner, task(total_bytes=total)) == expected
-
-
-def test_ultralytics_falls_back_to_16() -> None:
-    """A fit that says more than 1024, and a device on which nothing fits, both end at 16."""
-    small = FakeDevice(affine(1e-3, 1e-5), bytes_needed=lambda n: n * 2**20)()
-    assert finders.ultralytics(small, task(total_bytes=141 * GIB)) == 16
-    assert finders.ultralytics(session(0), task()) == 16
-
-
-def test_ultralytics_lowers_its_answer_below_a_failure() -> None:
-    """When 16 failed and the line says 24, the answer is the largest size below 16 that ran."""
-    runner = FakeDevice(affine(1e-3, 1e-5), bytes_needed=lambda n: n * GIB // 5, memory_bytes=2 * GIB)()
-    assert finders.ultralytics(runner, task()) == 8
 
 
 @pytest.mark.case("heuristic-finder")

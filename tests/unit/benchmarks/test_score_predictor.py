@@ -13,10 +13,10 @@ import pytest
 from benchmarks import score_predictor
 from benchmarks.fit_predictor import fingerprints
 from benchmarks.predictor import fitting
-from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, find_device
-from benchmarks.predictor.score_batches import cliffs, knee, knees, ladders
-from benchmarks.predictor.score_networks import network, networks
-from benchmarks.score_predictor import anchored, errors, owned, roofline, score_source, summary, table
+from benchmarks.predictor.published import GEMM, find_device
+from benchmarks.predictor.score_batches import cliffs, knee, knees
+from benchmarks.predictor.score_networks import networks
+from benchmarks.score_predictor import anchored, errors, owned, roofline, score_source, summary
 from cubatch.estimate.roofline import layer_seconds
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import catalogue
@@ -27,9 +27,6 @@ from tests.unit.benchmarks.building import GEMM_ROW, LAYERS, model_of, rows_of, 
 
 V100, P100, XP, TI = "v100-pcie-16gb", "p100-pcie-16gb", "titan-xp", "gtx-1080-ti"
 TWO = {V100: (1.0, 1.0), P100: (1.0, 1.0)}
-
-
-# --- errors --------------------------------------------------------------------------------------------------
 
 
 def test_errors_are_of_the_published_time():
@@ -68,29 +65,6 @@ def test_ten_known_rows_take_a_gpus_bias_away():
     assert (found["rows"], found["shapes"], found["draws"]) == (48, 16, 30)
 
 
-def test_each_gpu_has_its_own_factor():
-    """One board twice too long and one twice too short are both put right, though together they have no bias."""
-    rows = rows_of(factors=TWO)
-    off = np.where(rows.gpu == V100, 2.0, 0.5)
-    assert anchored(rows, off * rows.seconds, sd=0.0, unseen_sd=0.2, seed=0)["mean"] == 0.0
-
-
-def test_a_gpu_of_no_more_rows_than_anchors_has_no_say():
-    """Ten rows leave none to predict, eleven leave one; where no GPU has eleven there is no score."""
-    rows = rows_of(layers=LAYERS[:4], factors=TWO)
-    first, place = rows.gpu == V100, np.arange(len(rows)) // 2
-    predicted = rows.seconds * np.where(first, 1.0, 2.0 ** (1 + place))  # of the P100, no two rows alike
-    ten, eleven = ((first & (place < 11)) | (~first & (place < count)) for count in (10, 11))
-    assert anchored(rows.take(ten), predicted[ten], sd=0.0, unseen_sd=0.2, seed=0)["mean"] == 0.0
-    assert anchored(rows.take(eleven), predicted[eleven], sd=0.0, unseen_sd=0.2, seed=0)["mean"] > 0
-    few = ten & (place < 10)
-    assert anchored(rows.take(few), predicted[few], sd=0.0, unseen_sd=0.2, seed=0) == {"rows": 0}
-    assert table({"few": {"rows": 0}}) == 'few: {"rows": 0}'
-
-
-# --- rivals --------------------------------------------------------------------------------------------------
-
-
 def test_the_rooflines_rival_is_cubatchs_own_roofline():
     """The larger of arithmetic at the peak and bytes moved once, of every row."""
     layers = [
@@ -123,16 +97,6 @@ def test_an_owned_gpu_is_right_where_time_is_a_multiple_of_the_roofline():
         assert (best, middle, count) == (33.33, 33.33, {V100: 12, P100: common}[source])
 
 
-def test_an_owned_gpu_needs_rows_in_common():
-    """Without a layer and batch that both have run there is nothing to scale."""
-    rows = rows_of(layers=LAYERS[:2], batches=(4,), factors=TWO)
-    first = rows.shape == rows.shape[0]
-    assert owned(rows.take(first == (rows.gpu == V100))) == {}
-
-
-# --- batches -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("throughput", "want"),
     [((50, 94.9, 100, 100), 4), ((50, 95.1, 100, 99), 2), ((100, 100, 100, 100), 1), ((10, 20, 40, 80), 8)],
@@ -141,19 +105,6 @@ def test_the_knee_is_the_smallest_batch_near_the_best(throughput, want):
     """Nineteen parts of twenty of the best throughput are near."""
     sizes = np.array([1.0, 2, 4, 8])
     assert knee(sizes, sizes / np.array(throughput)) == want
-
-
-def test_ladders_are_one_layer_on_one_gpu_in_one_pass():
-    """Rows in any order, smallest batch first; a layer that was measured once is no ladder."""
-    rows = rows_of(layers=LAYERS[:2], batches=(32, 4, 128), factors=TWO)
-    rows = rows.take((rows.shape == rows.shape[0]) | (rows.work.n == 4))
-    found = list(ladders(rows))
-    assert len(found) == 2
-    for index in found:
-        assert rows.work.n[index].tolist() == [4, 32, 128]
-        assert len(set(rows.gpu[index])) == len(set(rows.shape[index])) == 1
-    backward = attrs.evolve(rows, work=attrs.evolve(rows.work, pass_=(rows.work.n == 4).astype(int)))
-    assert [rows.work.n[index].tolist() for index in ladders(backward)] == [[32, 128]] * 2
 
 
 def test_knees_are_counted_and_so_is_always_taking_the_largest():
@@ -169,12 +120,6 @@ def test_knees_are_counted_and_so_is_always_taking_the_largest():
     assert (found["exact"], found["exact_of_largest"]) == (50.0, 50.0)
     # One of four steps is predicted as a doubling and stays the same.
     assert found["scaling_error"] == pytest.approx(math.log(2) / 4, abs=5e-4)
-
-
-def test_without_ladders_there_are_no_knees():
-    """Layers that were measured at one batch size have none, and no share is made of nothing."""
-    rows = rows_of(layers=LAYERS[:2], batches=(4,), factors=TWO)
-    assert knees(rows, rows.seconds, seed=0) == {"sweeps": 0}
 
 
 SWEEP = {
@@ -198,30 +143,6 @@ def test_published_cliffs_are_named_by_the_law_of_waves(tmp_path):
     }
 
 
-def test_cliffs_without_waves_and_waves_without_cliffs_are_told(tmp_path):
-    """A drop where no wave starts, and a wave that costs nothing, are on the lists of what the law gets wrong."""
-    rows = [
-        {"batch": 95, "throughput": 100}, {"batch": 96, "throughput": 80}, {"batch": 97, "throughput": 81},
-        {"batch": 40.5, "throughput": 1}, {"batch": 41, "throughput": 1, "channels_c": ""},
-        {"batch": 41, "throughput": 1, "sm_count": ""},
-        # On one SM twice the boards are twice the blocks: it takes longer and loses nothing.
-        {"batch": 2, "throughput": 10, "gpu": "one", "sm_count": 1}, {"batch": 4, "throughput": 10, "gpu": "one"},
-        # Another network's rows are another sweep.
-        {"batch": 98, "throughput": 1, "net": "other"},
-    ]  # fmt: skip
-    write(tmp_path / "batch_sweeps_game_nets.csv", SWEEP, *rows)
-    found = cliffs(tmp_path)
-    assert (found["pairs"], found["named_and_measured"]) == (3, [])
-    assert (found["only_measured"], found["only_named"]) == (["RTX 2080 Super, 95 to 96"], ["RTX 2080 Super, 96 to 97"])
-
-
-def test_no_sweeps_have_no_cliffs(tmp_path):
-    """Without the file there is nothing to say."""
-    assert cliffs(tmp_path) == {}
-
-
-# --- whole networks ------------------------------------------------------------------------------------------
-
 NETWORK = {
     "gpu_name_reported": "Tesla P100-PCIE-16GB", "n_gpus": 1, "model": "resnet18", "mode": "inference",
     "precision": "fp32", "batch_total": 12, "median_ms": 1.0,
@@ -242,24 +163,6 @@ def test_whole_networks_are_compared_with_what_was_published(tmp_path):
     (one, other) = found.values()
     assert one == {"cases": 1, "mean_error": 66.7, "bias_of_network": -66.7, "inside_interval": 0.0}
     assert (other["cases"], other["inside_interval"]) == (1, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    # As torchvision's documentation has them.
-    [("vgg11", 132_863_336), ("vgg13_bn", 133_053_736), ("vgg19", 143_667_240), ("resnet152", 60_192_808)],
-)
-def test_networks_that_were_published_have_as_many_parameters_as_torchvisions(name, parameters):
-    """A missing or doubled layer would change the count."""
-    assert sum(node.layer.parameters for node in network(name).nodes) == parameters
-
-
-def test_networks_that_nobody_built_are_none():
-    """They are skipped, not guessed."""
-    assert network("densenet999") is None
-
-
-# --- all of a source -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -308,41 +211,6 @@ def test_rows_that_were_fitted_are_predicted_anew_and_others_by_the_model(refitt
         "neusight, unseen GPU, held out, 10 anchors": (16, 0.0),
     }
     assert scores["neusight, unseen GPU, 10 anchors"][1] < 20
-
-
-@pytest.mark.parametrize("all_known", [True, False])
-def test_a_source_may_be_all_fitted_or_all_held_out(refitted, all_known):
-    """What is not there is not scored."""
-    rows = rows_of(layers=LAYERS[:8], factors=TWO)
-    found = score_source(rows, model_of(TWO, sd=0.1, unseen_sd=0.2), np.full(len(rows), all_known), seed=0)
-    assert ("neusight, unseen shapes" in found) is all_known
-    assert ("neusight, unseen shapes, held out" in found) is not all_known
-    assert bool(refitted) is all_known
-
-
-def test_passes_are_scored_apart_and_ladders_for_the_knee(refitted):
-    """DeepBench has three passes of a layer at several batches."""
-    forward = attrs.evolve(rows_of(layers=LAYERS[:8], factors=TWO), source=CONV)
-    backward = forward.work.n == 4
-    rows = attrs.evolve(forward, work=attrs.evolve(forward.work, pass_=np.where(backward, 2, 0)))
-    found = score_source(rows, model_of(TWO, sd=0.1, unseen_sd=0.2), np.ones(len(rows), bool), seed=0)
-    assert found["deepbench conv, unseen shapes, forward"]["rows"] == (~backward).sum()
-    assert found["deepbench conv, unseen shapes, filter gradient"]["rows"] == backward.sum()
-    assert "deepbench conv, unseen shapes, input gradient" not in found
-    assert found["deepbench conv, unseen shapes, knee"]["sweeps"] == 16
-
-
-def test_a_line_of_the_table_has_the_goal_beside_the_score():
-    """Mean with its interval, median, rows, shapes and bias; what has no goal has none."""
-    found = {"mean": 4.5, "mean_interval": [4.0, 5.0], "median": 3.1, "rows": 100, "shapes": 20, "bias": 1.5}
-    lines = table(
-        {f"{NEUSIGHT}, unseen shapes": found, "other": {"rows": 3, "shapes": 1, "mean": 2.0}, "cliffs": {"pairs": 2}}
-    )
-    assert lines.splitlines() == [
-        "neusight, unseen shapes: 4.5 [4.0, 5.0] / 3.1 % (100 rows, 20 shapes, bias +1.5)   goal 5.0 / 3.5",
-        "other: 2.0 % (3 rows, 1 shapes)",
-        'cliffs: {"pairs": 2}',
-    ]
 
 
 def products(folder, results):
