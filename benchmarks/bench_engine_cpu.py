@@ -1,14 +1,12 @@
 """
-Our engine on the CPU beside PyTorch eager: training and inference of several networks, samples per second.
+Compare the engine on a CPU with PyTorch eager: samples per second of several networks in training and inference.
 
     python -m benchmarks.bench_engine_cpu --json benchmarks/results/<device>/engine-cpu.json
 
-Both run the same network in float32 on random data with the same number of threads, training with SGD and
-momentum at a rate of 0: losses on random data would run away.  In every round each of ours, PyTorch NCHW and
-PyTorch channels_last runs once, in an order drawn anew; the least seconds a step over the rounds are compared
-with those of the faster of PyTorch's two layouts.
-The environment variable OPENBLAS_CORETYPE, which would give NumPy other kernels than its own choice, is taken
-away from this process.
+Both sides run the same network in float32 on random data with the same number of threads.  Training uses SGD with
+momentum at a learning rate of 0, since losses on random data would diverge.  In every round cubatch, PyTorch in NCHW
+and PyTorch in channels_last run once, in random order.  The least seconds of a step are compared with the faster
+layout of PyTorch.  OPENBLAS_CORETYPE is removed from the environment: it would override NumPy's choice of kernels.
 """
 
 from __future__ import annotations

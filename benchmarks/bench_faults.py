@@ -1,25 +1,25 @@
 """
-Tune on devices, in processes and on disks that misbehave, and see that nothing is lost.
+Tune on devices, in processes and on disks that fail, and check that no timing and no result is lost.
 
     python -m benchmarks.bench_faults --devices 1760 --processes 270 --jobs 6 --json benchmarks/results/faults.json
     python -m benchmarks.bench_faults --kinds "worker killed;parent killed" --processes 20
 
-Devices are fakes in virtual time: memory that runs out at random steps or is not monotone, errors that stay in a
-process, hangs, deaths, suspensions, kills of the tuner, disks that are full or fail.  Processes are real ones, a tuner
-and its worker, that are killed, stopped, interrupted and begun again, in a crowd on one store, under a limit of file
-sizes in the place of a full disk, and over reads that fail with EIO (which takes a C compiler).
+Devices are fakes in virtual time: memory that runs out at random steps or is not monotone, errors that persist in a
+process, hangs, deaths, suspensions, kills of the tuner, disks that are full or fail.  Processes are a real tuner and
+its worker, which are killed, stopped, interrupted and restarted.  Several tuners share one store, a limit of file
+sizes simulates a full disk, and reads fail with EIO (which needs a C compiler).
 
-Each run is begun again until it ends by itself, and then judged:
+Each run is restarted until it ends by itself, and then checked:
 
-    lost        readings that were kept and are not in the store as they were, without a word
-    twice       readings that were taken again though they were kept
-    no answer   runs that end with none
-    wrong       answers other than the rule gives from the rows of the store, or truly below 0.7 of the best of those
-    orphans     worker processes that are there 5 s after their run
+    lost        cached timings that are missing or changed without a warning
+    twice       timings that were taken again though they were cached
+    no answer   runs without a result
+    wrong       results that do not follow from the rows of the store, or are below 0.7 of the best of these
+    orphans     worker processes that are alive 5 s after their run
     late        runs that took longer than their deadlines allow
 
-The exit status is 1 where one of these is not nought.  Moments are drawn from the seed; what a real process does by
-then depends on the machine.
+The exit status is 1 if one of these is not zero.  Moments are drawn from the seed; what a real process does at such a
+moment depends on the machine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Seconds of `import cubatch` and of `cubatch --help` in a fresh interpreter.
+Time `import cubatch` and `cubatch --help` in a fresh interpreter.
 
     python -m benchmarks.bench_import --json benchmarks/results/<device>/import.json
 """

@@ -1,12 +1,11 @@
 """
-Search curves of PyTorch modules that were measured, on a host that stays as fast as it is and on ones that move.
+Search measured curves of PyTorch modules in virtual time, on hosts of constant and of changing speed.
 
     python -m benchmarks.bench_measured_curves benchmarks/results/amd-epyc-2-threads/module.json --seeds 12
 
-The truth between two sizes that were measured lies on the line of their steps.  Time is virtual.  A host that moves has
-two states, 17 % apart, of 3 to 12 s each on average, as the machine of that file has (benchmarks/README.md, PyTorch
-modules); one that tells has a reference that takes longer meanwhile, as there.  Where visits differ, so does what each
-of them reads, by a standard deviation of 2 %.  Lost is against the best of all sizes, without a tolerance.
+Between two measured sizes the step time is interpolated linearly. A host of changing speed has two states, 17 % apart,
+of 3 to 12 s each on average, as the machine of that file has. One kind of host also slows the reference step in the
+slow state. Trials may differ by a standard deviation of 2 %. Loss is against the best size, without a tolerance.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """
-How far what is said of memory lies from what the process takes.
+Compare the predicted memory of cubatch's engine with the memory that a process uses.
 
     python -m benchmarks.bench_memory --json benchmarks/results/amd-epyc-2-threads/memory.json
     python -m benchmarks.bench_memory --device cuda --library cubatch --json memory.json
 
-Every case has a worker of its own, as in tuning: a network in a mode at a batch size takes STEPS steps.  Beside what
-was said of it stands what the engine holds, and what the process takes: on a GPU what NVML says, the context included;
-on a CPU what its resident set grew by since before there was a network.  Sizes are those that fill --shares of the
-memory that may be taken, on a CPU of --room; the last is the largest that is said to fit.  On a GPU a first run,
-of `mlp`, learns what a process takes there beside its arrays.  Memory is no timing: a busy machine disturbs nothing.
+Each case runs STEPS steps in a worker of its own, as in tuning.  "Used" is what NVML reports on a GPU, context
+included, or the growth of the resident set on a CPU.  Sizes fill --shares of the available memory (on a CPU: --room);
+the last one is the largest that is predicted to fit.  On a GPU a first run of `mlp` learns the process overhead.  A
+busy machine does not disturb this benchmark.
 """
 
 from __future__ import annotations

@@ -1,22 +1,19 @@
 """
-Answers of `autotune_module` on real PyTorch modules, beside an exhaustive sweep and the rules of other finders.
+Compare `autotune_module` on real PyTorch modules with an exhaustive sweep and with the rules of other finders.
 
     python -m benchmarks.bench_module --top 32 --json benchmarks/results/amd-epyc-2-threads/module.json
     python -m benchmarks.bench_module --device cuda:0 --top 4096 --limit 32768 --json FILE
 
-Every finder has the same module, memory limit and maximum; ours also has a budget.  The exhaustive sweep measures
-powers of two, 1.5 times them and every answer in interleaved rounds, whose medians name the best size.  Of many noisy
-medians the largest is too large, so what an answer lost is judged anew: it and the best size take turns in processes
-started for it, and the median of their ratios is given.  Where the interval of what ours lost holds 3 %, more judges
-hear of it, up to MOST_JUDGES; who stops when it no longer does has an interval that holds less often than it says.
-An answer that does not run within the limit has lost all.
-What may be expected of a finder is what another sweep, in a process of its own, answers.  The sweep and the judges
-compare sizes in one state of the host: which size met the slow one, a sixth slower, would else say what is best.
+All finders get the same module, memory limit and maximum; cubatch also has a budget.  The sweep times powers of two,
+1.5 times these and every recommended size in interleaved rounds.  Its medians name the best size.  The best of many
+noisy medians is too high, so judges measure each loss again: the recommended and the best size take turns in fresh
+processes, and the loss is the median of their ratios.  If the interval of a loss of cubatch contains 3 %, more judges
+run, up to MOST_JUDGES.  A size that does not run within the limit loses 100 %.  "Another sweep" is a second sweep in a
+process of its own: no finder can be expected to agree better.
 
-Each module and mode has processes of its own, and several judges, since two processes that did the same differ.  All
-of them visit sizes in turns, with glibc's bounds raised, as `ModuleRunner` has them: else the C library would keep what
-is freed, or fetch it again in every step, by what the process ran before, and a size might not be as fast as where
-nothing else ran (benchmarks/README.md).
+Each module and mode has processes of its own, with several judges, because two processes that do the same differ.  All
+use raised bounds of glibc's heap.  Otherwise the speed of a size would depend on the sizes that ran before it
+(benchmarks/results/amd-epyc-2-threads/README.md).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """
-How far what `autotune_module` says of memory lies from what steps take.
+Compare the memory that `autotune_module` predicts with the memory that steps use.
 
     python -m benchmarks.bench_module_memory --json benchmarks/results/amd-epyc-2-threads/module-memory.json
     python -m benchmarks.bench_module_memory --device cuda:0 --room 2048 --json FILE
 
-Each module is run in a process of its own, with a limit of what it takes at one sample and ROOM more.  A few small
-sizes are looked at, as in a tuning run.  Then the largest size that is thought to fit is asked for, and smaller ones,
-until one that is allowed has run STEPS steps; and again, while what it took lets one that is a tenth larger fit.  What
-was said of a size just before it ran stands beside what it took, by the resident set or, on a GPU, by what PyTorch's
-allocator held, and beside what a walk without data says alone.  Memory is no timing: a busy machine disturbs nothing.
+Each module runs in a process of its own, with a limit of its use at one sample plus ROOM.  A few small sizes run
+first, as in tuning.  Then the largest size that is predicted to fit runs STEPS steps, and again a larger one while the
+used memory allows a tenth more.  The prediction just before a size ran is compared with the growth of the resident set
+or, on a GPU, with PyTorch's allocator, and with a fake-tensor trace alone.  A busy machine does not disturb this
+benchmark.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """
-What it costs PyTorch modules on a CPU that glibc gives freed memory back, and what it takes to have it kept.
+Measure what page faults cost PyTorch modules on a CPU, under three settings of glibc's heap.
 
     python -m benchmarks.bench_page_faults --json benchmarks/results/amd-epyc-2-threads/page-faults.json
 
-A visit is a batch size's steps for SECONDS after WARM_UP of them, with their page faults and the share of the CPU time
-that the system took.  Processes that know one batch size only, as a user's does, take turns: with `heap.RAISED` in
-their environment, as in the worker of a named module, with `heap.KEPT`, and with nothing like it, as glibc is by
-itself.  Beside them are processes that visit all sizes in turns, as a search does, in an order that is drawn.
+A trial runs a batch size for SECONDS after WARM_UP, with page faults and the system's share of the CPU time.
+Processes that run one batch size only take turns: with glibc's defaults, with `heap.RAISED` as in the worker of a
+named module, and with `heap.KEPT`.  Other processes run all sizes in a random order, as a search does.
 """
 
 from __future__ import annotations

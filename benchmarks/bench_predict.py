@@ -1,8 +1,8 @@
 """
-Seconds of predicting resnet50 at 40 batch sizes: its steps by the model, and the whole answer of `cubatch.predict`.
+Time the prediction of resnet50 at 40 batch sizes: the time model alone, and the whole result of `cubatch.predict`.
 
-The answer also has memory plans, rooflines and what the scales of the GPU would change.  Modules and the model's arrays
-are loaded before, and a first round, which is left out, fills the caches.
+The result also has memory plans, rooflines and intervals.  Modules and the model's arrays are loaded before, and a
+first round, which is not counted, fills the caches.
 
     python -m benchmarks.bench_predict --json benchmarks/results/<device>/predict.json
 """

@@ -1,10 +1,10 @@
 """
-Steps as CUDA graphs beside the same kernels launched one by one, with launches that overlap and without.
+Compare steps as CUDA graphs with single launches, with overlapping launches and without.
 
     python -m benchmarks.bench_step_graphs --mode training --dtype float16 --json FILE
 
-The four ways take turns at each batch size, on models of their own, timed by CUDA events.  The times of launches one by
-one are the host's wherever it is slower than the GPU; those of graphs are the GPU's.  It needs a GPU.
+The four ways take turns at each batch size, each on a model of its own, timed by CUDA events.  Single launches are
+paced by the host wherever it is slower than the GPU; graphs are paced by the GPU.  Needs a GPU.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """
-Training in 16 bits beside float32: `mnist-cnn`, two epochs on 10 000 images, tested on all 10 000 others.
+Compare training in 16 bits with float32: `mnist-cnn`, two epochs on 10 000 images, tested on 10 000 others.
 
     python -m benchmarks.mixed_precision --data DIR --json benchmarks/results/<device>/mixed-precision.json
 
-The engine's own path on this machine's GPU: float16, whose loss is scaled, and bfloat16 where the GPU takes it, with
-float32 sums, master weights and statistics.  A CPU takes float32 only, and is refused.  DIR holds MNIST's four files;
-`cubatch train mnist-cnn --data DIR --download` fetches them.  Ends with 1 if an accuracy is further than 0.5 % from
-float32's.
+Trains on this machine's GPU in float32, float16 (with loss scaling) and, where supported, bfloat16, with float32
+sums, master weights and statistics.  A CPU is rejected.  DIR holds MNIST's four files, as `cubatch train mnist-cnn
+--data DIR --download` fetches them.  The exit status is 1 if an accuracy differs from that of float32 by more than 0.5
+%.
 """
 
 from __future__ import annotations

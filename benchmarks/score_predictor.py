@@ -1,13 +1,13 @@
 """
-Score the model of time against published measurements, beside the rivals that need no model.
+Score the time model against published measurements, and against rules that need no model.
 
     python -m benchmarks.score_predictor --data DIR [--out FILE]
 
-DIR holds CSV files as benchmarks/predictor/published.py reads them.  Rows that the model was fitted to are predicted by
-models fitted anew without their shape, and without their GPU; all others by the model as it is shipped.  Errors are
-|predicted / measured - 1|, of the published time: what the harness added (published.py) is in both; without it they are
-"mean_without_overhead".  Intervals hold 90 of 100 bootstrap draws of whole shapes, or of rows where almost every row is
-a shape of its own.
+DIR holds CSV files as benchmarks/predictor/published.py reads them.  Rows that the model was fitted to are predicted
+by models fitted again without their shape, and without their GPU; all others by the model as it is shipped.  Errors
+are |predicted / measured - 1| of the published time, which includes the harness overhead (published.py); without it
+they are "mean_without_overhead".  Intervals hold 90 of 100 bootstrap draws of whole shapes, or of rows where almost
+every row is a shape of its own.
 """
 
 from __future__ import annotations

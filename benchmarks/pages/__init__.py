@@ -1,1 +1,1 @@
-"""The figures of README and benchmarks/README, rendered from the results."""
+"""Tables of the Markdown pages, made from the JSON in benchmarks/results."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.pages.tables import table
+from benchmarks.pages.tables import origin, page, percent, table
 
 HEAD = [
     "workload", "busy", "finder", "recommended", "spread", "loss, mean", "loss, worst (90 % interval)",
@@ -23,13 +23,12 @@ def repeatability(*results: dict[str, Any]) -> str:
     runs = max(row["runs"] for result in results for case in result["workloads"] for row in case["summary"])
     goals = "; ".join(f"{_goals(result['goals'])} with {_busy(result['busy'])}" for result in results)
     caption = (
-        f"{first['device']}, {first['threads']} threads, {first['date']}, commit {first['commit']}{torch}; up to "
-        f"{runs} runs, each in a fresh process without a store, budget {first['budget_seconds']:.0f} s. Loss is the "
-        "throughput lost against the best size that a paired judge measured after the runs. Rate error is the reported "
-        "rate against the judged one, normalized by the reference step of the result; * marks results without one. "
-        f"Goals: {goals}."
+        f"{origin(first)}{torch}; up to {runs} runs, each in a fresh process without cached timings, budget "
+        f"{first['budget_seconds']:.0f} s. Loss is the throughput lost against the best size that a paired judge "
+        "measured after the runs. Rate error is the reported rate against the judged one, normalized by the reference "
+        f"step of the result; * marks results without one. Goals: {goals}"
     )
-    return f"{caption}\n\n{table(HEAD, lines(results))}"
+    return page(caption, table(HEAD, lines(results)))
 
 
 def lines(results: Sequence[dict[str, Any]], only: str | None = None) -> list[list[str]]:
@@ -54,9 +53,9 @@ def _cells(workload: str, busy: int, row: dict[str, Any]) -> list[str]:
     return [
         f"`{workload}`", str(busy), f"{mark}{row['finder']}{mark}",
         ", ".join(f"{n or 'none'}" + (f" x{counts[n]}" if counts[n] > 1 else "") for n in sizes),
-        NONE if row["spread"] is None else f"{row['spread']:.2f}", f"{100 * row['mean_loss']:.1f} %",
-        f"{100 * row['loss']:.1f} %{between}",
-        NONE if row["rate_error"] is None else f"{100 * row['rate_error']:.1f} %{direct}",
+        NONE if row["spread"] is None else f"{row['spread']:.2f}", percent(row["mean_loss"]),
+        f"{percent(row['loss'])}{between}",
+        NONE if row["rate_error"] is None else f"{percent(row['rate_error'])}{direct}",
         f"{row['mean_seconds']:.1f}", f"{row['seconds']:.1f}", f"not met: {', '.join(failed)}" if failed else "met",
     ]  # fmt: skip
 

@@ -34,7 +34,7 @@ _BLOCK_CLOCKS = 2000.0
 HEADS_EFFICIENCY = 0.63
 ATTEND_EFFICIENCY = 0.44
 # Of the rate of mma.sync: about what attention in float16 reached on an H200, its projections taken off by the rate of
-# such products there, at 197 tokens of 768 channels and at 1024 of 512 (benchmarks/README.md, commit 797c6f5).
+# such products there, at 197 tokens of 768 channels and at 1024 of 512 (benchmarks/results/h200-sxm, commit 797c6f5).
 ATTENTION_MMA_EFFICIENCY = 0.3
 # Warps of an SM without which its schedulers wait for arithmetic.
 _ENOUGH_WARPS = 8

@@ -8,7 +8,8 @@ processes that did the same.  With large blocks apart from the heap in that firs
 A threshold alone does not have them apart: what is free in the heap, of steps before, is taken first.
 
 glibc raises its bounds to the largest block below 32 MiB that a process has freed, so that the speed of a step depends
-on what ran before it, less so where they are that high from the beginning: benchmarks/README.md, page faults.
+on what ran before it, less so where they are that high from the beginning ("Page faults" in
+benchmarks/results/amd-epyc-2-threads/README.md).
 
 A call of `mallopt` cannot be undone, so cubatch makes it only in a worker process, never in the user's.
 """

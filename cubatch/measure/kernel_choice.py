@@ -251,7 +251,7 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
         dtype: "float32", "tf32", "float16" or "bfloat16".
         overlaps: Whether a launch may begin while the one before ends. Launched one by one small steps take less time
             like that, and graphs of inference too; graphs of training steps of ResNet-50 took 3 to 4 % longer from
-            batch 8 on, on an H100 (benchmarks/README.md).
+            batch 8 on, on an H100 (benchmarks/results/h100-sxm).
         seconds: How long the choice may take in all.
         path: Where winners are kept; None keeps them for this process.
 

@@ -18,7 +18,7 @@ RESIDENT_GRAIN = 16 * 2**20
 """What the resident set moves by for other reasons: code that is loaded, stacks, what the C library keeps."""
 
 _SCATTER, _TIDY_SCATTER = 1.0, 0.2
-"""In a heap that was left to itself a step took twice what was said of it: benchmarks/README.md, PyTorch modules."""
+"""In a heap that was left to itself a step used twice the predicted memory: benchmarks/results/amd-epyc-2-threads."""
 
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5)
@@ -124,7 +124,7 @@ class AllocatorMeter(Meter):
     """
 
     grain = 20 * 2**20  # it takes medium blocks from the GPU by so much
-    scatter = 0.12  # on an H200 densenet121 took 10.4 % more than was said of it: benchmarks/README.md
+    scatter = 0.12  # an H200: densenet121 used 10.4 % more than predicted (benchmarks/results/h200-sxm)
 
     def __init__(self, cuda: Any, device: Any) -> None:
         self._cuda, self._device, self._start = cuda, device, 0

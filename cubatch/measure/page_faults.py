@@ -2,7 +2,8 @@
 What it costs that freed memory is given back to the system and fetched anew by the next step, page by page.
 
 glibc has each block above a threshold as a mapping of its own, and gives back the top of its heap above another.  Also
-where both are as high as it raises them a step with larger blocks pays for that (benchmarks/README.md, page faults).
+where both are as high as it raises them a step with larger blocks pays for that
+(benchmarks/results/amd-epyc-2-threads).
 """
 
 from __future__ import annotations

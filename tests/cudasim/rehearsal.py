@@ -3,10 +3,10 @@ Rehearse the GPU pass on a simulated GPU while something goes wrong: nothing may
 
     python -m tests.cudasim.rehearsal --out FILE.json
 
-It makes the three calls of benchmarks/README.md, cut down (`--small`, a few items of every stage) and each with faults
-planted, then kills a pass in the middle of a kernel that hangs and resumes it.  Every item that was planned must be ok,
-named as faulty, or listed as not reached; every kernel that broke something must be named; no process may be left.  The
-result says how many of each there were, and what is wrong; the status is 1 where anything is.
+It makes the three calls of benchmarks/gpu/README.md, cut down (`--small`, a few items of every stage) and each with
+faults planted, then kills a pass in the middle of a kernel that hangs and resumes it. Every item that was planned must
+be ok, named as faulty, or listed as not reached; every kernel that broke something must be named; no process may be
+left. The result says how many of each there were, and what is wrong; the status is 1 where anything is.
 """
 
 from __future__ import annotations

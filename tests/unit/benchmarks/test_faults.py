@@ -12,7 +12,7 @@ import pytest
 from benchmarks import bench_faults
 from benchmarks.faults import devices, judging, processes
 from benchmarks.faults.judging import Trial
-from benchmarks.pages import faults
+from benchmarks.pages import search
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Outcome, Timing
 from cubatch.tuning import store_tables
@@ -43,9 +43,6 @@ def test_reads_that_fail_move_no_store_aside():
     trial = processes.try_once("reads of the store fail (EIO)", 1)
     assert trial.is_good, trial
     assert trial.faults
-
-
-# --- that a loss would be seen -------------------------------------------------------------------------------
 
 
 def test_a_store_that_forgets_is_found_out(monkeypatch):
@@ -90,12 +87,6 @@ def test_an_answer_that_is_not_the_rules_is_wrong(answer, words):
     assert bool(judging.is_wrong(answer, kept, Goal(), lambda n: {8: 1.0, 64: 2.0}[n])) == bool(words)
 
 
-def test_an_answer_that_is_truly_far_from_the_best_is_wrong():
-    """Whatever was read: the rows may be what lies."""
-    kept = measured(n8=1.0, n64=2.0)
-    assert "of the best that was read" in judging.is_wrong(64, kept, Goal(), lambda n: {8: 1.0, 64: 80.0}[n])
-
-
 @pytest.mark.parametrize("name", ["lost", "twice", "no_answer", "wrong", "orphans", "late"])
 def test_each_thing_that_must_not_be_is_not_good(name, monkeypatch, tmp_path, capsys):
     """One of them is enough for the exit status, and the file says which trial it was."""
@@ -108,17 +99,7 @@ def test_each_thing_that_must_not_be_is_not_good(name, monkeypatch, tmp_path, ca
     assert "2 not good" in capsys.readouterr().out
     kept = json.loads(file.read_text())
     assert len(kept["bad"]) == 2
-    assert "| worker killed | 2 | 2 | 2 | 6 |" in faults.faults(kept)
-
-
-def test_kinds_take_turns_and_an_unknown_one_is_refused():
-    """So many runs in all, and no kind is left out for another."""
-    asked = bench_faults.requests(bench_faults.KINDS, 25, 10)
-    assert len(asked) == len(set(asked)) == 35
-    counts = [sum(kind == name for kind, _ in asked) for name in devices.KINDS]
-    assert max(counts) - min(counts) <= 1
-    with pytest.raises(SystemExit, match="no kind is called 'rain'"):
-        bench_faults.main(["--kinds", "rain"])
+    assert "| worker killed | 2 | 2 | 2 | 6 |" in search.faults(kept)
 
 
 def test_what_a_trial_raises_is_no_answer(monkeypatch):

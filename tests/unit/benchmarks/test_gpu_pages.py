@@ -135,10 +135,10 @@ def test_sections_of_a_page_are_written_from_a_pass(monkeypatch, tmp_path):
     (tmp_path / "pass.json").write_text(json.dumps(SYNTHETIC))
     monkeypatch.setattr(render, "ROOT", tmp_path)
     page = "".join(f"<!-- results: {kind} pass.json -->\nold\n<!-- end -->\n" for kind in gpu.KINDS)
-    written = render.rendered(page)
+    written = render.rendered(page, render.ROOT)
     assert "old" not in written
     assert written.count("Imaginary GPU") == len(gpu.KINDS)
-    assert render.rendered("no markers") == "no markers"
+    assert render.rendered("no markers", render.ROOT) == "no markers"
 
 
 def test_a_real_result_is_what_the_tables_read(world):

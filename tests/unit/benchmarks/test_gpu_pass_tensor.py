@@ -130,7 +130,7 @@ def test_the_facts_are_whole_whatever_else_is_chosen():
 
 def test_the_commands_of_the_readme_choose_what_they_say():
     """float32 alone by leaving out the other types, whose names say so."""
-    text = (render.ROOT / "benchmarks/README.md").read_text()
+    text = (render.ROOT / "benchmarks/gpu/README.md").read_text()
     only = "^(?!.*, [bt]?f[l3])"
     assert f"--only '{only}'" in text
     for name in ("gemm", "layers"):

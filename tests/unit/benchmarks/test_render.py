@@ -1,31 +1,66 @@
-"""Sections of the READMEs are what the results say, whichever files they are made of."""
+"""Pages are what the results say, and every kept result has a page."""
 
 from __future__ import annotations
+
+import json
+import re
 
 import pytest
 
 from benchmarks import render
 
-
-@pytest.mark.parametrize("name", render.PAGES)
-def test_pages_are_what_the_results_say(name):
-    """As `--check` sees it."""
-    page = (render.ROOT / name).read_text(encoding="utf-8")
-    assert render.rendered(page) == page
+RESULTS = render.ROOT / "benchmarks/results"
 
 
-def test_a_section_may_be_made_of_several_files(monkeypatch):
-    """They are handed over in order, and only what is between the markers changes."""
-    monkeypatch.setitem(render.KINDS, "both", lambda *results: " and ".join(one["name"] for one in results))
-    monkeypatch.setattr(render, "_kept", lambda path: {"name": path})
-    marker = "<!-- results: both a.json b.json -->\n"
-    assert render.rendered(f"x\n{marker}old\n<!-- end -->\ny") == f"x\n{marker}\na.json and b.json\n\n<!-- end -->\ny"
+@pytest.mark.parametrize("path", render.pages(render.ROOT), ids=str)
+def test_a_page_is_what_the_results_say(path):
+    page = path.read_text(encoding="utf-8")
+    assert render.rendered(page, render.ROOT) == page
 
 
-def test_answers_are_listed_beside_what_was_best():
-    """Run by run, a loss as a percentage of the best."""
-    runs = [{"batch_size": 48, "best_batch_size": 96, "lost": 0.0213, "seconds": 30.6},
-            {"batch_size": 8, "best_batch_size": 8, "lost": -0.01, "seconds": 5.0}]  # fmt: skip
-    about = {"device": "a CPU", "threads": 2, "date": "2026-01-01", "commit": "c0ffee", "environment": {"blas": "b"}}
-    text = render.answers({**about, "budget_seconds": 30.0, "rows": [{"case": "net", "tuned": runs}]})
-    assert text.splitlines()[-1] == "| net | 48, 8 | 96, 8 | 2.1 %, -1.0 % | 31, 5 |"
+def test_every_device_has_a_page_and_every_result_is_shown():
+    """A result counts as shown if a page renders it or links to it; studies are shown by their page's picture."""
+    text = "".join(path.read_text(encoding="utf-8") for path in (render.ROOT / "benchmarks").rglob("README.md"))
+    files = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.json")}
+    hidden = {name for name in files if name.rpartition("/")[2] not in text and "/study-" not in name}
+    assert hidden == set()
+    shown = {path.parent.name for path in RESULTS.glob("*/README.md")}
+    devices = {name.partition("/")[0] for name in files if "/" in name} - {"predictor", "simulated-h100"}
+    assert devices == shown
+
+
+def test_readme_is_short_and_names_the_commit_of_each_table():
+    text = (render.ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 250
+    sections = re.findall(r"<!-- results: .*?<!-- end -->", text, re.DOTALL)
+    assert len(sections) >= 7
+    for section in sections:
+        assert re.search(r"\d{4}-\d\d-\d\d", section), section[:80]
+        assert "commit" in section, section[:80]
+
+
+def test_a_section_is_made_of_its_files_in_order(tmp_path, monkeypatch):
+    """Only the text between the markers changes."""
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text(json.dumps({"name": name}))
+    monkeypatch.setitem(render.KINDS, "both", lambda *results: " and ".join(each["name"] for each in results))
+    marker = "<!-- results: both b.json a.json -->\n"
+    page = f"x\n{marker}old\n<!-- end -->\ny"
+    assert render.rendered(page, tmp_path) == f"x\n{marker}\nb and a\n\n<!-- end -->\ny"
+
+
+def test_check_names_a_stale_page_and_changes_nothing(tmp_path, monkeypatch, capsys):
+    page = "<!-- results: name a.json -->\nold\n<!-- end -->"
+    (tmp_path / "README.md").write_text(page)
+    (tmp_path / "a.json").write_text('{"name": "new"}')
+    monkeypatch.setattr(render, "ROOT", tmp_path)
+    monkeypatch.setitem(render.KINDS, "name", lambda result: result["name"])
+    assert [run(monkeypatch, *words) for words in (["--check"], [], ["--check"])] == [1, 0, 0]
+    assert "README.md" in capsys.readouterr().err
+    assert (tmp_path / "README.md").read_text() == page.replace("old", "\nnew\n")
+
+
+def run(monkeypatch, *words):
+    """Return the exit status of the command."""
+    monkeypatch.setattr("sys.argv", ["render", *words])
+    return render.main()

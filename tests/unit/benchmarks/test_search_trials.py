@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import types
 from pathlib import Path
 
 import attrs
@@ -11,14 +10,11 @@ import pytest
 
 from benchmarks import bench_search
 from benchmarks.pages import search
-from benchmarks.search import networks, summary, tables, trials
+from benchmarks.search import summary, trials
 from benchmarks.search.cases import Case
 from benchmarks.search.fake_devices import KINDS, make, numbers
 from benchmarks.search.sessions import Session
-from benchmarks.search.summary import ALL, EQUAL, GOALS, LOST
-from benchmarks.search.trials import FINDERS, OURS, Request, Trial, search_device, try_ours, try_rival, understands
-from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Measured
+from benchmarks.search.trials import FINDERS, OURS, Request, Trial, search_device, try_ours, try_rival
 
 PLAIN = "5 readings each"
 
@@ -86,37 +82,6 @@ def test_our_search_keeps_to_the_maximum_and_the_plan(kind: str) -> None:
     assert runner.clock.now() <= 20.0 + 2 * case.device.curve(most) + 2.0
 
 
-def test_sizes_that_the_search_added_can_be_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size between two rungs that was measured is a candidate like them."""
-    case = case_of("rise to a memory limit")
-    found = trials.walk.measure(case.device, [Candidate(case.largest)], goal=Goal(), budget=60.0, seed=0)
-    added = types.SimpleNamespace(**{name: getattr(found, name) for name in ("timings", "outcomes", "seconds_spent")})
-    added.of, added.added = found.of, (Candidate(case.largest),)
-    monkeypatch.setattr(trials.walk, "measure", lambda *_, **__: added)
-    trial = try_ours(case, 0, 60.0)
-    assert trial.batch_size == case.largest
-    assert (trial.gap, trial.beyond, trial.regret) == (0.0, 0.0, 0.0)
-
-
-def test_no_answer_is_a_trial_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing could be measured the answer is missing and the regret is 1."""
-    monkeypatch.setattr(trials.walk, "measure", lambda *_, **__: Measured())
-    trial = try_ours(case_of("plateau"), 0, 1.0)
-    assert (trial.batch_size, trial.usable, trial.regret, trial.budget) == (None, False, 1.0, 1.0)
-
-
-def test_an_error_of_the_search_says_on_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thousands of searches the one that broke can be run again."""
-
-    def broken(*_: object, **__: object) -> Measured:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(trials.walk, "measure", broken)
-    with pytest.raises(ZeroDivisionError) as caught:
-        search_device(Request(seed=3, index=1, budgets=[7.0]))
-    assert caught.value.__notes__ == ["on a device of the class sawtooth, with a budget of 7 s", "device 1 of seed 3"]
-
-
 def test_intervals_are_held_against_the_true_median() -> None:
     """Most intervals that 300 s give hold the true median of a quiet device, and none where the truth is far away."""
     case = case_of("plateau")
@@ -130,14 +95,6 @@ def test_intervals_are_held_against_the_true_median() -> None:
         patch.setattr(Session, "true_median", lambda *_: 2.0 * exact.device.curve(10**6))
         wrong = try_ours(exact, 0, 300.0)
     assert (wrong.held, wrong.answer_held, wrong.fastest_held) == (0, False, False)
-
-
-def test_rivals_that_know_no_latency_are_not_asked_for_it() -> None:
-    """A finder of throughput is spared latency and its limits; the plain rules are asked everywhere."""
-    asked = {kind: [name for name in FINDERS if understands(name, case_of(kind))] for kind in KINDS}
-    few = {kind for kind, names in asked.items() if len(names) < len(FINDERS)}
-    assert few == {"latency", "latency limit"}
-    assert all(PLAIN in names for names in asked.values())
 
 
 def test_ours_is_given_the_very_seconds_of_a_rival() -> None:
@@ -174,41 +131,6 @@ def test_coverage_is_the_share_of_intervals_and_apart_for_stationary_devices() -
     assert summary.figures([DONE])["coverage"]["every"]["intervals"] is None
 
 
-def test_a_summary_has_a_row_for_each_budget_and_real_networks_apart() -> None:
-    """Ours comes first, by budget; what is measured against a rival is not in it, nor are networks in the whole."""
-    network = attrs.evolve(OWN, kind=networks.NO_PRIOR, regret=0.5)
-    paired = attrs.evolve(OWN, against="ludwig", budget=1.0)
-    rows = summary.summarise([DONE, attrs.evolve(OWN, budget=60.0), OWN, paired, network], KINDS)
-    whole = [(row["finder"], row["budget"]) for row in rows if row["kind"] == ALL]
-    assert whole == [(OURS, 10.0), (OURS, 60.0), ("ludwig", None)]
-    assert {row["kind"] for row in rows} == {ALL, "plateau", networks.NO_PRIOR}
-    assert next(row for row in rows if row["kind"] == ALL)["regret"]["mean"] == 0.02
-
-
-@pytest.mark.parametrize(
-    ("regret", "verdict"), [(0.02, "equal"), (0.02 + EQUAL / 2, "equal"), (0.01, "better"), (0.03, "worse")]
-)
-def test_ours_is_compared_class_by_class(regret: float, verdict: str) -> None:
-    """Means of regret on the same devices decide, and hardly different ones are equal."""
-    paired = attrs.evolve(OWN, against="ludwig", regret=regret)
-    whole, plateau = summary.compare([DONE, paired], KINDS)
-    assert (whole["kind"], plateau["kind"]) == (ALL, "plateau")
-    assert plateau["verdict"] == verdict
-    assert (plateau["rival_regret"], plateau["regret"], plateau["seconds"]) == (0.02, regret, 1.0)
-    (lost,) = [goal for goal in summary.judge([], [whole, plateau]) if goal["what"] == LOST]
-    assert lost["met"] == (verdict != "worse")
-
-
-def test_goals_are_met_within_their_bounds_and_left_out_where_nothing_was_measured() -> None:
-    """A regret of 2 % at 10 s misses 1.5 %; a goal at another budget is not judged."""
-    judged = summary.judge(summary.summarise([OWN], KINDS))
-    assert {goal["what"]: goal["met"] for goal in judged} == {"mean regret, 10 s": False}
-    better = attrs.evolve(OWN, regret=0.015, budget=10.0)
-    assert all(goal["met"] for goal in summary.judge(summary.summarise([better], KINDS)))
-    names = [goal.what for goal in GOALS]
-    assert len(set(names)) == len(names)
-
-
 def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run over two classes gives tables, a picture, goals, and JSON that the README's table is made of."""
     path, figure = tmp_path / "search.json", tmp_path / "search.png"
@@ -229,34 +151,3 @@ def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path, capsys: 
     page = search.search(content)
     assert page.count("\n| ") == 2 + 2 + len(FINDERS)  # two lines of head, two budgets
     assert "| **cubatch, 10 s** |" in page
-
-
-def test_processes_give_what_one_gives() -> None:
-    """Two processes find the same trials in the same order."""
-    asked = [Request(seed=0, index=index, budgets=[2.0], rivals=["ludwig"]) for index in (0, 1)]
-    assert [*bench_search.search_all(asked, 2)] == [*bench_search.search_all(asked, 1)]
-
-
-def test_a_class_that_is_not_there_is_named() -> None:
-    """A misspelt class or rival ends the command with the names that there are."""
-    with pytest.raises(SystemExit, match="no class is called 'plateaux'; there are: plateau;"):
-        bench_search.main(["--kinds", "plateaux"])
-    with pytest.raises(SystemExit, match="no rival is called 'nobody'"):
-        bench_search.main(["--rivals", "nobody"])
-
-
-def test_real_networks_are_searched_at_their_own_budgets() -> None:
-    """A network's trials are those of 5 to 60 s, whatever the budgets of the fake devices are."""
-    options = bench_search._options(["--devices", "0", "--budgets", "1", "--kinds", networks.NO_PRIOR])
-    asked = bench_search.requests(options)
-    assert len(asked) == len(networks.NETWORKS)
-    first = attrs.evolve(asked[8], budgets=asked[8].budgets[:1], rivals=[])
-    (trial,) = search_device(first)
-    assert (trial.kind, trial.budget) == (networks.NO_PRIOR, 5.0)
-    assert trial.usable
-
-
-def test_tables_say_nothing_where_nothing_was_measured() -> None:
-    """No rows give no table, and a row without a gap or a size has a dash."""
-    assert tables.by_class([]) == ""
-    assert " - " in tables.by_class(summary.summarise([NONE], KINDS))
