@@ -1,8 +1,8 @@
 """
-Tables of a GPU pass for the READMEs: goals, what is compared one by one and in means, memory, what is slow.
+Tables of a GPU pass: goals, single cases, means, memory, and the cases that miss their goals.
 
-They read only the pass's JSON.  What was skipped, wrong or without a vendor beside it counts nowhere, and the
-captions say how much that is.  A mean is always over cases of one type: precisions are never mixed.
+They read only the JSON of the pass.  Cases that were skipped, wrong or without a vendor do not count; captions give
+their number.  A mean is always over cases of one type: precisions are never mixed.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ GOAL_NETWORK, GOAL_BATCHES, GOAL_TRAINING_BATCH = "resnet50", (32, 256), 256
 PASSES = ("fprop", "dgrad", "wgrad")
 
 Goal = tuple[str, float, Callable[[Sequence[float]], float], list[float]]
-"""What it is of, what is wanted, how many values become one, the values."""
+"""Name, goal, function that reduces the values to one, values."""
 
 
 def goals(result: Mapping[str, Any]) -> str:
-    """Each speed goal beside what was found."""
+    """Return each speed goal with the measured value."""
     rows = []
     for name, goal, reduce, values in (*_float32_goals(result), *_tensor_goals(result)):
         if values:
             value = reduce(values)
             rows.append([name, f"{goal:.2f}", f"{value:.3f}", str(len(values)), "yes" if value >= goal else "**no**"])
-    columns = ["goal", "at least", "found", "cases", "met"]
+    columns = ["goal", "at least", "measured", "cases", "met"]
     return page(result, "gemm layers fused training misc", table(columns, rows))
 
 
@@ -58,9 +58,14 @@ def _float32_goals(result: Mapping[str, Any]) -> list[Goal]:
     ours = [row for row in plain if is_of(row, GOAL_NETWORK)]
     depthwise, rest = [r for r in others if r["case"]["flops"]], [r for r in others if not r["case"]["flops"]]
     return [
-        ("matrix products, float32: geometric mean of the ratio to cuBLAS", GEMM_GOAL, mean_of, ratios_of(products)),
-        (f"1x1 and strided convolutions of {GOAL_NETWORK}, float32: ... to cuDNN", CONV_GOAL, mean_of, ratios_of(ours)),
-        ("depthwise convolutions: ... to cuDNN", DEPTHWISE_GOAL, mean_of, ratios_of(depthwise)),
+        ("matrix products, float32: mean ratio to cuBLAS", GEMM_GOAL, mean_of, ratios_of(products)),
+        (
+            f"1x1 and strided convolutions of {GOAL_NETWORK}, float32: mean ratio to cuDNN",
+            CONV_GOAL,
+            mean_of,
+            ratios_of(ours),
+        ),
+        ("depthwise convolutions: mean ratio to cuDNN", DEPTHWISE_GOAL, mean_of, ratios_of(depthwise)),
         ("depthwise convolutions: least share of a copy's bandwidth", DEPTHWISE_COPY_GOAL, min, shares_of(depthwise)),
         ("other operations: least share of a copy's bandwidth", COPY_GOAL, min, shares_of(rest)),
     ]
@@ -70,14 +75,14 @@ def _tensor_goals(result: Mapping[str, Any]) -> list[Goal]:
     found: list[Goal] = []
     for dtype in ("float16", "bfloat16"):
         ratios = ratios_of(rows_of(result, "gemm", dtype))
-        found.append((f"matrix products, {dtype}: ... to cuBLAS", TENSOR_GEMM_GOAL, mean_of, ratios))
+        found.append((f"matrix products, {dtype}: mean ratio to cuBLAS", TENSOR_GEMM_GOAL, mean_of, ratios))
     for batch in GOAL_BATCHES:
         name = f"{GOAL_NETWORK}, float16, batch {batch}"
         for pass_ in PASSES:
             ratios = ratios_of(_of_batch(rows_of(result, "layers", "float16"), batch, pass_))
-            found.append((f"{name}, {pass_}: ... to cuDNN", TENSOR_CONV_GOAL, mean_of, ratios))
+            found.append((f"{name}, {pass_}: mean ratio to cuDNN", TENSOR_CONV_GOAL, mean_of, ratios))
         ratios = ratios_of(_of_batch(rows_of(result, "fused", "float16"), batch, "fprop"))
-        found.append((f"{name}, fused: ... to cuDNN and separate kernels", FUSED_GOAL, mean_of, ratios))
+        found.append((f"{name}, fused: mean ratio to cuDNN and separate kernels", FUSED_GOAL, mean_of, ratios))
     wanted = (GOAL_NETWORK, "float16", GOAL_TRAINING_BATCH)
     steps = [i["ratio"] for i in _trained(result) if (i["network"], i["dtype"], i["batch_size"]) == wanted]
     name = f"training step of {GOAL_NETWORK}, float16, batch {GOAL_TRAINING_BATCH}: ratio to PyTorch eager"
@@ -85,17 +90,17 @@ def _tensor_goals(result: Mapping[str, Any]) -> list[Goal]:
 
 
 def gemm(result: Mapping[str, Any]) -> str:
-    """Matrix products beside cuBLAS and other rivals, one by one, type by type."""
+    """Return each matrix product with cuBLAS and other rivals, type by type."""
     return _one_by_one(result, "gemm", "product", "cuBLAS")
 
 
 def attention(result: Mapping[str, Any]) -> str:
-    """Attention beside PyTorch's own, one by one."""
+    """Return each pass of attention with PyTorch's."""
     return _one_by_one(result, "attention", "pass", "scaled_dot_product_attention")
 
 
 def convolutions(result: Mapping[str, Any]) -> str:
-    """Convolutions beside cuDNN and other rivals: geometric means by network, type, batch size, pass and kind."""
+    """Return geometric means of convolutions against rivals, by network, type, batch size, pass and kind."""
     groups: dict[tuple[str, str, int, str], list[Row]] = {}
     found = [*rows_of(result, "layers"), *(_as_fused(row) for row in rows_of(result, "fused"))]
     others = others_in(found)
@@ -110,12 +115,12 @@ def convolutions(result: Mapping[str, Any]) -> str:
         written = [mean_cell(ratios_of(group)) for group in (plain, winograd, members)]
         written += [mean_cell(ratios_of(members, name)) for name in others]
         rows.append([network, dtype, str(batch_size), pass_, str(len(members)), *written])
-    columns = ["network", "type", "batch", "pass", "layers", "but 3x3, stride 1, float32", "those", "all"]
+    columns = ["network", "type", "batch", "pass", "layers", "without 3x3, stride 1, float32", "only these", "all"]
     return page(result, "layers fused", table(columns + [f"all, to {name}" for name in others], rows))
 
 
 def families(result: Mapping[str, Any]) -> str:
-    """What each family of kernels reaches: the ratio of its fastest variant, case by case."""
+    """Return for each family of kernels the mean ratio of its fastest variants."""
     groups: dict[tuple[str, str, str], list[tuple[Row, bool]]] = {}
     stages = {stage: rows_of(result, stage) for stage in ("gemm", "layers", "fused")}
     others = others_in(row for found in stages.values() for row in found)
@@ -135,12 +140,12 @@ def families(result: Mapping[str, Any]) -> str:
         for (stage, dtype, family), members in groups.items()
     ]  # fmt: skip
     means = ["mean ratio", *(f"mean ratio to {name}" for name in others)]
-    columns = ["stage", "type", "family", "cases", *means, "the fastest of ours in"]
+    columns = ["stage", "type", "family", "cases", *means, "fastest family in"]
     return page(result, "gemm layers fused", table(columns, rows))
 
 
 def bandwidth(result: Mapping[str, Any]) -> str:
-    """Depthwise convolutions and all that only moves bytes, against a copy."""
+    """Return depthwise convolutions and operations that only move bytes, relative to a copy."""
     found = [row for row in rows_of(result, "misc") if row["best"]["copy_fraction"] is not None]
     others = others_in(found)
     rows = []
@@ -161,7 +166,7 @@ def bandwidth(result: Mapping[str, Any]) -> str:
 
 
 def training(result: Mapping[str, Any]) -> str:
-    """Training steps beside PyTorch eager, channels last with automatic mixed precision: images per second."""
+    """Return training steps against PyTorch eager, channels last with automatic mixed precision: images per second."""
     rows = []
     for item in _trained(result):
         ours, theirs = item["images_per_second"].values()
@@ -192,7 +197,7 @@ def compiled(result: Mapping[str, Any]) -> str:
 
 
 def memory(result: Mapping[str, Any]) -> str:
-    """Plans of steps beside what the engine's pool held then, and all that NVML said the process did."""
+    """Return the plans of steps, the bytes that the engine's pool held, and the bytes of the process by NVML."""
     rows = [
         [
             item["name"],
@@ -208,7 +213,7 @@ def memory(result: Mapping[str, Any]) -> str:
 
 
 def conformance(result: Mapping[str, Any]) -> str:
-    """What the GPU does otherwise than the CPU's twins of its instructions say."""
+    """Return the instructions of the GPU that differ from their emulation on the CPU."""
     items = items_of(result, "conformance")
     counts: dict[str, int] = {}
     for item in items:
@@ -219,12 +224,12 @@ def conformance(result: Mapping[str, Any]) -> str:
         for item in items
         if item["status"] not in {"ok", "unchecked"}
     ]
-    differing = f"\n\n{table(['probe', 'what differs, or became of it'], rows)}" if rows else ""
+    differing = f"\n\n{table(['probe', 'difference or failure'], rows)}" if rows else ""
     return page(result, "conformance", f"Probes: {said}.{differing}", timed=False)
 
 
 def slow(result: Mapping[str, Any]) -> str:
-    """What misses its goal, and what limits it."""
+    """Return the cases that miss their goals, with the factors that limit them."""
     rows = []
     for stage in ("gemm", "layers", "fused", "misc"):
         for row in rows_of(result, stage):
@@ -236,7 +241,7 @@ def slow(result: Mapping[str, Any]) -> str:
             if is_slow:
                 ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
                 rows.append([row["case"]["name"], row["best"]["label"], ratio, limit_of(row)])
-    return page(result, "gemm layers fused misc", table(["case", "kernel", "ratio", "what limits it"], rows))
+    return page(result, "gemm layers fused misc", table(["case", "kernel", "ratio", "limiting factors"], rows))
 
 
 KINDS: dict[str, Callable[[dict[str, Any]], str]] = {

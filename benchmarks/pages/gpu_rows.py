@@ -1,4 +1,4 @@
-"""What the tables of a GPU pass read off its JSON: rows, ratios, what limits a case, and the caption."""
+"""Rows, ratios, limiting factors and captions of the tables of a GPU pass, from its JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FULL = 0.85
 
 def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
     """
-    Give the cases of a stage that ran and were right, each with the fastest of ours, the rivals by name, and ratios.
+    Return the cases of a stage that ran and were right, with the fastest kernel of cubatch, the rivals and ratios.
 
     Args:
         result: A pass.
         stage: Name of the stage.
-        dtypes: Those of the cases; none for all.
+        dtypes: Types of the cases; all if none is given.
     """
     rows = []
     for item in items_of(result, stage):
@@ -39,43 +39,43 @@ def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
 
 
 def ratios_by_name(entry: Row) -> dict[str, Row]:
-    """Give an entry's ratio to each rival, with its interval; earlier passes know the vendor alone."""
+    """Return an entry's ratio to each rival, with its interval; earlier passes have the vendor only."""
     alone = {} if entry["ratio"] is None else {VENDOR: {"value": entry["ratio"], "interval": entry["ratio_interval"]}}
     return entry.get("ratios") or alone
 
 
 def ratio_of(entry: Row, name: str = VENDOR) -> float | None:
-    """Give an entry's ratio to a rival; None where that was not timed."""
+    """Return an entry's ratio to a rival, or None if the rival was not timed."""
     found = ratios_by_name(entry).get(name)
     return found["value"] if found else None
 
 
 def others_in(rows: Iterable[Row]) -> list[str]:
-    """Name the rivals beside the vendor that ours are compared with, each of which has columns by its name."""
+    """Return the names of the rivals other than the vendor, each of which has columns of its own."""
     return [
         name for name in dict.fromkeys(name for row in rows for name in ratios_by_name(row["best"])) if name != VENDOR
     ]
 
 
 def items_of(result: Mapping[str, Any], stage: str) -> list[Row]:
-    """Give what the items of a stage gave."""
+    """Return the items of a stage."""
     return [item for run in result["stages"] if run["name"] == stage for item in run["items"]]
 
 
 def is_of(row: Row, network: str) -> bool:
-    """Tell whether a network has a case."""
+    """Return whether a case occurs in a network."""
     return any(name.startswith(f"{network}/") for name in row["case"]["layers"])
 
 
 def is_winograd_ground(row: Row) -> bool:
-    """Tell what the vendor may do by another algorithm and has no goal: float32 convolutions, 3x3 at stride 1."""
+    """Return whether the vendor may use Winograd, so that there is no goal: float32, 3x3 at stride 1."""
     layer = row["case"]["layer"] or {}
     is_plain = layer.get("stride", 1) == 1 and layer.get("dilation", 1) == 1 and layer.get("groups", 1) == 1
     return row["case"]["dtype"] == "float32" and (layer.get("r"), layer.get("s")) == (3, 3) and is_plain
 
 
 def limit_of(row: Row) -> str:
-    """Say in words what keeps a case from its goal."""
+    """Return a description of the factors that limit a case."""
     best = row["best"]
     launch = next((each for each in best["launches"] if each["kernel"] == best["name"]), best["launches"][0])
     said = []
@@ -97,33 +97,33 @@ def limit_of(row: Row) -> str:
 
 
 def mean_of(ratios: Sequence[float]) -> float:
-    """Give the geometric mean of ratios."""
+    """Return the geometric mean of ratios."""
     return geometric_mean(ratios) or 0.0
 
 
 def ratios_of(rows: Iterable[Row], name: str = VENDOR) -> list[float]:
-    """Give the ratios to a rival of the rows that have one."""
+    """Return the ratios to a rival of the rows that have one."""
     ratios = [ratio_of(row["best"], name) for row in rows]
     return [ratio for ratio in ratios if ratio is not None]
 
 
 def shares_of(rows: Iterable[Row]) -> list[float]:
-    """Give the rows' shares of a copy's bandwidth."""
+    """Return the rows' shares of a copy's bandwidth."""
     return [row["best"]["copy_fraction"] for row in rows if row["best"]["copy_fraction"] is not None]
 
 
 def percent(value: float | None) -> str:
-    """Write a share; nothing for None."""
+    """Return a share in percent; an empty string for None."""
     return "" if value is None else format_percent(value)
 
 
 def mean_cell(ratios: Sequence[float]) -> str:
-    """Write the geometric mean of ratios; nothing where there are none."""
+    """Return the geometric mean of ratios; an empty string if there are none."""
     return f"{mean_of(ratios):.3f}" if ratios else ""
 
 
 def page(result: Mapping[str, Any], stages: str, text: str, *, timed: bool = True) -> str:
-    """Put above a table what it is of, of which commits, how it was timed if it was, and how much there is."""
+    """Return a table below a caption: device, date, commits, libraries, method, and the number of missing cases."""
     device, facts = result["device"] or {}, result["environment"] or {}
     libraries = ", ".join(str(facts[name]) for name in ("cupy", "cublas") if facts.get(name))
     torch = f", PyTorch {facts['torch']} with cuDNN {facts['cudnn']}" if facts.get("torch") else ""
@@ -135,9 +135,9 @@ def page(result: Mapping[str, Any], stages: str, text: str, *, timed: bool = Tru
     parts = [f"{device.get('name')}, {result['date']}, commit {result['commit']}{others}, {libraries}{torch}"]
     if timed:
         parts.append("both sides in the same precision, float32 with TF32 off")
-        parts.append("medians of rounds taken in turns")
-        parts.append("the ratio is the vendor's time over ours")
-    missing = ((skipped, "skipped for want of time"), (broken, "not right"))
+        parts.append("medians of interleaved rounds")
+        parts.append("ratio: time of the vendor over that of cubatch")
+    missing = ((skipped, "skipped for lack of time"), (broken, "failed"))
     if said := ", ".join(f"{count} {what}" for count, what in missing if count):
         parts.append(said)
     return f"{'; '.join(parts)}.\n\n{text}"

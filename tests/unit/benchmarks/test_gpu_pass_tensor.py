@@ -321,12 +321,12 @@ SYNTHETIC = result_of(
 @pytest.mark.parametrize(
     "line",
     [
-        "| matrix products, float32: geometric mean of the ratio to cuBLAS | 0.95 | 0.500 | 1 | **no** |",
-        "| matrix products, float16: ... to cuBLAS | 1.00 | 1.414 | 2 | yes |",
-        "| matrix products, bfloat16: ... to cuBLAS | 1.00 | 0.900 | 1 | **no** |",
-        "| resnet50, float16, batch 256, fprop: ... to cuDNN | 1.00 | 1.100 | 1 | yes |",
-        "| resnet50, float16, batch 256, wgrad: ... to cuDNN | 1.00 | 0.700 | 1 | **no** |",
-        "| resnet50, float16, batch 256, fused: ... to cuDNN and separate kernels | 1.15 | 1.100 | 1 | **no** |",
+        "| matrix products, float32: mean ratio to cuBLAS | 0.95 | 0.500 | 1 | **no** |",
+        "| matrix products, float16: mean ratio to cuBLAS | 1.00 | 1.414 | 2 | yes |",
+        "| matrix products, bfloat16: mean ratio to cuBLAS | 1.00 | 0.900 | 1 | **no** |",
+        "| resnet50, float16, batch 256, fprop: mean ratio to cuDNN | 1.00 | 1.100 | 1 | yes |",
+        "| resnet50, float16, batch 256, wgrad: mean ratio to cuDNN | 1.00 | 0.700 | 1 | **no** |",
+        "| resnet50, float16, batch 256, fused: mean ratio to cuDNN and separate kernels | 1.15 | 1.100 | 1 | **no** |",
         "| training step of resnet50, float16, batch 256: ratio to PyTorch eager | 1.00 | 0.800 | 1 | **no** |",
     ],
 )
