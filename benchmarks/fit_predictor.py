@@ -4,8 +4,6 @@ Fit the model of time to published measurements, and write it to where `cubatch 
     python -m benchmarks.fit_predictor --data DIR
 
 DIR holds the CSV files that benchmarks/predictor/published.py reads.  The same files and seed give the same model.
-TensorFlow's measurements (justus) are no layer's time but a harness's, so their model is kept beside the results, for
-the scorer.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ FOLDS = 2
 
 
 def path_of(name: str) -> Path:
-    """Give the file of a model."""
-    return (RESULTS if name == published.JUSTUS else DATA) / f"{name.replace(' ', '_')}.npz"
+    """Return the file of a model."""
+    return DATA / f"{name.replace(' ', '_')}.npz"
 
 
 def fingerprints(rows: Rows) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.fit_predictor import RESULTS, fingerprints, path_of
 from benchmarks.predictor import fitting, published
-from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, Rows
+from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, Rows
 from benchmarks.predictor.score_batches import cliffs, knees
 from benchmarks.predictor.score_networks import networks
 from cubatch.estimate.vendor.algorithms import Array, Mask
@@ -31,7 +31,6 @@ ANCHORS = 10
 DRAWS = 30
 GOALS = {
     f"{NEUSIGHT}, unseen shapes": (5.0, 3.5),
-    f"{JUSTUS}, unseen shapes": (8.0, 4.5),
     f"{CONV}, unseen shapes, forward": (8.0, None),
     f"{CONV}, unseen shapes": (12.0, None),
     f"{GEMM}, unseen shapes": (6.0, 2.5),

@@ -31,7 +31,7 @@ def _goal_rows(result: dict[str, Any]) -> list[list[str]]:
     rows = []
     for name, goal in result["goals"].items():
         score = result["scores"].get(name)
-        if score is None or name.startswith("justus"):  # `predict` does not use that model
+        if score is None:
             continue
         rival = result["scores"].get(f"{name}, roofline", {})
         rows.append([

@@ -40,10 +40,6 @@ for _family, _name in SLICED.items():
 # Winograd transforms input and output there as it does the input of a forward pass; the products, 36 for 9 taps, are
 # written and read, and the filter is written.
 START |= {"y winograd sliced": START["x winograd"], "w winograd sliced": 2 * 36 / 9 + 1}
-# What TensorFlow adds to a convolution, as bytes of its output or input: cuDNN pads both sides alike, so that an odd
-# padding is copied to the input first (tensorflow/core/kernels/conv_ops.cc).
-NUISANCES = {"activation": 2.0, "bias": 2.0, "copied": 2.0}
-_OF_INPUT = ("copied",)
 
 _WEIGHT = 0.15  # of the pull towards START: about the spread of what the constants leave
 _SD, _SCALE_SD = 0.7, 0.2
@@ -57,33 +53,22 @@ _MANY = {
 }  # fmt: skip
 TREES: Mapping[str, Mapping[str, object]] = {
     published.NEUSIGHT: _MANY,
-    published.JUSTUS: _MANY,
 }
 SHARED: Mapping[str, Sequence[str]] = {published.CONV: ("all", "kin"), published.GEMM: ("all", "kin", "gpu")}
 """What GPUs share in the residual of sources of few shapes, which is a process, not trees."""
 _SAMPLING = {"bagging_fraction": 0.7, "bagging_freq": 1, "feature_fraction": 0.5}
 
 
-def nuisance(rows: Rows, constants: Mapping[str, float]) -> Array:
-    """Seconds that a harness's own operations take, by their bytes."""
-    places, taken = rows.places({}), np.zeros(len(rows))
-    for name in (name for name in NUISANCES if name in rows.extra):
-        elements = rows.work.input_elements if name in _OF_INPUT else rows.work.output_elements
-        taken += constants[name] * rows.extra[name] * elements * places.element_bytes / places.bandwidth
-    return taken
-
-
 def fit_constants(rows: Rows, *, seed: int, evaluations: int = 25) -> Fitted:
     """Fit the constants and each GPU's factors to rows, without the trees."""
     if len(rows) > _MOST_ROWS:
         rows = rows.take(np.random.default_rng(seed).permutation(len(rows)) < _MOST_ROWS)
-    start = START | {name: value for name, value in NUISANCES.items() if name in rows.extra}
-    names, slugs = list(start), sorted(rows.devices)
+    names, slugs = list(START), sorted(rows.devices)
     index = np.searchsorted(slugs, rows.gpu)
     places = rows.places({})
     found = [one for one in algorithms(rows.work, places.num_sms, transforms=not rows.tensor) if one.usable.any()]
     measured = np.log(rows.seconds)
-    first = np.r_[np.log([start[name] for name in names]), np.zeros(2 * len(slugs))]
+    first = np.r_[np.log([START[name] for name in names]), np.zeros(2 * len(slugs))]
     spread = np.r_[np.full(len(names), _SD), np.full(2 * len(slugs), _SCALE_SD)]
 
     def unpack(x: Array) -> tuple[dict[str, float], Array]:
@@ -94,7 +79,7 @@ def fit_constants(rows: Rows, *, seed: int, evaluations: int = 25) -> Fitted:
     def gaps(x: Array) -> Array:
         constants, scales = unpack(x)
         placed = attrs.evolve(places, compute=scales[index, 0], memory=scales[index, 1])
-        predicted = seconds(rows.work, placed, constants, found).min(axis=0) + nuisance(rows, constants)
+        predicted = seconds(rows.work, placed, constants, found).min(axis=0)
         gap = np.log(predicted) - measured
         return np.r_[gap / np.sqrt(1 + np.abs(gap) / _ROBUST), _WEIGHT * (x - first) / spread]
 
@@ -103,27 +88,16 @@ def fit_constants(rows: Rows, *, seed: int, evaluations: int = 25) -> Fitted:
     return Fitted(rows.name, constants, by_gpu, None, 0.0, 0.0, not rows.tensor)
 
 
-def arithmetic(model: Fitted, rows: Rows) -> Array:
-    """Predict the layers of rows, without the residual and the harness."""
-    return attrs.evolve(model, trees=None, process=None).predict(rows.work, rows.places(model.scales))[0]
-
-
 def analytic(model: Fitted, rows: Rows) -> Array:
-    """Predict rows without the residual."""
-    return arithmetic(model, rows) + nuisance(rows, model.constants)
-
-
-def extra(model: Fitted, rows: Rows) -> dict[str, Array]:
-    """Give the columns that only a source with a harness has, and how much of the time the harness is."""
-    share = nuisance(rows, model.constants) / analytic(model, rows)
-    return {**rows.extra, "share": share} if rows.extra else {}
+    """Predict the layers of rows without the residual."""
+    return attrs.evolve(model, trees=None, process=None).predict(rows.work, rows.places(model.scales))[0]
 
 
 def columns(model: Fitted, rows: Rows) -> dict[str, Array]:
     """Describe rows to the residual."""
-    places, added = rows.places(model.scales), extra(model, rows)
+    places = rows.places(model.scales)
     found = algorithms(rows.work, places.num_sms, transforms=model.transforms)
-    return tree_model.features(rows.work, places, found, seconds(rows.work, places, model.constants, found), added)
+    return tree_model.features(rows.work, places, found, seconds(rows.work, places, model.constants, found))
 
 
 def fit_trees(model: Fitted, rows: Rows, *, seed: int) -> Fitted:
@@ -162,10 +136,9 @@ def flatten(trees: Sequence[Mapping[str, object]], names: tuple[str, ...], low: 
 
 
 def predict(model: Fitted, rows: Rows) -> Array:
-    """Predict rows, harness included, by a model whose factors know every GPU of them or one alike."""
+    """Predict rows by a model that has factors of each of their GPUs, or of a similar one."""
     model = attrs.evolve(model, scales={slug: model.scale(device)[:2] for slug, device in rows.devices.items()})
-    learned = model.predict(rows.work, rows.places(model.scales), extra(model, rows))[0]
-    return learned * (analytic(model, rows) / arithmetic(model, rows))
+    return model.predict(rows.work, rows.places(model.scales))[0]
 
 
 def fit(rows: Rows, *, seed: int) -> Fitted:

@@ -20,8 +20,8 @@ from cubatch.estimate.vendor.passes import l2_of
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 
-NEUSIGHT, JUSTUS, CONV, GEMM = "neusight", "justus", "deepbench conv", "deepbench gemm"
-SOURCES = (NEUSIGHT, JUSTUS, CONV, GEMM)
+NEUSIGHT, CONV, GEMM = "neusight", "deepbench conv", "deepbench gemm"
+SOURCES = (NEUSIGHT, CONV, GEMM)
 
 # Boards that the sources do not tell apart: guessed from their best GEMM (predictor.md, 0).
 _BOARDS = {"tesla v100": "v100-sxm2-16gb", "tesla p100": "p100-pcie-16gb", "a100": "a100-pcie-80gb"}
@@ -53,7 +53,6 @@ class Rows:
         seconds: Time of the layer alone.
         overhead: What the harness added, in seconds.
         shape: Fold key: equal for rows that differ only in batch and GPU.
-        extra: Columns that only this source has.
         dtype: "float32", or "float16" in storage.
         tensor: Whether Tensor Cores did it.
     """
@@ -65,7 +64,6 @@ class Rows:
     seconds: Array
     overhead: Array
     shape: np.ndarray
-    extra: Mapping[str, Array]
     dtype: str = "float32"
     tensor: bool = False
 
@@ -83,7 +81,6 @@ class Rows:
         return attrs.evolve(
             self, work=self.work.take(mask), devices={slug: one for slug, one in self.devices.items() if slug in gpu},
             gpu=gpu, seconds=self.seconds[mask], overhead=self.overhead[mask], shape=self.shape[mask],
-            extra={name: column[mask] for name, column in self.extra.items()},
         )  # fmt: skip
 
     def folds(self, count: int = 5) -> np.ndarray:
@@ -147,10 +144,10 @@ def load(folder: Path, source: str) -> list[Rows]:
     """
     Read a source from a folder; empty where the folder has none of its files.
 
-    The filters are those of predictor.md, 8: rows of at least twice the overhead (neusight), three times the floor
-    (justus), 0.02 ms (deepbench).
+    The filters are those of predictor.md, 8: rows of at least twice the overhead (neusight) and of
+    at least 0.02 ms (deepbench).
     """
-    readers = {NEUSIGHT: _neusight, JUSTUS: _justus, CONV: _deepbench_conv, GEMM: _deepbench_gemm}
+    readers = {NEUSIGHT: _neusight, CONV: _deepbench_conv, GEMM: _deepbench_gemm}
     return readers[source](folder)
 
 
@@ -166,7 +163,7 @@ def _neusight(folder: Path) -> list[Rows]:
         overhead[of] = _drifting_floor(latency[of], position[of], _numbers(rows, "gflop")[of])
     found = Rows(
         NEUSIGHT, _square(rows), devices, gpu, latency - overhead, overhead,
-        _shapes(rows, ("c_in", "c_out", "in_hw", "kernel", "stride")), {},
+        _shapes(rows, ("c_in", "c_out", "in_hw", "kernel", "stride")),
     )  # fmt: skip
     return [found.take(latency >= 2 * overhead)]
 
@@ -197,28 +194,6 @@ def _square(rows: Sequence[Mapping[str, str]]) -> Work:
         k=_numbers(rows, "c_out"), r=taps, s=taps, p=out, q=out, stride_h=stride, stride_w=stride, dilation=1.0,
         groups=1.0,
     )  # fmt: skip
-
-
-def _justus(folder: Path) -> list[Rows]:
-    rows = [row for path in sorted(folder.glob("justus_conv_*.csv")) for row in _read(path) if row["mode"] == "fwd"]
-    if not rows:
-        return []
-    devices, gpu = _gpus(rows)
-    time = _numbers(rows, "time_ms_median") / 1e3
-    floor = np.zeros(len(rows))
-    for slug in devices:
-        floor[gpu == slug] = np.quantile(time[gpu == slug], 0.01)
-    work, activation, same = _square(rows), _texts(rows, "activation"), _texts(rows, "padding") == "SAME"
-    padding = np.maximum((work.p - 1) * work.stride_h + work.r - work.h, 0)
-    extra = {
-        "activation": (activation != "none").astype(float),
-        "bias": _numbers(rows, "bias"),
-        "same": same.astype(float),
-        "copied": (same & (padding % 2 == 1)).astype(float),
-    }
-    shape = _shapes(rows, ("c_in", "c_out", "in_hw", "kernel", "stride"))
-    found = Rows(JUSTUS, work, devices, gpu, time - floor, floor, shape, extra)
-    return [found.take(time >= 3 * floor)]
 
 
 def _deepbench(folder: Path, name: str) -> list[tuple[list[dict[str, str]], str, bool]]:
@@ -261,7 +236,7 @@ def _deepbench_conv(folder: Path) -> list[Rows]:
             np.array([pass_ for _, pass_ in cases]), groups=1.0, dilation=1.0,
             **{name: _numbers(kept, column) for name, column in names.items()},
         )  # fmt: skip
-        out.append(Rows(CONV, work, *_gpus(kept), time, np.zeros(len(kept)), _shapes(kept, shape), {}, dtype, tensor))
+        out.append(Rows(CONV, work, *_gpus(kept), time, np.zeros(len(kept)), _shapes(kept, shape), dtype, tensor))
     return out
 
 
@@ -278,7 +253,5 @@ def _deepbench_gemm(folder: Path) -> list[Rows]:
             h=1.0, w=1.0, r=1.0, s=1.0, p=1.0, q=1.0, stride_h=1.0, stride_w=1.0, groups=1.0, dilation=1.0,
         )  # fmt: skip
         time = _numbers(rows, "time_ms") / 1e3
-        out.append(
-            Rows(GEMM, work, *_gpus(rows), time, np.zeros(len(rows)), _shapes(rows, ("k", "m")), {}, dtype, tensor)
-        )
+        out.append(Rows(GEMM, work, *_gpus(rows), time, np.zeros(len(rows)), _shapes(rows, ("k", "m")), dtype, tensor))
     return out

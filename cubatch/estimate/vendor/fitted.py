@@ -71,16 +71,13 @@ class Fitted:
         memory = [np.log(scale[1]) for _, scale in kin]
         return float(np.exp(np.mean(compute)) / sustained(device)), float(np.exp(np.mean(memory))), False
 
-    def predict(
-        self, work: Work, places: Places, extra: Mapping[str, Array] | None = None
-    ) -> tuple[Array, list[Algorithm], Index]:
+    def predict(self, work: Work, places: Places) -> tuple[Array, list[Algorithm], Index]:
         """
         Predict the time of each case.
 
         Args:
             work: The cases.
             places: Their GPUs, with their factors.
-            extra: The columns that only the source has.
 
         Returns:
             Seconds; what the library could run; which of it is the shortest.
@@ -89,7 +86,7 @@ class Fitted:
         times = seconds(work, places, self.constants, found)
         predicted = times.min(axis=0)
         if self.trees is not None or self.process is not None:
-            described = tree_model.features(work, places, found, times, extra or {})
+            described = tree_model.features(work, places, found, times)
             if self.trees is not None:
                 predicted = predicted * np.exp(self.trees(described))
             if self.process is not None:

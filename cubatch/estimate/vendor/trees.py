@@ -96,9 +96,7 @@ class Trees:
         return out
 
 
-def features(
-    work: Work, places: Places, found: Sequence[Algorithm], times: Array, extra: Mapping[str, Array]
-) -> dict[str, Array]:
+def features(work: Work, places: Places, found: Sequence[Algorithm], times: Array) -> dict[str, Array]:
     """
     Describe each case to the trees or the Gaussian process, by ratios.
 
@@ -107,7 +105,6 @@ def features(
         places: Their GPUs.
         found: `algorithms` of the work.
         times: `seconds` of them.
-        extra: Further columns that a source of measurements has.
 
     Returns:
         dict: Columns by name.
@@ -135,7 +132,7 @@ def features(
     sizes = {part: getattr(work, f"{part}_elements") * places.element_bytes for part in ("input", "output", "filter")}
     columns["intensity"] = np.log(work.flops / sum(sizes.values()) / (places.peak / places.bandwidth))
     columns |= {f"{part} in L2": np.log(size / places.l2_bytes) for part, size in sizes.items()}
-    return columns | {"launches": np.log(best / 1e-5), "lanes": places.lanes, **extra}
+    return columns | {"launches": np.log(best / 1e-5), "lanes": places.lanes}
 
 
 def _rounding(share: Array) -> Array:

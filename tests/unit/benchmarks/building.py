@@ -54,7 +54,7 @@ LAYERS = [
 ]
 
 
-def rows_of(*, source=NEUSIGHT, layers=LAYERS, batches=(4, 32, 128), factors=FACTORS, constants=START, **columns):
+def rows_of(*, source=NEUSIGHT, layers=LAYERS, batches=(4, 32, 128), factors=FACTORS, constants=START):
     """Measurements without error: every layer, batch and GPU, at the time that the constants and factors give."""
     cases = [(layer, n, slug) for layer in layers for n in batches for slug in factors]
     rows = Rows(
@@ -65,7 +65,6 @@ def rows_of(*, source=NEUSIGHT, layers=LAYERS, batches=(4, 32, 128), factors=FAC
         seconds=np.ones(len(cases)),
         overhead=np.zeros(len(cases)),
         shape=np.array([f"{layer.h}_{layer.c}_{layer.k}_{layer.r}" for layer, _, _ in cases]),
-        extra={name: np.full(len(cases), value) for name, value in columns.items()},
     )
     places = rows.places(factors)
     times = seconds(rows.work, places, constants, algorithms(rows.work, places.num_sms))

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import fit_predictor
 from benchmarks.predictor import fitting
 from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
-from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, load
+from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, load
 from cubatch.estimate.vendor.fitted import Fitted
 from tests.unit.benchmarks.building import (
     CONV_ROW,
@@ -170,7 +170,6 @@ def test_the_command_writes_a_model_for_each_source_that_is_there(folders, monke
     assert Fitted.load(data / "deepbench_gemm_tensor.npz").sd == 1.1
     assert fit_predictor.path_of(GEMM) == data / "deepbench_gemm.npz"
     assert fit_predictor.path_of(f"{GEMM} tensor") == data / "deepbench_gemm_tensor.npz"
-    assert fit_predictor.path_of(JUSTUS) == results / "justus.npz"
     single, stored, tensor = load(folder, GEMM)
     with np.load(results / "rows.npz") as file:
         used = file["fitted"]

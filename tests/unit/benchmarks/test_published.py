@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.predictor import published
-from benchmarks.predictor.published import CONV, GEMM, JUSTUS, NEUSIGHT, SOURCES, find_device, load
+from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, SOURCES, find_device, load
 from cubatch.errors import UnknownName
 from cubatch.estimate.vendor.algorithms import Work
 from cubatch.hardware import catalogue
@@ -25,20 +25,13 @@ NEUSIGHT_ROW = {
 }  # fmt: skip
 
 
-JUSTUS_ROW = {
-    "gpu": "Tesla V100", "mode": "fwd", "batch": 49, "in_hw": 9, "kernel": 2, "c_in": 224, "c_out": 507, "stride": 3,
-    "padding": "SAME", "activation": "sigmoid", "bias": 1, "out_hw": 3, "gflop_fwd": 2.1, "time_ms_median": 1.6895,
-    "time_ms_min": 1.6825, "time_ms_max": 1.7, "fwd_tflops": 1.294, "source": "",
-}  # fmt: skip
-
-
 FILES = {
-    NEUSIGHT: "neusight_conv_test.csv", JUSTUS: "justus_conv_test.csv", CONV: "deepbench_conv.csv",
+    NEUSIGHT: "neusight_conv_test.csv", CONV: "deepbench_conv.csv",
     GEMM: "deepbench_gemm.csv",
 }  # fmt: skip
 
 
-ROWS = {NEUSIGHT: NEUSIGHT_ROW, JUSTUS: JUSTUS_ROW, CONV: CONV_ROW, GEMM: GEMM_ROW}
+ROWS = {NEUSIGHT: NEUSIGHT_ROW, CONV: CONV_ROW, GEMM: GEMM_ROW}
 
 
 def read(folder, source, *changes):
@@ -122,7 +115,6 @@ def test_deepbench_convolutions_have_a_row_for_each_pass(tmp_path):
     assert rows.overhead.tolist() == [0] * 6
     assert set(rows.shape) == {"1_161_700_32_5_20_2_3"}
     assert set(rows.gpu) == {"titan-x-pascal"}
-    assert rows.extra == {}
 
 
 def test_deepbench_rows_that_say_nothing_are_left_out(tmp_path):

@@ -131,10 +131,10 @@ def test_lanes_are_those_of_the_data_sheet():
 STEP = stump("n", np.log(24), 0.0, 0.5)  # a correction that jumps at 24 samples
 
 
-def asked(model, sizes, **options):
+def asked(model, sizes):
     """Seconds of forward passes of CHESS at several batch sizes."""
     work = work_of(*((CHESS, Pass.FPROP, int(n)) for n in sizes))
-    return model.predict(work, places_of(len(work.n)), **options)[0]
+    return model.predict(work, places_of(len(work.n)))[0]
 
 
 def test_the_correction_is_a_factor_on_the_arithmetic():
@@ -157,14 +157,6 @@ def test_the_shortest_algorithm_is_named_with_its_time():
         ]
         assert times[case] == pytest.approx(min(steps) / 115.2e9)
         assert int(np.argmin(steps)) == best[case]
-
-
-def test_what_only_the_source_knows_tells_cases_apart():
-    """Two rows of one layer differ by a column that the harness recorded, and by no other."""
-    model = model_of(trees=stump("activation", 0.5, 0.0, 0.5))
-    extra = {"activation": np.array([0.0, 1.0, 0.0])}
-    want = asked(model_of(), [16, 16, 24]) * np.exp([0, 0.5, 0])
-    assert asked(model, [16, 16, 24], extra=extra) == pytest.approx(want, rel=1e-12)
 
 
 def test_dilation_tells_cases_apart():

@@ -26,7 +26,7 @@ V100, T4, P100 = ("v100-pcie-32gb", "Volta"), ("t4", "Volta"), ("p100-pcie-16gb"
 def described(work, places):
     """What the process sees of the cases."""
     found = algorithms(work, places.num_sms)
-    return trees.features(work, places, found, seconds(work, places, constants_of(), found), {})
+    return trees.features(work, places, found, seconds(work, places, constants_of(), found))
 
 
 def process_of(work, places, weights, shares=(0.5, 0.25, 0.125), length=2.0):

@@ -91,11 +91,11 @@ GENERAL = constants_of(alone=0.9) | {
 }  # fmt: skip
 
 
-def described(work, places, constants=GENERAL, **extra):
+def described(work, places, constants=GENERAL):
     """Features of a table, and the times that they are made of."""
     found = algorithms(work, places.num_sms)
     times = seconds(work, places, constants, found)
-    return features(work, places, found, times, extra), found, times
+    return features(work, places, found, times), found, times
 
 
 @settings(max_examples=25)
@@ -126,7 +126,7 @@ def test_the_trees_see_ratios_of_a_gpu_only(cases, faster):
 def test_the_features_of_one_layer_are_as_by_pocket_calculator():
     """97 boards of 8 x 8 x 128 on 48 SMs: 49 tiles of 128 x 128, of which 48.5 are filled."""
     work = work_of((Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 97))
-    columns, found, times = described(work, places_of(1), activation=np.array([1.0]))
+    columns, found, times = described(work, places_of(1))
     got = {name: float(np.ravel(column)[0]) for name, column in columns.items()}
     board, flop = 97 * 64 * 128, 2 * 97 * 64 * 128 * 1152
     want = {
@@ -134,7 +134,7 @@ def test_the_features_of_one_layer_are_as_by_pocket_calculator():
         # Fused, 388 and 196 blocks of 32 filters at 128 pixels: half of 8 x 16 lies outside, of 2 x 8 x 8 one board.
         "waste 1x8x16": 2, "rounding 1x8x16": 9 * 48 / 388, "waste 2x8x8": 98 / 97, "rounding 2x8x8": 5 * 48 / 196,
         "n": np.log(97), "c": np.log(128), "depth": np.log(1152), "m": np.log(97 * 64), "columns": np.log(128),
-        "n mod 8": 1, "c mod 32": 0, "p mod 4": 0, "p mod 8": 0, "stride_h": 1, "pass": 0, "lanes": 64, "activation": 1,
+        "n mod 8": 1, "c mod 32": 0, "p mod 4": 0, "p mod 8": 0, "stride_h": 1, "pass": 0, "lanes": 64,
         "intensity": np.log(flop / (4 * (2 * board + 9 * 128**2)) / (11.0592e12 / 500e9)),
         "input in L2": np.log(4 * board / 2**22), "filter in L2": np.log(4 * 9 * 128**2 / 2**22),
     }  # fmt: skip
