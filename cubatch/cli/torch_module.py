@@ -85,7 +85,7 @@ def _example(input_shape: str | None, example_inputs: str | None) -> Any:
 @contextlib.contextmanager
 def _told_by_options(input_shape: str | None) -> Iterator[None]:
     """Have errors tell of inputs by the options that say what they are, not by the argument of the function."""
-    from cubatch.tuning.learned import INPUTS, LOSS
+    from cubatch.tuning.subjects.bounded_subject import INPUTS, LOSS
 
     told = "--example-inputs names what gives a batch of tensors, those of several arguments in a tuple or a dict."
     if input_shape is not None:

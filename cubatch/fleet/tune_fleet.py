@@ -28,6 +28,7 @@ from cubatch.tuning import anchors as anchored
 from cubatch.tuning import forecast as forecasts
 from cubatch.tuning import tune
 from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import check_progress
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_bytes
 from cubatch.workload import Workload
@@ -94,7 +95,7 @@ def autotune_fleet(
         options["batch_sizes"] = list(batch_sizes)
     _check(inspect.signature(tune.autotune).bind(layer_spec, **options), prices or {})
     missing = _missing(predict)
-    tune.check_progress(progress)
+    check_progress(progress)
     spec = json.loads(json.dumps(models.resolve(layer_spec).to_mapping()))
     sent = {name: value for name, value in options.items() if value is not None} | {"store": store}
     with _connected(client) as connected:

@@ -16,7 +16,7 @@ from cubatch.frameworks.torch_memory import Peaks
 from cubatch.measure.clocks import HostClock
 from cubatch.measure.memory_meter import Meter, ResidentMeter
 from cubatch.measure.page_faults import PageFaults
-from cubatch.measure.runner import REFERENCE_SHARE
+from cubatch.measure.runner import REFERENCE_SHARE, MemoryForecast, MemoryLook, MemoryReport, Remark
 from cubatch.units import first_line
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
@@ -82,7 +82,12 @@ class BoundedRunner(abc.ABC):
         """Not asked for."""
         return None
 
-    def look(self, *, seconds: float, top: int | None) -> dict[str, Any]:
+    @property
+    def worker_pid(self) -> int | None:
+        """None: it computes in this process."""
+        return None
+
+    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
         """
         Find out what steps take, by a walk without data and by steps of a few sizes, as long as they are short.
 
@@ -91,18 +96,25 @@ class BoundedRunner(abc.ABC):
             top: No larger one is wanted; 0 to step none, None where there is no maximum.
 
         Returns:
-            dict: "largest", the largest batch size that fits, 0 if none does, or None where it cannot be known;
-            then "why_not" says why; "raised", what a real step raises there, where that was to be found out;
-            "memory_bytes", what a step may take; "first", what one of one sample takes; "dtype".
+            MemoryLook: What it found out; `memory_bytes` may be less than the limit that it was made with.
         """
         plan = self._planned(top or None)
         self._has_looked = True
-        known = {"memory_bytes": self._memory_limit, "dtype": self.dtype}
         if plan is None:
             raised = self._raised() if top is None else None
-            return {"largest": None, "why_not": self._why_not, "raised": raised, "first": None, **known}
-        if not plan.largest(self._memory_limit):
-            return {"largest": 0, "why_not": None, "first": plan.at(1), **known}
+            return {
+                "largest": None, "why_not": self._why_not, "raised": raised, "first": None,
+                "memory_bytes": self._memory_limit, "dtype": self.dtype,
+            }  # fmt: skip
+        if plan.largest(self._memory_limit):
+            self._climb(plan, seconds, top)
+        return {
+            "largest": plan.largest(self._memory_limit), "why_not": None, "first": plan.at(1),
+            "memory_bytes": self._memory_limit, "dtype": self.dtype,
+        }  # fmt: skip
+
+    def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
+        """Step ever larger sizes, as long as that is short, to learn what they take."""
         began, size = time.monotonic(), 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
@@ -116,8 +128,6 @@ class BoundedRunner(abc.ABC):
             now, size = time.monotonic(), size * _LOOK_FACTOR
             if now - began + _LOOK_FACTOR * (now - before) > seconds:
                 break
-        largest = plan.largest(self._memory_limit)
-        return {"largest": largest, "why_not": None, "first": plan.at(1), **known}
 
     def _raised(self) -> str | None:
         """Say what a real step raises; None if it runs."""
@@ -139,7 +149,7 @@ class BoundedRunner(abc.ABC):
         return None if plan is None else plan.at(batch_size)
 
     @property
-    def foreseen(self) -> dict[str, Any] | None:
+    def foreseen(self) -> MemoryForecast | None:
         """
         Say what is known now: "largest", that fits, and "bytes", pairs of each size that was asked about and its.
 
@@ -147,7 +157,7 @@ class BoundedRunner(abc.ABC):
         """
         if (plan := self._plan) is None or not self._has_looked:
             return None
-        return {"largest": plan.largest(self._memory_limit), "bytes": [[n, plan.at(n)] for n in sorted(self._asked)]}
+        return {"largest": plan.largest(self._memory_limit), "bytes": [(n, plan.at(n)) for n in sorted(self._asked)]}
 
     @property
     def ran(self) -> list[dict[str, int]]:
@@ -160,18 +170,22 @@ class BoundedRunner(abc.ABC):
         ]
 
     @property
-    def notes(self) -> list[str]:
-        """What is to be told of the memory of its steps."""
+    def remarks(self) -> list[Remark]:
+        """Return what a user should know of the memory of its steps."""
         if self._tidied_at is None:
             return []
-        since = f"Since batch size {self._tidied_at}, which might have taken more than the limit,"
-        what = "the C library's heap was kept in order (mallopt)"
-        return [f"{since} {what}. A process that leaves it to itself keeps freed blocks: twice as much, or more."]
+        return [Remark(code="heap_compacted", values={"batch_size": self._tidied_at})]
 
     @property
     def page_faults(self) -> list[dict[str, Any]]:
         """What page faults took of the steps of each size, as `PageFaults.rows`; nothing of a GPU's."""
         return self._page_faults.rows if isinstance(self.meter, ResidentMeter) else []
+
+    def report(self) -> MemoryReport:
+        """Return what is known of memory, to be told when nothing runs any more."""
+        return {
+            "ran": self.ran, "foreseen": self.foreseen, "remarks": self.remarks, "page_faults": self.page_faults,
+        }  # fmt: skip
 
     def prepare(self, batch_size: int) -> None:
         """

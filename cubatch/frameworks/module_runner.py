@@ -14,6 +14,7 @@ from cubatch.frameworks.torch_memory import Peaks, num_bytes
 from cubatch.frameworks.torch_step import StepKind
 from cubatch.measure import clocks
 from cubatch.measure.memory_meter import AllocatorMeter, Meter, ResidentMeter
+from cubatch.measure.runner import Remark
 
 _IMAGE_AXES = 4
 
@@ -64,27 +65,19 @@ class ModuleRunner(BoundedRunner):
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
     @property
-    def notes(self) -> list[str]:
-        """What is to be told of memory, parts that rest, inputs alike in all sizes, and of a batch read as time."""
-        notes = super().notes
+    def remarks(self) -> list[Remark]:
+        """Remarks on memory, parts in evaluation mode, constant inputs, and a batch that is read as time."""
+        remarks = super().remarks
         parts = self._bare.named_modules() if self._kind.training else ()
         if resting := [name for name, part in parts if not part.training]:
-            more = f", as were {len(resting) - 1} more" if len(resting) > 1 else ""
-            notes.append(
-                f"{resting[0]} was in evaluation mode and stayed so{more}: module.train() has all parts train."
-            )
-        notes.extend(self._inputs.aside())
+            remarks.append(Remark(code="evaluation_mode", values={"first": resting[0], "count": len(resting)}))
+        remarks += self._inputs.remarks()
         if self._guessed:
-            which = ", ".join(sorted(self._guessed))
-            notes.append(f"Results of {which} depend on data, without which what steps take is known less surely.")
+            remarks.append(Remark(code="data_dependent", values={"operators": ", ".join(sorted(self._guessed))}))
         if self._time_first:
-            first, *others = self._time_first
-            more = f", as do {len(others)} more" if others else ""
-            notes.append(
-                f"{first} takes axis 0, where the inputs have the batch, for time{more}: batch sizes are lengths of "
-                "sequences then. Made with batch_first=True it reads (batch, time, features)."
-            )
-        return notes
+            values = {"first": self._time_first[0], "count": len(self._time_first)}
+            remarks.append(Remark(code="batch_as_time", values=values))
+        return remarks
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""

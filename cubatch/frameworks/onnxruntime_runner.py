@@ -15,6 +15,7 @@ from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware import probe
 from cubatch.measure import clocks
 from cubatch.measure.memory_meter import Meter, ProcessMeter, ResidentMeter
+from cubatch.measure.runner import MemoryLook
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _SILENT = 4  # only what ends the process: everything else is raised, too
@@ -64,7 +65,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         self._path, self._kind, self._index, self._threads, self._seed = path, kind, index, threads, seed
         self._is_loaded = False
 
-    def look(self, *, seconds: float, top: int | None) -> dict[str, Any]:
+    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
         """
         Find out what steps take: see `BoundedRunner.look`; and that the file's batch is really open.
 

@@ -29,6 +29,7 @@ from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit, memory_limit
 from cubatch.measure.ranks_runner import SlowestClock
+from cubatch.measure.runner import Remark
 
 _PATIENCE = dt.timedelta(days=1)  # the others wait for as long as rank 0 thinks; its end is noticed at once
 
@@ -217,9 +218,9 @@ class RankedRunner(BoundedRunner):
         return max((peak for peak in self._do("peak") if peak is not None), default=None)
 
     @property
-    def notes(self) -> list[str]:
-        """What is to be told of the memory of their steps, and of what goes in on this rank."""
-        return [*self._runner.notes, *super().notes]
+    def remarks(self) -> list[Remark]:
+        """Return what a user should know of the memory of all ranks, and of the inputs of this one."""
+        return [*self._runner.remarks, *super().remarks]
 
     @property
     def page_faults(self) -> list[dict[str, Any]]:

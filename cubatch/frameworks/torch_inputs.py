@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from cubatch.errors import InvalidArgument
+from cubatch.measure.runner import Remark
 
 _ALLOWED = (
     "a tensor, or a tuple (positional arguments) or dict (keyword arguments) of tensors with the batch as axis 0, "
@@ -93,11 +94,11 @@ class Inputs:
         """Where the first of its tensors is."""
         return self._tensors()[0].device
 
-    def aside(self) -> list[str]:
-        """Tell of tensors that do not hold the batch, and are the same whatever its size; nothing where all hold it."""
+    def remarks(self) -> list[Remark]:
+        """Return a remark on tensors without a batch axis, which are the same at all batch sizes."""
         shapes = [str(tuple(tensor.shape)) for tensor in self._tensors() if not self._holds_batch(tensor)]
-        which = f"Inputs whose first axis is not the example's {self.batch_size} samples"
-        return [f"{which} were the same in each batch: of shape {', '.join(shapes)}."] if shapes else []
+        values = {"batch_size": self.batch_size, "shapes": ", ".join(shapes)}
+        return [Remark(code="constant_inputs", values=values)] if shapes else []
 
     def _tensors(self) -> list[Any]:
         found: list[Any] = []

@@ -17,6 +17,7 @@ from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_state import SavedState
 from cubatch.report.answer import answer
 from cubatch.report.facts import is_recommended
+from cubatch.tuning import notes
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
 
@@ -70,8 +71,8 @@ class _Finder:
             batch, num_samples = _first_batch(trainer)
             _begin(trainer, pl_module, batch)
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
-        for note in Inputs.of((batch,), None).aside():
-            rank_zero_warn(note)
+        for remark in Inputs.of((batch,), None).remarks():
+            rank_zero_warn(notes.sentence(notes.of_remark(remark)))
         found = self.result.to_mapping()
         self.optimal_batch_size = self.result.batch_size if is_recommended(found) else None
         if self.optimal_batch_size is not None:

@@ -65,12 +65,9 @@ def settings(device_kind: str) -> str | None:
     return spelt({**RAISED, **said} if device_kind == "cpu" and is_movable() else said) or None
 
 
-def told(device_kind: str) -> list[str]:
-    """Return a note that names `RAISED`, the thresholds under which a worker times steps; none if the user set them."""
-    if device_kind != "cpu" or not is_movable() or _chosen():
-        return []
-    what = f"Timed with freed memory kept as {spelt(RAISED)} have glibc keep it"
-    return [f"{what}: another process of yours that runs it may be slower without them."]
+def is_raised(device_kind: str) -> bool:
+    """Return whether a worker times steps with the thresholds of `RAISED`, which the user has not set."""
+    return device_kind == "cpu" and is_movable() and not _chosen()
 
 
 def spelt(variables: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import attrs
 
@@ -140,6 +140,78 @@ class KnowsFree(Protocol):
 
     def free_bytes(self) -> int | None:
         """Bytes that are physically free now; None where that is not told."""
+        ...
+
+
+class MemoryLook(TypedDict):
+    """
+    What a runner finds out about memory by a trace and by small steps; JSON can hold it.
+
+    Keys:
+        largest: The largest batch size that fits, 0 if none does; None if it cannot be known: `why_not` says why.
+        raised: What a real step raises then, if that was to be found out.
+        first: Bytes of a step of one sample.
+        memory_bytes: What a step may take.
+        dtype: What it computes with.
+    """
+
+    largest: int | None
+    why_not: str | None
+    raised: NotRequired[str | None]
+    first: int | None
+    memory_bytes: NotRequired[int]
+    dtype: str
+
+
+class MemoryForecast(TypedDict):
+    """The `largest` batch size that fits, and `bytes`: pairs of a batch size and the predicted bytes of its step."""
+
+    largest: int
+    bytes: list[tuple[int, int]]
+
+
+class Remark(TypedDict):
+    """What a user should know of a runner: the `code` and `values` of a `tuning.notes.Note`."""
+
+    code: str
+    values: dict[str, Any]
+
+
+class MemoryReport(TypedDict):
+    """
+    What a runner knows of memory after its last step; JSON can hold it.
+
+    Keys:
+        ran: Of each `batch_size` that ran: what was `said` of it just before, what it `took`, what the trace says.
+        foreseen: None if it has not looked.
+        remarks: What a user should know.
+        page_faults: Rows of `PageFaults`.
+    """
+
+    ran: list[dict[str, int]]
+    foreseen: MemoryForecast | None
+    remarks: list[Remark]
+    page_faults: list[dict[str, Any]]
+
+
+class LearnsMemory(Runner, Protocol):
+    """A runner that predicts the memory of large batches from steps of small ones."""
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker that computes; None if it is this process."""
+        ...
+
+    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+        """Try small sizes for at most so many seconds, up to `top`; 0 tries none, None has no maximum."""
+        ...
+
+    def predicted(self, batch_size: int) -> int | None:
+        """Return the predicted bytes of a step; None where unknown."""
+        ...
+
+    def report(self) -> MemoryReport:
+        """Return what is known now."""
         ...
 
 

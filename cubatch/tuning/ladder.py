@@ -9,7 +9,7 @@ compared with, and rungs at the limits.  `explain` shows the arithmetic behind i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -31,6 +31,7 @@ from cubatch.report.grid import Grid
 from cubatch.report.tables import candidates as table
 from cubatch.tuning.crests import Proposal, by_turns, coulom, crests, slowest
 from cubatch.tuning.limits import Limits
+from cubatch.tuning.notes import Note
 from cubatch.workload import Workload
 
 MOST = 40
@@ -132,11 +133,15 @@ class Ladder:
         candidates: Ascending; those that do not fit are marked `over_limit`.
         largest: The largest batch that fits, by the plan; None where there is no plan.
         memory_bytes: What a step may take.
+        facts: What else is cached with the ladder, as JSON.
+        notes: What a user should know about how it was made.
     """
 
     candidates: tuple[Candidate, ...]
     largest: int | None
     memory_bytes: int | None
+    facts: Mapping[str, Any] = attrs.field(factory=dict)
+    notes: tuple[Note, ...] = ()
 
     @property
     def most_planned_bytes(self) -> int:
@@ -152,7 +157,7 @@ class Ladder:
             for step in self.candidates
         )
         is_whole = self.memory_bytes is not None and again == self.candidates  # the same are refused
-        return self if is_whole else Ladder(again, largest, room.bytes)
+        return self if is_whole else attrs.evolve(self, candidates=again, largest=largest, memory_bytes=room.bytes)
 
 
 def propose(
@@ -175,7 +180,7 @@ def propose(
     return Ladder(tuple(_planned(work, step, largest) for step in kept), largest, room.bytes)
 
 
-def of_memory(limits: Limits, room: MemoryLimit, largest: int, peak_bytes: Callable[[int], int]) -> Ladder:
+def of_memory(limits: Limits, room: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
     """
     List the candidates for something of which only its memory is known: `plain` ones and the limits.
 

@@ -29,8 +29,9 @@ from cubatch.network import models
 from cubatch.network.graph import Network, as_network
 from cubatch.network.models import SpecLike
 from cubatch.network.weights import load_weights
-from cubatch.tuning import accumulation, tune_devices
+from cubatch.tuning import accumulation
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subjects.network_subject import memory_limit
 from cubatch.tuning.tune import autotune
 from cubatch.workload import Workload
 
@@ -256,7 +257,7 @@ def _tuned(
         size = result.batch_size or 1
         chosen = f"training with batch size {size}, the answer for training {work.name} with {work.optimizer}"
         return size, (chosen, *result.reasons)
-    fitting = fit.cuts(work, target, tune_devices.memory_limit(devices, work.device, None).bytes)
+    fitting = fit.cuts(work, target, memory_limit(devices, work.device, None).bytes)
     found = accumulation.cut(result, target, fitting=fitting)
     added_up = f", whose gradients are added up until they are of {target} samples" if found.steps > 1 else ""
     return found.batch_size, (f"training with batches of {found.batch_size}{added_up}", str(found))

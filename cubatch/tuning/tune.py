@@ -1,43 +1,24 @@
-"""
-autotune(): the whole walk, top to bottom.
-
-Each line of the walk takes records and returns records; no step calls back into an earlier one.
-"""
+"""autotune() and autotune_callable(): find the fastest batch size of a network or of any function."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-
-import attrs
 
 from cubatch import checks
 from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
-from cubatch.engine import layers
-from cubatch.engine.conditions import conditions
-from cubatch.errors import InvalidArgument, StoreError
-from cubatch.hardware import arithmetic, host, probe, quota
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
-from cubatch.measure import clocks, kernel_choice
-from cubatch.measure.callable_runner import CallableRunner
-from cubatch.measure.goal import Goal
-from cubatch.measure.records import Measured, Recorder
-from cubatch.memory import fit
-from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
-from cubatch.search import walk
-from cubatch.tuning import progress as progresses
-from cubatch.tuning import runners, store, tune_devices, turns
-from cubatch.tuning import story as stories
-from cubatch.tuning.ladder import Ladder, added, between, plain, propose, timed
-from cubatch.tuning.limits import Limits
+from cubatch.search.events import Event
+from cubatch.tuning import session
+from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
-from cubatch.tuning.story import Story
-from cubatch.workload import Workload
+from cubatch.tuning.subject import Subject
+from cubatch.tuning.subjects.callable_subject import CallableSubject
+from cubatch.tuning.subjects.network_subject import NetworkSubject
 
 
 def autotune(
@@ -61,7 +42,7 @@ def autotune(
     isolate: bool | str = "auto",
     store: bool | str | Path = True,  # noqa: A002, RUF100 - the contract's name
     seed: int = 0,
-    progress: Callable[[walk.Event], None] | None = None,
+    progress: Callable[[Event], None] | None = None,
 ) -> TuningResult:
     """
     Find the batch size at which a layer or network really runs fastest on a device, and say why.
@@ -119,51 +100,24 @@ def autotune(
         >>> result.batch_size in {8, 16}
         True
     """
-    # The question: whatever makes no sense is refused here, before the store is opened.
-    goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed, sweeps=sweeps)
-    if library == "onnxruntime":
-        from cubatch.tuning.tune_onnxruntime import tune_file
-
-        return tune_file(
-            layer_spec, device, devices=devices, mode=mode, dtype=dtype, recompute=recompute, isolate=isolate,
-            goal=goal, limits=limits, memory_limit=memory_limit, store=store, progress=progress,
-        )  # fmt: skip
-    parts = tune_devices.sharing(devices, device, mode)
-    work = Workload.of(
-        layer_spec, parts[0] if parts else device, mode=mode, dtype=dtype, optimizer=optimizer, library=library,
-        recompute=recompute, present=True,
+    request = Request.of(
+        objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
+        max_batch_size=max_batch_size, budget=budget, seed=seed, sweeps=sweeps, memory_limit=memory_limit,
+        store=store, progress=progress,
     )  # fmt: skip
-    _check_choices(work, parts or [work.device], goal, isolate=isolate, place=store, progress=progress)
-    tune_devices.check(work, parts, isolate=isolate)
-    room = tune_devices.memory_limit(parts, work.device, memory_limit)
+    subject: Subject
+    if library == "onnxruntime":
+        from cubatch.tuning.subjects.onnx_subject import OnnxSubject
 
-    with _open(store, work, parts, goal, limits, memory_limit, room) as run:
-        run.notes += [*_notes(work), *room.told()]
-        winners = _winners(store, run, work)
-
-        # The candidates: those of an earlier call again, or new ones.  What is finished is told as it was measured.
-        ladder = _kept_ladder(run)
-        if ladder is None or not run.finished:
-            largest = fit.largest(work, max(1, room.bytes))
-            ladder = ladder.within(room, largest) if ladder else timed(work, propose(work, limits, room, largest))
-            facts = {"memory_bytes": ladder.memory_bytes, "largest_batch_size": ladder.largest, "note": room.note}
-            run.save_ladder(ladder.candidates, {**(run.limit or {}), **facts})
-
-        # The timings: visits until the answer is known, here or in a worker that may die.
-        story = stories.of_network(work, goal, limits, room, ladder, winners, parts)
-        factory = runners.factory(work, limits, winners, parts)
-        is_isolated = parts is not None or runners.is_isolated(isolate, work.device, ladder, room)
-        measure = functools.partial(
-            walk.measure,
-            runners.isolated(factory, limits) if is_isolated else factory,
-            extend=None if limits.batch_sizes else functools.partial(added, work, ladder),
-            multiple=story.multiple,
+        subject = OnnxSubject.of(
+            layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, recompute=recompute, isolate=isolate
         )
-        measured = measured_by(measure, story, run, progress, work.device)
-
-        # The answer, and why.
-        return tune_devices.with_exchange(story.answer(measured, run), run, factory, parts, limits)
+    else:
+        subject = NetworkSubject.of(
+            layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, optimizer=optimizer,
+            library=library, recompute=recompute, isolate=isolate,
+        )  # fmt: skip
+    return session.tune(subject, request)
 
 
 def autotune_callable(
@@ -178,7 +132,7 @@ def autotune_callable(
     batch_sizes: Iterable[int] | None = None,
     budget: float = 60.0,
     seed: int = 0,
-    progress: Callable[[walk.Event], None] | None = None,
+    progress: Callable[[Event], None] | None = None,
 ) -> TuningResult:
     """
     Find the fastest batch size of anything that can be called: CuPy, PyTorch, NumPy, JAX, or your own.
@@ -236,165 +190,19 @@ def autotune_callable(
         ...     return step
     """
     if not callable(make_step):
-        raise InvalidArgument("make_step", make_step, "callable: make_step(n) gives a step of batch size n")
-    found = probe.resolve(device)
-    goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    limits = Limits.of(batch_sizes, checks.check_batch_size(max_batch_size, "max_batch_size"), budget=budget, seed=seed)
-    check_progress(progress)
-    if device is not None or found.kind == "cpu":  # else it is the library's own that is timed
-        goal.check_device(found)
-    room = hardware_room.memory_limit(found, memory_limit)
-    watched = None if memory_limit is None else room.bytes
-    index = None if device is None or found.kind == "cpu" else found.index
-    ladder = Ladder(tuple(plain(limits)), None, watched)
-    story = stories.of_callable(found, goal, limits, room, ladder)
-    measure = functools.partial(
-        walk.measure,
-        functools.partial(CallableRunner, make_step, watched, index),
-        extend=None if limits.batch_sizes else functools.partial(between, steps=ladder.candidates),
-    )
-    with store.open_run(None, identity={}, conditions={}, budget=budget) as run:
-        measured = measured_by(measure, story, run, progress, found)
-    if not isinstance(clocks.callable_clock(), clocks.EventClock):
-        run.notes.append(
-            "Timed by the host's clock: no library with CUDA events is loaded and has a GPU. A step ends when it "
-            "returns, or when block_until_ready of what it returned does."
-        )
-        if watched is not None:
-            run.notes.append(
-                "memory_limit was not watched: no library that says what it holds is loaded and has a GPU."
-            )
-    return story.answer(measured, run)
-
-
-def measured_by(
-    measure: Callable[..., Measured],
-    story: Story,
-    run: store.Run,
-    progress: Callable[[walk.Event], None] | None,
-    device: Device,
-    worker_pid: int | None = None,
-) -> Measured:
-    """
-    Measure what is not kept yet, and note who else was busy; on Ctrl-C hand out what there is.
-
-    What was kept from a busy machine is not mixed with what a quiet one shows: the sizes read again would win.
-    """
-    before = [f'While timings that are kept were taken: "{sentence}"' for sentence in run.disturbed]
-    if run.finished:
-        answered = f"Answered from the store, nothing was measured now; {run.anew}."
-        run.caveats += [answered, *before]
-        return run.kept
-    if before and not run.was_begun_anew and turns.is_quiet(device):
-        run.begin_anew()
-        before = ["What was kept from a busy machine does not count: it is quiet now, and all is measured anew."]
-    elif before:
-        before.append(f"This run went on with them; {run.anew}.")
-    run.caveats += before
-    recorder, limits = Recorder(run.kept, run), story.limits
-    with (
-        story.told_on_interrupt(recorder, run),
-        _others_told(run, device, worker_pid),
-        progresses.shown(progress) as told,
-    ):
-        measured = measure(
-            story.ladder.candidates, goal=story.goal, kept=run.kept, keep=recorder, budget=limits.budget,
-            seed=limits.seed, sweeps=limits.sweeps, progress=told, on_host=device.kind == "cpu",
-        )  # fmt: skip
-    run.finish()
-    return measured
-
-
-@contextlib.contextmanager
-def _others_told(run: store.Run, device: Device, worker_pid: int | None) -> Iterator[None]:
-    """Have the turn to measure, tell and keep who else was busy, and tell of a quota, which stays, however it ends."""
-    met: list[str] = []
-    periods = host.cpu_periods()
-    try:
-        with turns.alone(device, worker_pid) as met:
-            run.save_disturbed(met)  # who measures here now is known also after a kill
-            yield
-    finally:
-        run.save_disturbed(met)
-        held_up = quota.held_up(periods, host.cpu_periods())
-        run.caveats += [*met, *([held_up] if held_up else [])]
-
-
-def _notes(work: Workload) -> list[str]:
-    """Say what a dtype means on this device, where it is not what its name promises."""
-    if work.dtype == "float32" or arithmetic.has_tensor_cores(work.device, work.dtype) is not False:
-        return []
-    return [f"{work.device} has no Tensor Cores for {work.dtype}: it is how numbers are stored, arithmetic is float32."]
-
-
-def _open(
-    place: bool | str | Path,  # noqa: FBT001
-    work: Workload,
-    parts: Sequence[Device] | None,
-    goal: Goal,
-    limits: Limits,
-    memory_limit: int | str | None,
-    room: MemoryLimit,
-) -> store.Run:
-    """Open the run that `store=` means, under all that its timings depend on."""
-    identity = work.settings | {
-        "spec": work.spec.to_mapping(),
-        "device": work.device.uuid or work.device.name,
-        "mig": work.device.mig,
-        **attrs.asdict(goal),
-        **limits.identity,
-        "memory_limit": memory_limit,
-    }
-    if parts is not None:
-        identity["devices"] = [part.uuid or part.name for part in parts]
-    return store.open_run(
-        store.path_of(place), identity=identity, conditions=conditions(work.device), budget=limits.budget,
-        memory_bytes=room.bytes, refresh=place == "refresh",
+        raise InvalidArgument("make_step", make_step, "callable: make_step(n) returns a step of batch size n")
+    resolved, top = probe.resolve(device), checks.check_batch_size(max_batch_size, "max_batch_size")
+    request = Request.of(
+        objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
+        max_batch_size=top, budget=budget, seed=seed, memory_limit=memory_limit, store=False, progress=progress,
     )  # fmt: skip
-
-
-def _winners(place: bool | str | Path, run: store.Run, work: Workload) -> Path | None:  # noqa: FBT001
-    """
-    Say in which file the variants that won are kept: beside the store, so that no store is no file.
-
-    They are forgotten here, once: a worker that dies leaves its own to the next one.  Who measures unkept takes them
-    from nobody.
-    """
-    path = store.path_of(place)
-    if path is None or work.library != "cubatch":
-        return None
-    winners = kernel_choice.path_beside(path)
-    if place == "refresh" and run.is_kept:
-        try:
-            kernel_choice.forget(winners, work.device)
-        except StoreError as error:
-            run.notes.append(f"Kernel choices of earlier runs could not be forgotten: {error}")
-    return winners
-
-
-def _kept_ladder(run: store.Run) -> Ladder | None:
-    """Give the ladder that an earlier call left."""
-    if run.ladder is None:
-        return None
-    limit = run.limit or {"memory_bytes": None, "largest_batch_size": None}
-    return Ladder(run.ladder, limit.get("largest_batch_size"), limit.get("memory_bytes"))
-
-
-def _check_choices(
-    work: Workload, devices: Sequence[Device], goal: Goal, *, isolate: object, place: object, progress: object
-) -> None:
-    """Refuse what these devices, this engine or this function cannot do."""
-    if not (isinstance(isolate, bool) or isolate == "auto"):
-        raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
-    store.check_place(place)
-    check_progress(progress)
-    for device in devices:
-        goal.check_device(device)
-    for node in as_network(work.spec).nodes:
-        layers.check(node.layer, node.name)
-
-
-def check_progress(progress: object) -> None:
-    """Refuse what cannot be called."""
-    if progress is not None and not callable(progress):
-        raise InvalidArgument("progress", progress, "callable, or None")
+    is_current = device is None and resolved.kind != "cpu"  # the device is the library's own
+    if not is_current:
+        request.goal.check_device(resolved)
+    memory = hardware_room.memory_limit(resolved, memory_limit)
+    subject = CallableSubject(
+        make_step=make_step, device=resolved, memory=memory,
+        watched_bytes=None if memory_limit is None else memory.bytes,
+        index=None if device is None or resolved.kind == "cpu" else resolved.index,
+    )  # fmt: skip
+    return session.tune(subject, request)

@@ -1,8 +1,8 @@
-"""autotune_module(): the walk of `autotune` for a PyTorch module."""
+"""autotune_module(): find the fastest batch size of a PyTorch module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,13 @@ from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
-from cubatch.measure import heap
-from cubatch.measure.goal import Goal
-from cubatch.search import walk
-from cubatch.tuning import store as kept
-from cubatch.tuning import tune
-from cubatch.tuning.learned import tuned
-from cubatch.tuning.limits import Limits
-from cubatch.tuning.named_module import NamedModule
+from cubatch.measure.runner import LearnsMemory
+from cubatch.search.events import Event
+from cubatch.tuning import session
+from cubatch.tuning.notes import note
+from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subjects.module_subject import NamedModuleSubject, PresentModuleSubject
 
 
 def autotune_module(
@@ -45,7 +42,7 @@ def autotune_module(
     budget: float = 60.0,
     store: bool | str | Path = True,  # noqa: A002, RUF100 - the contract's name
     seed: int = 0,
-    progress: Callable[[walk.Event], None] | None = None,
+    progress: Callable[[Event], None] | None = None,
 ) -> TuningResult:
     """
     Find the batch size at which a PyTorch module really runs fastest, and say why.
@@ -117,10 +114,11 @@ def autotune_module(
         >>> model = torchvision.models.resnet50().cuda()                              # doctest: +SKIP
         >>> result = autotune_module(model, (3, 224, 224), mode="training", autocast="bfloat16")  # doctest: +SKIP
     """
-    goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-    limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed)
-    tune.check_progress(progress)
-    kept.check_place(store)
+    request = Request.of(
+        objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
+        max_batch_size=max_batch_size, budget=budget, seed=seed, memory_limit=memory_limit, store=store,
+        progress=progress,
+    )  # fmt: skip
     kind: dict[str, Any] = {
         "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": autocast, "channels_last": channels_last,
         "compiled": compile,
@@ -129,41 +127,44 @@ def autotune_module(
     if isinstance(module, str):
         if ranks is not None:
             raise InvalidArgument("module", module, f"a module itself where {ranks.size} ranks tune together")
-        named = NamedModule.of(module, example_inputs, kind, device)
-        goal.check_device(named.device)
-        room = hardware_room.memory_limit(named.device, memory_limit)
-        with named.open(store, goal, limits, memory_limit, room) as run:
-            run.notes += heap.told(named.device.kind)
-            return tuned(
-                named.name, "torch", named.device, mode, optimizer, named.runner, run, goal, limits, room, progress
-            )
+        return session.tune(NamedModuleSubject.of(module, example_inputs, kind, device, request), request)
     if not isinstance(store, bool):
-        remedy = "To keep its timings, name what makes it: 'package.module:build'."
+        remedy = "To cache its timings, name the function that builds it: 'package.module:build'."
         raise InvalidArgument("store", store, "True or False for a module that has no name", remedy)
-    subject = TorchModule(module, example_inputs, **kind)
-    found = _present(subject, device)
-    goal.check_device(found)
-    with subject, kept.open_run(None, identity={}, conditions={}, budget=budget) as run:
-        held = subject.held_bytes
-        room = hardware_room.memory_limit(found, memory_limit, held=held)  # beside the copy that is put back
-        if store:
-            run.notes.append("Its timings are not kept: those of a module that is named, 'package.module:build', are.")
+    return _tune_present(TorchModule(module, example_inputs, **kind), kind, device, request, ranks)
 
-        def walked(make: Callable[[int, int], Any], room: MemoryLimit, **versions: int) -> TuningResult:
-            return tuned(
-                subject.name, "torch", found, mode, optimizer, make, run, goal, limits, room, progress, versions
+
+def _tune_present(
+    module: TorchModule, kind: Mapping[str, Any], device: Device | str | None, request: Request, ranks: Ranks | None
+) -> TuningResult:
+    """Tune a module of this process, together with those of the other ranks, if there are any."""
+    resolved = _check_device(module, device)
+    request.goal.check_device(resolved)
+    with module:
+        held = module.held_bytes
+        memory = hardware_room.memory_limit(resolved, request.memory_limit, held=held)
+        notes = [note("no_cache")] if request.store else []
+
+        def tune(make: Callable[[int, int], LearnsMemory], **versions: int) -> TuningResult:
+            subject = PresentModuleSubject(
+                name=module.name, library="torch", device=resolved, memory=memory, mode=kind["mode"],
+                optimizer=kind["optimizer"], seed=request.limits.seed, versions=versions, make=make,
+                first_notes=notes,
             )  # fmt: skip
+            return session.tune(subject, request)
 
         if ranks is None:
-            return walked(subject.runner, room)
-        room = ranks.room(found, room, held)
-        run.notes.append(f"{ranks.size} ranks were measured together; sizes and rates are those of one of them.")
-        return ranks.answered(subject.runner(room.bytes, seed), lambda make: walked(make, room, ranks=ranks.size))
+            return tune(module.runner)
+        memory = ranks.room(resolved, memory, held)
+        notes.append(note("ranks", count=ranks.size))
+        runner = module.runner(memory.bytes, request.limits.seed)
+        return ranks.answered(runner, lambda make: tune(make, ranks=ranks.size))
 
 
-def _present(subject: TorchModule, wanted: Device | str | None) -> Device:
-    found = subject.device
-    if wanted is not None and (asked := probe.resolve(wanted)) != found:
+def _check_device(module: TorchModule, device: Device | str | None) -> Device:
+    """Return where the module is; reject another device."""
+    present = module.device
+    if device is not None and (wanted := probe.resolve(device)) != present:
         remedy = "Move it there first: module.to(); one without parameters runs where example_inputs are."
-        raise InvalidArgument("device", str(asked), f"where the module is, {found}", remedy)
-    return found
+        raise InvalidArgument("device", str(wanted), f"where the module is, {present}", remedy)
+    return present

@@ -161,10 +161,10 @@ def test_a_heap_is_kept_in_order_only_where_it_might_take_more_than_the_limit(on
     runner.prepare(40)
     runner.prepare(99)
     assert not runner.meter.is_tidy
-    assert runner.notes == []
+    assert runner.remarks == []
     runner.prepare(350)
     assert runner.meter.is_tidy
-    assert "batch size 350" in runner.notes[0]
+    assert runner.remarks == [{"code": "heap_compacted", "values": {"batch_size": 350}}]
     runner.release()
     assert max(row["took"] for row in runner.ran) <= limit
 

@@ -59,7 +59,7 @@ def test_energy_is_refused_on_a_cpu_before_anything_runs():
 
 def test_a_loss_that_does_not_fit_is_told_what_it_is_called_with():
     """PyTorch's own losses take a target too, which nobody gives them here."""
-    called_with = "'target'.*loss is called with what the module gives, and gives a scalar"
+    called_with = "'target'.*loss is called with the module's output and returns a scalar"
     with pytest.raises(cb.NothingMeasured, match=called_with):
         cb.autotune_module(Head(lambda t: t), (3,), mode="training", loss=nn.CrossEntropyLoss(), **ASKED)
     with pytest.raises(cb.NothingMeasured) as refused:

@@ -20,7 +20,7 @@ from cubatch.measure import heap  # noqa: E402
 from cubatch.report.tables import common  # noqa: E402
 from cubatch.report.tables import store as tables  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
-from cubatch.tuning.named_module import WorkersModule  # noqa: E402
+from cubatch.tuning.subjects import bounded_subject  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
 
 HERE = "tests.parity.named_modules"
@@ -39,10 +39,10 @@ def place(tmp_path, monkeypatch):
 def nothing_runs(monkeypatch):
     """Runs are begun in the store and end where a worker would be started."""
 
-    def runner(self, memory_limit, seed):
+    def runner(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cubatch.tuning.named_module.NamedModule.runner", runner)
+    monkeypatch.setattr("cubatch.tuning.subjects.module_subject.NamedModuleSubject.make_runner", runner)
 
 
 def calls(place):
@@ -187,11 +187,12 @@ def test_page_faults_of_timed_sizes_are_told_from_the_store_too(place, monkeypat
     """Not of 64, which was stepped to learn of memory and is not in the result; a rerun, which runs none, says so."""
     monkeypatch.setattr(heap, "is_movable", lambda: True)
     rows = [{"batch_size": n, "share": share, "faults": 1000} for n, share in ((2, 0.2), (4, 0.1), (64, 0.9))]
-    monkeypatch.setattr(WorkersModule, "page_faults", rows)
+    told = bounded_subject.page_faults.told
+    monkeypatch.setattr(bounded_subject.page_faults, "told", lambda _, sizes: told(rows, sizes))
     for _ in range(2):
         result = cb.autotune_module(f"{HERE}:small", SHAPE, store=place / "store.sqlite3", **ASKED)
-        (told,) = (reason for reason in result.reasons if "page faults" in reason)
-        assert told.startswith("At batch size 2 the system took 20 % of the CPU time")
+        (note,) = (reason for reason in result.reasons if "page faults" in reason)
+        assert note.startswith("At batch size 2 the system took 20 % of the CPU time")
     assert any("Answered from the store" in reason for reason in result.reasons)
 
 
@@ -281,7 +282,7 @@ def test_bad_arguments_are_named(wrong, match):
 
 def test_a_module_without_a_name_is_not_kept(place):
     """A store that is named for it is refused; True, which is the default, keeps nothing."""
-    with pytest.raises(cb.InvalidArgument, match="name what makes it"):
+    with pytest.raises(cb.InvalidArgument, match=r"'package\.module:build'"):
         cb.autotune_module(named_modules.small(), SHAPE, store=place / "store.sqlite3", **ASKED)
 
 

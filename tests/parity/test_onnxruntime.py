@@ -108,7 +108,7 @@ def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, m
     assert kept.conditions["malloc"] == (raised if heap.is_movable() else None)
     assert any(raised in reason for reason in first.reasons) == heap.is_movable()
     with monkeypatch.context() as still:
-        still.setattr("cubatch.tuning.tune_onnxruntime.WorkersModule", None)
+        still.setattr("cubatch.tuning.subjects.onnx_subject.RemoteBoundedRunner", None)
         again = cb.autotune(path, store=place, **ASKED)
     assert [m.timings_seconds for m in again.measurements] == [m.timings_seconds for m in first.measurements]
     assert any("Answered from the store" in reason for reason in again.reasons)

@@ -8,8 +8,9 @@ import pytest
 from cubatch.errors import DeviceNotAvailable
 from cubatch.frameworks import module_worker, onnxruntime_runner
 from cubatch.hardware import driver, probe
-from cubatch.tuning import named_module
-from cubatch.tuning.named_module import NamedModule
+from cubatch.hardware.room import MemoryLimit
+from cubatch.tuning.subjects import module_subject
+from cubatch.tuning.subjects.module_subject import NamedModuleSubject
 from tests.unit.hardware.gpus import SLICE, T4, V100
 
 
@@ -50,9 +51,12 @@ def test_the_worker_of_a_module_is_told_the_uuid(monkeypatch):
     """What goes over the pipe names the GPU, not a number."""
     shown(monkeypatch, T4, V100)
     sent = []
-    monkeypatch.setattr(named_module, "WorkersModule", lambda factory, remedy: sent.append(factory))
-    asked = NamedModule(name="package.module:build", inputs=[3], kind={}, device=probe.device("cuda:1"), sources=())
-    asked.runner(2**30, 0)
+    monkeypatch.setattr(module_subject, "RemoteBoundedRunner", lambda factory, remedy: sent.append(factory))
+    subject = NamedModuleSubject(
+        name="package.module:build", library="torch", device=probe.device("cuda:1"), mode="inference", seed=0,
+        memory=MemoryLimit(2**30, 2**30, ""), inputs=[3], kind={}, sources=(),
+    )  # fmt: skip
+    subject.make_runner()
     assert sent[0].arguments["device"] == V100.uuid
 
 

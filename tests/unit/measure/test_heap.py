@@ -205,15 +205,14 @@ def test_whoever_has_the_bounds_that_are_advised_is_told_nothing(monkeypatch, ma
     """They are measured as without them, and no more is said; other choices are the user's."""
     if not heap.is_movable():
         pytest.skip("no glibc")
-    (said,) = heap.told("cpu")
-    assert heap.spelt(heap.RAISED) in said
-    assert (heap.told("cuda"), heap.settings("cuda")) == ([], None)
+    assert heap.is_raised("cpu")
+    assert (heap.is_raised("cuda"), heap.settings("cuda")) == (False, None)
     kept_as = heap.settings("cpu")
     for name, value in heap.RAISED.items():
         monkeypatch.setenv(name, value)
-    assert (heap.told("cpu"), heap.is_movable(), heap.settings("cpu")) == ([], True, kept_as)
+    assert (heap.is_raised("cpu"), heap.is_movable(), heap.settings("cpu")) == (False, True, kept_as)
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert (heap.told("cpu"), heap.is_movable()) == ([], False)
+    assert (heap.is_raised("cpu"), heap.is_movable()) == (False, False)
 
 
 @pytest.mark.parametrize(("threshold", "is_apart"), [("1048576", True), ("33554432", False), ("1 MB", False)])

@@ -21,10 +21,12 @@ from cubatch.measure import ranks_runner
 from cubatch.measure.rank_group import RankGroup
 from cubatch.network import models
 from cubatch.network.weights import load_weights
-from cubatch.tuning import tune_devices
 from cubatch.tuning.data_parallel import DataParallel
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subjects import network_subject
+from cubatch.tuning.subjects.network_subject import NetworkSubject
+from tests.building import workload
 from tests.checks import UNIT_ROUNDOFF, assert_within
 from tests.unit.cli.conftest import in_process
 from tests.unit.tuned import about, tuned
@@ -192,6 +194,13 @@ def test_what_two_devices_gave_is_kept(tmp_path, monkeypatch):
     assert second.batch_size == first.batch_size
 
 
+def shared():
+    """Two ranks on the CPU that train a network together."""
+    memory = network_subject.memory_limit(several(TWO), probe.device("cpu"), None)
+    work = workload(SMALL, probe.device("cpu"), mode="training")
+    return NetworkSubject(work=work, devices=several(TWO), memory=memory, isolate="auto", winners=None)
+
+
 def test_an_answer_whose_exchange_is_not_known_is_handed_out_all_the_same(monkeypatch):
     """Sixteen steps of 10 s are waited for 640 s, not ten budgets of 60 s; what ends them is a reason of the answer."""
     asked = []
@@ -206,21 +215,27 @@ def test_an_answer_whose_exchange_is_not_known_is_handed_out_all_the_same(monkey
         def close(self):
             asked.append("closed")
 
-    monkeypatch.setattr(tune_devices, "RemoteRunner", Late)
+    monkeypatch.setattr(network_subject, "RemoteRunner", Late)
     result = TuningResult.from_json(json.dumps(about({32: 3.2})))  # samples per second: a step takes 10 s
-    found = tune_devices.with_exchange(result, SimpleNamespace(limit=None), None, several(TWO), Limits())
+    found = shared().complete(result, SimpleNamespace(limit=None), Limits())
     assert asked == [640.0, "closed"]
     assert (found.batch_size, found.data_parallel) == (32, None)
     assert found.reasons[-1].endswith("is not known: exchange() did not come back within 640 s")
 
 
-def test_ctrl_c_while_devices_exchange_hands_the_answer_out(monkeypatch):
-    """It is `partial` of what ends the run, as before the answer."""
-    monkeypatch.setattr(tune_devices, "_measured", Mock(side_effect=KeyboardInterrupt))
-    result = TuningResult.from_json(json.dumps(about({32: 3.2})))
-    with pytest.raises(KeyboardInterrupt) as stop:
-        tune_devices.with_exchange(result, SimpleNamespace(limit=None, is_kept=True), None, several(TWO), Limits())
-    assert (stop.value.partial, stop.value.is_kept) == (result, True)
+def test_ctrl_c_while_devices_exchange_hands_the_answer_out(monkeypatch, tmp_path):
+    """It is `partial` of what ends the run, as before the answer; a rerun answers from what was cached."""
+    tune = functools.partial(
+        cb.autotune, SMALL, devices=TWO, mode="training", batch_sizes=[8], budget=20.0, store=tmp_path / "kept"
+    )
+    with monkeypatch.context() as stopped:
+        stopped.setattr(network_subject, "_exchange_seconds", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt) as stop:
+            tune()
+    assert (stop.value.partial.batch_size, stop.value.is_kept) == (8, True)
+    again = tune()
+    assert again.measurements == stop.value.partial.measurements
+    assert again.data_parallel.batch_size == 8
 
 
 @pytest.mark.parametrize(
@@ -245,9 +260,9 @@ def test_each_rank_has_its_share_of_memory():
     from cubatch.hardware.room import memory_limit
 
     here = probe.device("cpu")
-    both = tune_devices.memory_limit(several(TWO), here, None).bytes
+    both = network_subject.memory_limit(several(TWO), here, None).bytes
     assert both == pytest.approx(memory_limit(here).bytes / 2, rel=0.1)  # what is free moves meanwhile
-    assert tune_devices.memory_limit(several(TWO), here, "16MiB").bytes == 16 * 2**20
+    assert network_subject.memory_limit(several(TWO), here, "16MiB").bytes == 16 * 2**20
 
 
 def test_a_result_without_devices_reads_as_before():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 
+from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.measure.runner import FactoryRef
-from cubatch.tuning.named_module import WorkersModule
 
 
 def test_a_worker_that_died_between_two_visits_predicts_nothing_and_steps_again():
     """Killed while nothing is asked of it: no bytes are said, and the next size is prepared in another worker."""
-    runner = WorkersModule(FactoryRef("tests.unit.worker_fakes:make"))
+    runner = RemoteBoundedRunner(FactoryRef("tests.unit.worker_fakes:make"), remedy="")
     try:
         runner.prepare(1)
         first = runner.worker_pid

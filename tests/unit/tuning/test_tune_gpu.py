@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cubatch import errors
+from cubatch import errors, sqlite_file
 from cubatch.engine.conditions import kernels_sha256
 from cubatch.hardware import probe
 from cubatch.kernels import ranking
@@ -22,10 +22,11 @@ from cubatch.memory.parts import footprint
 from cubatch.network import models
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
-from cubatch.tuning import story
+from cubatch.search import walk
 from cubatch.tuning import tune as tuner
 from cubatch.tuning.ladder import Ladder
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subjects.network_subject import _l2
 from cubatch.tuning.tune import autotune
 from tests.building import workload
 from tests.nvml import Gpu, Library
@@ -47,9 +48,9 @@ def gpu(monkeypatch):
 
     def here(slug):
         found = attrs.evolve(probe.device(slug), live=True, uuid=f"GPU-{slug}")
-        monkeypatch.setattr(tuner.probe, "resolve", lambda *_, **__: found)
+        monkeypatch.setattr(probe, "resolve", lambda *_, **__: found)
 
-    local = tuner.walk.measure
+    local = walk.measure
 
     def measure(factory, steps, *, keep, **options):
         if not isinstance(factory, functools.partial):  # in this process, as on a CPU
@@ -60,7 +61,7 @@ def gpu(monkeypatch):
             keep.outcome(Outcome(step.batch_size, "ok"))
         return keep.measured
 
-    monkeypatch.setattr(tuner.walk, "measure", measure)
+    monkeypatch.setattr(walk, "measure", measure)
     here.asked = asked
     return here
 
@@ -122,7 +123,7 @@ def test_energy_is_refused_before_anything_runs_on_a_gpu_that_does_not_count_it(
             ask(**asked)
     assert not gpu.asked
     Library(Gpu(uuid="GPU-titan-x-maxwell")).install(monkeypatch)  # one that counts
-    Goal(objective="energy").check_device(tuner.probe.resolve())
+    Goal(objective="energy").check_device(probe.resolve())
 
 
 @pytest.mark.parametrize(("refusal", "said"), [(None, 0), ("a planted one", 1)])
@@ -130,9 +131,9 @@ def test_the_result_says_how_steps_were_launched(gpu, monkeypatch, refusal, said
     """As the runner told before it was closed: in the environment, and in a sentence where graphs were refused."""
     gpu("a100-sxm4-80gb")
     launch = {"launches": 20, "graph": refusal is None, "refusal": refusal}
-    measure = tuner.walk.measure
+    measure = walk.measure
     monkeypatch.setattr(
-        tuner.walk, "measure", lambda *given, **options: attrs.evolve(measure(*given, **options), launch=launch)
+        walk, "measure", lambda *given, **options: attrs.evolve(measure(*given, **options), launch=launch)
     )
     result = autotune("mlp", batch_sizes=[8], store=False)
     assert result.environment["launch"] == launch
@@ -161,9 +162,9 @@ def winners_of(path, slug):
 def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monkeypatch):
     """Before the first worker and not before the second one; another GPU, and a run that goes on, keep theirs."""
     kept, seen = tmp_path / "store-kernels.sqlite3", []
-    monkeypatch.setattr(tuner.store.sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
+    monkeypatch.setattr(sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
     gpu("v100-sxm2-16gb")
-    measure = tuner.walk.measure
+    measure = walk.measure
 
     def restarting(factory, steps, **options):
         assert factory.args[0].arguments["winners"] == str(kept)
@@ -173,12 +174,12 @@ def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monke
             found.put("product", "timed", {"timed": 1e-3})
         return measure(factory, steps, **options)
 
-    monkeypatch.setattr(tuner.walk, "measure", restarting)
+    monkeypatch.setattr(walk, "measure", restarting)
     for slug in ("v100-sxm2-16gb", "t4"):
         winners_of(kept, slug).put("product", "before", {"before": 2e-3})
     for store, mode in ((True, "inference"), ("refresh", "inference"), (True, "training"), (False, "inference")):
         if store is False:
-            monkeypatch.setattr(tuner.walk, "measure", measure)
+            monkeypatch.setattr(walk, "measure", measure)
         autotune("mlp", mode=mode, batch_sizes=[8], store=store)
     assert seen == ["before", "timed", None, "timed", "timed", "timed"]
     assert gpu.asked[-1]["winners"] is None
@@ -213,7 +214,7 @@ def test_each_measurement_says_what_its_passes_put_on_the_sms(gpu, tmp_path):
 def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
     """What a worker timed in this very run decides; the ranking's first where nothing was timed."""
     gpu("v100-sxm2-16gb")
-    path, found, measure = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), tuner.walk.measure
+    path, found, measure = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), walk.measure
     problem = problem_of(GO, Pass.FPROP, 64, "float32")
     first, second = ranking.ranked(problem, found)[:2]
 
@@ -224,7 +225,7 @@ def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
             kernel_choice.TimedChoice(lambda: device.clock, kept, seconds=60.0)(problem, found, device.prepare)
         return measure(factory, steps, **options)
 
-    monkeypatch.setattr(tuner.walk, "measure", choosing)
+    monkeypatch.setattr(walk, "measure", choosing)
     for store, kernel in ((path, second), (False, first)):
         (m,) = autotune(GO, batch_sizes=[64], store=store).measurements
         (row,) = m.layers
@@ -244,12 +245,12 @@ def test_where_nothing_is_known_of_blocks_there_are_no_rows(gpu):
 
 def test_a_file_of_winners_that_cannot_be_used_is_said_and_the_run_goes_on(gpu, tmp_path, monkeypatch):
     """A folder in its place costs the forgetting, not the answer."""
-    monkeypatch.setattr(tuner.store.sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
+    monkeypatch.setattr(sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
     (tmp_path / "store-kernels.sqlite3").mkdir()
     gpu("v100-sxm2-16gb")
     result = autotune("mlp", batch_sizes=[8], store="refresh")
     assert result.batch_size == 8
-    assert any("could not be forgotten" in reason and "store-kernels" in reason for reason in result.reasons)
+    assert any("could not be discarded" in reason and "store-kernels" in reason for reason in result.reasons)
 
 
 # --- cold or warm --------------------------------------------------------------------------------------------
@@ -260,8 +261,8 @@ def test_the_result_says_whether_the_cache_was_cold():
     gpu = probe.resolve("v100-sxm2-16gb", live=False)
     eight = Ladder((Candidate(8),), None, None)
     large = Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1)
-    assert story._l2(workload(large, gpu), eight) == "cold"
-    assert story._l2(workload(Linear(c=64, k=64), gpu), eight) == "warm"  # 64 sets of so small buffers are no L2
-    assert story._l2(workload(models.build("mlp"), gpu), eight) == "warm"
+    assert _l2(workload(large, gpu), eight) == "cold"
+    assert _l2(workload(Linear(c=64, k=64), gpu), eight) == "warm"  # 64 sets of so small buffers are no L2
+    assert _l2(workload(models.build("mlp"), gpu), eight) == "warm"
     unknown = attrs.evolve(probe.device("cpu"), l2_bytes=None)
-    assert story._l2(workload(large, unknown), eight) == "warm"
+    assert _l2(workload(large, unknown), eight) == "warm"

@@ -13,7 +13,7 @@ import pytest
 from cubatch.measure import remote
 from cubatch.measure.network_runner import NetworkRunner
 from cubatch.memory.parts import footprint
-from cubatch.tuning import runners
+from cubatch.tuning.subjects import network_subject
 from tests.unit.tuning.small_runs import CHECKOUT, statuses, tune
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -35,7 +35,7 @@ def test_isolation_is_decided_by_the_largest_plan(monkeypatch, virtual, limit, i
         asked.append(factory)
         return factory()
 
-    monkeypatch.setattr(runners, "RemoteRunner", in_worker)
+    monkeypatch.setattr(network_subject, "RemoteRunner", in_worker)
     total = footprint("mlp", batch_size=32, device="cpu", mode="inference").total
     tune(isolate="auto", memory_limit=limit * total)
     assert bool(asked) == isolated

@@ -6,7 +6,7 @@ import pytest
 
 import cubatch as cb
 from cubatch.errors import MissingDependency
-from cubatch.tuning import tune_onnxruntime
+from cubatch.tuning.subjects import onnx_subject
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_what_it_does_not_do_is_refused_by_name(file, wrong, field, text):
 @pytest.mark.parametrize("missing", ["onnxruntime", "onnx"])
 def test_a_missing_library_is_told_with_its_line_for_pip(file, monkeypatch, missing):
     """The extra brings both that are needed."""
-    monkeypatch.setattr(tune_onnxruntime.importlib.util, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(onnx_subject.importlib.util, "find_spec", lambda name: None if name == missing else name)
     with pytest.raises(MissingDependency, match=r"pip install 'cubatch\[onnxruntime\]'"):
         cb.autotune(file, device="cpu", library="onnxruntime", store=False)
 

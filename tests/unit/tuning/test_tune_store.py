@@ -18,8 +18,7 @@ from cubatch.hardware import host, load, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.memory.fit import max_batch_size
 from cubatch.memory.parts import footprint
-from cubatch.tuning import store_tables
-from cubatch.tuning import tune as tuner
+from cubatch.tuning import session, store, store_tables
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune
 from tests.unit.tuning.small_runs import CHECKOUT, rows, statuses, tune
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 BUSY = load.Load(others=1.9, steal=0.0, num_cpus=2)
 SENTENCE = "Other processes kept 1.9 of 2 CPUs busy"
-KEPT = "While timings that are kept were taken: "
+KEPT = "While the cached timings were taken: "
 
 
 @pytest.fixture
@@ -76,8 +75,8 @@ def test_timings_of_a_busy_machine_are_not_mixed_with_those_of_a_quiet_one(tmp_p
     others.load = None
     result = tune(store=kept)
     (said,) = about_others(result)
-    assert "does not count" in said
-    busy, quiet = (tuner.store.show(kept, run.id)[1].timings for run in tuner.store.list_runs(kept))
+    assert "Discarded" in said
+    busy, quiet = (store.show(kept, run.id)[1].timings for run in store.list_runs(kept))
     assert len(busy) == len(before)
     told = sum(len(m.timings_seconds) + m.throttled for m in result.measurements)
     assert told == len(quiet)
@@ -95,14 +94,14 @@ def test_a_run_is_begun_anew_once(tmp_path, virtual, others):
             raise KeyboardInterrupt
 
     for _ in range(4):
-        others.load = None if tuner.store.list_runs(kept) else BUSY
+        others.load = None if store.list_runs(kept) else BUSY
         with pytest.raises(KeyboardInterrupt):
             tune(store=kept, progress=interrupt)
-    assert len(tuner.store.list_runs(kept)) == 2
+    assert len(store.list_runs(kept)) == 2
     others.load = None
     said, went_on, *_ = tune(store=kept).reasons
     assert said.startswith(KEPT)
-    assert went_on.startswith("This run went on with them")
+    assert went_on.startswith("This run continues from them")
 
 
 def test_a_partial_result_says_who_was_busy(tmp_path, virtual, others):
@@ -130,8 +129,8 @@ def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
         tune(store=kept, progress=interrupt)
     old, went_on, new = tune(store=kept).reasons[:3]
     assert old == kept_with(new)
-    assert went_on == "This run went on with them; with another store the same call measures anew."
-    assert len(tuner.store.list_runs(kept)) == 1
+    assert went_on == "This run continues from them; with another store the same call measures anew."
+    assert len(store.list_runs(kept)) == 1
 
 
 def test_a_quota_is_told_and_throws_no_timings_away(tmp_path, virtual, monkeypatch):
@@ -152,7 +151,7 @@ def test_a_quota_is_told_and_throws_no_timings_away(tmp_path, virtual, monkeypat
     ]
     tune(store=kept)
     assert rows(kept).items() >= before.items()
-    assert len(tuner.store.list_runs(kept)) == 1
+    assert len(store.list_runs(kept)) == 1
 
 
 # --- the store -----------------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ def test_another_question_is_another_run(tmp_path, other, virtual, counted):
 
 def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, counted):
     """ "refresh" measures anew in place of what was kept, in the store of the user's cache."""
-    monkeypatch.setattr(tuner.store.sqlite_file, "default_path", lambda: tmp_path / "cache" / "store.sqlite3")
+    monkeypatch.setattr(store.sqlite_file, "default_path", lambda: tmp_path / "cache" / "store.sqlite3")
     quick = functools.partial(tune, batch_sizes=[4])
     quick()
     assert not (tmp_path / "cache").exists()
@@ -207,7 +206,7 @@ def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, coun
     assert len(counted) > done
     assert fresh.measurements[0].timings_seconds != first.measurements[0].timings_seconds
     assert quick(store=True).measurements == fresh.measurements
-    (run,) = tuner.store.list_runs(tmp_path / "cache" / "store.sqlite3")
+    (run,) = store.list_runs(tmp_path / "cache" / "store.sqlite3")
     assert run.state == "finished"
 
 
@@ -227,9 +226,9 @@ def test_a_changed_condition_is_refused_by_name(tmp_path, monkeypatch, virtual, 
     """Another NumPy, another number of threads: measured anew, and the result says which field differs."""
     quick = functools.partial(tune, batch_sizes=[4], store=tmp_path / "kept")
     quick()
-    before, real = len(counted), tuner.conditions
+    before, real = len(counted), session.conditions
     with monkeypatch.context() as changed:
-        changed.setattr(tuner, "conditions", lambda device: real(device) | {"numpy": "1.0", "threads": 99})
+        changed.setattr(session, "conditions", lambda device: real(device) | {"numpy": "1.0", "threads": 99})
         result = quick()
     assert len(counted) > before
     (note,) = [reason for reason in result.reasons if "refused" in reason]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from cubatch.errors import DoesNotFit, NothingMeasured
@@ -9,11 +10,12 @@ from cubatch.hardware import load, probe
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import page_faults
 from cubatch.measure.goal import Goal
-from cubatch.tuning import learned, turns
+from cubatch.tuning import session, turns
 from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
+from cubatch.tuning.subjects.bounded_subject import BoundedSubject
 from tests.fakes import FakeDevice, FakeRunner, affine
 from tests.unit.tuning.small_runs import statuses
-from tests.unit.tuning.stored import begin
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -24,9 +26,9 @@ DEVICE = FakeDevice(affine(0.02, 1e-6))  # the largest size is the best by far
 class Bounded(FakeRunner):
     """A session that knows beforehand that a sample takes 1 KiB."""
 
-    notes, page_faults, foreseen = (), (), None
+    worker_pid, foreseen = None, None
 
-    def __init__(self, memory_limit, _):
+    def __init__(self, memory_limit):
         super().__init__(DEVICE)
         self.memory_limit = memory_limit
 
@@ -36,19 +38,31 @@ class Bounded(FakeRunner):
     def predicted(self, batch_size):
         return KIB * batch_size
 
-    def close(self):
-        super().close()
-        self.ran = []  # of memory it has learned nothing
+    def report(self):
+        """Of memory it has learned nothing but what is foreseen."""
+        return {"ran": [], "foreseen": self.foreseen, "remarks": [], "page_faults": []}
+
+
+@attrs.define(kw_only=True)
+class Net(BoundedSubject):
+    """Something that a fake runner steps."""
+
+    make: type
+    identity = {"spec": {"name": "net"}}  # noqa: RUF012 - of the class, as in the protocol a property
+
+    def make_runner(self):
+        return self.make(self.memory.bytes)
 
 
 def tune(path, *sizes, kib, progress=None, budget=60.0, make=Bounded):
     """Tune in so many KiB, of which a sample takes one."""
     limits = Limits.of(sizes or None, None, budget=budget)
-    room = MemoryLimit(KIB * kib, KIB * kib, "")
-    with begin(path, budget=budget, memory_bytes=room.bytes) as run:
-        return learned.tuned(
-            "net", "torch", probe.device("cpu"), "inference", None, make, run, Goal(), limits, room, progress
-        )  # fmt: skip
+    memory = MemoryLimit(KIB * kib, KIB * kib, "")
+    net = Net(
+        name="net", library="torch", device=probe.device("cpu"), memory=memory, mode="inference", seed=0, make=make
+    )  # fmt: skip
+    request = Request(goal=Goal(), limits=limits, store=False if path is None else path, progress=progress)
+    return session.tune(net, request)
 
 
 class Learns(Bounded):
@@ -131,5 +145,5 @@ def test_page_faults_of_timings_that_do_not_count_are_not_told(path, monkeypatch
     assert "At batch size 8 there were some." in before.reasons
     monkeypatch.setattr(turns, "is_quiet", lambda _: True)
     anew = tune(path, 8, 64, kib=100)
-    assert any("all is measured anew" in reason for reason in anew.reasons)
+    assert any("Discarded cached timings" in reason for reason in anew.reasons)
     assert "At batch size 8 there were some." not in anew.reasons

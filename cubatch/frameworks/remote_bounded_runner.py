@@ -1,0 +1,46 @@
+"""A `BoundedRunner` in a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+
+from cubatch.errors import CubatchError
+from cubatch.measure.remote import RemoteRunner
+from cubatch.measure.runner import FactoryRef, MemoryLook, MemoryReport
+
+
+class RemoteBoundedRunner(RemoteRunner):
+    """
+    A `BoundedRunner` in a worker process.
+
+    Args:
+        factory: Builds the runner, in the worker.
+        remedy: What to do if the worker fails.
+    """
+
+    def __init__(self, factory: FactoryRef, *, remedy: str) -> None:
+        super().__init__(factory, remedy=remedy)
+        self._report = MemoryReport(ran=[], foreseen=None, remarks=[], page_faults=[])
+
+    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+        """Let the worker find out what steps take: see `BoundedRunner.look`."""
+        look: MemoryLook = self.call("look", seconds=seconds, top=top)
+        return look
+
+    def predicted(self, batch_size: int) -> int | None:
+        """Return the predicted bytes of a step; None if the worker has died since the last call."""
+        with contextlib.suppress(CubatchError):  # whether a size fits is seen again when it is prepared
+            num_bytes: int | None = self.call("predicted", batch_size=batch_size)
+            return num_bytes
+        return None
+
+    def report(self) -> MemoryReport:
+        """Return what the worker knew when it was closed; nothing if it had died."""
+        return self._report
+
+    def close(self) -> None:
+        """End the worker, after asking for its report."""
+        if self.worker_pid is not None:
+            with contextlib.suppress(CubatchError):
+                self._report = self.call("report")
+        super().close()

@@ -1,0 +1,129 @@
+"""
+Notes: what a user should know about a run besides the recommendation.
+
+A note is a record with a code and values. The pipeline and its subjects make records; only `sentence` makes text.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.measure.runner import Remark
+from cubatch.units import format_bytes
+
+WARNINGS = frozenset({
+    "answered_from_cache", "cached_interference", "cache_discarded", "cache_continued", "interference", "cpu_quota",
+})  # fmt: skip
+"""Codes of notes that come before the recommendation: they put the timings themselves in doubt."""
+
+_TEXT: Mapping[str, str] = {
+    # --- cached timings
+    "cache": "{message}",
+    "answered_from_cache": "Answered from the store, nothing was measured now; {remedy}.",
+    "cached_interference": 'While the cached timings were taken: "{message}"',
+    "cache_discarded": "Discarded cached timings taken while the machine was busy; measuring again.",
+    "cache_continued": "This run continues from them; {remedy}.",
+    "no_cache": "Timings were not cached. To cache them, name the module: 'package.module:build'.",
+    "kernel_choices_kept": "The kernel choices of earlier runs could not be discarded: {error}",
+    # --- the machine while timings were taken
+    "interference": "{message}",
+    "cpu_quota": "{message}",
+    "page_faults": "{message}",
+    "heap_thresholds": (
+        "Timed with glibc keeping freed memory ({variables}): another process of yours may be slower without these "
+        "variables."
+    ),
+    "heap_compacted": (
+        "From batch size {batch_size} on, which might have exceeded the memory limit, the C library's heap was "
+        "compacted (mallopt). A process that does not do so keeps freed blocks and takes twice the memory, or more."
+    ),
+    "host_clock": (
+        "Timed by the host's clock: no library with CUDA events is loaded and has a GPU. A step ends when it "
+        "returns, or when block_until_ready of what it returned does."
+    ),
+    "launched_singly": (
+        "The {launches} launches of a step were made one by one, which small batches may wait for: no CUDA graph "
+        "could be made of them ({refusal})."
+    ),
+    # --- the module
+    "evaluation_mode": (
+        "{first} was in evaluation mode and stayed so, one of {count} such parts: module.train() makes all parts train."
+    ),
+    "constant_inputs": (
+        "Inputs whose first axis is not the example's {batch_size} samples were the same in each batch: of shape "
+        "{shapes}."
+    ),
+    "data_dependent": "Results of {operators} depend on data: without it, memory is predicted less surely.",
+    "batch_as_time": (
+        "{first} reads axis 0, where the inputs have the batch, as time, one of {count} such parts: batch sizes are "
+        "then lengths of sequences. With batch_first=True it reads (batch, time, features)."
+    ),
+    # --- memory
+    "memory_lowered": "Memory is limited to {limit_bytes}: {reason}.",
+    "memory_held": "{message}",
+    "memory_not_watched": ("memory_limit was not watched: no library that reports its memory is loaded and has a GPU."),
+    "memory_not_bounded": "Memory was not bounded beforehand: {reason}.",
+    "prediction_falls": (
+        "Less memory is predicted for {larger} than for {smaller}: each by what was known when it was predicted."
+    ),
+    # --- the device and its ranks
+    "no_tensor_cores": "{device} has no Tensor Cores for {dtype}: values are stored in it, arithmetic is float32.",
+    "ranks": "{count} ranks were measured together; sizes and rates are those of one of them.",
+    "shared_step": "{cost}. Sizes and rates above are those of one of them.",
+    "shared_step_unknown": (
+        "Sizes and rates above are those of one of {count} devices; the cost of sharing a step is not known: {error}"
+    ),
+}
+
+
+@attrs.frozen
+class Note:
+    """
+    One fact that a user should know; made by `note`.
+
+    Attributes:
+        code: Which fact: a key of the table of texts in this module.
+        values: Its numbers and names; the name of a number of bytes ends in `_bytes`.
+    """
+
+    code: str
+    values: Mapping[str, Any]
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether it comes before the recommendation."""
+        return self.code in WARNINGS
+
+
+def note(code: str, **values: Any) -> Note:
+    """
+    Make a note.
+
+    Raises:
+        ValueError: If the code is unknown or its values are not those that its text names.
+    """
+    names = {name for _, name, _, _ in string.Formatter().parse(_TEXT.get(code, "")) if name}
+    if code not in _TEXT or names != values.keys():
+        raise ValueError(f"a note {code!r} with {sorted(values)}: its text names {sorted(names)}")
+    return Note(code, values)
+
+
+def of_remark(remark: Remark) -> Note:
+    """Make a note of what a runner knows, which may have come from a worker process."""
+    return note(remark["code"], **remark["values"])
+
+
+def sentence(given: Note) -> str:
+    """
+    Return the text of a note for a user.
+
+    Example:
+        >>> sentence(note("memory_lowered", limit_bytes=2**30, reason="2 ranks share it"))
+        'Memory is limited to 1.00 GiB: 2 ranks share it.'
+    """
+    shown = {name: format_bytes(value) if name.endswith("_bytes") else value for name, value in given.values.items()}
+    return _TEXT[given.code].format_map(shown)

@@ -1,0 +1,64 @@
+"""What a user asks of a tuning run, checked before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from cubatch.errors import InvalidArgument
+from cubatch.measure.goal import Goal
+from cubatch.search.events import Event
+from cubatch.tuning import store as stores
+from cubatch.tuning.limits import Limits
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """
+    One question to the tuner; the fields are arguments of `autotune`.
+
+    Attributes:
+        goal: What is to be optimized, and how closely.
+        limits: The sizes to consider, the budget and the seed.
+        memory_limit: As given: bytes, "8GiB", "80%" or None.
+        store: Where timings are cached: True, False, "refresh" or a path.
+        progress: Called with every event; None shows a bar in a notebook.
+    """
+
+    goal: Goal
+    limits: Limits
+    memory_limit: int | str | None = None
+    store: bool | str | Path = True
+    progress: Callable[[Event], None] | None = None
+
+    @classmethod
+    def of(
+        cls, *, objective: str, tolerance: float, latency_limit: float | None, batch_sizes: Iterable[int] | None,
+        max_batch_size: int | None, budget: float, seed: int, sweeps: int | None = None,
+        memory_limit: int | str | None, store: bool | str | Path, progress: Callable[[Event], None] | None,
+    ) -> Self:  # fmt: skip
+        """
+        Check the arguments of a public function.
+
+        Raises:
+            InvalidArgument: If one of them makes no sense.
+        """
+        goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+        limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed, sweeps=sweeps)
+        check_progress(progress)
+        stores.check_place(store)
+        return cls(goal=goal, limits=limits, memory_limit=memory_limit, store=store, progress=progress)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What cached timings belong to, besides the subject."""
+        return {**attrs.asdict(self.goal), **self.limits.identity, "memory_limit": self.memory_limit}
+
+
+def check_progress(progress: object) -> None:
+    """Reject what cannot be called."""
+    if progress is not None and not callable(progress):
+        raise InvalidArgument("progress", progress, "callable, or None")

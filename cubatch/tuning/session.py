@@ -1,0 +1,216 @@
+"""The tuning pipeline: every public tuning call builds a `Subject` and a `Request`, and calls `tune`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.engine.conditions import conditions, environment
+from cubatch.errors import CubatchError, NothingMeasured
+from cubatch.hardware import host, quota
+from cubatch.measure.records import Measured, Recorder
+from cubatch.search import walk
+from cubatch.tuning import answer as answers
+from cubatch.tuning import progress, store, turns
+from cubatch.tuning.ladder import Ladder
+from cubatch.tuning.notes import Note, note, sentence
+from cubatch.tuning.request import Request
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.store import Run
+from cubatch.tuning.subject import Subject
+
+_DEVICE_FACTS = (
+    "name", "kind", "slug", "compute_capability", "num_sms", "uuid", "mig", "memory_bytes", "power_limit_watts",
+    "threads",
+)  # fmt: skip
+
+
+def tune(subject: Subject, request: Request) -> TuningResult:
+    """
+    Measure a subject and recommend a batch size.
+
+    Raises:
+        DoesNotFit: If not even one sample fits.
+        NothingMeasured: If no candidate could be measured.
+        KeyboardInterrupt, or what `request.progress` raises: With the result so far as `partial`.
+    """
+    with _open(subject, request) as run:
+        notes = [*subject.start(refresh=request.store == "refresh" and run.is_kept), *_memory_notes(subject)]
+        try:
+            cached = _cached_ladder(run)
+            ladder = subject.ladder(request.limits, cached, is_finished=run.finished)
+            session = _Session(subject=subject, request=request, run=run, ladder=ladder, notes=[*notes, *ladder.notes])
+            if cached is None or not run.finished:
+                session.save_ladder()
+            measured = session.measure()
+        finally:
+            subject.close()
+        measured = session.revise(measured)
+        try:
+            result = session.result(measured)
+        except NothingMeasured as error:
+            if not (remedy := subject.remedy(session.ladder)):
+                raise
+            raise NothingMeasured(error.reason, f"{error.remedy} {remedy}") from error
+        with session.partial_on_interrupt(lambda: result):
+            return subject.complete(result, run, request.limits)
+
+
+def _open(subject: Subject, request: Request) -> Run:
+    """Open the cached run of this subject and request, under all that its timings depend on."""
+    budget = request.limits.budget
+    if subject.identity is None:
+        return store.open_run(None, identity={}, conditions={}, budget=budget)
+    device = subject.device
+    identity = {"device": device.uuid or device.name, "mig": device.mig, **subject.identity, **request.identity}
+    return store.open_run(
+        store.path_of(request.store), identity=identity, conditions={**subject.conditions, **conditions(device)},
+        budget=budget, memory_bytes=subject.memory.bytes, refresh=request.store == "refresh",
+    )  # fmt: skip
+
+
+def _cached_ladder(run: Run) -> Ladder | None:
+    if run.ladder is None:
+        return None
+    facts = run.limit or {}
+    return Ladder(run.ladder, facts.get("largest_batch_size"), facts.get("memory_bytes"), facts)
+
+
+def _memory_notes(subject: Subject) -> list[Note]:
+    memory, notes = subject.memory, []
+    if memory.is_lowered:
+        notes.append(note("memory_lowered", limit_bytes=memory.bytes, reason=memory.note))
+    if memory.others:
+        notes.append(note("memory_held", message=memory.others))
+    return notes
+
+
+@attrs.define(kw_only=True)
+class _Session:
+    """One run: its parts, and the notes collected on the way."""
+
+    subject: Subject
+    request: Request
+    run: Run
+    ladder: Ladder
+    notes: list[Note]
+
+    def save_ladder(self, measured: Measured | None = None) -> None:
+        """Cache the ladder, with the sizes that the search added, and what it was made under."""
+        ladder, added = self.ladder, () if measured is None else measured.added
+        facts = {**ladder.facts, "memory_bytes": ladder.memory_bytes, "largest_batch_size": ladder.largest}
+        self.run.save_ladder([*ladder.candidates, *added], facts)
+
+    def measure(self) -> Measured:
+        """Take the timings that are not cached; after Ctrl-C the exception carries the result so far."""
+        self.notes += self._judge_cache()
+        run, ladder, limits, device = self.run, self.ladder, self.request.limits, self.subject.device
+        if run.finished:
+            return run.kept
+        recorder = Recorder(run.kept, run)
+        with (
+            self.partial_on_interrupt(lambda: self.result(recorder.measured, is_partial=True)),
+            self._exclusive(),
+            progress.shown(self.request.progress) as show,
+        ):
+            measured = walk.measure(
+                self.subject.runner_factory(ladder, limits), ladder.candidates, goal=self.request.goal, kept=run.kept,
+                keep=recorder, budget=limits.budget, seed=limits.seed, sweeps=limits.sweeps, progress=show,
+                extend=None if limits.batch_sizes else functools.partial(self.subject.candidate, ladder),
+                multiple=self.subject.multiple, on_host=device.kind == "cpu",
+            )  # fmt: skip
+        run.finish()
+        return measured
+
+    def revise(self, measured: Measured) -> Measured:
+        """Replace what was predicted by what the subject knows after measuring."""
+        revision = self.subject.revise(self.ladder, measured, self.request.limits)
+        self.notes += revision.notes
+        if revision.ladder is not self.ladder:
+            self.ladder = revision.ladder
+            self.save_ladder(revision.measured)
+        return revision.measured
+
+    def result(self, measured: Measured, *, is_partial: bool = False) -> TuningResult:
+        """Apply the rule of the recommendation to what was measured."""
+        notes = [*(note("cache", message=message) for message in self.run.notes), *self.notes]
+        launch = measured.launch or {}
+        if launch.get("launches") is not None and launch["refusal"]:
+            notes.append(note("launched_singly", launches=launch["launches"], refusal=launch["refusal"]))
+        rungs = [*self.ladder.candidates, *measured.added]
+        facts = self.subject.facts([rung.batch_size for rung in rungs])
+        return answers.answer(
+            rungs, measured, goal=self.request.goal, setting=self._setting(measured.launch),
+            largest_batch_size=self.ladder.largest, asked=self.request.limits.batch_sizes is not None,
+            multiple=self.subject.multiple, caveats=[sentence(each) for each in notes if each.is_warning],
+            notes=[sentence(each) for each in notes if not each.is_warning], partial=is_partial,
+            flops_per_sample=facts.flops_per_sample, roofline_seconds=facts.roofline_seconds, layers=facts.layers,
+            device_bytes=facts.device_bytes,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def partial_on_interrupt(self, make_result: Callable[[], TuningResult]) -> Iterator[None]:
+        """Attach `partial` and `is_kept` to Ctrl-C, or to another exception that ends the run from outside."""
+        try:
+            yield
+        except CubatchError:  # its message says what became of the run
+            raise
+        except BaseException as stop:
+            stop.partial, stop.is_kept = make_result(), self.run.is_kept  # type: ignore[attr-defined]
+            raise
+
+    def _setting(self, launch: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the fields of the result that measuring does not decide."""
+        device, limits, fields = self.subject.device, self.request.limits, dict(self.subject.describe(self.ladder))
+        facts, added = device.to_mapping(), fields.pop("environment", {})
+        launched = {} if launch is None else {"launch": dict(launch)}
+        return {
+            **fields,
+            "limits": {
+                "max_batch_size": limits.max_batch_size,
+                "memory_bytes": self.ladder.memory_bytes,
+                "latency_seconds": self.request.goal.latency_limit,
+            },
+            "budget_seconds": limits.budget,
+            "seed": limits.seed,
+            "device": {name: facts[name] for name in _DEVICE_FACTS} | {"free_bytes": self.subject.memory.free_bytes},
+            "environment": {**environment(device), **added, **launched},
+            "disturbed": bool(self.run.disturbed),
+        }
+
+    def _judge_cache(self) -> list[Note]:
+        """
+        Return notes about cached timings; discard those of a busy machine if it is quiet now.
+
+        Otherwise the sizes that are measured again on the quiet machine would win.
+        """
+        run = self.run
+        interference = [note("cached_interference", message=message) for message in run.disturbed]
+        if run.finished:
+            return [note("answered_from_cache", remedy=run.anew), *interference]
+        if not interference:
+            return []
+        if run.was_begun_anew or not turns.is_quiet(self.subject.device):
+            return [*interference, note("cache_continued", remedy=run.anew)]
+        run.begin_anew()
+        self.ladder = attrs.evolve(self.ladder, facts=run.limit or {})
+        return [note("cache_discarded")]
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Take this process's turn to measure; note and cache who else was busy meanwhile, however it ends."""
+        interference: list[str] = []
+        periods = host.cpu_periods()
+        try:
+            with turns.alone(self.subject.device, self.subject.worker_pid) as interference:
+                self.run.save_disturbed(interference)  # so that it is known after a kill
+                yield
+        finally:
+            self.run.save_disturbed(interference)
+            self.notes += [note("interference", message=message) for message in interference]
+            if message := quota.held_up(periods, host.cpu_periods()):
+                self.notes.append(note("cpu_quota", message=message))

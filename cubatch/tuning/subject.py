@@ -1,0 +1,138 @@
+"""The interface between the tuning pipeline and the things whose batch size it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.measure.records import Candidate, Measured
+from cubatch.measure.runner import RunnerFactory
+from cubatch.tuning.ladder import Ladder, between
+from cubatch.tuning.limits import Limits
+from cubatch.tuning.notes import Note
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.stored_run import Run
+
+
+@attrs.frozen(kw_only=True)
+class SubjectFacts:
+    """
+    Figures of a step that are computed, not measured; by batch size.
+
+    Attributes:
+        flops_per_sample: FLOP of one sample; None where unknown.
+        roofline_seconds: Lower bound of a step in seconds.
+        layers: Rows of `Measurement.layers`.
+        device_bytes: Predicted bytes of the process on the device.
+    """
+
+    flops_per_sample: float | None = None
+    roofline_seconds: Mapping[int, float] = attrs.field(factory=dict)
+    layers: Mapping[int, Sequence[Mapping[str, Any]]] = attrs.field(factory=dict)
+    device_bytes: Mapping[int, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Revision:
+    """
+    What a subject knows of memory after measuring.
+
+    Attributes:
+        ladder: The same object as before if nothing more is known.
+        measured: With the predictions of sizes that the search added.
+        notes: What a user should know.
+    """
+
+    ladder: Ladder
+    measured: Measured
+    notes: Sequence[Note] = ()
+
+
+class Subject(Protocol):
+    """
+    Something whose batch size can be tuned.
+
+    `session.tune` calls the methods in the order in which they stand here. A new kind of subject derives from this
+    class; it must have `device`, `memory`, `ladder` and `runner_factory`, and overrides others as needed.
+    """
+
+    @property
+    def device(self) -> Device:
+        """The device that steps run on."""
+        ...
+
+    @property
+    def memory(self) -> MemoryLimit:
+        """How much memory a step may take."""
+        ...
+
+    @property
+    def identity(self) -> Mapping[str, Any] | None:
+        """What cached timings belong to, besides the request and the device; None if they cannot be cached."""
+        return None
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """What timings depend on, besides the engine's conditions."""
+        return {}
+
+    @property
+    def multiple(self) -> int:
+        """The search adds multiples of this batch size only."""
+        return 1
+
+    def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002 - for those that cache more than timings
+        """Return notes that are known beforehand; with `refresh`, discard what is cached besides timings."""
+        return ()
+
+    def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
+        """
+        Propose the batch sizes.
+
+        Args:
+            limits: What was asked for.
+            cached: The ladder of an earlier call; None if there is none.
+            is_finished: Whether that call measured all of it.
+        """
+        ...
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of a worker that has computed already; None if there is none."""
+        return None
+
+    def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:
+        """Return the function that makes the runner; it is called only if there is something to measure."""
+        ...
+
+    def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
+        """Make a candidate of a size that the search adds between those of the ladder."""
+        return between(batch_size, ladder.candidates)
+
+    def close(self) -> None:
+        """Release what `ladder` and the runners hold, after measuring or an error."""
+        return
+
+    def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:  # noqa: ARG002 - as above
+        """Return what is known after measuring."""
+        return Revision(ladder=ladder, measured=measured)
+
+    def describe(self, ladder: Ladder) -> Mapping[str, Any]:  # noqa: ARG002 - as above
+        """Return the fields of the result that describe the subject; `environment` is added to the device's."""
+        return {"l2": "warm"}
+
+    def facts(self, sizes: Sequence[int]) -> SubjectFacts:  # noqa: ARG002 - as above
+        """Compute figures of these batch sizes."""
+        return SubjectFacts()
+
+    def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002 - as above
+        """Add to the result what must be measured at the recommended size."""
+        return result
+
+    def remedy(self, ladder: Ladder) -> str:  # noqa: ARG002 - as above
+        """Return what to try if no size could be measured; empty if there is nothing to add."""
+        return ""

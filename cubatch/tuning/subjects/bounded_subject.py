@@ -1,0 +1,204 @@
+"""Something that another framework runs: its memory at large batches is predicted from steps at small ones."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.errors import DoesNotFit, InvalidArgument
+from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.measure import page_faults
+from cubatch.measure.records import Candidate, Measured
+from cubatch.measure.runner import LearnsMemory, RunnerFactory
+from cubatch.tuning.ladder import Ladder, between, of_memory, plain
+from cubatch.tuning.limits import Limits
+from cubatch.tuning.notes import Note, note, of_remark
+from cubatch.tuning.subject import Revision, Subject
+
+_LOOK_SHARE = 0.05
+"""Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
+
+INPUTS = (
+    "example_inputs is the shape of one sample, without the batch, or a batch of tensors, those of several arguments "
+    "in a tuple or, by name, a dict."
+)
+LOSS = " loss is called with the module's output and returns a scalar."
+"""Both name arguments of the Python function; the command line replaces them by its options."""
+
+_FALL_SHARE = 0.9  # of a smaller size's prediction: predictions are to be 10 % off at most
+
+_CACHED_FACTS = {"memory_bytes", "largest_batch_size", "first", "dtype"}
+"""What must be cached with a ladder for it to be used again."""
+
+
+@attrs.define(kw_only=True)
+class BoundedSubject(Subject):
+    """
+    Steps of another framework.
+
+    Attributes:
+        name: What it is called.
+        library: What runs it, as a result calls it.
+        device, memory: See `Subject`.
+        mode, optimizer, seed: As for `autotune_module`.
+        versions: Added to the `environment` of the result.
+    """
+
+    name: str
+    library: str
+    device: Device
+    memory: MemoryLimit
+    mode: str
+    seed: int
+    optimizer: object | None = None
+    versions: Mapping[str, Any] = attrs.field(factory=dict)
+    _runner: LearnsMemory | None = attrs.field(default=None, init=False)
+
+    @abc.abstractmethod
+    def make_runner(self) -> LearnsMemory:
+        """Make a runner whose steps take at most `memory` bytes."""
+
+    def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
+        """Propose sizes up to the largest that fits by what small ones take; an earlier call may have found out."""
+        if cached is None or not cached.facts.keys() >= _CACHED_FACTS:
+            return self._propose(limits)
+        if cached.largest is None or is_finished:
+            return cached
+        fits = [step.batch_size for step in cached.candidates if (step.predicted_peak_bytes or 0) <= self.memory.bytes]
+        if not fits and cached.facts["first"] > self.memory.bytes:
+            raise self._does_not_fit(cached.facts["first"], self.memory.bytes)
+        return cached.within(self.memory, max(fits, default=1))
+
+    def _propose(self, limits: Limits) -> Ladder:
+        runner = self._started()
+        top = 0 if limits.batch_sizes else limits.max_batch_size  # listed sizes are taken as they come
+        look = runner.look(seconds=_LOOK_SHARE * limits.budget, top=top)
+        memory, notes = self.memory, list[Note]()
+        if (left := look.get("memory_bytes", memory.bytes)) < memory.bytes:
+            reason = "a copy of the parameters that its steps change takes the rest"
+            memory = attrs.evolve(memory, bytes=left, note=reason, is_lowered=True)
+            notes.append(note("memory_lowered", limit_bytes=left, reason=reason))
+        largest, why_not = look["largest"], look["why_not"]
+        if why_not:
+            notes.append(note("memory_not_bounded", reason=why_not))
+        if largest is None:
+            self._check_unbounded(limits, look.get("raised"), why_not)
+            ladder = Ladder(tuple(plain(limits)), None, memory.bytes)
+        elif not largest:
+            raise self._does_not_fit(look["first"] or 0, memory.bytes)
+        else:
+            ladder = of_memory(limits, memory, largest, runner.predicted)
+        facts = {"memory_bytes": memory.bytes, "note": memory.note, **look}
+        return attrs.evolve(ladder, facts=facts, notes=tuple(notes))
+
+    def _check_unbounded(self, limits: Limits, raised: str | None, why_not: str | None) -> None:
+        """Reject a module that does not run at all, and one of unknown memory without a maximum."""
+        if raised:
+            allowed = f"one whose {self.mode} step runs on batches of its inputs"
+            raise InvalidArgument("module", self.name, allowed, f"On two samples it raised {raised}. {self._needs()}")
+        if limits.max_batch_size is None and limits.batch_sizes is None:
+            raise InvalidArgument("max_batch_size", None, "given here", f"Memory cannot be bounded: {why_not}.")
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker that has tried small sizes."""
+        return None if self._runner is None else self._runner.worker_pid
+
+    def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002
+        """Return what makes the runner, once."""
+        return self._started
+
+    def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
+        """Predict the memory of a size that the search adds."""
+        step = between(batch_size, ladder.candidates)
+        return attrs.evolve(step, predicted_peak_bytes=self._started().predicted(batch_size))
+
+    def close(self) -> None:
+        """Close the runner, if there is one."""
+        if self._runner is not None:
+            self._runner.close()
+
+    def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:
+        """
+        Replace predictions by what is known at last.
+
+        A size that ran keeps what was predicted just before. The largest size is not raised above what was proposed:
+        nothing larger was to be tried.
+        """
+        notes = list[Note]()
+        if self._runner is not None:
+            report = self._runner.report()
+            notes += [of_remark(remark) for remark in report["remarks"]]
+            sizes = {timing.batch_size for timing in measured.timings}
+            messages = page_faults.told(report["page_faults"], sizes) or ladder.facts.get("page_faults", [])
+            predicted = {row["batch_size"]: row["said"] for row in report["ran"]}
+            largest = ladder.largest
+            if (forecast := report["foreseen"]) is not None:
+                largest = forecast["largest"] or ladder.largest
+                if not limits.batch_sizes:
+                    largest = min(size for size in (largest, ladder.largest) if size)
+                predicted = {**dict(forecast["bytes"]), **predicted}
+            ladder = attrs.evolve(
+                ladder, candidates=_predicted(ladder.candidates, predicted), largest=largest,
+                facts={**ladder.facts, "page_faults": messages},
+            )  # fmt: skip
+            measured = attrs.evolve(measured, added=_predicted(measured.added, predicted))
+        notes += [note("page_faults", message=message) for message in ladder.facts.get("page_faults", [])]
+        return Revision(ladder=ladder, measured=measured, notes=[*notes, *falls([*ladder.candidates, *measured.added])])
+
+    def describe(self, ladder: Ladder) -> Mapping[str, Any]:
+        """Return its name, dtype and how it is stepped."""
+        optimizer = self.optimizer
+        return {
+            "spec": {"name": self.name},
+            "mode": self.mode,
+            "dtype": ladder.facts["dtype"],
+            "optimizer": getattr(optimizer, "__name__", "a function") if callable(optimizer) else optimizer,
+            "library": self.library,
+            "l2": "warm",
+            "environment": self.versions,
+        }
+
+    def remedy(self, ladder: Ladder) -> str:
+        """Name what a step is made of, where the fake-tensor trace failed as all sizes did."""
+        return "" if ladder.facts.get("why_not") is None else self._needs()
+
+    def _started(self) -> LearnsMemory:
+        if self._runner is None:
+            self._runner = self.make_runner()
+        return self._runner
+
+    def _needs(self) -> str:
+        return INPUTS + LOSS * (self.mode == "training")
+
+    def _does_not_fit(self, needed_bytes: int, available_bytes: int) -> DoesNotFit:
+        return DoesNotFit(self.name, str(self.device), needed_bytes, available_bytes, self.mode)
+
+
+def falls(steps: Sequence[Candidate]) -> list[Note]:
+    """
+    Return a note where clearly less memory is predicted for a larger size.
+
+    Example:
+        >>> falls([Candidate(12, predicted_peak_bytes=120), Candidate(26, predicted_peak_bytes=110)])
+        []
+        >>> falls([Candidate(26, predicted_peak_bytes=66), Candidate(12, predicted_peak_bytes=120)])
+        [Note(code='prediction_falls', values={'smaller': 12, 'larger': 26})]
+    """
+    known = sorted((step.batch_size, step.predicted_peak_bytes) for step in steps if step.predicted_peak_bytes)
+    for (smaller, more), (larger, less) in itertools.pairwise(known):
+        if less < _FALL_SHARE * more:
+            return [note("prediction_falls", smaller=smaller, larger=larger)]
+    return []
+
+
+def _predicted(steps: Sequence[Candidate], num_bytes: Mapping[int, int]) -> tuple[Candidate, ...]:
+    return tuple(
+        attrs.evolve(step, predicted_peak_bytes=num_bytes.get(step.batch_size, step.predicted_peak_bytes))
+        for step in steps
+    )

@@ -1,0 +1,55 @@
+"""A user's step function, of which nothing is known but that it can be called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import attrs
+
+from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.measure import clocks
+from cubatch.measure.callable_runner import CallableRunner
+from cubatch.measure.records import Measured
+from cubatch.measure.runner import RunnerFactory
+from cubatch.tuning.ladder import Ladder, plain
+from cubatch.tuning.limits import Limits
+from cubatch.tuning.notes import note
+from cubatch.tuning.subject import Revision, Subject
+
+
+@attrs.frozen(kw_only=True)
+class CallableSubject(Subject):
+    """
+    Steps of a function.
+
+    Attributes:
+        make_step: make_step(n) returns a step of batch size n.
+        device, memory: See `Subject`.
+        watched_bytes: A step for which libraries hold more is out of memory; None watches nothing.
+        index: The GPU that is made current; None leaves the libraries theirs.
+    """
+
+    make_step: Callable[[int], Callable[[], object]]
+    device: Device
+    memory: MemoryLimit
+    watched_bytes: int | None
+    index: int | None
+
+    def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:  # noqa: ARG002
+        """Propose round sizes up to the maximum."""
+        return Ladder(tuple(plain(limits)), None, self.watched_bytes)
+
+    def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002
+        """Return what makes the runner, in this process."""
+        return functools.partial(CallableRunner, self.make_step, self.watched_bytes, self.index)
+
+    def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:  # noqa: ARG002
+        """Note which clock was used; the steps may have imported a library that has events."""
+        notes = []
+        if not isinstance(clocks.callable_clock(), clocks.EventClock):
+            notes.append(note("host_clock"))
+            if self.watched_bytes is not None:
+                notes.append(note("memory_not_watched"))
+        return Revision(ladder=ladder, measured=measured, notes=notes)

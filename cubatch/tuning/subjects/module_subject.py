@@ -1,0 +1,130 @@
+"""PyTorch modules: one that is built by name in a worker process, and one that is in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import attrs
+
+from cubatch.errors import InvalidArgument
+from cubatch.frameworks import module_worker
+from cubatch.frameworks.module_source import ModuleSource
+from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
+from cubatch.frameworks.torch_module import check_kind
+from cubatch.hardware import probe
+from cubatch.hardware import room as hardware_room
+from cubatch.hardware.facts import Device
+from cubatch.measure import heap
+from cubatch.measure.runner import FactoryRef, LearnsMemory
+from cubatch.tuning.notes import Note, note
+from cubatch.tuning.request import Request
+from cubatch.tuning.subjects.bounded_subject import BoundedSubject
+
+
+@attrs.define(kw_only=True)
+class PresentModuleSubject(BoundedSubject):
+    """
+    A module of this process, whose timings cannot be cached.
+
+    Attributes:
+        make: Makes a runner for a limit of bytes and a seed.
+        first_notes: What a user should know beforehand.
+    """
+
+    make: Callable[[int, int], LearnsMemory]
+    first_notes: Sequence[Note] = ()
+
+    def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
+        """Return the notes that were given."""
+        return self.first_notes
+
+    def make_runner(self) -> LearnsMemory:
+        """Step it in this process."""
+        return self.make(self.memory.bytes, self.seed)
+
+
+@attrs.define(kw_only=True)
+class NamedModuleSubject(BoundedSubject):
+    """
+    A module that a worker process builds.
+
+    Attributes:
+        inputs: An example of its inputs, as JSON can hold it.
+        kind: mode, loss, optimizer, autocast, channels_last, compiled: how it is stepped, functions by name.
+        sources: Of the functions: their files and what these import.
+    """
+
+    inputs: Any
+    kind: Mapping[str, Any]
+    sources: tuple[ModuleSource, ...]
+
+    @classmethod
+    def of(
+        cls, name: str, example_inputs: Any, kind: Mapping[str, Any], device: Device | str | None, request: Request
+    ) -> Self:  # fmt: skip
+        """
+        Check what a public function was given; nothing of the user's is imported.
+
+        Raises:
+            InvalidArgument: If there is no such function, or one of the others makes no sense.
+        """
+        sources = [ModuleSource.of(name)]
+        for field in ("loss", "optimizer"):
+            value = kind[field]
+            if callable(value):
+                remedy = "A module that is built by name runs in a process of its own, which takes no function."
+                raise InvalidArgument(field, value, "the name of a function too: 'package.module:function'", remedy)
+            if isinstance(value, str) and ":" in value:
+                sources.append(ModuleSource.of(value, field))
+        check_kind(kind["mode"], kind["loss"], kind["optimizer"], kind["autocast"])
+        inputs, resolved = module_worker.pack(example_inputs), probe.resolve(device)
+        request.goal.check_device(resolved)
+        return cls(
+            name=name, library="torch", device=resolved, mode=kind["mode"], optimizer=kind["optimizer"],
+            memory=hardware_room.memory_limit(resolved, request.memory_limit), seed=request.limits.seed, inputs=inputs,
+            kind=dict(kind), sources=tuple(sources),
+        )  # fmt: skip
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The builder's name, the inputs and how it is stepped."""
+        extents = {"input_shape": self.inputs} if isinstance(self.inputs, list) else {}  # else tensors, packed
+        return {
+            "spec": {"name": self.name, **extents},
+            "library": self.library,
+            **self.kind,
+            "inputs": module_worker.digest(self.inputs),
+        }
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """The sources, the packages that they import, and how memory is kept."""
+        facts: dict[str, Any] = {
+            "omp_threads": os.environ.get("OMP_NUM_THREADS"), "malloc": heap.settings(self.device.kind),
+        }  # fmt: skip
+        for number, source in enumerate(self.sources):
+            own = source.conditions()
+            if number:  # where the loss or the optimizer is in a file of its own
+                own = {**source.packages, f"source_sha256 of {source.name}": own["source_sha256"]}
+            facts |= own
+        return facts
+
+    def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
+        """Note how the worker keeps freed memory."""
+        return heap_notes(self.device)
+
+    def make_runner(self) -> LearnsMemory:
+        """Start a worker that builds the module and steps it."""
+        arguments = {
+            "build": self.name, "inputs": self.inputs, **self.kind, "memory_limit": self.memory.bytes,
+            "seed": self.seed, "device": self.device.address,
+        }  # fmt: skip
+        remedy = "In Python, autotune_module runs it in your own process if it is given the module, not its name."
+        return RemoteBoundedRunner(FactoryRef("cubatch.frameworks.module_worker:runner", arguments), remedy=remedy)
+
+
+def heap_notes(device: Device) -> list[Note]:
+    """Return the thresholds that a worker sets for glibc's heap; none if the user has set them."""
+    return [note("heap_thresholds", variables=heap.spelt(heap.RAISED))] if heap.is_raised(device.kind) else []

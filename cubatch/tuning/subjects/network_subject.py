@@ -1,0 +1,284 @@
+"""A network or layer on cubatch's own engine, on one device or on several that share a training step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from cubatch.engine import layers
+from cubatch.errors import CubatchError, InvalidArgument, StoreError
+from cubatch.estimate import on_sms, roofline
+from cubatch.hardware import arithmetic
+from cubatch.hardware import room as hardware_room
+from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.several import several
+from cubatch.measure import kernel_choice
+from cubatch.measure.ranks_runner import EXCHANGE_STEPS
+from cubatch.measure.records import Candidate
+from cubatch.measure.remote import RemoteRunner, prepare_limit
+from cubatch.measure.runner import FactoryRef, RunnerFactory
+from cubatch.memory import fit
+from cubatch.memory.beside import device_bytes
+from cubatch.memory.plan import plan
+from cubatch.network.graph import as_network
+from cubatch.network.layer import Layer
+from cubatch.network.models import SpecLike
+from cubatch.tuning import store
+from cubatch.tuning.data_parallel import DataParallel, data_parallel
+from cubatch.tuning.ladder import Ladder, added, propose, timed
+from cubatch.tuning.limits import Limits
+from cubatch.tuning.notes import Note, note, sentence
+from cubatch.tuning.request import Request
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.store import Run
+from cubatch.tuning.subject import Subject, SubjectFacts
+from cubatch.workload import Workload
+
+_ISOLATE_SHARE = 0.25  # on the CPU a plan above this share of the limit could end the user's process
+_CHOICE_SHARE = 1 / 3  # of the budget, at most, for timing kernel variants
+_EXCHANGE_PATIENCE = 4.0  # times the expected seconds, before measuring the exchange is given up
+_L2_SETS = 2  # times the L2 cache, from which the smallest step cannot find its input there
+
+
+@attrs.frozen(kw_only=True)
+class NetworkSubject(Subject):
+    """
+    Steps of a network or layer.
+
+    Attributes:
+        work: What is run, on the first device.
+        devices: All that share a step; None where one has it to itself.
+        memory: What a step may take on each of them.
+        isolate: True, False or "auto": whether steps run in a process that may die.
+        winners: The file with the kernel variants that won; None if they are not cached.
+    """
+
+    work: Workload
+    devices: tuple[Device, ...] | None
+    memory: MemoryLimit
+    isolate: bool | str
+    winners: Path | None
+
+    @classmethod
+    def of(
+        cls, layer_spec: SpecLike, device: Device | str | None, request: Request, *,
+        devices: int | Sequence[Device | str] | None, mode: str, dtype: str, optimizer: str, library: str,
+        recompute: bool, isolate: bool | str,
+    ) -> Self:  # fmt: skip
+        """
+        Check the arguments of `autotune` that concern the network and its devices.
+
+        Raises:
+            CubatchError: If these devices or the engine cannot do what was asked.
+        """
+        parts = _sharing(devices, device, mode)
+        work = Workload.of(
+            layer_spec, parts[0] if parts else device, mode=mode, dtype=dtype, optimizer=optimizer, library=library,
+            recompute=recompute, present=True,
+        )  # fmt: skip
+        if not (isinstance(isolate, bool) or isolate == "auto"):
+            raise InvalidArgument("isolate", isolate, 'True, False or "auto"')
+        for each in parts or [work.device]:
+            request.goal.check_device(each)
+        for node in as_network(work.spec).nodes:
+            layers.check(node.layer, node.name)
+        if parts is not None:
+            _check_sharing(work, isolate=isolate)
+        path = store.path_of(request.store)
+        return cls(
+            work=work, devices=parts, memory=memory_limit(parts, work.device, request.memory_limit), isolate=isolate,
+            winners=None if path is None or work.library != "cubatch" else kernel_choice.path_beside(path),
+        )  # fmt: skip
+
+    @property
+    def device(self) -> Device:
+        """The first device."""
+        return self.work.device
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The spec, how it is run, and on how many devices."""
+        shared = {} if self.devices is None else {"devices": [each.uuid or each.name for each in self.devices]}
+        return {**self.work.settings, "spec": self.work.spec.to_mapping(), **shared}
+
+    @property
+    def multiple(self) -> int:
+        """Other sizes leave Tensor Cores, or threads of a CPU, idle."""
+        threads = self.device.threads if self.device.kind == "cpu" else None
+        return arithmetic.tensor_core_multiple(self.device, self.work.dtype) or threads or 1
+
+    def start(self, *, refresh: bool) -> Sequence[Note]:
+        """
+        Note what the dtype means on this device; with `refresh`, discard the kernel choices of earlier runs.
+
+        They are discarded here, once: a worker that dies leaves its own to the next one.
+        """
+        notes, dtype = [], self.work.dtype
+        if dtype != "float32" and arithmetic.has_tensor_cores(self.device, dtype) is False:
+            notes.append(note("no_tensor_cores", device=self.device, dtype=dtype))
+        if refresh and self.winners is not None:
+            try:
+                kernel_choice.forget(self.winners, self.device)
+            except StoreError as error:
+                notes.append(note("kernel_choices_kept", error=error))
+        return notes
+
+    def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
+        """Propose sizes by the memory plan and the layers; a finished run keeps its own."""
+        if cached is not None and is_finished:
+            return cached
+        largest = fit.largest(self.work, max(1, self.memory.bytes))
+        if cached is None:
+            ladder = timed(self.work, propose(self.work, limits, self.memory, largest))
+        else:
+            ladder = cached.within(self.memory, largest)
+        return attrs.evolve(ladder, facts={**ladder.facts, "note": self.memory.note})
+
+    def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:
+        """Return what makes the runner, in a worker where the step might end this process."""
+        factory, isolate = self.factory(limits), self.isolate
+        if isolate == "auto":
+            isolate = self.device.kind == "cuda" or ladder.most_planned_bytes > _ISOLATE_SHARE * self.memory.bytes
+        if self.devices is None and not isolate:
+            return factory
+        return functools.partial(RemoteRunner, factory, prepare_seconds=prepare_limit(limits.budget))
+
+    def factory(self, limits: Limits) -> FactoryRef:
+        """Name the maker of the runner and its arguments, as another process can read them."""
+        arguments: dict[str, Any] = {
+            "spec": self.work.spec.to_mapping(),
+            **self.work.settings,
+            "seed": limits.seed,
+            "choice_seconds": _CHOICE_SHARE * limits.budget,
+            "winners": None if self.winners is None else str(self.winners),
+        }
+        if self.devices is not None:
+            addresses = [device.address for device in self.devices]
+            return FactoryRef("cubatch.measure.ranks_runner:ranks_runner", arguments | {"devices": addresses})
+        return FactoryRef("cubatch.measure.network_runner:network_runner", arguments | {"device": self.device.address})
+
+    def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
+        """Plan and time a size that the search adds, as those of the ladder."""
+        return added(self.work, ladder, batch_size)
+
+    def describe(self, ladder: Ladder) -> Mapping[str, Any]:
+        """Return spec, settings and whether the L2 cache was cold; the devices that share a step."""
+        shared = {} if self.devices is None else {"devices": [str(device) for device in self.devices]}
+        return {
+            "spec": self.work.spec.to_mapping(),
+            "input_shape": list(self.work.input_shape),
+            **self.work.settings,
+            "l2": _l2(self.work, ladder),
+            "environment": shared,
+        }
+
+    def facts(self, sizes: Sequence[int]) -> SubjectFacts:
+        """Compute FLOP, rooflines and device memory, and count the blocks of cubatch's own kernels."""
+        work, rows = self.work, dict[int, Any]()
+        floors = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
+        if work.library == "cubatch":
+            overlaps = work.mode == "inference" or self.devices is not None  # as `network_runner.network_runner`
+            rows = on_sms.layer_rows(
+                work, sizes, kernel_choice.kept_choice(work.device, self.winners, overlaps=overlaps)
+            )
+        return SubjectFacts(
+            flops_per_sample=work.spec.flops(work.mode),
+            roofline_seconds={n: seconds for n, seconds in floors.items() if seconds is not None},
+            layers=rows,
+            device_bytes={n: device_bytes(work, n, self.memory.reserve_bytes) for n in sizes},
+        )
+
+    def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:
+        """
+        Add what it costs the devices to share a step of the recommended size, from the cache or measured now.
+
+        If that fails, the result says so.
+        """
+        if self.devices is None or result.batch_size is None:
+            return result
+        cost = _cached_cost(run, result.batch_size)
+        if cost is None:
+            try:
+                seconds = _exchange_seconds(self.factory(limits), result, limits)
+            except CubatchError as error:
+                unknown = sentence(note("shared_step_unknown", count=len(self.devices), error=error))
+                return attrs.evolve(result, reasons=(*result.reasons, unknown))
+            cost = DataParallel.of([str(device) for device in self.devices], result.batch_size, seconds)
+            run.save_exchange(attrs.asdict(cost))
+        reasons = (*result.reasons, sentence(note("shared_step", cost=cost)))
+        return attrs.evolve(result, data_parallel=cost, reasons=reasons)
+
+
+def memory_limit(devices: Sequence[Device] | None, device: Device, requested: int | str | None) -> MemoryLimit:
+    """
+    Return how much memory each device may take: the least of them all; ranks on a CPU share what is free.
+
+    Args:
+        devices: Those that share a step; None for `device` alone.
+        device: The first of them.
+        requested: As for `hardware.room.memory_limit`.
+    """
+    if devices is None:
+        return hardware_room.memory_limit(device, requested)
+    least = min((hardware_room.memory_limit(each, requested) for each in devices), key=lambda limit: limit.bytes)
+    if device.kind == "cpu":
+        share = hardware_room.memory_limit(device).bytes // len(devices)
+        if share < least.bytes:
+            reason = f"{len(devices)} ranks share what is free"
+            return attrs.evolve(least, bytes=share, note=reason, is_lowered=requested is not None)
+    return least
+
+
+def _sharing(
+    devices: int | Sequence[Device | str] | None, device: Device | str | None, mode: str
+) -> tuple[Device, ...] | None:
+    """Return the devices that share a step; None where there is one."""
+    parts = several(devices, device)
+    if parts is not None and mode != "training":
+        remedy = "In inference devices have nothing to exchange: tune one of them."
+        raise InvalidArgument("mode", mode, '"training" where devices share a step', remedy)
+    return parts
+
+
+def _check_sharing(work: Workload, *, isolate: bool | str) -> None:
+    """Reject a layer on its own, which has no loss to share, and steps in this process."""
+    if as_network(work.spec) is not work.spec:
+        raise InvalidArgument("layer_spec", work.name, "a network where devices share a training step")
+    if isolate is False:
+        allowed = 'True or "auto" where devices share a step, each in a process of its own'
+        raise InvalidArgument("isolate", isolate, allowed)
+
+
+def _l2(work: Workload, ladder: Ladder) -> str:
+    """Return "warm" if the smallest candidate finds its input in the L2 cache from the step before, else "cold"."""
+    l2_bytes = work.device.l2_bytes
+    if not isinstance(work.spec, Layer) or not ladder.candidates or not l2_bytes:
+        return "warm"
+    smallest = plan(work, ladder.candidates[0].batch_size)
+    return "cold" if smallest.total - smallest.fixed_bytes >= _L2_SETS * l2_bytes else "warm"
+
+
+def _cached_cost(run: Run, batch_size: int) -> DataParallel | None:
+    """Return what an earlier call measured at this size, if it can be read."""
+    with contextlib.suppress(TypeError, ValueError):
+        cost = data_parallel((run.limit or {}).get("exchange"))
+        return cost if cost is not None and cost.batch_size == batch_size else None
+    return None
+
+
+def _exchange_seconds(factory: FactoryRef, result: TuningResult, limits: Limits) -> dict[str, float]:
+    """Measure what the devices exchange in a step of the recommended size."""
+    step = next(m.latency_seconds or 0.0 for m in result.measurements if m.batch_size == result.batch_size)
+    allowed = max(prepare_limit(limits.budget), _EXCHANGE_PATIENCE * EXCHANGE_STEPS * step)
+    runner = RemoteRunner(factory, prepare_seconds=allowed)
+    try:
+        seconds: dict[str, float] = runner.call("exchange", batch_size=result.batch_size)
+    finally:
+        runner.close()
+    return seconds

@@ -1,0 +1,147 @@
+"""An ONNX file that ONNX Runtime runs: `autotune(library="onnxruntime")`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from cubatch import files
+from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
+from cubatch.frameworks.onnx_graph import OnnxGraph
+from cubatch.frameworks.onnxruntime_runner import PROVIDERS
+from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
+from cubatch.hardware import probe
+from cubatch.hardware import room as hardware_room
+from cubatch.hardware.facts import Device
+from cubatch.measure import heap
+from cubatch.measure.runner import FactoryRef, LearnsMemory
+from cubatch.tuning.notes import Note
+from cubatch.tuning.request import Request
+from cubatch.tuning.subjects.bounded_subject import BoundedSubject
+from cubatch.tuning.subjects.module_subject import heap_notes
+
+LIBRARY = "onnxruntime"
+_WHEELS = ("onnxruntime", "onnxruntime-gpu")
+
+
+@attrs.define(kw_only=True)
+class OnnxSubject(BoundedSubject):
+    """
+    Steps of a file.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(
+        cls, spec: object, device: Device | str | None, request: Request, *, devices: object, mode: str, dtype: str,
+        recompute: bool, isolate: bool | str,
+    ) -> Self:  # fmt: skip
+        """
+        Check the arguments of `autotune` that concern the file.
+
+        Raises:
+            InvalidArgument: If one of them is not for ONNX Runtime, or its child InvalidSpec the file.
+            DeviceNotAvailable: If the ONNX Runtime that is installed is without CUDA.
+            MissingDependency: If it, or onnx, is not installed.
+        """
+        path = _path(spec)
+        _check(devices, mode, dtype, request.goal.objective, recompute=recompute, isolate=isolate)
+        resolved = probe.resolve(device, live=True)
+        versions = _versions(resolved)
+        memory = hardware_room.memory_limit(resolved, request.memory_limit)
+        return cls(
+            name=path.name, library=LIBRARY, device=resolved, memory=memory, mode=mode, seed=request.limits.seed,
+            versions=versions, path=path,
+        )  # fmt: skip
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The file and the provider that runs it."""
+        return {
+            "spec": {"name": self.name}, "file": str(self.path.resolve()), "library": LIBRARY, "mode": self.mode,
+            "provider": self.versions["provider"],
+        }  # fmt: skip
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """The checksums of the file and its weights, the release of ONNX Runtime, and how memory is kept."""
+        return {"malloc": heap.settings(self.device.kind), **self.versions, **_checksums(self.path)}
+
+    def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
+        """Note how the worker keeps freed memory."""
+        return heap_notes(self.device)
+
+    def make_runner(self) -> LearnsMemory:
+        """Start a worker that loads the file and steps it."""
+        arguments = {
+            "path": str(self.path.resolve()), "device": self.device.address, "threads": self.device.threads,
+            "memory_limit": self.memory.bytes, "seed": self.seed,
+        }  # fmt: skip
+        return RemoteBoundedRunner(FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments), remedy="")
+
+
+def _path(spec: object) -> Path:
+    if not isinstance(spec, str | Path) or Path(spec).suffix.lower() != ".onnx":
+        remedy = "torch.onnx.export writes one."
+        raise InvalidArgument("layer_spec", spec, f'the path of an .onnx file for library="{LIBRARY}"', remedy)
+    if not files.is_file(spec):
+        raise InvalidArgument("layer_spec", str(spec), "a file that is there")
+    return Path(spec)
+
+
+def _check(
+    devices: object, mode: str, dtype: str, objective: str, *, recompute: bool, isolate: bool | str
+) -> None:  # fmt: skip
+    """Reject what ONNX Runtime does not do."""
+    remedy = "ONNX Runtime runs a file as it is, for inference only; autotune_module trains a PyTorch module."
+    for_it = f'for library="{LIBRARY}"'
+    if devices is not None:
+        raise InvalidArgument("devices", devices, f"left out {for_it}: devices share steps of training", remedy)
+    if mode != "inference":
+        raise InvalidArgument("mode", mode, f'"inference" {for_it}', remedy)
+    if recompute is not False:
+        raise InvalidArgument("recompute", recompute, f"False {for_it}", remedy)
+    if dtype != "float32":
+        raise InvalidArgument("dtype", dtype, f"left out {for_it}: the file has its own", "Convert the file instead.")
+    if objective == "energy":
+        raise InvalidArgument("objective", objective, f'"throughput" or "latency" {for_it}')
+    if not (isolate is True or isolate == "auto"):
+        raise InvalidArgument("isolate", isolate, f'True or "auto" {for_it}, which runs in a process that may die')
+
+
+def _versions(device: Device) -> dict[str, Any]:
+    """Return which ONNX Runtime is installed, without importing it."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise MissingDependency("ONNX Runtime", f'library="{LIBRARY}"', LIBRARY)
+    if importlib.util.find_spec("onnx") is None:
+        raise MissingDependency("onnx", f'library="{LIBRARY}"', LIBRARY)
+    installed = []
+    for name in _WHEELS:
+        try:
+            installed.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return {"onnxruntime": ", ".join(installed) or None, "provider": PROVIDERS[device.kind]}
+
+
+def _checksums(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of the file, and of the files with its weights."""
+    checksums = {}
+    for number, each in enumerate(OnnxGraph(path).files):
+        try:
+            with each.open("rb") as file:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise InvalidSpec("ONNX file", str(path), f"one whose weights are beside it ({error})") from error
+        checksums[f"file_sha256 of {each.name}" if number else "file_sha256"] = checksum
+    return checksums
