@@ -1,4 +1,4 @@
-"""Where a result comes from: the date and the commit that go into its JSON."""
+"""Date, commit and device of a result, for its JSON."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from cubatch.hardware.facts import Device
 
 def provenance(commit: str = "") -> dict[str, str]:
     """
-    Give today's date and the commit: the one that is named, else $CUBATCH_COMMIT, else the checkout's.
+    Return today's date and the commit: the given one, else $CUBATCH_COMMIT, else the checkout's.
 
-    It is empty where a copy of the tree names none, with or without git.
+    The commit is empty in a copy of the tree without git and without $CUBATCH_COMMIT.
     """
     commit = commit or os.environ.get("CUBATCH_COMMIT", "") or _of_checkout()
     return {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": commit}
 
 
 def on_cpu(benchmark: str) -> dict[str, Any]:
-    """Give what the result of a benchmark on this CPU begins with."""
+    """Return the first keys of the result of a benchmark on this CPU."""
     return run_on(probe.device("cpu"), benchmark)
 
 
 def run_on(device: Device, benchmark: str) -> dict[str, Any]:
-    """Give what the result of a benchmark begins with: what it is, where it comes from, what it ran on."""
+    """Return the first keys of the result of a benchmark: name, date, commit, device, versions."""
     return {
         "schema": 1, "benchmark": benchmark, **provenance(), "device": device.name, "threads": device.threads,
         "environment": environment(device),

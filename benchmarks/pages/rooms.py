@@ -1,4 +1,4 @@
-"""The map of the package, as the import contract in pyproject.toml has it."""
+"""The map of the package, from the import contract in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ CONTRACT = "Rooms, top to bottom"
 
 
 def floors(project: dict[str, Any]) -> list[list[str]]:
-    """Rooms by floor, the highest first; those of one floor do not know each other."""
+    """Return the packages by layer, the highest first; packages of one layer do not import each other."""
     contracts = project["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["name"] == CONTRACT)
     return [floor.split(" | ") for floor in layers]
 
 
 def rooms(project: dict[str, Any]) -> str:
-    """A line a room: where it is and what its docstring says it is for."""
+    """Return one line for each package: its path and the first sentence of its docstring."""
     listed = floors(project)
     named = {room: _label(room) for floor in listed for room in floor}
     width = max(map(len, named.values()))
