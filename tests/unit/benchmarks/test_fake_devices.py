@@ -81,15 +81,6 @@ def test_the_best_is_the_best_of_all_integers(kind: str) -> None:
         assert case.regret(case.best_batch_size) == case.regret(case.knee) == 0.0
 
 
-def test_a_rise_to_memory_is_best_at_a_limit_between_the_rungs() -> None:
-    """Its best size is the largest that fits, is no rung of the ladder, and the next one runs out of memory."""
-    for case in of_kind("rise to a memory limit", turns=12):
-        assert case.best_batch_size == case.largest
-        assert case.largest not in {candidate.batch_size for candidate in case.candidates()}
-        assert not case.device.fits(case.largest + 1)
-        assert case.is_limited
-
-
 def test_a_latency_limit_cuts_a_rising_curve() -> None:
     """One sample more than the largest allowed breaks the limit, and there the throughput still rises."""
     for case in of_kind("latency limit", turns=12):

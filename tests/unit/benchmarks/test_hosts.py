@@ -35,20 +35,6 @@ def test_a_reading_is_the_true_step_of_the_state_that_the_host_is_in():
     assert met == {"fast", "slow"}
 
 
-def test_the_first_step_after_preparing_takes_twice_as_long_also_beside_a_reference():
-    """A reference block before it does not hide that caches are cold."""
-    for holds in (False, True):
-        session = Session(quiet(3), 1)
-        session.prepare(2)
-        if holds:
-            session.step()
-            session.hold_reference(3)
-        session.prepare(8)
-        first, second = (session.time(session.step, 1).seconds for _ in range(2))
-        assert first / second == pytest.approx(2.0, rel=0.7)  # the state may change in between, by 1.6 at most
-        assert first > 1.2 * second
-
-
 def test_ratios_vary_between_sizes_by_the_spread_that_is_asked_for():
     """Logarithms of 2000 ratios of single sizes scatter by 15 %, within four standard errors, where none is clipped."""
     host = next(h for h in (Host.draw(0, n, 0.1) for n in range(99)) if min(h.times(n) for n in range(1, 200)) > 1.05)

@@ -6,11 +6,9 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks.predictor import published
-from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, SOURCES, find_device, load
+from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, SOURCES, load
 from cubatch.errors import UnknownName
 from cubatch.estimate.vendor.algorithms import Work
-from cubatch.hardware import catalogue
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
 from tests.checks import assert_within
@@ -117,16 +115,6 @@ def test_deepbench_convolutions_have_a_row_for_each_pass(tmp_path):
     assert set(rows.gpu) == {"titan-x-pascal"}
 
 
-def test_deepbench_rows_that_say_nothing_are_left_out(tmp_path):
-    """Inference, passes that were not measured, and times of a few ticks of the clock."""
-    (rows,) = read(
-        tmp_path, CONV, {"suite": "inference", "n": 1}, {"bwd_inputs_ms": "", "n": 2}, {"bwd_params_ms": 0.019, "n": 3},
-        {"fwd_ms": 0.02, "n": 4},
-    )  # fmt: skip
-    found = sorted(zip(rows.work.n.tolist(), rows.work.pass_.tolist(), strict=True))
-    assert found == [(2, 0), (2, 2), (3, 0), (3, 1), (4, 0), (4, 1), (4, 2)]
-
-
 @pytest.mark.parametrize(
     ("letters", "pass_", "layer", "batch"),
     [
@@ -166,13 +154,3 @@ def test_folds_divide_shapes_and_never_rows(tmp_path):
     assert all(len(found) == 1 for found in of_shape.values())
     part = rows.take(rows.work.k > 50)
     assert part.folds(5).tolist() == folds[rows.work.k > 50].tolist()
-
-
-def test_sibling_boards_are_known_by_the_names_of_the_sources():
-    """Every name of SIBLINGS is a board of the catalogue or Kepler's, so that none is left out by a misspelling."""
-    known = {*catalogue.names(), *(find_device(name).slug for name in ("Tesla K40", "Tesla K80"))}
-    assert published.SIBLINGS.keys() <= known
-    chips = {"GP102": (6, 1), "GM200": (5, 2)}
-    for slug, chip in published.SIBLINGS.items():
-        if chip in chips:
-            assert catalogue.find(slug).compute_capability == chips[chip]

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.search import finders
 from benchmarks.search.finders import GIB, RIVALS, Task
-from tests.fakes import Curve, FakeDevice, FakeRunner, affine, sawtooth
+from tests.fakes import Curve, FakeDevice, FakeRunner, affine
 
 LIMITS = (13, 50, 100, 300, 700, 1500)
 
@@ -52,14 +52,6 @@ def test_lightning_power_exceeds_the_maximum(maximum: int, expected: int) -> Non
     runner = session(10**6)
     assert finders.lightning_power(runner, task(maximum)) == expected
     assert expected not in runner.ran
-
-
-def test_dorado_tries_every_multiple_of_32_below_its_memory_bound() -> None:
-    """With 4 GiB of which one stays free and 8 MiB a sample it tries 32 to 384 and takes the fastest per sample."""
-    runner = session(10**6, sawtooth(0.0, 1.0, 160))
-    answer = finders.dorado(runner, task(total_bytes=4 * GIB, bytes_per_sample=8 * 2**20))
-    assert runner.prepared == list(range(32, 385, 32))
-    assert answer == 160
 
 
 @pytest.mark.parametrize(

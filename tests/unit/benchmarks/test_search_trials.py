@@ -12,7 +12,7 @@ from benchmarks import bench_search
 from benchmarks.pages import search
 from benchmarks.search import summary, trials
 from benchmarks.search.cases import Case
-from benchmarks.search.fake_devices import KINDS, make, numbers
+from benchmarks.search.fake_devices import make, numbers
 from benchmarks.search.sessions import Session
 from benchmarks.search.trials import FINDERS, OURS, Request, Trial, search_device, try_ours, try_rival
 
@@ -67,19 +67,6 @@ def test_a_trial_says_what_is_wrong_with_an_answer(
     assert (trial.over_maximum, trial.never_ran) == (over_maximum, never_ran)
     assert (trial.batch_size, trial.trials) == (batch_size, 2)
     assert trial.seconds > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_our_search_keeps_to_the_maximum_and_the_plan(kind: str) -> None:
-    """It tries nothing above the user's maximum or above what fits by the plan, its answer ran, and time is kept."""
-    case = case_of(kind)
-    runner = case.device()
-    result = trials.cubatch_search(runner, case, 20.0)
-    most = min(case.task.max_batch_size, case.planned_limit or case.task.max_batch_size)
-    assert result is not None
-    assert max(runner.prepared) <= most
-    assert result.batch_size in runner.ran
-    assert runner.clock.now() <= 20.0 + 2 * case.device.curve(most) + 2.0
 
 
 def test_intervals_are_held_against_the_true_median() -> None:
