@@ -334,7 +334,7 @@ class MissingDependency(CubatchError, ImportError):
         self.library, self.purpose, self.extra = library, purpose, extra
 
     def __str__(self) -> str:
-        return f"{self.purpose} needs {self.library}, which is not installed: pip install 'cubatch[{self.extra}]'"
+        return f"{self.purpose} needs {self.library}, which is not installed. {install_command(self.extra)}"
 
 
 class UnsupportedVersion(MissingDependency):
@@ -352,7 +352,12 @@ class UnsupportedVersion(MissingDependency):
         self.wanted, self.found = wanted, found
 
     def __str__(self) -> str:
-        return f"cubatch needs {self.wanted}, found {self.found}: pip install 'cubatch[{self.extra}]'"
+        return f"cubatch needs {self.wanted}, found {self.found}. {install_command(self.extra)}"
+
+
+def install_command(extra: str) -> str:
+    """Return the sentence that says how to install an extra: no package index holds cubatch yet."""
+    return f"In a checkout of cubatch, run: pip install '.[{extra}]'"
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -24,6 +24,7 @@ from cubatch.cli.options import (
     ShapeOption,
     read_spec,
 )
+from cubatch.errors import install_command
 
 
 def study(
@@ -101,7 +102,7 @@ def study(
     for path in written:
         console.say(f"wrote {path}")
     if importlib.util.find_spec("matplotlib") is None:
-        console.say("no picture files: pip install 'cubatch[plot]'; the page has its figure")
+        console.say(f"No picture files: Matplotlib is missing; the page has its figure. {install_command('plot')}")
 
 
 def _fetch(data: Path | None) -> None:

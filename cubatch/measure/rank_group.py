@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any, Self
 
-from cubatch.errors import CubatchError, MissingDependency, OutOfMemory, WorkerDied, WorkerFailed
+from cubatch.errors import CubatchError, MissingDependency, OutOfMemory, WorkerDied, WorkerFailed, install_command
 from cubatch.hardware.facts import Device
 from cubatch.hardware.several import cpu_shares
 from cubatch.measure import replies
@@ -226,7 +226,7 @@ class RankGroup:
             hello = connection.recv()
             rank, found = hello.pop("rank"), hello.pop("size")
             if found != size:
-                remedy = "Let mpiexec and mpi4py be of one MPI: pip install 'cubatch[mpi]' brings both."
+                remedy = f"mpiexec and mpi4py must belong to the same MPI. {install_command('mpi')}"
                 raise WorkerFailed(f"its ranks do not find each other: MPI counts {found} of {size}", remedy)
             if hello != identify():
                 raise WorkerFailed(f"it would run cubatch {hello}, not cubatch {identify()}", _REMEDY)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")  # first: a module that was skipped before 
 from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
 
 with registering_nothing():  # its metrics import torchvision where that is installed
-    pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'cubatch[lightning]'")
+    pytest.importorskip("lightning", reason="Lightning is not installed: pip install '.[lightning]'")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.tuning.results import TuningResult  # noqa: E402

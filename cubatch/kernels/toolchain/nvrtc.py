@@ -17,7 +17,7 @@ from threading import Lock
 
 import attrs
 
-from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency
+from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency, install_command
 from cubatch.hardware import architectures
 
 _WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
@@ -198,7 +198,7 @@ def _unknown(arch: int, known: Mapping[str, Sequence[int]]) -> InvalidArgument:
         remedy = f"cubatch's kernels need {architectures.surveyed()[0]} or newer."
     elif arch <= ended[-1]:
         range_ = f"sm_{ended[0]} to sm_{ended[-1]}"
-        remedy = f"CUDA {last} is the last that compiles for {range_}: pip install 'cubatch[kernels]'."
+        remedy = f"CUDA {last} is the last that compiles for {range_}. {install_command('kernels')}"
     else:
         remedy = "A newer GPU needs a newer NVRTC: pip install -U nvidia-cuda-nvrtc."
     return InvalidArgument(

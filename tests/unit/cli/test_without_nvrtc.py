@@ -31,7 +31,7 @@ def test_kernels_are_listed_for_an_architecture(run):
     assert "mma, sm_80 to sm_90" in out
     assert "As NVRTC 12.9.86 compiles them." in out
     assert "recorded with the sources" in err
-    assert "pip install 'cubatch[kernels]'" in err
+    assert "pip install '.[kernels]'" in err
 
 
 def test_kernels_are_listed_where_the_compiler_no_longer_knows_the_architecture(run, monkeypatch):

@@ -51,7 +51,8 @@ def test_other_releases_are_refused_in_a_sentence(monkeypatch, version, cuda, fo
     with pytest.raises(UnsupportedVersion) as caught:
         backend.module("cuda")
     assert str(caught.value) == (
-        f"cubatch needs CuPy 13 or 14 for CUDA 12 or 13, found {found}: pip install 'cubatch[cuda12x]'"
+        f"cubatch needs CuPy 13 or 14 for CUDA 12 or 13, found {found}. "
+        "In a checkout of cubatch, run: pip install '.[cuda12x]'"
     )
     assert isinstance(caught.value, MissingDependency)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -44,12 +44,12 @@ def test_without_any_the_error_gives_the_line_that_installs_it(installed):
     installed()
     with pytest.raises(MissingDependency) as caught:
         nvrtc.for_arch(80)
-    assert "pip install 'cubatch[kernels]'" in str(caught.value)
+    assert "pip install '.[kernels]'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("arch", "remedy"),
-    [(70, "pip install 'cubatch[kernels]'"), (37, "sm_52 or newer"), (130, "pip install -U nvidia-cuda-nvrtc")],
+    [(70, "pip install '.[kernels]'"), (37, "sm_52 or newer"), (130, "pip install -U nvidia-cuda-nvrtc")],
 )
 def test_an_architecture_that_none_knows_is_an_error_with_versions_lists_and_remedy(installed, arch, remedy):
     """Volta with CUDA 13 is the case that people will meet."""

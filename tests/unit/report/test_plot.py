@@ -118,7 +118,7 @@ def test_without_matplotlib_the_install_line_is_given(tmp_path, monkeypatch):
     with pytest.raises(MissingDependency) as caught:
         style.check(tmp_path / "curve.png")
 
-    assert "pip install 'cubatch[plot]'" in str(caught.value)
+    assert "pip install '.[plot]'" in str(caught.value)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_what_it_does_not_do_is_refused_by_name(file, wrong, field, text):
 def test_a_missing_library_is_told_with_its_line_for_pip(file, monkeypatch, missing):
     """The extra brings both that are needed."""
     monkeypatch.setattr(onnx_subject.importlib.util, "find_spec", lambda name: None if name == missing else name)
-    with pytest.raises(MissingDependency, match=r"pip install 'cubatch\[onnxruntime\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[onnxruntime\]'"):
         cb.autotune(file, device="cpu", library="onnxruntime", store=False)
 
 
