@@ -1,8 +1,8 @@
 """
 Write the figures of Markdown pages from the results in benchmarks/results; no figure in a table is typed by hand.
 
-    python -m benchmarks.render            # rewrites all pages
-    python -m benchmarks.render --check    # exits 1 if a page is not what the results say
+    python -m benchmarks.render            # rewrites all pages and figures
+    python -m benchmarks.render --check    # exits 1 if a page or figure is not what the results say
 
 A section begins with `<!-- results: KIND PATH... -->` and ends with `<!-- end -->`.
 """
@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +32,11 @@ from benchmarks.pages import (
     step_graphs,
     trust,
 )
+from cubatch import TuningResult
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("*.md", "cubatch/*.md", "kernels/*.md", "docs/**/*.md", "benchmarks/**/*.md")
+FIGURES = {"docs/images/resnet18-training-h100.svg": "benchmarks/results/h100-sxm/tune-resnet18-training-6000d47.json"}
 _SECTION = re.compile(r"(<!-- results: (\S+) (\S+(?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 KINDS: dict[str, Callable[..., str]] = {
@@ -87,6 +91,31 @@ def _read(path: Path) -> dict[str, Any]:
     return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
 
 
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw the curve of a tuning result; `layers`, which large results leave out, are not in the picture."""
+    measurements = [{"layers": [], **measurement} for measurement in result["measurements"]]
+    TuningResult.from_json(json.dumps({**result, "measurements": measurements})).plot(path)
+
+
+def words(svg: Path) -> set[str]:
+    """Return the texts of a picture: Matplotlib writes each as a comment before its outlines."""
+    return set(re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))) if svg.exists() else set()
+
+
+def stale_figures(root: Path, *, mend: bool) -> list[str]:
+    """Return the figures whose texts are not those of their results; replace them with `mend`."""
+    stale = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, source in FIGURES.items():
+            fresh = Path(folder) / Path(name).name
+            draw(_read(root / source), fresh)
+            if words(fresh) != words(root / name):
+                stale.append(name)
+                if mend:
+                    shutil.copyfile(fresh, root / name)
+    return stale
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -99,6 +128,7 @@ def main() -> int:
             stale.append(str(path.relative_to(ROOT)))
             if not arguments.check:
                 path.write_text(new, encoding="utf-8")
+    stale += stale_figures(ROOT, mend=not arguments.check)
     if arguments.check and stale:
         print(f"not what the results say: {', '.join(stale)}; run python -m benchmarks.render", file=sys.stderr)
         return 1

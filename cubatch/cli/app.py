@@ -50,7 +50,7 @@ GROUPS = {"store": store.app, "bench": bench.app, "fleet": fleet.app}
 
 
 class _Group(TyperGroup):
-    """Gives errors and interruptions the exit codes of the contract, the same for every command."""
+    """Turn errors and interruptions into the exit codes of docs/reference/api.md, the same for every command."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:

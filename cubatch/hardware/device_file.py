@@ -92,7 +92,7 @@ _KEYS = {
     "memory_bytes": "memory_gib",
     "peak_bytes_per_second": "bandwidth_gb_per_second",
 }
-_REMEDY = 'cubatch/README.md shows such a file under "A GPU of your own".'
+_REMEDY = "docs/reference/files.md describes such a file."
 
 
 def read(name: str) -> Device:

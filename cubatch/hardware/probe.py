@@ -44,7 +44,7 @@ def device(name: str | None = None) -> Device:
     Args:
         name: None: the first GPU, else the CPU. "cpu", "cuda" or "gpu" (the first GPU), "cuda:1": a live device.
             "GPU-...", "MIG-...": the live device of this uuid, whatever its number.
-            A path that ends in .toml: a file that describes one, see cubatch/README.md; not live.
+            A path that ends in .toml: a file that describes one, see docs/reference/files.md; not live.
             Anything else: a name or alias of the catalogue, "v100-sxm2-16gb"; not live.  What the catalogue does not
             tell is looked for among the names of the devices here, as `devices()` gives them: "AMD EPYC".
 

@@ -16,7 +16,7 @@ from cubatch.measure import clocks
 
 def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
     """
-    Apply the rule of the contract to medians by batch size.
+    Apply the tolerance of the objective to medians by batch size.
 
     Args:
         values: Samples per second, seconds (latency), or samples per joule.
@@ -109,7 +109,7 @@ class Goal:
                 raise EnergyNotAvailable(str(device))
 
     def allowed(self, best_cost: float) -> float:
-        """Give the highest cost that still counts as good as the best: the contract's tolerance, as a cost."""
+        """Return the highest cost that still counts as good as the best: the tolerance, as a cost."""
         if self.objective == "latency":
             return best_cost * (1 + self.tolerance)
         return best_cost / (1 - self.tolerance)

@@ -49,7 +49,7 @@ def load_spec(path: str | Path) -> Spec:
     Read a layer or network from a .toml or .json file.
 
     Args:
-        path: The file, of at most 16 MiB; its form is shown in cubatch/README.md under "Spec files".
+        path: The file, of at most 16 MiB; docs/reference/files.md describes its form.
 
     Returns:
         Layer or Network: What the file describes; a network without a name has the file's.

@@ -165,7 +165,7 @@ def _given(network: Network, state: Mapping[str, Any], source: str) -> Network:
     wanted = {tensor.key: tensor for tensor in pytorch.tensors(network)}
     found = {key: array for key, array in state.items() if key in wanted or not pytorch.is_left_out(key)}
     shapes = {key: tuple(array.shape) for key, array in found.items()}
-    remedy = "cubatch/README.md has the names that each network's weights have in PyTorch."
+    remedy = "docs/reference/files.md lists the names that weights have in PyTorch."
     _check(source, shapes, {key: tensor.theirs for key, tensor in wanted.items()}, network.name, remedy)
     ours = {(one.layer, one.name): one.to_ours(_numbers(key, found[key])) for key, one in wanted.items()}
     return _with(network, ours)

@@ -188,7 +188,7 @@ def _launch(value: Any) -> dict[str, Any] | None:
 @attrs.frozen(kw_only=True)
 class TuningResult:
     """
-    The answer of a tuning run, everything it rests on, and why; in JSON it is the contract's schema 1.
+    The answer of a tuning run, everything it rests on, and why; in JSON it is schema 1 of docs/reference/api.md.
 
     Attributes:
         batch_size: The recommendation.  Throughput or energy: the smallest size whose posterior mean is at least

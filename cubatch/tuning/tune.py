@@ -40,7 +40,7 @@ def autotune(
     budget: float = 60.0,
     sweeps: int | None = None,
     isolate: bool | str = "auto",
-    store: bool | str | Path = True,  # noqa: A002, RUF100 - the contract's name
+    store: bool | str | Path = True,  # noqa: A002, RUF100 - a public name, see docs/reference/api.md
     seed: int = 0,
     progress: Callable[[Event], None] | None = None,
 ) -> TuningResult:

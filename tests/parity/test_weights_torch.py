@@ -289,8 +289,8 @@ def test_the_auxiliary_classifiers_of_googlenet_are_left_out():
     assert found.keys() == {key for key in with_them if not key.startswith("aux")}
 
 
-def test_what_pretrained_weights_of_googlenet_expect_is_as_the_readme_says():
-    """On the inputs that the README has, the outputs are the module's that transforms them; that is not imported."""
+def test_what_pretrained_weights_of_googlenet_expect_is_as_the_reference_says():
+    """On the inputs of docs/reference/files.md the outputs are those of the module, whose transform is not imported."""
     module = zoo.build("googlenet")
     module.transform_input = True
     with pytest.raises(UnsupportedOperator, match=r"aten.add"):

@@ -106,7 +106,7 @@ def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str, savings
 
 
 def mapping(rows: Iterable[Row], leftovers: Sequence[str] = ()) -> dict[str, Any]:
-    """Give a survey as the contract's JSON."""
+    """Return a survey as the JSON of docs/reference/api.md."""
     listed = []
     order = sorted(rows, key=_identity)  # stable: variants stay in their order
     for (operation, _, dtype, family), found in groupby(order, key=_identity):

@@ -49,11 +49,30 @@ def test_a_section_is_made_of_its_files_in_order(tmp_path, monkeypatch):
     assert render.rendered(page, tmp_path) == f"x\n{marker}\nb and a\n\n<!-- end -->\ny"
 
 
+def test_the_figures_show_what_the_results_say():
+    """Each text of them: title, axes, recommendation, legend."""
+    assert render.FIGURES
+    assert render.stale_figures(render.ROOT, mend=False) == []
+
+
+def test_a_figure_of_another_result_is_stale(monkeypatch, tmp_path):
+    """It is replaced where that is asked for."""
+    (name,) = render.FIGURES
+    other = "benchmarks/results/amd-epyc-2-threads/mnist-cnn-training.json"
+    for path in (name, other):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_bytes((render.ROOT / path).read_bytes())
+    monkeypatch.setitem(render.FIGURES, name, other)
+    assert render.stale_figures(tmp_path, mend=True) == [name]
+    assert render.stale_figures(tmp_path, mend=False) == []
+
+
 def test_check_names_a_stale_page_and_changes_nothing(tmp_path, monkeypatch, capsys):
     page = "<!-- results: name a.json -->\nold\n<!-- end -->"
     (tmp_path / "README.md").write_text(page)
     (tmp_path / "a.json").write_text('{"name": "new"}')
     monkeypatch.setattr(render, "ROOT", tmp_path)
+    monkeypatch.setattr(render, "FIGURES", {})
     monkeypatch.setitem(render.KINDS, "name", lambda result: result["name"])
     assert run(monkeypatch, "--check") == 1
     assert "README.md" in capsys.readouterr().err

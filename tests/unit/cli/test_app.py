@@ -175,12 +175,11 @@ def test_the_list_of_commands_cuts_no_sentence(run):
 
 
 def test_every_command_is_registered_described_tested_and_seen_whole():
-    """A module of its name, a row in both READMEs, a file of tests, and the page it prints in tests/data/golden."""
+    """A module of its name, a row in the reference, a file of tests, and the page it prints in tests/data/golden."""
     commands = {command.__name__ for command in app.COMMANDS} | set(app.GROUPS)
     assert {path.stem for path in Path(app.__file__).parent.glob("*.py")} - PARTS == commands
-    for page in ("README.md", "cubatch/README.md"):
-        table = re.findall(r"^\| `cubatch (\w+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
-        assert sorted(table) == sorted(commands), page
+    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `cubatch (\w+)", page, re.MULTILINE)) == sorted(commands)
     assert commands - {path.stem for path in golden.FOLDER.iterdir()} == set(ELSEWHERE)
     assert commands - {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("*.py")} == set(ELSEWHERE)
 

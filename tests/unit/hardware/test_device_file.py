@@ -17,8 +17,8 @@ from cubatch.hardware import catalogue, device_file, probe
 from tests.unit.hardware.printed import FIELDS
 
 ROOT = Path(cubatch.__file__).parents[1]
-README = (ROOT / "cubatch/README.md").read_text(encoding="utf-8")
-EXAMPLE = re.search(r"<!-- device file -->\n```toml\n(.*?)```", README, re.DOTALL)[1]
+PAGE = "docs/reference/files.md"
+EXAMPLE = re.search(r"<!-- device file -->\n```toml\n(.*?)```", (ROOT / PAGE).read_text("utf-8"), re.DOTALL)[1]
 DATA = (ROOT / "cubatch/data/devices.toml").read_text(encoding="utf-8")
 LEAST = "compute_capability = [8, 6]\n"
 
@@ -147,7 +147,7 @@ def test_a_value_that_makes_no_sense_is_named_with_its_file(write, line, key, wo
         cubatch.device(path)
     assert caught.value.field == f"{key} in {path}"
     assert words in str(caught.value)
-    assert "README" in str(caught.value)
+    assert PAGE in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["'8.6'", "8.6", "[8]", "[8, 6, 0]", "[8.0, 6]", "[8, -1]", "['8', '6']"])

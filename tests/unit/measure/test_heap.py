@@ -190,7 +190,7 @@ def test_what_users_are_told_does_the_same():
     """The variables of a result, and the two calls of the guide; without them the same steps fetch memory anew."""
     assert faults(NONE) >= FEW
     assert faults(NONE, **heap.RAISED) <= 1
-    guide = (Path(__file__).parents[3] / "cubatch" / "README.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs/how-to/pytorch.md").read_text(encoding="utf-8")
     (calls,) = re.findall(r"^import ctypes\n[^`]+", guide, flags=re.MULTILINE)
     assert faults(calls) <= 1
 

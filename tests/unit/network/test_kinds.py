@@ -101,8 +101,8 @@ def test_every_kind_has_a_row_in_the_tables_of_scratch_memory_and_of_the_engine(
 def test_every_kind_is_public_and_those_that_run_are_in_the_reference():
     """By the name of its record, and by the type that a spec file gives."""
     assert set(cubatch.__all__) >= KINDS
-    text = (PACKAGE / "README.md").read_text(encoding="utf-8")
-    listed = re.search(r"layers of the types (.*?)\.", text, re.DOTALL)[1]
+    text = (PACKAGE.parent / "docs/reference/files.md").read_text(encoding="utf-8")
+    listed = re.search(r"^Layers of the types (.*?)\.", text, re.DOTALL | re.MULTILINE)[1]
     written = [kind.type for kind, ops in engine.TABLE.items() if ops is not engine.NOT_WRITTEN]
     assert re.findall(r"`(\w+)`", listed) == written
 

@@ -1,4 +1,4 @@
-"""The `my_project` of README.md's snippet for Lightning: a module whose loader reads its batch size."""
+"""The `my_project` of the snippets for Lightning: a module whose loader reads its batch size."""
 
 from __future__ import annotations
 
