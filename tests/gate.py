@@ -1,5 +1,5 @@
 """
-Which of the judge's dear stages have to run: those whose sources, or compilers, are not the ones they passed on last.
+Which expensive stages of .ci/run must run: those whose sources or compilers differ from those they passed on last.
 
     python -m tests.gate is-open STAGE        # status 3: these very sources have passed it; else it must run
     python -m tests.gate keys                 # what `.ci/passed` would hold for the sources as they are
@@ -26,10 +26,13 @@ ROOT = Path(__file__).parents[1]
 PASSED = ".ci/passed"
 SHARE = 20
 CLOSED = 3  # not 1, with which Python ends where anything fails
-_HEADER = "# Sources and compilers that the dear stages have passed on; renewed by `.ci/run --record`.\n"
+_HEADER = "# Sources and compilers that the expensive stages have passed on; renewed by `.ci/run --record`.\n"
 
+_PAGES = (  # prose, and what only people and hosted services read
+    "*.md", "docs/*", "LICENSE", ".gitignore", ".github/*", ".pre-commit-config.yaml", ".clang-format", "noxfile.py",
+)  # fmt: skip
 _WHEREVER = (  # prose, the record, rooms above the engine, how results are shown, other tests
-    "*.md", "LICENSE", ".gitignore", PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
+    *_PAGES, PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
     "benchmarks/search/*", "tests/unit/*", "tests/parity/*", "tests/gpu/*",
     "tests/cudasim/*", "tests/data/*", "tests/engine/test_*.py", "tests/test_*.py", "tests/fakes.py",
     "cubatch/estimate/*", "cubatch/frameworks/*", "cubatch/report/*", "cubatch/search/*", "cubatch/tuning/*",
@@ -51,7 +54,7 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
         *(f"cubatch/measure/{name}.py" for name in ("budget", "goal", "records", "remote", "stopping", "stopwatch")),
     ),
     "simulated": (  # all that tuning on a GPU goes through
-        "*.md", "LICENSE", ".gitignore", PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
+        *_PAGES, PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
         "benchmarks/search/*", "tests/unit/*", "tests/parity/*", "tests/data/*", "tests/engine/test_*.py",
         "tests/test_*.py", "cubatch/report/*",
     ),

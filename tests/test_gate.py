@@ -208,13 +208,17 @@ def test_a_sample_is_of_the_kernels_tests_alone(monkeypatch):
 
 def test_a_sample_of_the_sanitizers_is_none_of_later_stages(tmp_path):
     """The stages of .ci/run are functions of one shell: what one exports without need, all after it would have."""
-    stage = re.search(r"^sanitizers\(\).*?^}$", (gate.ROOT / ".ci" / "run").read_text(), re.MULTILINE | re.DOTALL)[0]
+    judge = (gate.ROOT / ".ci" / "run").read_text()
+    stage = re.search(r"^stage_sanitizers\(\).*?^}$", judge, re.MULTILINE | re.DOTALL)[0]
     told = "echo sample ${CUBATCH_SAMPLE-none}"
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(f"#!/usr/bin/env bash\n{told}\n")
     python.chmod(0o755)
-    script = f"in_full() {{ false; }}\ngate() {{ echo c0ffee; }}\nvenv={tmp_path}\n{stage}\nsanitizers\n{told}\n"
+    script = (
+        "decide_gates() { :; }\nin_full() { false; }\ngate() { echo c0ffee; }\n"
+        f"venv={tmp_path}\n{stage}\nstage_sanitizers\n{told}\n"
+    )
     environment = {name: value for name, value in os.environ.items() if name != "CUBATCH_SAMPLE"}
     ran = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.split("\n") == ["sample c0ffee", "sample c0ffee", "sample none", ""]
