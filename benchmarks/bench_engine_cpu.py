@@ -52,7 +52,7 @@ NAMES = ("cubatch", "torch NCHW", "torch channels_last")
 
 
 def contender(name: str, network: Network, mode: str, batch_size: int, threads: int) -> Callable[[], object]:
-    """Give a step of ours or of PyTorch's."""
+    """Return a step of cubatch or of PyTorch."""
     if name == "cubatch":
         device = attrs.evolve(probe.device("cpu"), threads=threads)
         model = Model(network, device=device, mode=mode, optimizer="momentum", learning_rate=0.0)

@@ -71,7 +71,7 @@ class Measured(Traits):
 
 
 def lost(search: Search) -> tuple[float, float]:
-    """Give the share that the answer lost, and the seconds that it took."""
+    """Return the share of throughput that the recommendation loses, and the seconds of the search."""
     rng = random.Random(search.seed)
     case = Measured(rng, search.curve, **HOSTS[search.host]).case("measured", rng.randrange(2**31))
     trial = try_ours(case, 0, search.budget)

@@ -42,14 +42,14 @@ MODES = ("inference", "training")
 
 
 def workload(model: str, mode: str, device: str, library: str, optimizer: str) -> Workload:
-    """Say what is run."""
+    """Return the description of the case that runs."""
     return Workload.of(
         models.build(model), device, mode=mode, dtype="float32", optimizer=optimizer, library=library, present=True
     )
 
 
 def sizes(work: Workload, limit: int, least: int, shares: Sequence[float]) -> list[int]:
-    """Give the sizes that fill shares of what is left beside one sample; none where not even that fits."""
+    """Return the sizes that fill shares of the memory left by one sample; none if that does not fit."""
     try:
         return sorted({fit.largest(work, least + int(share * (limit - least))) for share in shares})
     except DoesNotFit:
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES), help="of the memory that may be taken")
-    parser.add_argument("--room", type=int, default=512, help="MiB beside one sample's, on a CPU")
+    parser.add_argument("--room", type=int, default=512, help="MiB above the memory of one sample, on a CPU")
     options = parser.parse_args(arguments)
     device = probe.resolve(options.device)
     if device.kind == "cuda":

@@ -61,7 +61,7 @@ SPAN, REFERENCE_SPAN = 0.2, 0.02  # seconds of a timing, and of the reference st
 
 
 def runner_of(name: str, mode: str, limit: int, device: str) -> ModuleRunner:
-    """Give a runner of a module in this process."""
+    """Return a runner of a module in this process."""
     subject = TorchModule(
         zoo.build(name).to(module_worker.place_of(device)), zoo.example(name), mode=mode, loss=None, optimizer="sgd",
         autocast=None, channels_last=False, compiled=False,
@@ -70,7 +70,7 @@ def runner_of(name: str, mode: str, limit: int, device: str) -> ModuleRunner:
 
 
 def in_rounds(runner: Unguarded, sizes: Sequence[int], rounds: int) -> dict[int, list[Timing]]:
-    """Time each size that runs, in rounds that measure each once, in an order drawn anew."""
+    """Time each size that runs in shuffled rounds, once in each."""
     read: dict[int, list[Timing]] = {}
     order, left = random.Random(0), list(sizes)
     with contextlib.suppress(MemoryError):  # found again in the rounds
@@ -134,7 +134,7 @@ def compare(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]
 
 
 def swept(runner: Unguarded, answers: Sequence[int], options: argparse.Namespace) -> dict[int, float]:
-    """Give the median samples per second of powers of two, 1.5 times them, and sizes that were answered."""
+    """Return the median samples/s of powers of two, 1.5 times these, and recommended sizes."""
     steps = [n for power in range(options.top.bit_length()) for n in (2**power, 3 * 2**power) if n <= options.top]
     seconds = {n: short for n in sorted(steps) if (short := _seconds(runner, n)) is not None}
     sizes = {n for n, taken in seconds.items() if taken <= LONGEST_STEP} | set(answers)
@@ -155,7 +155,7 @@ def sweep_again(name: str, mode: str, options: argparse.Namespace) -> dict[str, 
 def ratios(
     name: str, mode: str, best: int, answers: Sequence[int], options: argparse.Namespace
 ) -> dict[int, list[float]]:
-    """Give what each answer reached of the best size's rate, in the turns of one process."""
+    """Return each recommended size's share of the best size's rate, in the turns of one process."""
     runner = Unguarded(runner_of(name, mode, UNBOUNDED, options.device), options.limit * MIB)
     read = in_rounds(runner, sorted({best, *answers}), options.duels)
     return {n: reached(read, n, best) for n in answers}
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--finders", nargs="*", choices=[*RIVALS, SWEEP], default=[*RIVALS, SWEEP])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds ours may take: what users have")
+    parser.add_argument("--budget", type=float, default=60.0, help="budget of cubatch in seconds")
     parser.add_argument("--top", type=int, default=256, help="largest size that any may try")
     parser.add_argument("--limit", type=int, default=3072, help="MiB that a step may take")
     parser.add_argument("--rounds", type=int, default=2, help="of the sweep")

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--room", type=int, default=256, help="MiB beside what one sample takes")
+    parser.add_argument("--room", type=int, default=256, help="MiB above the memory of one sample")
     options = parser.parse_args(arguments)
     device = probe.resolve(options.device)
     rows = []

@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rivals", nargs="*", choices=[POWERS, LIGHTNING], default=[POWERS, LIGHTNING])
     parser.add_argument("--runs", type=int, default=10, help="runs of the tuner for each workload")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds that a run may take")
-    parser.add_argument("--busy", type=int, default=0, metavar="K", help="processes that use a CPU each meanwhile")
+    parser.add_argument("--busy", type=int, default=0, metavar="K", help="busy processes during the benchmark")
     parser.add_argument("--judge-seconds", type=float, default=60.0, help="for each workload")
     parser.add_argument("--judge-quiet", action="store_true", help="end the busy processes before the judge")
     parser.add_argument("--task", help=argparse.SUPPRESS)

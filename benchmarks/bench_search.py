@@ -1,28 +1,27 @@
 """
-Compare batch-size finders on devices whose truth is known: ours at several budgets, and the rules of others.
+Compare batch-size finders on devices whose true curve is known: cubatch at several budgets and other rules.
 
     python -m benchmarks.bench_search --devices 360 --seed 0 --jobs 2 --json benchmarks/results/search-0.json
     python -m benchmarks.bench_search --devices 40 --kinds "plateau;sawtooth" --budgets 10 --rivals none --worst 9
     python -m benchmarks.bench_search --devices 0 --kinds "networks, no prior;networks, wrong prior"
 
-Every finder gets every device, in a fresh session with the same noise, and time is virtual.  Per
-class of device and per finder the tables say
+Every finder gets every device in a fresh session with the same noise, in virtual time.  For each class of device and
+each finder the tables show
 
-    regret      share of the throughput lost beyond the tolerance, against the best of all integers that fit and keep
-                the latency limit, by the true curve; by latency how much longer the answer takes; no answer,
-                or one that does not fit, counts as 1, and nothing counts more
+    regret      share of the throughput lost beyond the tolerance, against the best size that fits and keeps the latency
+                limit, by the true curve; by latency the additional time; at most 1, also without a usable result
     seconds     virtual seconds of the session
-    no answer   devices without an answer; unusable: with none, or one that does not fit or keep the latency limit
-    over max    devices with an answer above the user's maximum
-    never ran   devices whose answer the finder itself never ran
-    size        the answer as a multiple of the ideal one, median
+    no answer   devices without a result; unusable: without one that fits and keeps the latency limit
+    over max    devices with a result above the user's maximum
+    never ran   devices whose result the finder never ran
+    size        result over ideal size, median
     trials      how often a size was prepared
-    gap         where memory or latency limits a rising throughput: how far the answer falls short of the largest
-                allowed; beyond: of the ideal answer, which lies up to 5 % below it for the tolerance
+    gap         where memory or latency limits a rising throughput: how far the result is below the largest allowed
+                size; beyond: below the ideal size, which is up to 5 % smaller because of the tolerance
 
-Rivals that only know throughput are not asked on devices where latency counts.  The real networks have a
-table of their own and the budgets of theirs.  With --against our search is given the seconds that a rival took on
-the same device.
+Rivals that know only throughput skip devices where latency counts.  Real networks have a table and budgets of their
+own.
+With --against the search gets the seconds of a rival on the same device.
 """
 
 from __future__ import annotations
@@ -115,15 +114,25 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--devices", type=int, default=360, help="how many devices; the classes take turns")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budgets", default=",".join(f"{budget:g}" for budget in BUDGETS), help="of ours, in seconds")
+    parser.add_argument(
+        "--budgets", default=",".join(f"{budget:g}" for budget in BUDGETS), help="of cubatch, in seconds"
+    )
     parser.add_argument(
         "--kinds", default="all", help=f"classes, separated by ';': {'; '.join(ALL_KINDS)}".replace("%", "%%")
     )
     parser.add_argument("--rivals", default="all", help="names separated by ';', or none")
     parser.add_argument(
-        "--against", default="none", help="rivals whose seconds ours is given too: names separated by ';', or all"
+        "--against",
+        default="none",
+        help="also give cubatch the seconds of these rivals: names separated by ';', or all",
     )
-    parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the N worst devices of ours by budget")
+    parser.add_argument(
+        "--worst",
+        type=int,
+        default=0,
+        metavar="N",
+        help="list the N devices with the highest regret of cubatch, by budget",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every trial and the summary")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw regret against seconds")

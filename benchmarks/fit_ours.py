@@ -32,7 +32,7 @@ RGB = 3  # channels: stored as four in networks, and by slow variants of what is
 
 
 def passes(result: dict[str, Any], device: Device) -> Iterator[tuple[str, float, float, float]]:
-    """Give of each pass the family that is predicted to run, its arithmetic and bytes as counted, and what it took."""
+    """Return for each pass the predicted kernel family, its counted arithmetic and bytes, and its measured time."""
     items = [item for stage in result["stages"] if stage["name"] in {"gemm", "layers"} for item in stage["items"]]
     for found in (item["result"] for item in items if item["status"] == "ok"):
         case = found["case"]
@@ -49,7 +49,7 @@ def passes(result: dict[str, Any], device: Device) -> Iterator[tuple[str, float,
 
 
 def fit(found: Sequence[tuple[str, float, float, float]]) -> tuple[float, dict[str, float], dict[str, tuple[Any, Any]]]:
-    """Give the share of the bandwidth, the times of each family, and errors of its passes with and without them."""
+    """Return the share of bandwidth, the factor of each family, and errors of its passes with and without it."""
     families = sorted({family for family, *_ in found})
     rows = {name: np.array([row[1:] for row in found if row[0] == name]).T for name in families}
 

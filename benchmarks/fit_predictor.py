@@ -39,13 +39,13 @@ def path_of(name: str) -> Path:
 
 
 def fingerprints(rows: Rows) -> np.ndarray:
-    """Give a number for each row by which the scorer knows whether it was fitted."""
+    """Return a checksum of each row, by which the scorer knows whether it was fitted."""
     names = zip(rows.shape, rows.work.n, rows.work.pass_, rows.gpu, strict=True)
     return np.array([zlib.crc32("|".join(map(str, (rows.name, *row))).encode()) for row in names], np.uint32)
 
 
 def spread(predicted: Array, measured: Array) -> float:
-    """Give the standard deviation of a normal law with the same 90 % of gaps inside."""
+    """Return the standard deviation of the normal distribution with the same 90 % quantile of gaps."""
     return float(np.quantile(np.abs(np.log(predicted / measured)), 0.9) / 1.6449)
 
 

@@ -43,7 +43,7 @@ GOALS = {
 
 
 def errors(rows: Rows, predicted: Array) -> Array:
-    """Give each row's error in per cent of the published time."""
+    """Return each row's error in percent of the published time."""
     return 100 * np.abs((predicted + rows.overhead) / (rows.seconds + rows.overhead) - 1)
 
 
@@ -113,7 +113,7 @@ def owned(rows: Rows) -> dict[str, tuple[str, float, float, int]]:
     """
     Give the error of "time on another GPU times the ratio of rooflines", by target GPU: best source and median source.
 
-    Flattered: the best source is chosen by its error on the target, which nobody knows beforehand.
+    Flattered: the best source is chosen by its error on the target, which is unknown beforehand.
     """
     floor, case = (
         roofline(rows),
@@ -180,7 +180,7 @@ def _unseen_shapes(out: dict[str, object], rows: Rows, predicted: Array, name: s
 
 
 def _fitted_roofline(rows: Rows) -> Array:
-    """Give the roofline times one factor a GPU, fitted to the rows themselves, which flatters it."""
+    """Return the roofline times one factor for each GPU, fitted to the rows themselves, which flatters it."""
     floor = roofline(rows)
     for slug in np.unique(rows.gpu):
         of = rows.gpu == slug

@@ -1,4 +1,4 @@
-"""A network of ours as PyTorch runs it: its layers by PyTorch's modules, and a training step as users write it."""
+"""A cubatch network in PyTorch: its layers as PyTorch modules, and a training step as users write it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def training_step(
 
 
 def inference_step(network: Network, batch_size: int, *, device: str, channels_last: bool) -> Callable[[], None]:
-    """Give a forward pass in float32 on random data; arguments as of `training_step`."""
+    """Return a forward pass in float32 on random data; arguments as in `training_step`."""
     import torch
 
     model, x = _laid_out(torch, network, batch_size, device, channels_last=channels_last)
@@ -110,7 +110,7 @@ def _joins(layer: Any) -> bool:
 
 
 def _joined(torch: Any, layer: Any, read: list[Any]) -> Any:
-    """Give what a layer of several inputs makes of them, None for one of a single input."""
+    """Return the output of a layer with several inputs, or None for a layer with one."""
     match layer:
         case layers.Add():
             return sum(read[1:], read[0])

@@ -1,5 +1,5 @@
 """
-Real modules for the rules of other finders: a runner that no plan guards, as theirs has none.
+Real modules for the rules of other finders: a runner without a memory plan, since those rules have none.
 
 A step that takes more than the limit is an out-of-memory, as it would be on a device of that size, and is counted.  One
 that should take far more is not run for it: this machine has to survive it.
@@ -27,7 +27,7 @@ FAR = 2.0
 
 class Unguarded:
     """
-    A module's runner that runs whatever it is told.
+    A runner of a module that runs every size it is given.
 
     Attributes:
         failures: How often that did not fit.
@@ -69,7 +69,7 @@ class Unguarded:
 
 
 def asked(top: int, limit: int, first: int, each: float, parameters: int, cores: int) -> Task:
-    """Tell a finder what it would read off its device: its memory, what is taken of it, and the user's maximum."""
+    """Return the facts that a finder reads from its device: memory, used memory, and the user's maximum."""
     return Task(
         max_batch_size=top,
         total_bytes=limit,

@@ -52,7 +52,7 @@ class Decoder(Encoder):
 
 
 def example(name: str) -> Any:
-    """Give an example of a module's inputs."""
+    """Return example inputs of a module."""
     return IMAGE if name in VISION else torch.tensor([[0, _WORDS - 1] * (_TOKENS // 2)])
 
 
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Callable[[], nn.Module]:
 
 def _torchvision() -> ModuleType:
     """
-    Import it, also beside a PyTorch without CUDA.
+    Import torchvision, also with a PyTorch without CUDA.
 
     The registry's wheel is built for CUDA; without it none of its own operators is there (`nms` and the like), which
     classifiers do not use, and to describe what is not there is an error.

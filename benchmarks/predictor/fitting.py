@@ -166,7 +166,7 @@ def cross_validated(rows: Rows, *, seed: int, folds: int = 5) -> tuple[Array, Ar
 
 
 def siblings(rows: Rows) -> np.ndarray:
-    """Give each row's group of sibling boards, which are left out together."""
+    """Return each row's group of sibling boards, which are left out together."""
     return np.array([published.SIBLINGS.get(str(slug), str(slug)) for slug in rows.gpu])
 
 

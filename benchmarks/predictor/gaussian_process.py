@@ -63,7 +63,7 @@ def fit_gaussian_process(
 
 
 def _alike(rows: Rows, places: Places) -> Array:
-    """Tell which rows share all, kin and GPU, and how far also their shape: (6, rows, rows)."""
+    """Return masks of rows that share all, kin and GPU, and weights of equal shapes: (6, rows, rows)."""
     kin, gpu, shape, pass_ = (
         names[:, None] == names for names in (places.kin, places.gpu, rows.shape, rows.work.pass_)
     )
@@ -73,13 +73,13 @@ def _alike(rows: Rows, places: Places) -> Array:
 
 
 def _covariance(z: Array, alike: Array, variances: Array) -> tuple[Array, Array]:
-    """Give the covariance of the errors, and the part of it that the process knows."""
+    """Return the covariance of the errors, and the part that the process explains."""
     known = near(z, z) * np.tensordot(variances[:3], alike[:3], 1)
     return known + np.tensordot(variances[3:6], alike[3:], 1) + variances[6] * np.eye(len(z)), known
 
 
 def _improbable(logs: Array, first: Array, on: Array, x: Array, alike: Array, gaps: Array) -> tuple[float, Array]:
-    """Give minus the logarithm of the probability of the errors, less a constant, and its slopes."""
+    """Return the negative log likelihood of the errors up to a constant, and its gradient."""
     count = x.shape[1]
     z, variances = x / np.exp(logs[:count]), np.exp(2 * logs[count:]) * on
     covariance, known = _covariance(z, alike, variances)

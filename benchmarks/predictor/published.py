@@ -1,7 +1,7 @@
 """
 Measurements that others published, from CSV files, as cases of the model.
 
-What a harness adds to a kernel's time is taken off here and kept beside it: `overhead` is no property of a layer.
+The overhead of a harness is subtracted from the time and stored separately: it is no property of a layer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Rows:
         return len(self.seconds)
 
     def take(self, mask: Mask) -> Rows:
-        """Give the rows of a mask."""
+        """Return the rows of a mask."""
         gpu = self.gpu[mask]
         return attrs.evolve(
             self, work=self.work.take(mask), devices={slug: one for slug, one in self.devices.items() if slug in gpu},
@@ -84,12 +84,12 @@ class Rows:
         )  # fmt: skip
 
     def folds(self, count: int = 5) -> np.ndarray:
-        """Give each row's fold, by a checksum of its shape."""
+        """Return each row's fold, by a checksum of its shape."""
         numbers = {shape: zlib.crc32(str(shape).encode()) % count for shape in np.unique(self.shape)}
         return np.array([numbers[shape] for shape in self.shape])
 
     def places(self, scales: Mapping[str, tuple[float, float]]) -> Places:
-        """Give each row's GPU, with its factors."""
+        """Return each row's GPU with its factors."""
         names = list(self.devices)
         index = np.searchsorted(np.array(sorted(names)), self.gpu)
         found = [self.devices[name] for name in sorted(names)]
@@ -209,7 +209,7 @@ def _deepbench(folder: Path, name: str) -> list[tuple[list[dict[str, str]], str,
 
 
 def _multiple(row: Mapping[str, str], *names: str) -> bool:
-    """Tell whether Tensor Cores take these extents as they are; others run ten times slower, on other units."""
+    """Return whether Tensor Cores take these extents unpadded; others run ten times slower, on other units."""
     return all(int(row[name]) % 8 == 0 for name in names)
 
 

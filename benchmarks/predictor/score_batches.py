@@ -25,7 +25,7 @@ _NEXT_TO = 2
 
 
 def ladders(rows: Rows) -> Iterator[np.ndarray]:
-    """Give the rows of each layer, pass and GPU that was measured at two batch sizes or more, smallest first."""
+    """Return the rows of each layer, pass and GPU that was measured at two batch sizes or more, smallest first."""
     found: dict[tuple[object, ...], dict[float, int]] = {}
     names = zip(rows.gpu, rows.shape, rows.work.pass_, rows.work.n, strict=True)
     for index, (gpu, shape, pass_, n) in enumerate(names):
@@ -36,13 +36,13 @@ def ladders(rows: Rows) -> Iterator[np.ndarray]:
 
 
 def knee(sizes: Array, seconds: Array) -> float:
-    """Give the smallest batch size whose throughput is near the best of the ladder."""
+    """Return the smallest batch size whose throughput is near the best of the ladder."""
     throughput = sizes / seconds
     return float(sizes[np.argmax(throughput >= NEAR * throughput.max())])
 
 
 def knees(rows: Rows, predicted: Array, *, seed: int) -> dict[str, object]:
-    """Say how often the predicted knee is the measured one, beside always taking the largest batch."""
+    """Return how often the predicted knee is the measured one, and how often the largest batch is."""
     exact, largest, scaling = [], [], []
     for index in ladders(rows):
         sizes = rows.work.n[index]

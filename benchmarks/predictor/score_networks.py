@@ -1,4 +1,4 @@
-"""Whole networks, as published: what `predict_step` says beside what frameworks took."""
+"""Whole networks: predictions of `predict_step` against published times of frameworks."""
 
 from __future__ import annotations
 

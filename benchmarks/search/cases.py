@@ -22,11 +22,11 @@ from cubatch.measure.records import Candidate
 from cubatch.tuning import ladder
 from tests.fakes import Behaviour, ColdStart, Curve, affine
 
-TOLERANCE = 0.01  # what a finder may give up for a smaller batch, here and in what ours is asked
+TOLERANCE = 0.01  # throughput that a finder may lose for a smaller batch, here and in the request to cubatch
 WORST = 1.0  # regret of no answer
 STILL_RISES = 0.95  # of the largest that is allowed: where the ideal answer is not below, the limit decides it
 MAXIMA = (100, 128, 200, 256, 300, 400, 512, 700, 1000, 1024, 1500, 2048, 3000, 4096)
-# What any device does, beside loading code: caches and clocks are cold at first, and the first step of each size is.
+# Effects of any device, apart from loading code: caches and clocks are cold at first, as is the first step of a size.
 ORDINARY_START = ColdStart(slower=0.02, seconds=0.5, first_step=2.0, first_step_of_size=2.0)
 
 
@@ -39,7 +39,7 @@ class Case:
         kind: Its class.
         device: The truth, and what spoils the measuring of it.
         goal: What is asked of a finder.
-        task: What rivals are told.
+        task: Facts that rivals get.
         candidates: Lists the sizes that our search is given.
         planned_limit: The largest size that fits by the memory plan; None where there is none.
         largest: The largest size that fits, is allowed and keeps the latency limit.
@@ -61,18 +61,18 @@ class Case:
     is_limited: bool
 
     def cost(self, batch_size: int) -> float:
-        """Give the true cost of a size."""
+        """Return the true cost of a size."""
         return true_cost(self.goal, self.device.curve, batch_size)
 
     def is_usable(self, batch_size: int | None) -> bool:
-        """Say whether an answer fits, and keeps the latency limit but for the tolerance."""
+        """Return whether a size fits and keeps the latency limit within the tolerance."""
         if batch_size is None or not self.device.fits(batch_size):
             return False
         limit = self.goal.latency_limit or math.inf
         return self.device.curve(batch_size) <= limit * (1.0 + TOLERANCE)
 
     def regret(self, batch_size: int | None, tolerance: float | None = None) -> float:
-        """Say how much worse than the best an answer is beyond the tolerance: 0 within it, 1 for none."""
+        """Return the regret of a size beyond the tolerance: 0 within it, 1 for None."""
         if batch_size is None or not self.is_usable(batch_size):
             return WORST
         goal = self.goal if tolerance is None else attrs.evolve(self.goal, tolerance=tolerance)
@@ -82,7 +82,7 @@ class Case:
 
 
 def true_cost(goal: Goal, curve: Curve, batch_size: int) -> float:
-    """Give the true cost of a size."""
+    """Return the true cost of a size."""
     return curve(batch_size) / (1 if goal.objective == "latency" else batch_size)
 
 

@@ -14,7 +14,7 @@ LEAST_SECONDS = 0.01
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the means over all devices: ours as a line over its budgets, each rival as a mark."""
+    """Draw the means over all devices: cubatch as a line over its budgets, each rival as a mark."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 5.2), dpi=150, layout="constrained")

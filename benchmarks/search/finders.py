@@ -1,5 +1,5 @@
 """
-The search rules of other batch-size finders, written anew from their published behaviour.
+The search rules of other batch-size finders, reimplemented from their published behavior.
 
 Each rival gets a Runner, the memory facts a real one would read off its device, and the user's
 maximum, and returns the batch size it would hand to its user.  What is imitated is the rule, with
@@ -182,7 +182,7 @@ def heuristic_finder(runner: Runner, task: Task) -> int:  # noqa: ARG001 - it ne
     """
     Return 64, 32, 16, 8 or 1 from parameter count, core count and memory in use, as found in answers on the web.
 
-    The thresholds are ours, of the kind such functions have: each of them steps one size down.
+    The thresholds are chosen here, as such functions have them: each of them steps one size down.
     """
     ladder = (64, 32, 16, 8, 1)
     in_use = task.fixed_bytes / task.total_bytes

@@ -45,7 +45,7 @@ class Model:
         self._seconds = {candidate.batch_size: candidate.predicted_seconds for candidate in self.candidates}
 
     def seconds(self, batch_size: int) -> float:
-        """Give the predicted seconds of a step."""
+        """Return the predicted seconds of a step."""
         if batch_size not in self._seconds:
             (self._seconds[batch_size],) = expected.step_seconds(self.work, [batch_size])
         seconds = self._seconds[batch_size]
@@ -56,7 +56,7 @@ class Model:
 
 @functools.cache
 def model_of(number: int) -> Model:
-    """Give the model of a network by its place in NETWORKS."""
+    """Return the time model of a network by its index in NETWORKS."""
     name, gpu, (mode, dtype) = NETWORKS[number]
     return Model(name, gpu, mode, dtype)
 

@@ -45,7 +45,7 @@ class Callables(Traits):
         return lambda n: smooth(n) * (1.0 + lost * (n / self.max_batch_size) ** power)
 
     def sawtooth(self, rng: random.Random) -> Curve:
-        """Take a share of the work in waves of a period that nobody is told."""
+        """Run a share of the work in waves of a period that no finder knows."""
         period = int(log_uniform(rng, 3.0, max(4.0, self.max_batch_size / 3)))
         tail, share = rng.choice((1.0, 0.55)), rng.uniform(0.3, 1.0)
         overhead, per_sample = self.seconds_per_sample * self.half, self.seconds_per_sample

@@ -83,7 +83,7 @@ class LoadsCode(Behaviour):
         self._added, self._is_loaded = 0.0 if self._is_loaded else self.seconds, True
 
     def delay(self) -> float:
-        """Give the seconds that the step takes on top."""
+        """Return the additional seconds of the step."""
         return self._added
 
 
@@ -238,7 +238,7 @@ class Session(FakeRunner):
         return self._drawn.pop()
 
     def clock_mhz(self) -> float:
-        """Give the SM clock of this moment."""
+        """Return the present SM clock."""
         return BOOST_CLOCK_MHZ * math.prod(behaviour.clock() for behaviour in self.behaviours)
 
     def hold_reference(self, repeats: int) -> bool:

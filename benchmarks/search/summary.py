@@ -69,7 +69,7 @@ def figures(trials: Sequence[Trial]) -> Row:
 
 
 def _coverage(trials: Sequence[Trial]) -> dict[str, dict[str, float] | None]:
-    """Say which share of the stated intervals holds the true median, and of how many."""
+    """Return the share of stated intervals that hold the true median, and their number."""
     pairs = {
         "intervals": (sum(trial.held for trial in trials), sum(trial.intervals for trial in trials)),
         "answer": _counted(trial.answer_held for trial in trials),
@@ -84,7 +84,7 @@ def _counted(held: Iterable[bool | None]) -> tuple[int, int]:
 
 
 def compare(trials: Sequence[Trial], kinds: Iterable[str]) -> list[Row]:
-    """Compare ours with each rival, class by class, given the seconds that the rival took on the same device."""
+    """Compare cubatch with each rival by class, with the seconds that the rival used on the same device."""
     rows = []
     for rival in dict.fromkeys(trial.against for trial in trials if trial.against is not None):
         theirs = {(t.kind, t.device): t for t in trials if t.finder == rival}
@@ -171,7 +171,7 @@ GOALS = (
 
 
 def judge(rows: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]] = ()) -> list[Row]:
-    """Say of each goal whether it is met; of those that were measured."""
+    """Return for each measured goal whether it is met."""
     found = [(target.what, target.value(rows), target.low, target.high) for target in GOALS]
     if compared:
         lost = sum(row["verdict"] == "worse" for row in compared if row["kind"] != ALL)

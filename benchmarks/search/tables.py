@@ -71,7 +71,7 @@ def coverage(rows: Rows) -> str:
 
 
 def against(rows: Rows) -> str:
-    """Write how ours does in the seconds of each rival, and the classes in which it does worse."""
+    """Return a table of cubatch with the seconds of each rival, and the classes in which it is worse."""
     cells = []
     for rival in dict.fromkeys(row["rival"] for row in rows):
         own = [row for row in rows if row["rival"] == rival]
@@ -83,8 +83,8 @@ def against(rows: Rows) -> str:
             rival, figure(total["seconds"]), percent(total["rival_regret"]), percent(total["regret"]),
             *(str(len(counts[verdict])) for verdict in VERDICTS), worse,
         ])  # fmt: skip
-    columns = ["rival", "seconds", "its regret", "ours", *VERDICTS, "worst"]
-    return Grid(title="ours in the rival's own seconds", columns=columns, rows=cells).text()
+    columns = ["rival", "seconds", "its regret", "cubatch", *VERDICTS, "worst"]
+    return Grid(title="cubatch with the seconds of each rival", columns=columns, rows=cells).text()
 
 
 def goals(rows: Rows) -> str:
@@ -104,7 +104,7 @@ def _shown(what: str) -> Callable[[float], str]:
 
 
 def worst(trials: Sequence[Trial], count: int) -> str:
-    """Write the devices on which ours does worst, for each budget."""
+    """Return a table of the devices with the highest regret of cubatch, for each budget."""
     cells = []
     own = [trial for trial in trials if trial.finder == OURS and trial.against is None]
     for budget in sorted({trial.budget or 0.0 for trial in own}):
@@ -118,4 +118,4 @@ def worst(trials: Sequence[Trial], count: int) -> str:
             for trial in chosen[:count]
         ]  # fmt: skip
     columns = ["budget", "class", "device", "regret", "answer", "ideal", "best", "largest", "trials", "seconds"]
-    return Grid(title="the worst of ours", columns=columns, rows=cells).text()
+    return Grid(title="highest regret of cubatch", columns=columns, rows=cells).text()

@@ -1,7 +1,7 @@
 """
-Rivals that measure throughput, written anew from their published behaviour, and three plain rules.
+Rivals that measure throughput, reimplemented from their published behavior, and three plain rules.
 
-What is given to them for nothing is what `rivals` says.  The three plain rules are nobody's product:
+`finders` says which facts they get for free.  The three plain rules belong to no product:
 they are what a careful person would write in an afternoon, and the yardstick of a search.
 
     rival               sizes                           a size is measured by
@@ -232,7 +232,7 @@ def _peak_bytes(runner: Runner, size: int) -> int:
 
 
 def _by_host(runner: Runner, size: int, *, steps: int) -> float:
-    """Give samples per second by the host's clock; what does not fit gives none."""
+    """Return samples per second by the host's clock; None for a size that does not fit."""
     try:
         runner.prepare(size)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What one finder did on one device: ours at a budget, rivals to their end."""
+"""One finder on one device: cubatch with a budget, rivals to their end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Trial:
 
     Attributes:
         kind, device, finder: Class and number of the device, name of the finder.
-        budget: What ours was given, in seconds; None for a rival, which has none.
+        budget: Budget of cubatch in seconds; None for a rival, which has none.
         against: The rival whose seconds the budget is; None for a budget of the table.
         batch_size: The answer; None where there is none.
         best_batch_size, knee, largest: The best, the ideal answer, the largest allowed; all by the truth.
@@ -145,7 +145,7 @@ def _short(batch_size: int | None, goal: int) -> float:
 
 
 def understands(name: str, case: Case) -> bool:
-    """Say whether a rival can be asked what is asked on this device."""
+    """Return whether a rival knows the objective of this device."""
     return name in KNOW_LATENCY or (case.goal.objective == "throughput" and case.goal.latency_limit is None)
 
 
@@ -157,9 +157,9 @@ class Request:
     Attributes:
         seed, index: The device.
         networks: NO_PRIOR or WRONG_PRIOR: `index` is that of a real network; None: of a fake device.
-        budgets: Those that ours is given.
+        budgets: Budgets of cubatch in seconds.
         rivals: Names of those that search it.
-        against: Names of those whose seconds ours is given.
+        against: Rivals whose seconds cubatch gets as a budget.
     """
 
     seed: int

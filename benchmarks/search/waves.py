@@ -21,7 +21,7 @@ from cubatch.measure.records import Candidate
 from cubatch.network.graph import Spec, as_network
 from tests.fakes import ColdStart, Curve, Throttling, affine
 
-KNOWN_TILE = (128, 128)  # the tile that the candidate generator assumes of a library that is not ours
+KNOWN_TILE = (128, 128)  # the tile that the candidate generator assumes of a foreign library
 OTHER_TILES = ((256, 128), (128, 64), (64, 64), (128, 96), (192, 128))
 GPUS = (
     "titan-x-maxwell", "titan-x-pascal", "v100-sxm2-16gb", "t4", "rtx-2080", "rtx-2080-ti",
@@ -30,7 +30,7 @@ GPUS = (
 
 
 def convolution_seconds(conv: cb.Conv2d, gpu: cb.Device, *, tile: tuple[int, int], tail: float) -> Curve:
-    """Give the time of a convolution by the wave law, as a function of the batch size and without overhead."""
+    """Return the time of a convolution by wave quantization, as a function of batch size, without overhead."""
     p, q, k = conv.output_shape
     tile_m, tile_n = tile
     columns = -(-k // tile_n)
