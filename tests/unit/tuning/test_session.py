@@ -1,0 +1,129 @@
+"""A new kind of subject: a fake device of a known best, in one class, through the whole pipeline."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+import cubatch as cb
+from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
+from cubatch.hardware.room import MemoryLimit
+from cubatch.measure.goal import Goal
+from cubatch.tuning import session
+from cubatch.tuning.ladder import of_memory
+from cubatch.tuning.limits import Limits
+from cubatch.tuning.notes import note
+from cubatch.tuning.request import Request
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subject import Revision, Subject, SubjectFacts
+from tests.fakes import FakeDevice, affine
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+KIB = 1024
+
+
+@attrs.frozen(kw_only=True)
+class Sheet(Subject):
+    """Samples of 1 KiB each; steps take 20 ms and 1 us a sample, so that the largest batch is the best by far."""
+
+    device: Device
+    memory: MemoryLimit
+    fake: FakeDevice
+    identity = {"spec": {"name": "sheet"}}  # noqa: RUF012 - a property in the protocol
+    made: list = attrs.field(factory=list)
+
+    def ladder(self, limits, cached, *, is_finished):
+        largest = self.memory.bytes // KIB
+        return cached or of_memory(limits, self.memory, largest, lambda n: KIB * n)
+
+    def runner_factory(self, ladder, limits):
+        def make():
+            self.made.append(self.fake())
+            return self.made[-1]
+
+        return make
+
+
+ROOM = MemoryLimit(100 * KIB, 100 * KIB, "all there is")
+
+
+def tune(path, *sizes, memory=ROOM, kind=Sheet, progress=None):
+    fake = FakeDevice(affine(0.02, 1e-6))
+    subject = kind(device=probe.device("cpu"), memory=memory, fake=fake)
+    request = Request(goal=Goal(), limits=Limits.of(sizes or None, None), store=path, progress=progress)
+    return session.tune(subject, request), subject
+
+
+def test_a_subject_of_four_members_is_tuned_and_cached(tmp_path):
+    """Its largest size is recommended; a second call answers from the cache and makes no runner."""
+    first, subject = tune(tmp_path / "kept")
+    assert (first.batch_size, first.decided_by, first.largest_batch_size) == (100, "memory", 100)
+    assert len(subject.made) == 1
+    assert TuningResult.from_json(first.to_json()) == first
+    again, subject = tune(tmp_path / "kept")
+    assert (again.batch_size, subject.made) == (100, [])
+    assert [m.timings_seconds for m in again.measurements] == [m.timings_seconds for m in first.measurements]
+
+
+def test_an_interrupted_subject_hands_out_what_there_is(tmp_path):
+    """What was measured is on the exception, and cached: the rerun measures the rest."""
+
+    def interrupt(event):
+        if event.kind == "timing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        tune(tmp_path / "kept", 8, 64, progress=interrupt)
+    assert stop.value.is_kept
+    (timed,) = (m for m in stop.value.partial.measurements if m.timings_seconds)
+    result, _ = tune(tmp_path / "kept", 8, 64)
+    measured = {m.batch_size: m.timings_seconds for m in result.measurements}
+    assert measured[timed.batch_size][: len(timed.timings_seconds)] == timed.timings_seconds
+    assert result.batch_size == 64
+
+
+class Told(Sheet):
+    """Knows something before, and something after measuring: then that half as much fits."""
+
+    def start(self, *, refresh):
+        return [note("ranks", count=3)]
+
+    def revise(self, ladder, measured, limits):
+        return Revision(ladder=attrs.evolve(ladder, largest=50), measured=measured, notes=[note("host_clock")])
+
+    def describe(self, ladder):
+        return {"spec": {"name": "sheet"}, "environment": {"sheets": 1}}
+
+    def facts(self, sizes):
+        return SubjectFacts(roofline_seconds=dict.fromkeys(sizes, 0.01))
+
+    def close(self):
+        self.made[:] = ["closed"]
+
+
+def test_what_a_subject_tells_reaches_the_result():
+    """Notes of all stages in their order, the revised ladder, the description, and figures of the sizes."""
+    lowered = MemoryLimit(100 * KIB, 100 * KIB, "little is free", is_lowered=True)
+    result, subject = tune(False, 8, 64, kind=Told, memory=lowered)
+    words = ("3 ranks", "100.00 KiB: little is free", "host's clock")
+    assert all(word in reason for word, reason in zip(words, result.reasons[-3:], strict=True))
+    assert (result.largest_batch_size, result.spec, result.environment["sheets"]) == (50, {"name": "sheet"}, 1)
+    assert [m.roofline_fraction for m in result.measurements] == [
+        pytest.approx(0.01 / m.latency_seconds) for m in result.measurements
+    ]
+    assert subject.made == ["closed"]
+
+
+class Lost(Told):
+    """Knows what to try where nothing could be measured."""
+
+    def remedy(self, ladder):
+        return "Turn the sheet over."
+
+
+def test_what_to_try_is_said_where_nothing_could_be_measured():
+    """After the usual remedies; and the subject is closed."""
+    with pytest.raises(cb.NothingMeasured, match=r"Turn the sheet over\.$"):
+        tune(False, 64, kind=Lost, memory=MemoryLimit(KIB, KIB, ""))
