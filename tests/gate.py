@@ -46,10 +46,10 @@ _COMPILED = (  # what is neither compiled for GPUs nor says how
     *(f"!cubatch/cli/{name}.py" for name in ("kernels", "console", "options", "__init__")),
 )  # fmt: skip
 HARMLESS: Mapping[str, tuple[str, ...]] = {
-    "kernels": (*_COMPILED, *_MEASURING),
+    "kernels": (*_COMPILED, *_MEASURING, "!benchmarks/kernel_budget/*"),
     "gpu_pass": _COMPILED,
     "sanitizers": (
-        *_WHEREVER, *_MEASURING, "cubatch/cli/*", "!cubatch/bench/*",
+        *_WHEREVER, *_MEASURING, "cubatch/cli/*", "!cubatch/bench/*", "!benchmarks/kernel_budget/*",
         *(f"!cubatch/tuning/{name}.py" for name in ("__init__", "turns")),
         *(f"cubatch/measure/{name}.py" for name in ("budget", "goal", "records", "remote", "stopping", "stopwatch")),
     ),
@@ -129,14 +129,16 @@ def is_drawn(name: str, commit: str) -> bool:
 
 def sample() -> int:
     """Compile the kernels that are drawn for every architecture, without what is cached; 1 if any has a problem."""
-    from cubatch.kernels import resources, survey, variant
+    from benchmarks.kernel_budget import budget as budgets
+    from benchmarks.kernel_budget.check import check
+    from cubatch.kernels import variant
 
-    budget = resources.read(variant.kernels_path() / "resources.toml")
+    budget = budgets.read(variant.kernels_path() / "resources.toml")
     head = commit()
     chosen = [kernel for kernel in variant.kernels() if is_drawn(kernel.name, head)]
     with tempfile.TemporaryDirectory() as folder:
-        rows = survey.survey(chosen, may_spill=budget.may_spill, folder=Path(folder))
-    wrong = [row for row in survey.excesses(rows, budget) if row.problems]
+        checked = check(chosen, may_spill=budget.recorded.may_spill, folder=Path(folder))
+    wrong = [row for row in budgets.excesses(checked, budget) if row.problems]
     for row in wrong:
         print(f"{row.kernel.name} on {row.arch}: {'; '.join(row.problems)}")  # noqa: T201 - a command's output
     print(f"{len(chosen)} kernels compiled anew, {len(wrong)} problems")  # noqa: T201

@@ -25,10 +25,7 @@ def kernels(
     family: Annotated[str | None, typer.Option("--family", help="Only this family: simt, misc, ...")] = None,
     operation: Annotated[str | None, typer.Option("--operation", help="Only this: conv2d_fprop, ...")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compile for every architecture; errors, spills and excesses fail.")
-    ] = False,
-    update_budget: Annotated[
-        bool, typer.Option("--update-budget", help="Check, then make what was found the budget.")
+        bool, typer.Option("--check", help="Compile for every architecture; errors, warnings and spills fail.")
     ] = False,
     json: JsonOption = None,
 ) -> None:
@@ -42,42 +39,19 @@ def kernels(
 
     Example: cubatch kernels --arch sm_70 --operation conv2d_fprop
     """
-    from cubatch.kernels import resources, survey, variant
+    from cubatch.kernels import resources, survey
     from cubatch.report.tables import kernels as kernels_table
 
-    if update_budget and (arch or family or operation):
-        raise typer.BadParameter("--update-budget takes every kernel and architecture, not a selection")
     console.check_writable(json=json)
     chosen = _chosen(family, operation)
-    path = variant.kernels_path() / "resources.toml"
-    budget = resources.read(path)
-    sources = ""
-    if update_budget:
-        survey.require_compiler(budget)
-        sources = resources.digest(path.parent)  # before minutes in which somebody may edit
-    archs = _known(arch or []) or (survey.ARCHS if check or update_budget else _here())
-    if archs:
-        rows = _compiled(chosen, archs, budget, must_compile=check or update_budget)
-    else:
-        rows = survey.recorded(chosen, budget)
-    leftovers: list[str] = []
-    savings: list[str] = []
-    if check and not update_budget:
-        savings = survey.savings(rows, budget)
-        rows, leftovers = survey.excesses(rows, budget), survey.leftovers(variant.kernels(), budget)
+    figures = resources.recorded_figures()
+    archs = _known(arch or []) or (survey.ARCHS if check else _here())
+    rows = _compiled(chosen, archs, figures, must_compile=check) if archs else survey.recorded(chosen, figures)
     _show_logs(rows)
-    failed = bool(leftovers) or any(row.problems for row in rows)
-    if update_budget and not failed:
-        with console.writing("--update-budget", str(path)):
-            resources.write(path, survey.budget_of(rows, budget, sources))
-        console.say(f"wrote {path}")
-    grids = (
-        kernels_table.problems(rows, leftovers, budget.nvrtc, savings)
-        if check or update_budget
-        else kernels_table.table(rows)
+    console.emit(
+        kernels_table.problems(rows) if check else kernels_table.table(rows), kernels_table.mapping(rows), json
     )
-    console.emit(grids, kernels_table.mapping(rows, leftovers), json)
-    if any(row.error for row in rows) or (failed and (check or update_budget)):
+    if any(row.error for row in rows) or (check and any(row.problems for row in rows)):
         raise typer.Exit(1)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -16,26 +14,12 @@ import attrs
 from cubatch.errors import InvalidData, UnknownName
 from cubatch.hardware.waves import Occupancy, occupancy
 from cubatch.kernels import variant as kernel_module
-from cubatch.kernels.toolchain.banks import BankConflicts
-from cubatch.kernels.toolchain.loops import Loop
 from cubatch.kernels.variant import Kernel, arch_number
 
 _Parsed = TypeVar("_Parsed")
-_SOURCES = (".cu", ".cuh")
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FIGURES = re.compile(r"(\d+)(?:/(\d+))?(?:\+(\d+))?")
 RESIDENT_BLOCKS = 4
 """Blocks that an SM is assumed to hold where nothing is recorded of a kernel."""
-
-_HEAD = """\
-# What each kernel variant takes per architecture, as the assembler reports it:
-#   architecture=registers[/static shared bytes][+spilled bytes]
-# and under [loops] what one iteration of its main loop is made of, of a variant a family:
-#   architecture=instructions/products on tensor cores, else FFMA+LDSM+PRMT
-# and under [banks] what its FFMA wait for registers of one bank:
-#   architecture=extra clocks/FFMA
-# Written by `cubatch kernels --update-budget`; checked by `cubatch kernels --check` under this NVRTC alone.
-"""
 
 
 @attrs.frozen
@@ -85,69 +69,39 @@ class Recorded:
         nvrtc: The build they are of.
         may_spill: Variants that are allowed to, each with the reason; written by hand.
         figures: By variant and architecture (compute capability times ten).
-        sources: The digest of what they were compiled from, see `digest`; empty where nobody wrote it down.
-        loops: Main loops, by variant and architecture, of those that `survey.watched` names.
-        banks: Register-bank conflicts of main loops without tensor cores, by variant and architecture.
     """
 
     nvrtc: str
     may_spill: Mapping[str, str]
     figures: Mapping[str, Mapping[int, Figures]]
-    sources: str = ""
-    loops: Mapping[str, Mapping[int, Loop]] = attrs.field(factory=dict)
-    banks: Mapping[str, Mapping[int, BankConflicts]] = attrs.field(factory=dict)
-
-
-def digest(root: Path) -> str:
-    """
-    Sum up what figures follow from: the code of all sources, without comments and spacing, and configs.toml.
-
-    Args:
-        root: Folder of the sources.
-    """
-    state = hashlib.sha256((root / "configs.toml").read_bytes())
-    for path in sorted(path for path in root.rglob("*") if path.suffix in _SOURCES):
-        code = _COMMENT.sub(" ", path.read_text(encoding="utf-8")).split()
-        state.update(f"\0{path.relative_to(root).as_posix()}\0{' '.join(code)}".encode())
-    return state.hexdigest()[:16]
 
 
 def read(path: Path) -> Recorded:
     """
-    Read resources.toml.
+    Read the figures of resources.toml.
 
     Raises:
-        InvalidData: If it is not there, or not as `write` leaves it.
+        InvalidData: If the file is missing or has another form.
     """
     try:
         with path.open("rb") as file:
             data = tomllib.load(file)
-        figures = _by_arch(data["figures"], Figures.parse)
-        loops = _by_arch(data.get("loops", {}), Loop.parse)
-        banks = _by_arch(data.get("banks", {}), BankConflicts.parse)
-        return Recorded(data["nvrtc"], data.get("may_spill", {}), figures, data.get("sources", ""), loops, banks)
+        return Recorded(data["nvrtc"], data.get("may_spill", {}), by_arch(data["figures"], Figures.parse))
     except (OSError, ValueError, LookupError, AttributeError) as error:
         raise InvalidData(str(path), f"is no budget of kernels: {error!r}") from error
 
 
-def write(path: Path, budget: Recorded) -> None:
-    """Write resources.toml, one line for each variant, in the order given."""
-    lines = [
-        _HEAD + f'nvrtc = "{budget.nvrtc}"',
-        f'sources = "{budget.sources}"',
-        "",
-        "[may_spill] # by hand: variant = reason",
-    ]
-    lines += [f"{name} = {json.dumps(reason)}" for name, reason in budget.may_spill.items()]
-    for table, values in (("loops", budget.loops), ("banks", budget.banks), ("figures", budget.figures)):
-        lines += ["", f"[{table}]"]
-        for name, by_arch in values.items():
-            words = " ".join(f"{arch}={by_arch[arch]}" for arch in sorted(by_arch))
-            lines.append(f'{name} = "{words}"')
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+def by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[str, dict[int, _Parsed]]:
+    """
+    Read a table of resources.toml: a value by variant and architecture.
 
+    Raises:
+        ValueError: If a value has another form.
 
-def _by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[str, dict[int, _Parsed]]:
+    Example:
+        >>> by_arch({"sums_f32": "52=20 80=24"}, int)
+        {'sums_f32': {52: 20, 80: 24}}
+    """
     found: dict[str, dict[int, _Parsed]] = {}
     for name, line in table.items():
         pairs = (word.split("=") for word in line.split())

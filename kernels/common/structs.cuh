@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // What the host hands to tiled kernels by value.  Mirrored by cubatch/kernels/structs.py, field by field: integers
-// only, no padding.  `cubatch kernels --check` compares sizes and places.
+// only, no padding.  `python -m benchmarks.kernel_budget` compares sizes and places.
 #pragma once
 
 #include "common/device.cuh"

@@ -11,12 +11,13 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware import architectures
-from cubatch.kernels.toolchain import cubins, nvrtc, shared_ptx
+from cubatch.kernels.toolchain import cubins, nvrtc
 from cubatch.kernels.toolchain.cubins import Cubin, Resources
 from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import Kernel, arch_number, kernels_path
@@ -42,6 +43,17 @@ _DEPRECATED = "Architectures prior to"
 # What makes a kernel other than it was written: registers not given up, products one after the other (wgmma),
 # the wanted blocks per SM dropped.
 _TROUBLE = re.compile(r"^.*(?:\(C75(?:08|1\d|2\d)\)|minnctapersm will be ignored).*$", re.MULTILINE)
+
+
+class Compiler(Protocol):
+    """What compiles a source: NVRTC, or a stand-in that gives the same machine code."""
+
+    @property
+    def version(self) -> str:
+        """Build of NVRTC, such as "12.9.86"."""
+
+    def compile(self, source: str, name: str, options: Sequence[str]) -> Program:
+        """Compile a source text that is shown by this name in messages."""
 
 
 def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folder: Path | None = None) -> Cubin:
@@ -78,7 +90,7 @@ def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folde
 
 def compile_unit(
     kernel: Kernel, arch: str, *, root: Path | None = None, folder: Path | None = None, code: bool = True,
-    known: MutableMapping[str, Program] | None = None,
+    compiler: Compiler | None = None,
 ) -> Cubin:  # fmt: skip
     """
     Compile a kernel's source with its macros, whichever entries come of it; else as `compile_kernel`.
@@ -86,11 +98,10 @@ def compile_unit(
     Args:
         kernel, arch, root, folder: As there.
         code: Whether the machine code is wanted and kept, or only what is known of it.
-        known: Where it is compiled for several architectures, what came of it for the others: spares most of the time
-            where they have something in common, see `shared_ptx`. What comes of it now is added.
+        compiler: What compiles it; None: the NVRTC that knows the architecture.
     """
     root, folder = root or kernels_path(), folder or cubins.default_folder()
-    compiler = nvrtc.for_arch(arch_number(arch))
+    compiler = compiler or nvrtc.for_arch(arch_number(arch))
     given = options(kernel, arch)
     texts = _texts(root, kernel.source)
     if kernel.source not in texts:
@@ -99,17 +110,13 @@ def compile_unit(
     kept = cubins.load(folder, key, code=code)
     if kept is not None:
         return kept
-    program = None if known is None else shared_ptx.derive(kernel, arch, compiler.version, known, code=code)
-    if program is None:
-        # NVRTC looks for a header beside the file that includes it, then in the root.
-        program = compiler.compile(texts[kernel.source], str(root / kernel.source), (*given, f"-I{root}"))
+    # NVRTC looks for a header in the folder of the file that includes it, then in the root.
+    program = compiler.compile(texts[kernel.source], str(root / kernel.source), (*given, f"-I{root}"))
     trouble = "\n".join(match[0] for match in _TROUBLE.finditer(program.log))
     if program.error or trouble:
         said = "\n".join(text for text in (program.error, program.log) if text)
         raise CompileError(kernel.name, arch, given, trouble or said)
     found = read_resources(program.log, program.ptx)
-    if known is not None:
-        known[arch] = program
     version, log = compiler.version, program.log
     return cubins.save(folder, key, program.cubin, nvrtc=version, resources=found, log=log, code=code)
 

@@ -20,8 +20,6 @@ _GRAMMAR = (
     "elements of a load. Figures that differ between architectures are given from the least to the most."
 )
 
-_MOST_NAMED = 3
-
 
 def table(rows: Sequence[Row]) -> list[Grid]:
     """
@@ -69,43 +67,29 @@ def _line(rows: Sequence[Row]) -> list[Any]:
     ]
 
 
-def problems(rows: Sequence[Row], leftovers: Sequence[str], pinned: str, savings: Sequence[str] = ()) -> list[Grid]:
-    """
-    Lay out a check: what is wrong, each once with all the architectures it concerns, and what was looked at.
-
-    Args:
-        rows: Of the survey.
-        leftovers: What is wrong with the budget itself.
-        pinned: The build of NVRTC that the budget binds.
-        savings: Variants that take less than the budget allows.
-    """
+def problems(rows: Sequence[Row]) -> list[Grid]:
+    """Return a grid of the problems of a survey, each with its architectures, and a line of counts."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for problem in row.problems:
             found.setdefault((row.kernel.name, problem), []).append(row.arch)
-    looked = {row.arch for row in rows}
+    archs_of_rows = {row.arch for row in rows}
     lines: list[list[Any]] = [
-        [name, problem, ", ".join(archs) if set(archs) < looked else "all"] for (name, problem), archs in found.items()
+        [name, problem, ", ".join(archs) if set(archs) < archs_of_rows else "all"]
+        for (name, problem), archs in found.items()
     ]
-    lines += [[name, "the budget names it, and there is no such variant", None] for name in leftovers]
     compiled = format_count(sum(row.figures is not None for row in rows))
     builds = sorted({row.nvrtc for row in rows if row.nvrtc})
     kernels = format_count(len({row.kernel.name for row in rows}))
-    counted = f"{kernels} variants on {len(looked)} architectures, {compiled} compiled"
+    counted = f"{kernels} variants on {len(archs_of_rows)} architectures, {compiled} compiled"
     verdict = f"{len(lines) or 'no'} problem{'' if len(lines) == 1 else 's'}"
     notes = [f"{counted} by NVRTC {', '.join(builds) or 'none'}: {verdict}."]
-    if any(build != pinned for build in builds):
-        notes.append(f"The budget is of NVRTC {pinned} and was not applied to what another compiled.")
-    if savings:
-        more = f" and {len(savings) - _MOST_NAMED} more" if len(savings) > _MOST_NAMED else ""
-        named = ", ".join(savings[:_MOST_NAMED])
-        notes.append(f"The budget allows more than is taken by {named}{more}: --update-budget lowers it.")
     if not lines:
         return [Grid(notes=notes)]
     return [Grid(title="Problems", columns=["variant", "problem", "on"], rows=lines, notes=notes)]
 
 
-def mapping(rows: Iterable[Row], leftovers: Sequence[str] = ()) -> dict[str, Any]:
+def mapping(rows: Iterable[Row]) -> dict[str, Any]:
     """Return a survey as the JSON of docs/reference/api.md."""
     listed = []
     order = sorted(rows, key=_identity)  # stable: variants stay in their order
@@ -113,7 +97,7 @@ def mapping(rows: Iterable[Row], leftovers: Sequence[str] = ()) -> dict[str, Any
         variants = [_variant(row) for row in found]
         name = variants[0]["name"].partition(f"_{family}")[0] + f"_{family}"  # what `occupancy` takes for all of them
         listed.append({"name": name, "family": family, "operation": operation, "dtype": dtype, "variants": variants})
-    return {"schema": 1, "kernels": listed, "stale_budget": list(leftovers)}
+    return {"schema": 1, "kernels": listed}
 
 
 def _identity(row: Row) -> tuple[str, str, str, str]:

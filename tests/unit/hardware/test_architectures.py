@@ -14,6 +14,7 @@ import attrs
 import pytest
 
 import cubatch
+from benchmarks.kernel_budget import shared_ptx
 from cubatch.errors import UnknownName
 from cubatch.estimate.vendor import fitted
 from cubatch.hardware import architectures, arithmetic, catalogue, waves
@@ -21,7 +22,6 @@ from cubatch.hardware.architectures import Architecture, Every
 from cubatch.hardware.facts import Device
 from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain import shared_ptx
 from tests.unit.hardware.printed import HALF_RATE, LOWER_CLOCK, TABLE
 from tests.unit.hardware.published import CARVEOUTS, NAMES, SAME_PTX, SMS
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kernel_budget import budget as budgets
 from cubatch.kernels import resources, survey
 from cubatch.kernels.toolchain import nvrtc
 from cubatch.kernels.toolchain.compile import options as compile_options
@@ -104,7 +105,7 @@ def test_every_entry_is_in_its_source():
 
 
 def test_a_kernel_of_each_family_compiles_for_the_oldest_and_the_newest_gpu(tmp_path):
-    """Without a spill or a warning; `cubatch kernels --check` takes all of them, for all architectures."""
+    """Without a spill or a warning; `python -m benchmarks.kernel_budget` checks all of them, for all architectures."""
     shortest = sorted(kernels(), key=lambda kernel: (ROOT / kernel.source).stat().st_size, reverse=True)
     chosen = {kernel.family: kernel for kernel in shortest if kernel.dtype == "float32"}
     archs = [survey.ARCHS[0], survey.ARCHS[-1]]
@@ -116,20 +117,19 @@ def test_a_kernel_of_each_family_compiles_for_the_oldest_and_the_newest_gpu(tmp_
 
 
 def test_the_budget_has_every_variant_on_every_architecture_and_nothing_else():
-    """After a change of kernels: `cubatch kernels --update-budget`, and look at the difference."""
-    budget = resources.read(BUDGET)
+    """After a change of kernels: `python -m benchmarks.kernel_budget --update`, and look at the difference."""
+    budget = budgets.read(BUDGET)
 
-    rows = survey.recorded(kernels(), budget)
+    rows = survey.recorded(kernels(), budget.recorded)
 
     assert [f"{row.kernel.name} {row.arch}" for row in rows if row.status == "unknown"] == []
-    assert survey.leftovers(kernels(), budget) == []
-    assert all(reason.strip() for reason in budget.may_spill.values())
+    assert budgets.leftovers(kernels(), budget) == []
+    assert all(reason.strip() for reason in budget.recorded.may_spill.values())
 
 
 def test_the_budget_is_of_these_sources():
     """Registers that grew or fell are looked at with the change that made them so, not by whoever comes next."""
-    budget = resources.read(BUDGET)
-    assert budget.sources == resources.digest(ROOT), "run `cubatch kernels --check`, then with --update-budget"
+    assert budgets.read(BUDGET).sources == budgets.digest(ROOT), "run `python -m benchmarks.kernel_budget --update`"
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_the_digest_of_the_sources_is_that_of_their_code(name, before, after, is
     (tmp_path / "common").mkdir()
     (tmp_path / "configs.toml").touch()
     (tmp_path / name).write_text(before)
-    was = resources.digest(tmp_path)
+    was = budgets.digest(tmp_path)
     (tmp_path / name).write_text(after)
-    assert (resources.digest(tmp_path) == was) == is_same
+    assert (budgets.digest(tmp_path) == was) == is_same
 
 
 def test_every_entry_of_a_source_is_in_the_configs():

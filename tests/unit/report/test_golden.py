@@ -154,7 +154,7 @@ def kernels_page():
 
     rows = [row("sums_f32", "sm_70", 20), row("sums_f32", "sm_80", 33), row("wide_f32", "sm_70", 255)]
     wrong = [*rows, row("bad_f32", "sm_80", 40, problems=("8 bytes of registers spilled per thread",))]
-    return grids(*kernels.table(rows), *kernels.problems(wrong, ["renamed_f32"], "12.9.41"))
+    return grids(*kernels.table(rows), *kernels.problems(wrong))
 
 
 def devices_page():

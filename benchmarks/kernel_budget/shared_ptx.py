@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from benchmarks.kernel_budget import ptxas
 from cubatch.hardware import architectures
-from cubatch.kernels.toolchain import ptxas
 from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import Kernel, arch_number
 

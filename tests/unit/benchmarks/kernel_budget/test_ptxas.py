@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from cubatch.kernels.toolchain import ptxas
+from benchmarks.kernel_budget import ptxas
 from tests.unit.kernels.wheels import Distribution
 
 PTX = ".version 8.8\n.target sm_80\n.address_size 64\n.visible .entry idle() { ret; }\n"

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kernel_budget import machine_code, sass
+from benchmarks.kernel_budget.check import check
 from cubatch.errors import InvalidData
-from cubatch.kernels import survey, variant
+from cubatch.kernels import variant
 from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain import sass
 from tests.unit import kernel_tree
 
 SOURCE = """
@@ -66,7 +67,7 @@ def test_counts_are_those_of_nvidias_disassembler(name, arch):
 
     want = {opcode: count for opcode, count in listed.items() if opcode in sass.OPCODES.values()}
 
-    assert want.keys() >= set(survey.EXPECTED[found.family])
+    assert want.keys() >= set(machine_code.EXPECTED[found.family])
     assert sass.count_opcodes(path.read_bytes()) == {found.entry: want}
 
 
@@ -77,11 +78,11 @@ def test_what_is_no_machine_code_is_an_error(broken):
         sass.count_opcodes(broken)
 
 
-def test_the_survey_misses_tensor_cores_where_a_family_promises_them(kernels, tmp_path):
+def test_the_check_misses_tensor_cores_where_a_family_promises_them(kernels, tmp_path):
     """Of two kernels that claim to be of family mma, the one without HMMA is a problem."""
     found, root = kernels
 
-    rows = survey.survey(found, ["sm_80"], root=root, folder=tmp_path / "cubins")
+    rows = [each.row for each in check(found, ["sm_80"], root=root, folder=tmp_path / "cubins")]
 
     assert {row.kernel.entry: row.problems for row in rows} == {
         "with_cores": (),
@@ -89,10 +90,10 @@ def test_the_survey_misses_tensor_cores_where_a_family_promises_them(kernels, tm
     }
 
 
-def test_the_survey_misses_the_wait_of_kernels_that_may_be_launched_early(kernels, tmp_path):
+def test_the_check_misses_the_wait_of_kernels_that_may_be_launched_early(kernels, tmp_path):
     """From Hopper on a kernel without griddepcontrol.wait could run before its operands are there."""
     found, root = kernels
 
-    rows = survey.survey(found, ["sm_90"], root=root, folder=tmp_path / "cubins")
+    rows = [each.row for each in check(found, ["sm_90"], root=root, folder=tmp_path / "cubins")]
 
     assert all("no ACQBULK in its machine code" in row.problems for row in rows)

@@ -7,8 +7,9 @@ import struct
 import attrs
 import pytest
 
+from benchmarks.kernel_budget import budget as budgets
+from benchmarks.kernel_budget.banks import BankConflicts, bank_conflicts
 from cubatch.kernels import resources, survey, variant
-from cubatch.kernels.toolchain.banks import BankConflicts, bank_conflicts
 
 OTHER = None
 
@@ -77,7 +78,7 @@ def test_other_text_is_refused(text) -> None:
 )
 def test_recorded_conflicts_are_few(arch, most, mean) -> None:
     """Each tiled variant without tensor cores is recorded; sm_61 had 38 % on average before stores were rotated."""
-    banks = resources.recorded_figures().banks
+    banks = budgets.read(variant.kernels_path() / "resources.toml").banks
     tiled = [
         k for k in variant.kernels() if k.tile is not None and k.family in {"simt", "winograd"} and k.runs_on(arch)
     ]
@@ -89,13 +90,14 @@ def test_recorded_conflicts_are_few(arch, most, mean) -> None:
 
 def test_more_conflicts_than_recorded_are_a_problem() -> None:
     """An edit that brings conflicts back is reported with both counts, as is a variant that nothing is recorded of."""
-    budget = resources.recorded_figures()
+    budget = budgets.read(variant.kernels_path() / "resources.toml")
     name = "gemm_nn_implicit_gemm_f32_simt_128x128x8_v4"
     (kernel,) = resources.named(name)
-    row = survey.Row(kernel, "sm_61", "ok", budget.nvrtc, budget.figures[name][61], conflicts=BankConflicts(449, 512))
-    (checked,) = survey.excesses([row], budget)
-    assert any("449 bank conflicts" in problem for problem in checked.problems)
-    same = attrs.evolve(row, conflicts=budget.banks[name][61])
-    assert survey.excesses([same], budget)[0].problems == ()
-    (missing,) = survey.excesses([row], attrs.evolve(budget, banks={}))
+    row = survey.Row(kernel, "sm_61", "ok", budget.recorded.nvrtc, budget.recorded.figures[name][61])
+    checked = budgets.Checked(row, conflicts=BankConflicts(449, 512))
+    (more,) = budgets.excesses([checked], budget)
+    assert any("449 bank conflicts" in problem for problem in more.problems)
+    same = attrs.evolve(checked, conflicts=budget.banks[name][61])
+    assert budgets.excesses([same], budget)[0].problems == ()
+    (missing,) = budgets.excesses([checked], attrs.evolve(budget, banks={}))
     assert missing.problems == ("the budget has no bank conflicts of it",)

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
+from benchmarks.kernel_budget import struct_layout
+from benchmarks.kernel_budget.check import check
 from cubatch.errors import MissingDependency
-from cubatch.kernels import structs
-from cubatch.kernels.survey import survey
 from cubatch.kernels.toolchain import nvrtc
 from cubatch.kernels.variant import find, kernels_path
 
@@ -44,21 +44,21 @@ def _with_a_compiler():
 def folder_of(folder, header):
     """A folder of sources with a header of structs, and what it includes."""
     shutil.copytree(kernels_path() / "common", folder / "common")
-    (folder / structs.HEADER).write_text(header)
+    (folder / struct_layout.HEADER).write_text(header)
     return folder
 
 
 @pytest.mark.parametrize("arch", ["sm_52", "sm_80", "sm_120"])
 def test_both_sides_are_the_same(arch):
     """On every architecture: sizes, fields and their order."""
-    assert structs.mismatch(kernels_path(), arch) == ""
+    assert struct_layout.mismatch(kernels_path(), arch) == ""
 
 
 @pytest.mark.parametrize(("before", "after", "said"), CHANGES, ids=str)
 def test_a_change_of_one_side_is_found(before, after, said, tmp_path):
     """Fields swapped, added, taken away or of another type: the message names the field, or the size as it was."""
     assert HEADER.count(before) == 1
-    assert said in structs.mismatch(folder_of(tmp_path, HEADER.replace(before, after)), ARCH, RECORDS)
+    assert said in struct_layout.mismatch(folder_of(tmp_path, HEADER.replace(before, after)), ARCH, RECORDS)
 
 
 def test_a_change_of_the_other_side_is_found_too(tmp_path):
@@ -67,14 +67,14 @@ def test_a_change_of_the_other_side_is_found_too(tmp_path):
         folder_of(tmp_path, HEADER),
         np.dtype([*((name, EXTENTS[name]) for name in EXTENTS.names), ("x", "i8")]),
     )
-    assert structs.mismatch(root, ARCH, RECORDS) == ""
-    assert "Extents has 32 bytes" in structs.mismatch(root, ARCH, RECORDS | {"Extents": more})
+    assert struct_layout.mismatch(root, ARCH, RECORDS) == ""
+    assert "Extents has 32 bytes" in struct_layout.mismatch(root, ARCH, RECORDS | {"Extents": more})
 
 
-def test_a_survey_says_it_of_every_kernel_that_is_handed_them(monkeypatch, tmp_path):
-    """So that `cubatch kernels --check` fails; kernels with arguments of their own have nothing to do with it."""
-    monkeypatch.setattr(structs, "mismatch", lambda *_: "structs differ")
+def test_a_check_reports_it_for_every_kernel_that_takes_them(monkeypatch, tmp_path):
+    """Kernels with other arguments are not concerned."""
+    monkeypatch.setattr(struct_layout, "mismatch", lambda *_: "structs differ")
     chosen = [find("split_k_reduce", "float32"), find("gemm_nt", "float32", family="naive")]
-    reduce, naive = survey(chosen, [ARCH], folder=tmp_path)
+    reduce, naive = (each.row for each in check(chosen, [ARCH], folder=tmp_path))
     assert reduce.problems == ("structs differ",)
     assert naive.problems == ()

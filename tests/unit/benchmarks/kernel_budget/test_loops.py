@@ -1,4 +1,4 @@
-"""Main loops of machine code, against NVIDIA's disassembler, and what the survey says of them."""
+"""Main loops of machine code, against NVIDIA's disassembler, and what the check says of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 import attrs
 import pytest
 
+from benchmarks.kernel_budget import budget as budgets
+from benchmarks.kernel_budget import machine_code
+from benchmarks.kernel_budget.check import check
+from benchmarks.kernel_budget.loops import Loop, main_loops
 from cubatch.errors import InvalidData
-from cubatch.kernels import resources, survey, variant
+from cubatch.kernels import survey, variant
 from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain.loops import Loop, main_loops
 
 NAMES = {
     "simt": "gemm_nt_implicit_gemm_f32_simt_64x64x16_v4", "mma": "gemm_nt_implicit_gemm_f16_mma_64x64x32_v8",
@@ -69,21 +72,23 @@ def test_a_fence_of_the_gpu_around_wgmma_is_a_problem(tmp_path):
     )
     found = named("gemm_nt_implicit_gemm_f16_hopper_128x256x64_c2")
 
-    (row,) = survey.survey([found], ["sm_90"], root=root, folder=tmp_path / "cubins")
+    (checked,) = check([found], ["sm_90"], root=root, folder=tmp_path / "cubins")
 
-    assert [problem for problem in row.problems if "fences of more than the block in a loop around wgmma" in problem]
+    assert [
+        problem for problem in checked.row.problems if "fences of more than the block in a loop around wgmma" in problem
+    ]
 
 
 def test_more_for_each_product_is_an_excess():
     """Twice the products may have twice the rest; a loop that the budget lacks is a problem too."""
-    name, arch = next(iter(sorted(survey.watched(variant.kernels()))))
-    budget = resources.read(variant.kernels_path() / "resources.toml")
+    name, arch = next(iter(sorted(machine_code.watched(variant.kernels()))))
+    budget = budgets.read(variant.kernels_path() / "resources.toml")
     limit = budget.loops[name][variant.arch_number(arch)]
     twice = Loop(*(2 * getattr(limit, field.name) for field in attrs.fields(Loop)))
-    row = next(row for row in survey.recorded([named(name)], budget, [arch]))
+    row = next(row for row in survey.recorded([named(name)], budget.recorded, [arch]))
 
     def problems(loop, known=budget):
-        return survey.excesses([attrs.evolve(row, loop=loop)], known)[0].problems
+        return budgets.excesses([budgets.Checked(row, loop)], known)[0].problems
 
     assert problems(limit) == problems(twice) == ()
     assert len(problems(attrs.evolve(twice, instructions=twice.instructions + 1))) == 1
@@ -93,10 +98,10 @@ def test_more_for_each_product_is_an_excess():
 
 
 def test_the_budget_has_every_loop_that_is_watched():
-    """After a change of kernels: `cubatch kernels --update-budget`, and look at the difference."""
-    budget = resources.read(variant.kernels_path() / "resources.toml")
+    """After a change of kernels: `python -m benchmarks.kernel_budget --update`, and look at the difference."""
+    budget = budgets.read(variant.kernels_path() / "resources.toml")
     recorded = {(name, f"sm_{arch}") for name, loops in budget.loops.items() for arch in loops}
-    assert recorded == survey.watched(variant.kernels())
+    assert recorded == machine_code.watched(variant.kernels())
 
 
 def test_what_is_no_machine_code_is_an_error():

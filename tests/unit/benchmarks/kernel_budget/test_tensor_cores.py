@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.kernel_budget.sass import count_opcodes
 from cubatch.kernels import variant
 from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain.sass import count_opcodes
 
 TILES = {"float16": "128x128x32", "bfloat16": "128x128x32", "tf32": "128x128x16"}
 

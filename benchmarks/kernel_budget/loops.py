@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from benchmarks.kernel_budget import sass
 from cubatch.errors import InvalidData
-from cubatch.kernels.toolchain import sass
 
 _OPCODES = {0x236: "HMMA", 0x23C: "HMMA", 0x9F0: "HGMMA", 0x83B: "LDSM", 0x947: "BRA", 0x98F: "CCTL", 0x992: "MEMBAR"}
 _ARITHMETIC = {0x023: "FFMA", 0x016: "PRMT"}  # whatever their operands are: the three bits above say

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.kernel_budget import ptxas, sass, shared_ptx
+from benchmarks.kernel_budget.check import SharingCompiler, check
 from cubatch.errors import CompileError
 from cubatch.kernels import survey
 from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain import nvrtc, ptxas, sass, shared_ptx
+from cubatch.kernels.toolchain import nvrtc
 from cubatch.kernels.toolchain.compile import compile_unit, options, read_resources, warnings_of
 from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import arch_number, kernels, kernels_path
@@ -114,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256) doubled(const float* x, float*
 
 
 @pytest.mark.parametrize("assembler", [True, False])
-def test_a_survey_compiles_what_is_shared_once(tmp_path, monkeypatch, assembler):
+def test_a_check_compiles_what_is_shared_once(tmp_path, monkeypatch, assembler):
     """With an assembler one compilation for sm_70 to sm_89, without one for each; the rows are the same."""
     root = kernel_tree.make(tmp_path / "kernels", small=SOURCE_THAT_WARNS)
     if not assembler:
@@ -128,7 +130,7 @@ def test_a_survey_compiles_what_is_shared_once(tmp_path, monkeypatch, assembler)
 
     nvrtc.for_arch(70)  # loading asks for the version with a program of its own
     monkeypatch.setattr(nvrtc.Nvrtc, "compile", compile_)
-    rows = survey.survey([kernel_tree.kernel()], archs, root=root, folder=tmp_path / "cache")
+    rows = [each.row for each in check([kernel_tree.kernel()], archs, root=root, folder=tmp_path / "cache")]
     assert len(seen) == (1 if assembler else len(archs))
     assert [row.arch for row in rows] == list(archs)
     for row in rows:
@@ -136,13 +138,21 @@ def test_a_survey_compiles_what_is_shared_once(tmp_path, monkeypatch, assembler)
         assert [problem for problem in row.problems if '"idle" was declared but never referenced' in problem]
 
 
+def compile_shared(arch, programs, root, folder):
+    """Compile the small kernel with what other architectures left."""
+    kernel = kernel_tree.kernel()
+    return compile_unit(
+        kernel, arch, root=root, folder=folder, compiler=SharingCompiler(kernel, arch, code=True, programs=programs)
+    )
+
+
 def test_an_assembler_that_fails_is_a_compile_error_with_its_log(tmp_path, monkeypatch):
     """Of the architecture at hand, though another of the group was compiled; a warning does not hide the cause."""
     root, known = kernel_tree.make(tmp_path / "kernels", small=SOURCE_THAT_WARNS), {}
-    compile_unit(kernel_tree.kernel(), "sm_80", root=root, folder=tmp_path / "cache", known=known)
+    compile_shared("sm_80", known, root, tmp_path / "cache")
     monkeypatch.setattr(ptxas.Ptxas, "assemble", lambda *_: Program("ptxas ended with 1", "unit.ptx: fatal"))
     with pytest.raises(CompileError, match=r"sm_86[\s\S]*ptxas ended with 1[\s\S]*idle[\s\S]*unit\.ptx: fatal"):
-        compile_unit(kernel_tree.kernel(), "sm_86", root=root, folder=tmp_path / "cache", known=known)
+        compile_shared("sm_86", known, root, tmp_path / "cache")
     assert list(known) == ["sm_80"]
 
 
@@ -150,7 +160,7 @@ def test_what_is_derived_is_found_by_who_compiles_for_one_architecture(tmp_path,
     """The key is the same, and so is the code."""
     root, known, folder = kernel_tree.make(tmp_path / "kernels", small=SOURCE_THAT_WARNS), {}, tmp_path / "cache"
     for arch in ("sm_80", "sm_86"):
-        compile_unit(kernel_tree.kernel(), arch, root=root, folder=folder, known=known)
+        compile_shared(arch, known, root, folder)
     monkeypatch.setattr(nvrtc.Nvrtc, "compile", lambda *_: pytest.fail("compiled again"))
     found = compiler.compile_kernel(kernel_tree.kernel(), "sm_86", root=root, folder=folder)
     assert found.path.read_bytes() == known["sm_86"].cubin

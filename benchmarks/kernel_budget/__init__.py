@@ -1,0 +1,1 @@
+"""The check of all kernels against their budget: registers, shared memory, spills, main loops and bank conflicts."""
