@@ -1,4 +1,4 @@
-"""What a step may change of a module beside parameters and buffers, and how it is put back."""
+"""Backup of attributes of a module that a step may change, besides parameters and buffers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 @contextmanager
 def kept_attributes(module: Any) -> Iterator[None]:
     """
-    Put the attributes of a module and its parts back when the block ends, however it does.
+    Restore the attributes of a module and its submodules at the end of the block, also after an error.
 
-    Steps write to them: lists of outputs grow, metrics count, tables are made when they are first needed, also as
-    buffers, parameters or parts.  Lists, deques, dicts and sets that changed get their old items back, tensors their
-    values, and buffers, parameters and parts are those that were there; of what lies deeper only the identity is kept.
+    Steps append to lists, count metrics and create tables on first use, also as buffers, parameters or submodules.
+    Lists, deques, dicts and sets get their old items back, tensors their values; nested objects by identity only.
     """
     with ExitStack() as undo:  # what refuses to be put back keeps nothing else from it
         for part in module.modules():
@@ -27,7 +26,7 @@ def kept_attributes(module: Any) -> Iterator[None]:
 
 
 def put_back(tensor: Any, before: Any) -> None:
-    """Write old values into a tensor, unless it has them: memory that nothing wrote to may be a file to be read."""
+    """Write old values into a tensor if it differs: unmodified memory may be a read-only file mapping."""
     import torch
 
     with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
@@ -41,7 +40,7 @@ def put_back(tensor: Any, before: Any) -> None:
 
 
 def _has_bits(tensor: Any) -> bool:
-    """Say whether its values can be compared: not of another layout or class, nor where it has none."""
+    """Return whether its values can be compared: dense tensors with data only."""
     import torch
 
     is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout == torch.strided
@@ -49,7 +48,7 @@ def _has_bits(tensor: Any) -> bool:
 
 
 def _bits(tensor: Any) -> Any:
-    """Give its values as bytes, in which a NaN equals itself and 0 not -0."""
+    """Return its values as bytes, in which NaN equals itself and 0 differs from -0."""
     import torch
 
     return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
@@ -62,7 +61,7 @@ def _is_script(part: Any) -> bool:
 
 
 def _attributes(part: Any) -> dict[str, Any]:
-    """Give what steps may change: of a script what has a type, its train flag and buffers among them."""
+    """Return the attributes that steps may change; of a script module those with a type."""
     if _is_script(part):
         types = part._concrete_type.get_attributes()  # noqa: SLF001 - its only name
         return {name: getattr(part, name) for name, (_, is_parameter) in types.items() if not is_parameter}
@@ -70,7 +69,7 @@ def _attributes(part: Any) -> dict[str, Any]:
 
 
 def _restore(part: Any, name: str, value: Any, copy: Any) -> None:
-    """Set an attribute; past a module's own way to, by which some would become parts or parameters."""
+    """Set an attribute without `Module.__setattr__`, which would register some as submodules or parameters."""
     if _is_script(part):
         if getattr(part, name) is not value:
             setattr(part, name, value)
@@ -109,7 +108,7 @@ def _put_back(value: Any, copy: Any) -> None:
 
 
 def _held(value: Any) -> Any:
-    """Copy what a collection holds into a plain one: a class of its own may not take it, or copy something else."""
+    """Copy the items of a collection into a plain one, since a subclass may copy otherwise."""
     if isinstance(value, dict):
         return dict(value.items())
     return list(value) if isinstance(value, list | deque | set) else None

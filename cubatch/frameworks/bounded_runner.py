@@ -1,4 +1,4 @@
-"""What can be prepared for a batch size and stepped within a limit of memory, and learns what steps take of it."""
+"""Runners of other frameworks that stay within a memory limit and learn how much memory their steps take."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 class BoundedRunner(abc.ABC):
     """
-    Steps of another framework, of which only what smaller sizes took bounds the memory of larger ones.
+    Steps of another framework; the memory of a large batch is predicted from a trace and from smaller batches.
 
     Args:
-        clock: Tells the time of steps.
-        meter: Reads what a step takes.
+        clock: Times steps.
+        meter: Measures the memory of a step.
         memory_limit: Bytes that a step may take.
-        dtype: What it computes with, to be told.
-        own_bytes: What is there before the meter is started, the same for all batch sizes.
+        dtype: The type that it computes with.
+        own_bytes: Bytes allocated before the meter starts, the same at all batch sizes.
 
     Attributes:
         clock, meter, dtype, own_bytes: As given.
@@ -55,23 +55,23 @@ class BoundedRunner(abc.ABC):
 
     @abc.abstractmethod
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
-        """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
+        """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`."""
 
     def put_aside(self, walked: Peaks | None) -> int:  # noqa: ARG002 - few have anything to put back
-        """Keep what steps change, by what a walk says (None: there is none), and give what they may take beside."""
+        """Back up the parameters that a step modifies (None: no trace knows them); return the bytes left for steps."""
         return self._memory_limit
 
     @abc.abstractmethod
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
-        """Start the meter, and give a step on a random batch and the bytes that were drawn before."""
+        """Start the meter; return a step on a random batch, and the bytes of that batch."""
 
     @abc.abstractmethod
     def _drop(self) -> None:
-        """Let go of what steps left behind; whatever fails is known to whoever asked."""
+        """Free what steps allocated; errors are suppressed, since the step has already raised them."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """High water of what the model, the batch and its steps took since `prepare`; None where it is not told."""
+        """Peak bytes of the model, the batch and its steps since `prepare`; None where unknown."""
         if self._step is None:
             return self.own_bytes
         taken = self.meter.peak()
@@ -79,7 +79,7 @@ class BoundedRunner(abc.ABC):
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """Not asked for."""
+        """None: the driver is not asked."""
         return None
 
     @property
@@ -89,14 +89,14 @@ class BoundedRunner(abc.ABC):
 
     def look(self, *, seconds: float, top: int | None) -> MemoryLook:
         """
-        Find out what steps take, by a walk without data and by steps of a few sizes, as long as they are short.
+        Predict the memory of steps from a trace without data and from steps of a few small sizes.
 
         Args:
-            seconds: What these steps may take.
-            top: No larger one is wanted; 0 to step none, None where there is no maximum.
+            seconds: Time limit of these steps.
+            top: The largest size of interest; 0 runs no step, None is no maximum.
 
         Returns:
-            MemoryLook: What it found out; `memory_bytes` may be less than the limit that it was made with.
+            MemoryLook: `memory_bytes` may be less than the limit of the constructor.
         """
         plan = self._planned(top or None)
         self._has_looked = True
@@ -114,7 +114,7 @@ class BoundedRunner(abc.ABC):
         }  # fmt: skip
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
-        """Step ever larger sizes, as long as that is short, to learn what they take."""
+        """Run steps of growing sizes within a time limit, to learn their memory."""
         began, size = time.monotonic(), 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
@@ -130,7 +130,7 @@ class BoundedRunner(abc.ABC):
                 break
 
     def _raised(self) -> str | None:
-        """Say what a real step raises; None if it runs."""
+        """Return the first line of the error that a real step raises; None if it runs."""
         try:
             self.draw(2)  # one sample is too few for a batch norm in training
             self.clock.time(self.step, 1)
@@ -143,7 +143,7 @@ class BoundedRunner(abc.ABC):
         return None
 
     def predicted(self, batch_size: int) -> int | None:
-        """Say what a step takes, as far as is known now."""
+        """Return the predicted bytes of a step; None without a trace."""
         plan = self._planned()
         self._asked.add(batch_size)
         return None if plan is None else plan.at(batch_size)
@@ -151,9 +151,9 @@ class BoundedRunner(abc.ABC):
     @property
     def foreseen(self) -> MemoryForecast | None:
         """
-        Say what is known now: "largest", that fits, and "bytes", pairs of each size that was asked about and its.
+        Return the present prediction: the largest size that fits, and the bytes of the sizes asked for so far.
 
-        None where it has not looked: of a run that goes on more was known than the few sizes that are left tell.
+        None if `look` was not called: a resumed run steps few sizes, so the cached prediction is better.
         """
         if (plan := self._plan) is None or not self._has_looked:
             return None
@@ -161,7 +161,7 @@ class BoundedRunner(abc.ABC):
 
     @property
     def ran(self) -> list[dict[str, int]]:
-        """Each `batch_size` that has run: what was `said` of it just before, what it `took`, what the walk says."""
+        """Return for each `batch_size` that ran: bytes predicted just before (`said`), measured (`took`) and traced."""
         if (plan := self._plan) is None:
             return []
         took = {**plan.earlier, **plan.measured}
@@ -171,29 +171,29 @@ class BoundedRunner(abc.ABC):
 
     @property
     def remarks(self) -> list[Remark]:
-        """Return what a user should know of the memory of its steps."""
+        """Return what a user should know about the memory of its steps."""
         if self._tidied_at is None:
             return []
         return [Remark(code="heap_compacted", values={"batch_size": self._tidied_at})]
 
     @property
     def page_faults(self) -> list[dict[str, Any]]:
-        """What page faults took of the steps of each size, as `PageFaults.rows`; nothing of a GPU's."""
+        """Return `PageFaults.rows` of the steps on a CPU; none on a GPU."""
         return self._page_faults.rows if isinstance(self.meter, ResidentMeter) else []
 
     def report(self) -> MemoryReport:
-        """Return what is known of memory, to be told when nothing runs any more."""
+        """Return what is known about memory."""
         return {
             "ran": self.ran, "foreseen": self.foreseen, "remarks": self.remarks, "page_faults": self.page_faults,
         }  # fmt: skip
 
     def prepare(self, batch_size: int) -> None:
         """
-        Draw a batch, and do a first step: what is compiled or chosen in it is not timed.
+        Draw a batch and run a first step, in which frameworks compile and choose algorithms.
 
         Raises:
-            OverLimit: If by what is known it may take more than the limit; smaller sizes are stepped to know better.
-            OutOfMemory: If it did take more.
+            OverLimit: If it might exceed the limit, also by what steps of smaller sizes show.
+            OutOfMemory: If it did exceed the limit.
         """
         self.release()
         self._confirm(batch_size)
@@ -206,7 +206,7 @@ class BoundedRunner(abc.ABC):
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared step as the reference; False on a GPU, and where its batch takes much of the limit."""
+        """Keep the prepared step as the reference; False on a GPU and if its batch takes much of the limit."""
         if not isinstance(self.meter, ResidentMeter) or self._step is None:
             return False
         if self._batch_bytes > REFERENCE_SHARE * self._memory_limit:
@@ -222,7 +222,7 @@ class BoundedRunner(abc.ABC):
         return prepared
 
     def step(self) -> None:
-        """Do a step: on a GPU it is enqueued."""
+        """Run a step; on a GPU, enqueue it."""
         if self._step is not None:
             self._step()
             if not self._steps:
@@ -231,9 +231,9 @@ class BoundedRunner(abc.ABC):
             self._steps += 1
 
     def release(self) -> None:
-        """Let go of the batch and what its steps left behind; what they took is learned from."""
+        """Free the batch and what its steps allocated, after learning from their memory."""
         taken = None
-        with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows
+        with contextlib.suppress(Exception):  # after a GPU error every call fails
             taken = self.peak_bytes
         # Steps of a larger reference lie between those of a smaller size: what they take is not that size's.
         if self._plan is not None and taken is not None and self._steps and self._batch_size >= self._reference_size:
@@ -244,11 +244,11 @@ class BoundedRunner(abc.ABC):
         self._drop()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free everything."""
         self.release()
 
     def _planned(self, top: int | None = None) -> MemoryPlan | None:
-        """Walk through a step without data, once; None where the module cannot be."""
+        """Trace a step without data, once; return None if the module cannot be traced."""
         if self._plan is None and self._why_not is None:
             walked = None
             try:
@@ -262,7 +262,7 @@ class BoundedRunner(abc.ABC):
         return self._plan
 
     def _confirm(self, batch_size: int) -> None:
-        """Make sure that a size is within the limit, by steps of smaller ones where that is in doubt."""
+        """Raise OverLimit unless a size is safe; where that is in doubt, run smaller sizes first."""
         plan, limit = self._planned(), self._memory_limit
         if plan is None:
             return
@@ -295,7 +295,7 @@ class BoundedRunner(abc.ABC):
         self._steps = _STEPS_TO_LEARN  # also where the clock has ranks do steps of their own
 
     def draw(self, batch_size: int) -> None:
-        """Replace what is prepared by a batch of this size, and begin to measure memory."""
+        """Replace the prepared batch by one of this size, and start measuring memory."""
         self.release()
         step, self._batch_bytes = self._make(batch_size)
         self._batch_size, self._step = batch_size, step

@@ -1,8 +1,8 @@
 """
-What a walk without data takes for results that depend on data.
+Assumed results of operations that depend on data, for a trace without data.
 
-A truth is taken for False, since what is asked for one mostly is whether something is amiss; a number for 1; what a
-mask selects for all that there is; values that differ for one.  Steps that run correct what is said of memory by it.
+A truth value is False, since most conditions ask for an error; a number is 1; a mask selects everything; `unique` has
+one value. Steps that really run correct the predicted memory.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """
-    Give tensors without data, or a number, as an operation might.
+    Return what an operation might: tensors without data, or a number.
 
     Args:
         operation: One of PyTorch's.
-        arguments, options: What it was called with, tensors without data.
+        arguments, options: Its arguments, with tensors without data.
 
     Returns:
-        Any: As it might give; NotImplemented of an operation that is not known here.
+        Any: The assumed result; NotImplemented for an unknown operation.
     """
     import torch
 
@@ -61,7 +61,7 @@ def _selected(x: Any, mask: Any) -> Any:
 
 
 def _indexed(x: Any, indices: Sequence[Any]) -> Any:
-    """Index with the places of all that a mask may select."""
+    """Index as if the mask selected everything."""
     import torch
 
     places: list[Any] = []

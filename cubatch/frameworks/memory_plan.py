@@ -1,9 +1,9 @@
 """
-What steps take of memory: what a walk without data says, corrected by what smaller sizes really took.
+Memory of a step: the bytes of a trace without data, corrected by the measured bytes of smaller batches.
 
-The walk knows nothing of a library's scratch memory, nor of what an allocator keeps of freed blocks, which together are
-up to four times the tensors of a step on the CPU.  Both grow about as the tensors do, so that what grows with the batch
-is taken for as many times the walk's as at the largest sizes that were measured, on average, the nearest first.
+The trace knows neither the scratch memory of libraries nor freed blocks that an allocator keeps. On the CPU these are
+up to four times the tensors of a step. Both grow about as the tensors do, so the traced bytes that grow with the batch
+are multiplied by the ratio of measured to traced bytes at the nearest sizes that were measured.
 """
 
 from __future__ import annotations
@@ -38,18 +38,17 @@ been within 10 % so, 358 by the sixth power, and 341 where all counted the same.
 
 class MemoryPlan:
     """
-    Bytes of a step by batch size, better known with each size that is measured.
+    Predicted bytes of a step by batch size; each measured size improves the prediction.
 
     Args:
-        walked: What a walk without data says.
-        grain: Bytes that a measurement does not tell from code, stacks and the like, which grow with nothing.  A size
-            counts as if it took so much more, exactly as walked: little tells little of the rest.
-        scatter: Share by which one size may take more than its neighbours say: freed blocks are not always found again.
+        walked: Bytes by a trace without data.
+        grain: Resolution of a measurement in bytes: code and stacks of this size do not grow with the batch.
+        scatter: Share by which one size may exceed the prediction: freed blocks are not always reused.
 
     Attributes:
-        measured: Bytes by batch size, as learned.
-        said: What was said of each size just before it was measured.
-        earlier: What was measured before steps came to take less: all that is known until one was measured anew.
+        measured: Bytes by batch size.
+        said: The prediction for each size just before it was measured.
+        earlier: Bytes measured before the heap was compacted; used until a size is measured again.
 
     Example:
         >>> plan = MemoryPlan(Peaks({2: 120 * 2**20, 4: 140 * 2**20}), grain=0, scatter=0.08)
@@ -68,11 +67,11 @@ class MemoryPlan:
         self.earlier: dict[int, int] = {}
 
     def walked(self, batch_size: int) -> int:
-        """Say what a step takes by the walk alone."""
+        """Return the bytes of a step by the trace alone."""
         return self._walked.at(batch_size)
 
     def learn(self, batch_size: int, num_bytes: int) -> None:
-        """Correct it by what a size took; the most that it took counts."""
+        """Add a measurement; the largest one of a size counts."""
         if batch_size not in self.said:
             self.said[batch_size] = self.at(batch_size)
         walked = self._walked.at(batch_size)
@@ -81,11 +80,11 @@ class MemoryPlan:
         self.measured[batch_size] = max(num_bytes, self.measured.get(batch_size, 0))
 
     def restart(self, scatter: float) -> None:
-        """Learn anew, since steps take no more from now on than so far, and scatter otherwise."""
+        """Set measurements aside as `earlier`: from now on steps take less memory and scatter differently."""
         self.earlier, self.measured, self._scatter = self.measured, {}, scatter
 
     def at(self, batch_size: int) -> int:
-        """Say what a step takes, as far as is known."""
+        """Return the expected bytes of a step."""
         known, below = self._known, self._nearest(batch_size)
         walked = self._walked.at(batch_size)
         if below is None:
@@ -96,12 +95,12 @@ class MemoryPlan:
         return self._scaled(walked, statistics.fmean(times.values(), weights=[n**_NEARER for n in times]), times)
 
     def most(self, batch_size: int) -> int:
-        """Say what a step takes at most: the further from what was measured, the more."""
+        """Return an upper bound of the bytes of a step; it widens with the distance from measured sizes."""
         known, below = self._known, self._nearest(batch_size)
         if below is None:
             return round(self._fixed + (self._walked.at(batch_size) - self._fixed) * _UNMEASURED)
         taken, growth = known[below], max(1, self._walked.at(below) - self._fixed)
-        # What the meter cannot tell may all be of what grows: a size that is small beside it says little.
+        # All of the unresolved bytes may grow with the batch: a size that is small relative to them says little.
         times = min(_UNMEASURED, (self._growing(below, taken) - self._fixed + self._grain) / growth)
         further = self._walked.at(batch_size) - self._walked.at(below)
         likely = max(self.at(batch_size), taken + round(further * times))
@@ -114,13 +113,13 @@ class MemoryPlan:
         return max(likely + doubt + round(self._scatter * likely), worst)
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
-        """Give the largest batch size that takes no more, by `at` or another function of its sizes; 0 if none does."""
+        """Return the largest batch size within so many bytes, by `at` or another function; 0 if none is."""
         found = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
         # A size that was measured is known better than those around it, so that these may be thought to take more.
         return max([found, *(n for n, taken in self.measured.items() if taken <= num_bytes)])
 
     def _times(self, below: int) -> dict[int, float]:
-        """Give how many times the walk's the sizes just below took of what grows with the batch."""
+        """Return the ratio of measured to traced bytes, of the part that grows with the batch, at the nearest sizes."""
         known, start = self._known, self._fixed - self._grain
         return {
             n: max(0, self._growing(n, known[n]) - start) / max(1, self._walked.at(n) - start)
@@ -129,17 +128,17 @@ class MemoryPlan:
         }
 
     def _scaled(self, walked: int, times: float, near: Iterable[int]) -> int:
-        """Give the bytes of a step, if what grows takes so many times the walk's, and the rest as much as it did."""
+        """Return the bytes of a step if the growing part is `times` the traced one."""
         known, start = self._known, self._fixed - self._grain
         return round(start + (walked - start) * times) + max(known[n] - self._growing(n, known[n]) for n in near)
 
     def _growing(self, batch_size: int, taken: int) -> int:
-        """Give what of the bytes of a size is to grow with it: a difference within the grain does not."""
+        """Return the bytes of a size that grow with it; a difference within the grain does not."""
         walked = self._walked.at(batch_size)
         return walked if abs(taken - walked) < self._grain else taken
 
     def _nearest(self, batch_size: int) -> int | None:
-        """Give the largest size measured that is no larger, else the smallest measured."""
+        """Return the largest measured size that is no larger, else the smallest measured one."""
         known = self._known
         return max((n for n in known if n <= batch_size), default=min(known)) if known else None
 

@@ -1,4 +1,4 @@
-"""A PyTorch module, as something that can be prepared for a batch size and stepped, within a limit of memory."""
+"""The runner of a PyTorch module: random batches, steps, and a memory limit."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class ModuleRunner(BoundedRunner):
     Steps of a module on random inputs.
 
     Args:
-        module: What is called, compiled or not.
-        parameters, buffers: What is trained, and what else the module holds.
+        module: The module, compiled or not.
+        parameters, buffers: Its tensors.
         inputs: An example of its inputs.
         kind: How it is stepped.
         device: PyTorch's device.
-        walk: What steps take by a walk without data, up to the largest that fits into so many bytes or is wanted.
-        put_aside: Keeps what steps change, by what a walk says (None: there is none), and gives what of so many
-            bytes they may take beside.
+        walk: Traces steps without data, up to the largest batch that fits into so many bytes, or a maximum.
+        put_aside: Backs up the parameters that a step modifies (None: no trace knows them); returns how many of so
+            many bytes are left for steps.
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
         channels_last: Lay four-dimensional inputs out as NHWC.
-        dtype: What it computes with, to be told.
-        bare: What of the module works without other ranks; None is the module.
-        meter: Reads what a step takes; None is that of the device.
+        dtype: The type that it computes with.
+        bare: The module without DistributedDataParallel; None is the module itself.
+        meter: Measures the memory of a step; None is that of the device.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ModuleRunner(BoundedRunner):
 
     @property
     def remarks(self) -> list[Remark]:
-        """Remarks on memory, parts in evaluation mode, constant inputs, and a batch that is read as time."""
+        """Return remarks on memory, parts in evaluation mode, constant inputs, and a batch that is read as time."""
         remarks = super().remarks
         parts = self._bare.named_modules() if self._kind.training else ()
         if resting := [name for name, part in parts if not part.training]:
@@ -80,13 +80,13 @@ class ModuleRunner(BoundedRunner):
         return remarks
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
-        """Say what steps take by a walk without data, up to the largest that fits into so many bytes or is wanted."""
+        """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`."""
         peaks = self._walk_of(num_bytes, top)
         self._time_first, self._guessed = peaks.time_first, peaks.guessed
         return peaks
 
     def put_aside(self, walked: Peaks | None) -> int:
-        """Keep what steps change, by what a walk says (None: there is none), and give what they may take beside."""
+        """Back up the parameters that a step modifies (None: no trace knows them); return the bytes left for steps."""
         return self._put_aside(walked, self._memory_limit)
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:  # noqa: ARG002 - of the same batch
@@ -96,7 +96,7 @@ class ModuleRunner(BoundedRunner):
         )
 
     def rehearse(self) -> None:
-        """Do a step without what ranks exchange, in which a rank that fails would keep the others waiting."""
+        """Run a step without collective operations, so that a rank that fails does not keep the others waiting."""
         if self._bind is not None:
             self._bind(self._bare)()
             self._drop_gradients()
@@ -121,7 +121,7 @@ class ModuleRunner(BoundedRunner):
         def bound(module: Callable[..., Any]) -> Callable[[], None]:
             return self._kind.step(module, self._parameters, self._device.type, arguments, self._scaler)
 
-        if not self._is_loaded:  # libraries load their code, and take what they keep, in the first step of all
+        if not self._is_loaded:  # the very first step loads code and allocates workspaces that stay
             self.meter.start()
             bound(self._bare)()
             self._drop_gradients()
@@ -136,7 +136,7 @@ class ModuleRunner(BoundedRunner):
         self._bind = self._arguments = None
         self._drop_gradients()
         if self._is_cuda:
-            with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows
+            with contextlib.suppress(Exception):  # after a GPU error every call fails
                 torch.cuda.empty_cache()
 
     def _drop_gradients(self) -> None:

@@ -1,9 +1,9 @@
 """
-"package.module:build": where its source is, and what it depends on, found out without running any of it.
+The source of "package.module:build" and its dependencies, without running any of it.
 
-A kept result is only as good as what it was measured with is the same.  That is the file with the function, and
-whatever files of the user's own it imports, directly or through each other; what is installed counts by its version.
-Imports are read off the source: those that are made by name while it runs, and data files, are not seen.
+Cached timings apply only while the source is the same: the file with the function, the user's own files that it
+imports, directly or not, and the versions of installed packages. Imports are read from the source: dynamic imports and
+data files are not seen.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ModuleSource:
 
     Attributes:
         name: "package.module:build".
-        files: The file that it is in, and the user's own files that are imported from there.
-        packages: Installed packages that are imported from there, with their versions, or what their first file holds.
+        files: Its file, and the user's own files that are imported from there.
+        packages: Installed packages that are imported from there, with versions, or the digest of their first file.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ModuleSource:
     @classmethod
     def of(cls, name: str, field: str = "module") -> Self:
         """
-        Find it.
+        Locate the function.
 
         Raises:
             InvalidArgument: If it is no such name, or there is no such module.
@@ -68,7 +68,7 @@ class ModuleSource:
         )
 
     def conditions(self) -> dict[str, Any]:
-        """Say what must be the same for what was measured with it to apply."""
+        """Return what must be equal for cached timings to apply."""
         digest = hashlib.sha256()
         for path in self.files:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -77,7 +77,7 @@ class ModuleSource:
 
 @attrs.frozen
 class _Module:
-    """A module or package: its file, None of a package without one, and the folders that a package's parts are in."""
+    """A module or package: its file (None for a namespace package) and the folders of its submodules."""
 
     name: str
     path: Path | None
@@ -85,17 +85,16 @@ class _Module:
 
     @property
     def source(self) -> Path:
-        """Its file, where it is known to have one."""
+        """Its file; an empty path for a namespace package."""
         return self.path or Path()
 
 
 def load(name: str, field: str = "module") -> Any:
     """
-    Import what "package.module:function" names.
+    Import the function "package.module:function".
 
     Raises:
-        InvalidArgument: Naming the field, if there is no such module, or it has no such function; it says which
-            names are near.
+        InvalidArgument: Naming the field and similar names, if there is no such module or function.
     """
     if not _FORM.fullmatch(name):
         raise InvalidArgument(field, name, "'package.module:function'")
@@ -112,7 +111,7 @@ def load(name: str, field: str = "module") -> Any:
 
 
 def _followed(first: _Module) -> tuple[list[Path], list[str]]:
-    """Follow imports from a module: the user's own files, and the names of installed packages."""
+    """Return the user's own files that a module imports, and the names of installed packages."""
     waiting, files, installed = [first], {first.source}, set()
     while waiting:
         module = waiting.pop()
@@ -132,12 +131,12 @@ def _followed(first: _Module) -> tuple[list[Path], list[str]]:
 
 
 def _imports(module: _Module) -> Iterator[str]:
-    """Name all that a source imports, its own packages included; a name taken from a module may be one too."""
+    """Return the names that a source imports, parent packages included; an imported name may be a module."""
     parts = module.name.split(".")
     yield from (".".join(parts[:count]) for count in range(1, len(parts)))
     try:
         tree = ast.parse(module.source.read_bytes())
-    except (SyntaxError, ValueError, OSError):  # whoever imports it will say so
+    except (SyntaxError, ValueError, OSError):  # importing it raises the same error
         return
     package = parts if module.folders else parts[:-1]
     for node in ast.walk(tree):
@@ -157,7 +156,7 @@ def _with_packages(name: str) -> Iterator[str]:
 
 
 def _located(name: str) -> _Module | None:
-    """Find a module whose source is there, without importing the packages that it is in."""
+    """Locate the source of a module without importing its parent packages."""
     top, *below = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -180,13 +179,13 @@ def _located(name: str) -> _Module | None:
 
 
 def _state(package: str) -> str | None:
-    """Give an installed package's version, or the digest of its first file where no distribution has it."""
+    """Return the version of an installed package, or the digest of its first file if no distribution has it."""
     found = None if (version := _version(package)) else _located(package)
     return version if found is None else hashlib.sha256(found.source.read_bytes()).hexdigest()
 
 
 def _version(package: str) -> str | None:
-    """Give the version of the distribution that a package is imported from: PIL is Pillow's."""
+    """Return the version of the distribution of a package: that of Pillow for PIL."""
     try:
         known = filter(None, _distributions().get(package, ()))  # one that is half removed has no name
         names = sorted(set(known)) or [package]
@@ -197,5 +196,5 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
-    """Name the distributions of each package that can be imported; read once, as a process imports one version."""
+    """Return the distributions of each importable package, read once per process."""
     return metadata.packages_distributions()

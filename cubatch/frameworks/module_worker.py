@@ -1,4 +1,4 @@
-"""The runner of a module that is made by name: what the worker process is asked to build."""
+"""The runner of a module that is built by name, in a worker process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLABLE = "a function that can be imported and called without arguments"
 
 def pack(example_inputs: Any) -> Any:
     """
-    Write inputs so that JSON can hold them: a shape as it is, what has tensors in it as PyTorch saves it.
+    Write inputs as JSON: a shape as a list, tensors as the base64 text of `torch.save`.
 
     Raises:
         InvalidArgument: If they cannot be saved.
@@ -41,7 +41,7 @@ def pack(example_inputs: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """Read what `pack` wrote, in another process of the same user."""
+    """Read what `pack` wrote, in a process of the same user."""
     if isinstance(packed, list):
         return tuple(packed)
     import torch
@@ -51,17 +51,17 @@ def unpack(packed: Any) -> Any:
 
 
 def digest(packed: Any) -> str:
-    """Give what is the same of inputs that batches are made alike of, whatever the floats that each of these draws."""
+    """Return the SHA-256 of inputs; the values of floats, which each batch draws, do not count."""
     asked = packed if isinstance(packed, list) else pack(without_floats(unpack(packed)))
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()  # what torch.save writes of equal ones is equal
 
 
 def example(name: str) -> Any:
     """
-    Call the function that a user names for what a module is called with; random ones are the same each time.
+    Call the user's function that returns example inputs; PyTorch's generator is seeded first.
 
     Raises:
-        InvalidArgument: If there is no such function, or whatever it raises.
+        InvalidArgument: If there is no such function, or it raises.
     """
     with user_code.users("example_inputs", name, CALLABLE):
         import torch
@@ -72,7 +72,7 @@ def example(name: str) -> Any:
 
 def place_of(device: str) -> str:
     """
-    Name a device as PyTorch does, which takes a GPU's number in this process and no uuid.
+    Return PyTorch's name of a device: it takes the GPU's number in this process, not its UUID.
 
     Args:
         device: As `Device.address`.
@@ -103,15 +103,15 @@ def runner(
     seed: int,
 ) -> ModuleRunner:
     """
-    Make the module, move it to its device, and give a runner of its steps.
+    Build the module, move it to its device, and return a runner of its steps.
 
     Args:
-        build: "package.module:build", a function without arguments that gives a torch.nn.Module.
+        build: "package.module:build", a function without arguments that returns a torch.nn.Module.
         inputs: As `pack` wrote them.
-        device: What it is to run on, as `Device.address`.
+        device: Where it runs, as `Device.address`.
         mode, loss, optimizer, autocast, channels_last, compiled: As for `TorchModule`.
         memory_limit: Bytes that a step may take.
-        seed: Draws the parameters, as far as the module draws them by PyTorch's generator, and the inputs.
+        seed: Seeds PyTorch's generator before the module is built, and draws the inputs.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""An ONNX file as something of any batch size: its inputs, its batch axis, and what its tensors take."""
+"""The graph of an ONNX file: inputs, batch axis, and memory of its tensors at any batch size."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Input:
 
     Attributes:
         name, dtype: As in the file; the type as NumPy calls it.
-        shape: Its extents; those of one sample where it holds the batch.
-        holds_batch: Whether axis 0 comes before those, and is the batch.
-        values: How many rows it is an index of, where it is one: token ids.
+        shape: Its extents, without the batch axis.
+        holds_batch: Whether it has a batch axis, axis 0.
+        values: The number of rows that it indexes, as token ids do; None if it is no index.
     """
 
     name: str
@@ -41,26 +41,26 @@ class Input:
     values: int | None
 
     def extents(self, batch_size: int) -> tuple[int, ...]:
-        """Give its shape for a batch size."""
+        """Return its shape at a batch size."""
         return (batch_size, *self.shape) if self.holds_batch else self.shape
 
 
 class OnnxGraph:
     """
-    The graph of a file, read without the weights that lie beside it.
+    The graph of a file, without external weights.
 
     Args:
         path: The file.
 
     Attributes:
-        inputs: What it is called with.
-        outputs: Names of its results.
-        files: It, and those of its weights that lie beside it.
-        rewritten: The file with a symbolic batch, where its own is fixed, else None.
+        inputs: Its inputs.
+        outputs: Names of its outputs.
+        files: The file and those of external weights.
+        rewritten: The file with a symbolic batch axis, if its own is fixed; else None.
 
     Raises:
-        InvalidSpec: If it cannot be read, an input has an open extent beside the batch or a type that cannot be drawn,
-            or a Reshape inside fixes the batch too.
+        InvalidSpec: If it cannot be read, an input has another open extent than the batch or an unsupported type, or
+            a Reshape fixes the batch.
         MissingDependency: If onnx is not installed.
     """
 
@@ -96,21 +96,21 @@ class OnnxGraph:
 
     @property
     def dtype(self) -> str:
-        """What it computes with: the type of its first input of floating point, else that of most of its weights."""
+        """The type of its first floating-point input, else that of most of its weights."""
         found = next((each.dtype for each in self.inputs if each.dtype.startswith("float")), None)
         return found or self._weights_dtype()
 
     def peaks(self) -> Peaks:
         """
-        Say what a step takes, by the lifetimes of tensors in the order of the file, the weights included.
+        Return the peak bytes of a step by the lifetimes of tensors in file order, weights included.
 
         Raises:
-            NotImplementedError: If onnx knows no shape of one: that of another's operator, or one that data decide.
+            NotImplementedError: If a shape is unknown: of a custom operator, or one that depends on data.
         """
         return Peaks({n: self._weights + self._peak(n) for n in _WALKED})
 
     def fixing_node(self, batch_size: int | None = None) -> str | None:
-        """Name the first node that gives a tensor of a batch a fixed extent as axis 0: this one, or any."""
+        """Return the name of the first node whose output has a fixed extent on the batch axis."""
         shapes = {name: shape for name, (shape, _) in self._inferred(_PROBE).items()}
         constants = self._constants()
         for node in self._graph_of.graph.node:
@@ -121,15 +121,15 @@ class OnnxGraph:
         return None
 
     def fixed_by(self, node: str) -> InvalidSpec:
-        """Make the error of a file whose batch cannot be changed, because of this node."""
+        """Return the error of a file whose batch is fixed by this node."""
         return self.refused(f"one of any batch size, not with the batch fixed inside, by {node}", _DYNAMIC)
 
     def refused(self, allowed: str, remedy: str = "") -> InvalidSpec:
-        """Make the error of a file that is not what it must be."""
+        """Return the error of an unsuitable file."""
         return InvalidSpec("ONNX file", str(self._path), allowed, remedy)
 
     def _input(self, graph: Any, value: Any) -> Input:
-        """Read an input; its axis 0 is the batch if it is open under no other name, or of the first one's extent."""
+        """Read an input; axis 0 is the batch if it is open without another name, or as long as the first input's."""
         tensor = value.type.tensor_type
         dims = list(tensor.shape.dim)
         holds_batch = bool(dims) and self._is_batch(dims[0])
@@ -153,7 +153,7 @@ class OnnxGraph:
         return "" in {dim.dim_param, self._batch_name} or dim.dim_param == self._batch_name
 
     def _open(self, name: str, dims: list[Any], number: int) -> InvalidSpec:
-        """Make the error of an input with an open axis that is not the batch, and say how to fix it."""
+        """Return the error of an input with another open axis than the batch, with a remedy."""
         axis = dims[number].dim_param
         shape = ",".join(str(dim.dim_value or ("1" if place == 0 else "N")) for place, dim in enumerate(dims))
         told = f"--dim_param {axis} --dim_value N" if axis else f"--input_name {name} --input_shape {shape}"
@@ -162,7 +162,7 @@ class OnnxGraph:
         return self.refused(f"one whose input {name} is fixed in axis {axis or number}{also}", f"Fix it: {remedy}.")
 
     def _set_batch(self, graph: Any, batch: int | str) -> None:
-        """Write the batch into the inputs, and leave what follows from it open."""
+        """Set the batch of the inputs, and clear shapes that depend on it."""
         holding = {each.name for each in self.inputs if each.holds_batch}
         for value in graph.input:
             if value.name in holding:
@@ -176,7 +176,7 @@ class OnnxGraph:
         del graph.value_info[:]
 
     def _skeleton(self, model: Any) -> Any:
-        """Leave out large weights, on which no shape depends, and local functions."""
+        """Return the model without large weights and local functions, which no shape depends on."""
         for tensor in model.graph.initializer:
             if math.prod(tensor.dims) > _LARGEST_SHAPE:
                 tensor.ClearField("raw_data")
@@ -184,7 +184,7 @@ class OnnxGraph:
         return self._onnx.inliner.inline_local_functions(model) if model.functions else model
 
     def _inferred(self, batch_size: int) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Infer shape and bytes of all tensors that are known, without weights."""
+        """Infer the shape and bytes of all tensors, without weights."""
         self._set_batch(self._graph_of.graph, batch_size)
         try:
             graph = self._onnx.shape_inference.infer_shapes(self._graph_of, data_prop=True).graph
@@ -217,7 +217,7 @@ class OnnxGraph:
         return peak
 
     def _constants(self) -> dict[str, list[int]]:
-        """Give the small constants of whole numbers, by name: shapes."""
+        """Return small integer constants by name: shapes."""
         graph, helper = self._graph_of.graph, self._onnx.numpy_helper
         tensors = {each.name: each for each in graph.initializer if 0 < math.prod(each.dims) <= _LARGEST_SHAPE}
         made = [(node.output[0], node.attribute) for node in graph.node if node.op_type == "Constant"]

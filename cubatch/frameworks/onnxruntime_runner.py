@@ -1,4 +1,4 @@
-"""ONNX Runtime: an ONNX file, as something that can be prepared for a batch size and stepped."""
+"""The runner of an ONNX file in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _OUT_OF_MEMORY = (
 
 class OnnxRuntimeRunner(BoundedRunner):
     """
-    Steps of an ONNX file on random inputs that lie on the device, as do the results.
+    Steps of an ONNX file; random inputs and results are on the device.
 
-    Every batch size has a session of its own: arenas give nothing back, and would show what a larger size took.
+    Each batch size has its own session: an arena never shrinks, and would show the memory of a larger size.
 
     Args:
         path: The file.
         kind: "cpu" or "cuda".
         index: Number of the GPU.
-        threads: That an operator may use on the CPU; None is as many as there are cores.
+        threads: Threads per operator on the CPU; None is the number of cores.
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
-        meter: Reads what a step takes.
-        clock: Tells the time of steps, and what is free of the device.
+        meter: Measures the memory of a step.
+        clock: Times steps, and reads the free memory of the device.
 
     Raises:
-        InvalidSpec: If the file is none that can be run at any batch size.
-        DeviceNotAvailable: If this ONNX Runtime is without CUDA.
+        InvalidSpec: If the file cannot be run at any batch size.
+        DeviceNotAvailable: If this ONNX Runtime lacks CUDA.
         MissingDependency: If it is not installed.
     """
 
@@ -67,10 +67,10 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def look(self, *, seconds: float, top: int | None) -> MemoryLook:
         """
-        Find out what steps take: see `BoundedRunner.look`; and that the file's batch is really open.
+        Predict memory as `BoundedRunner.look`, after checking that the batch of the file is really open.
 
         Raises:
-            InvalidSpec: If it cannot be run, or its results do not grow with the batch.
+            InvalidSpec: If it cannot be run, or its outputs do not grow with the batch.
         """
         plan = self._planned(top or None)
         if plan is None or plan.at(max(_COMPARED)) <= self._memory_limit:
@@ -78,18 +78,18 @@ class OnnxRuntimeRunner(BoundedRunner):
         return super().look(seconds=seconds, top=top)
 
     def results(self, inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        """Give what the file makes of inputs."""
+        """Return the outputs for some inputs."""
         binding, step = self._bound(self._session(), inputs)
         step()
         found: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
         return found
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:  # noqa: ARG002 - it is a line, whatever fits
-        """Say what runs take by the file's shapes."""
+        """Return the peak bytes of steps by the shapes of the file."""
         return self._graph.peaks()
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
-        if not self._is_loaded:  # libraries load their code, and take what they keep, in the first step of all
+        if not self._is_loaded:  # the very first step loads code and allocates workspaces that stay
             self._bound(self._session(), self._drawn(1))[1]()
             self._is_loaded = True
         self.meter.start()
@@ -97,7 +97,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         return step, 0
 
     def _drop(self) -> None:
-        """Nothing is left but what the step itself held."""
+        """Free nothing: the step held the session."""
 
     def _session(self) -> Any:
         options = self._ort.SessionOptions()
@@ -143,7 +143,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         return {each.name: drawn(each, batch_size, generator) for each in self._graph.inputs}
 
     def _compare(self) -> None:
-        """Refuse a file that cannot be run, or whose first result is not as many times as large as the batch."""
+        """Reject a file that cannot be run, or whose first output does not grow with the batch."""
         extents = []
         for n in _COMPARED:
             try:
@@ -160,7 +160,7 @@ class OnnxRuntimeRunner(BoundedRunner):
             raise self._graph.fixed_by(self._graph.fixing_node() or found)
 
     def _told(self, call: Callable[[], Any], what: str) -> Any:
-        """Call ONNX Runtime, and say so where it ran out of memory."""
+        """Call ONNX Runtime and translate out-of-memory errors."""
         try:
             return call()
         except Exception as error:
@@ -177,9 +177,9 @@ class OnnxRuntimeRunner(BoundedRunner):
 
 def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
     """
-    Draw an input: normal, bytes of all values, and of other whole numbers those that are an index, else 0 and 1.
+    Draw an input: normal floats, uniform bytes, indices in their range, other integers 0 or 1.
 
-    Never a constant: what a GPU draws, and so its clock, depends on the data.
+    Inputs are never constant: the power of a GPU, and so its clock, depends on the data.
     """
     dtype, shape = np.dtype(value.dtype), value.extents(batch_size)
     if dtype.kind == "f":
@@ -191,7 +191,7 @@ def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.n
 
 
 def runner(*, path: str, device: str, threads: int | None, memory_limit: int, seed: int) -> OnnxRuntimeRunner:
-    """Make the runner that a worker process is asked for; `device` is a `Device.address`."""
+    """Make the runner in a worker process; `device` is a `Device.address`."""
     found = probe.resolve(device)
     monitor = clocks.monitor_of(found.uuid)
     meter = ResidentMeter() if found.kind == "cpu" else ProcessMeter(monitor)

@@ -1,12 +1,11 @@
 """
 Ranks of torch.distributed that tune a module together.
 
-Rank 0 decides and the others do as they are told, so that all step the same sizes in the same order and their
-collective operations meet.  A size takes as long as on its slowest rank and as much memory as on its fullest, and what
-fails on one rank fails on all.
+Rank 0 runs the search and sends commands to the others, so that all ranks step the same sizes in the same order. The
+slowest rank's time and the fullest rank's memory count. A size that fails on one rank fails on all.
 
-A collective operation that one rank never reaches would keep the others waiting.  So every size is first stepped
-without DistributedDataParallel, and only what got through that on all ranks is stepped with it.
+A collective operation that one rank never reaches would keep the others waiting. So every size first runs a step
+without DistributedDataParallel, and a step with it only after all ranks have succeeded.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from cubatch.hardware.room import MemoryLimit, memory_limit
 from cubatch.measure.ranks_runner import SlowestClock
 from cubatch.measure.runner import Remark
 
-_PATIENCE = dt.timedelta(days=1)  # the others wait for as long as rank 0 thinks; its end is noticed at once
+_PATIENCE = dt.timedelta(days=1)  # the others wait while rank 0 works; its death is noticed at once
 
 _DEEDS: Mapping[str, Callable[..., Any]] = {
     "put_aside": ModuleRunner.put_aside,
@@ -44,7 +43,7 @@ _DEEDS: Mapping[str, Callable[..., Any]] = {
     "hold_reference": ModuleRunner.hold_reference,
     "release": ModuleRunner.release,
 }
-"""What rank 0 has all ranks do to their runners, itself among them."""
+"""Commands that rank 0 sends to all ranks, itself included."""
 
 _TOGETHER = ("step", "time")  # of these: in them ranks exchange something
 
@@ -55,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @attrs.frozen
 class _Outcome:
-    """What a deed gave on a rank, or the error that it ended with."""
+    """The result of a command on one rank, or its error."""
 
     value: Any = None
     error: CubatchError | None = None
@@ -63,11 +62,11 @@ class _Outcome:
 
 class Ranks:
     """
-    The ranks of this job; all of them make it together.
+    The ranks of this job; constructing it is a collective operation.
 
     Attributes:
-        rank: The number of this one.
-        size: How many there are.
+        rank: The number of this rank.
+        size: The number of ranks.
     """
 
     def __init__(self) -> None:
@@ -75,19 +74,19 @@ class Ranks:
 
         self._distributed = distributed
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        # A group of its own: what ranks say to each other must not meet what the module exchanges.
+        # A group of its own: commands must not mix with the module's collective operations.
         self._group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
 
     @classmethod
     def present(cls) -> Ranks | None:
-        """Give the ranks of this job; None where torch.distributed was not initialised, or knows of one rank only."""
-        distributed: Any = sys.modules.get("torch.distributed")  # whoever initialised it has imported it
+        """Return the ranks of this job; None if torch.distributed is not initialized or has one rank only."""
+        distributed: Any = sys.modules.get("torch.distributed")  # initialized only if imported
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return None
         return cls() if distributed.get_world_size() > 1 else None
 
     def room(self, device: Device, room: MemoryLimit, held: int) -> MemoryLimit:
-        """Give the least that any rank may take; those on one host share what is free beside what each has `held`."""
+        """Return the smallest memory limit of all ranks; ranks on one host share its free memory."""
         mine = room.bytes
         if device.kind == "cpu":
             neighbours = self.gathered(socket.gethostname()).count(socket.gethostname())
@@ -99,24 +98,24 @@ class Ranks:
         return attrs.evolve(room, bytes=least, note=note, is_lowered=True)
 
     def gathered(self, value: Any) -> list[Any]:
-        """Give what each rank has said, by its number; all ranks call it together."""
+        """Return the value of each rank, by its number; a collective operation."""
         values: list[Any] = [None] * self.size
         self._distributed.all_gather_object(values, value, group=self._group)
         return values
 
     def told(self, value: Any = None) -> Any:
-        """Give what rank 0 has said; all ranks call it together."""
+        """Return the value of rank 0; a collective operation."""
         values = [value]
         self._distributed.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
     def do(self, runner: ModuleRunner, deed: str, *arguments: Any) -> list[Any]:
         """
-        Have all ranks do something to their runners, and give what it gave on each; called by rank 0.
+        Run a command on the runners of all ranks and return the result of each; called by rank 0.
 
         Raises:
-            Exception: What it raised on this rank.
-            CubatchError: What it raised on another, which it names.
+            Exception: Raised by the command on this rank.
+            CubatchError: Raised on another rank, which the message names.
         """
         self.told((deed, arguments))
         value, own = None, None
@@ -135,17 +134,17 @@ class Ranks:
 
     def answered(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
         """
-        Let rank 0 decide, and all ranks do for it what it asks of their runners.
+        Run `decide` on rank 0; the other ranks follow its commands.
 
         Args:
             runner: Of this rank.
-            decide: Is called on rank 0 with what gives a runner of all ranks for a limit of bytes and a seed.
+            decide: Called on rank 0 with a function that makes a runner of all ranks for a memory limit and a seed.
 
         Returns:
-            T: What rank 0 decided, on every rank.
+            T: The value of `decide`, on every rank.
 
         Raises:
-            CubatchError: What rank 0 ended with, on every rank.
+            CubatchError: The error of `decide`, on every rank.
         """
         try:
             return self._decided(runner, decide)
@@ -159,7 +158,7 @@ class Ranks:
         try:
             result = decide(lambda limit, _seed: RankedRunner(self, runner, limit))
         except Exception as error:
-            with contextlib.suppress(Exception):  # ranks that are gone hear nothing
+            with contextlib.suppress(Exception):  # ranks may have died
                 self.told(("end", _Outcome(error=error if isinstance(error, CubatchError) else self._named(error))))
             raise
         self.told(("end", _Outcome(result)))
@@ -181,7 +180,7 @@ class Ranks:
             self.gathered(outcome)
 
     def _tell(self, deed: str, error: Exception) -> None:
-        """Say at once what keeps the others waiting: what they exchange in a step ends with their group's timeout."""
+        """Log an error in a collective step at once: the other ranks wait until their group's timeout."""
         if deed in _TOGETHER:
             text = (
                 "rank %d failed in a step with the others, who may wait for it until their process group's timeout: %s"
@@ -189,7 +188,7 @@ class Ranks:
             _log.warning(text, self.rank, f"{type(error).__name__}: {error}")
 
     def _named(self, error: Exception) -> CubatchError:
-        """Turn what this rank has met into what another can raise."""
+        """Return an error of this rank in a form that another rank can raise."""
         text = f"rank {self.rank} raised {type(error).__name__}: {error}"
         if is_out_of_memory(error):
             return OutOfMemory(text)
@@ -198,10 +197,10 @@ class Ranks:
 
 class RankedRunner(BoundedRunner):
     """
-    The steps of all ranks as one runner, for rank 0, which bounds and times them.
+    The steps of all ranks as one runner, for rank 0.
 
     Args:
-        ranks: Those of the job.
+        ranks: The ranks of the job.
         runner: Of this rank.
         memory_limit: Bytes that a step may take on any of them.
     """
@@ -212,30 +211,30 @@ class RankedRunner(BoundedRunner):
 
     @property
     def peak_bytes(self) -> int | None:
-        """High water of memory since `prepare`, on the fullest rank; None where it is not told."""
+        """Peak bytes since `prepare` on the fullest rank; None where unknown."""
         if self._step is None:
             return self.own_bytes
         return max((peak for peak in self._do("peak") if peak is not None), default=None)
 
     @property
     def remarks(self) -> list[Remark]:
-        """Return what a user should know of the memory of all ranks, and of the inputs of this one."""
+        """Return remarks on the memory of all ranks and on the inputs of this rank."""
         return [*self._runner.remarks, *super().remarks]
 
     @property
     def page_faults(self) -> list[dict[str, Any]]:
-        """What page faults took of the steps of each size, on this rank."""
+        """Return the page faults of steps on this rank."""
         return self._runner.page_faults
 
     def _do(self, deed: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, deed, *arguments)
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
-        """Say what steps take by a walk without data, alike on all ranks."""
+        """Trace steps without data; the result is the same on all ranks."""
         return self._runner.walk(num_bytes, top)
 
     def put_aside(self, walked: Peaks | None) -> int:
-        """Keep what steps change, on each rank, and give the least that they may take beside."""
+        """Back up the parameters that a step modifies on each rank; return the smallest number of bytes left."""
         least: int = min(self._do("put_aside", walked))
         return least
 
@@ -249,7 +248,7 @@ class RankedRunner(BoundedRunner):
         return step, 0
 
     def hold_reference(self, repeats: int) -> bool:
-        """Have every rank keep its share as the reference step; what the step took is learned from."""
+        """Let every rank keep its prepared step as the reference, after learning from its memory."""
         taken = self.peak_bytes
         is_held = all(self._do("hold_reference", repeats))
         if is_held:
@@ -259,5 +258,5 @@ class RankedRunner(BoundedRunner):
         return is_held
 
     def _drop(self) -> None:
-        with contextlib.suppress(Exception):  # ranks that are gone hold nothing; whoever asked already knows
+        with contextlib.suppress(Exception):  # ranks that have died hold nothing
             self._do("release")

@@ -1,4 +1,4 @@
-"""Parts of a module that read as time the axis on which its inputs have the batch."""
+"""Layers that read the batch axis as time, for want of `batch_first`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _UNBATCHED, _BATCHED = 2, 3  # axes of a sequence of features, and of a batch of
 @contextmanager
 def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
     """
-    Name the recurrent and attention layers of PyTorch's that are called with the batch where they look for time.
+    Yield a list of the recurrent and attention layers that are called with the batch on their time axis.
 
-    Without `batch_first` they read (time, batch, features), and two axes as (time, features) with it, too.  Handed the
-    batch there they run all the same, from sample to sample, and a batch size says nothing then.  Seen is what they are
-    called with by position.  The list is filled while the block runs, after which no hook is left.
+    Without `batch_first` these layers read (time, batch, features), and always read two axes as (time, features). With
+    the batch on that axis they run from sample to sample, and a batch size has no meaning. The list is filled while the
+    block runs, by positional arguments; the hook is removed at its end.
 
     Args:
-        module: Whose parts are watched.
-        batch_size: Of the inputs with which it is called in the block.
+        module: The module to observe.
+        batch_size: Of its inputs in the block.
     """
     import torch
 

@@ -24,10 +24,10 @@ _ALLOWED = (
 @attrs.frozen(eq=False)
 class Inputs:
     """
-    What a module is called with, as an example of it.
+    Example inputs of a module.
 
     Attributes:
-        positional, keyword: Arguments whose tensors stand for a batch; what is no tensor is handed on as it is.
+        positional, keyword: Arguments; other values than tensors are passed on unchanged.
         batch_size: Samples of the example: axis 0 of its first tensor.
     """
 
@@ -42,11 +42,11 @@ class Inputs:
 
         Args:
             example: A tensor, a tuple, a mapping, a dataclass, or the shape of one sample.
-            dtype: Type of the elements where only a shape is given.
+            dtype: Type of the elements if only a shape is given.
 
         Raises:
-            InvalidArgument: If there is no tensor in it, its first one has no axis, or an object that is none of these
-                containers holds the batch too.
+            InvalidArgument: If it has no tensor, its first tensor has no axis, or an object that is none of these
+                containers holds the batch.
         """
         import torch
 
@@ -78,7 +78,7 @@ class Inputs:
         return inputs
 
     def on(self, device: Any) -> Inputs:
-        """Give them for a device: what every batch has is there, and what batches are drawn like is on the CPU."""
+        """Return the inputs for a device: constant tensors are moved there, the example stays on the CPU."""
 
         def moved(tensor: Any) -> Any:
             if tensor.is_meta:
@@ -91,7 +91,7 @@ class Inputs:
 
     @property
     def device(self) -> Any:
-        """Where the first of its tensors is."""
+        """Device of its first tensor."""
         return self._tensors()[0].device
 
     def remarks(self) -> list[Remark]:
@@ -114,7 +114,7 @@ class Inputs:
         return bool(tensor.ndim) and len(tensor) == self.batch_size
 
     def _opaque(self, tree: Any) -> Any:
-        """Find an object in which the example's batch would stay: no container that is known, but it holds some."""
+        """Return an object of unknown class that holds a tensor with the batch; None if there is none."""
         import torch
 
         if isinstance(tree, Mapping):
@@ -128,7 +128,7 @@ class Inputs:
         return tree if self._has_batch(tree, {}) else None
 
     def _has_batch(self, value: Any, seen: dict[int, Any]) -> bool:
-        """Say whether a tensor that holds the batch is in a collection, an object's attributes, or what these hold."""
+        """Return whether a collection or the attributes of an object, or what these hold, contain the batch."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -143,15 +143,15 @@ class Inputs:
 
     def batch(self, batch_size: int, make: Callable[[Any, int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """
-        Give the arguments for another batch size.
+        Return the arguments for another batch size.
 
         Args:
             batch_size: Samples.
-            make: make(tensor, n) gives a tensor with n rows in the place of one of the example.
+            make: make(tensor, n) returns a tensor with n rows in place of one of the example.
 
         Returns:
-            Positional and keyword arguments: those require a gradient that do in the example. Tensors whose axis 0 is
-            not the batch are the same each time.
+            Positional and keyword arguments; they require a gradient where the example does. Tensors without a batch
+            axis are the same at all sizes.
         """
 
         def replaced(tensor: Any) -> Any:
@@ -165,11 +165,11 @@ class Inputs:
 
 def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
     """
-    Make tensors like an example's, of its dtype: floats within its range, or normal where that holds one value only.
+    Return a function that draws tensors like an example's: floats within its range, or normal if it is constant.
 
-    Integers and booleans are whole samples of the example, each as often and in its order: labels of padding are -100,
-    rows of a mask leave equally many, and lengths of sequences are sorted, which those drawn one by one would not be.
-    Floats are never constant: what a GPU draws, and so its clock, depends on the data.
+    Integers and booleans repeat whole samples of the example in order, so that padding labels, the density of masks
+    and sorted sequence lengths stay valid. Floats are never constant: the power of a GPU, and so its clock, depends on
+    the data.
     """
     import torch
 
@@ -194,7 +194,7 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
 
 
 def without_floats(example: Any) -> Any:
-    """Give the arguments of an example with 0 for the floats that each batch draws: all that decides what runs."""
+    """Return an example with its batched floats set to 0: what identifies the workload."""
     import torch
 
     def blank(tensor: Any, _: int) -> Any:
@@ -205,12 +205,12 @@ def without_floats(example: Any) -> Any:
 
 
 def _is_cache(value: Any) -> bool:
-    """Say whether its class, or one that this is made of, is called a cache, as those of Hugging Face are."""
+    """Return whether its class or a base class is called a cache, as in Hugging Face."""
     return any("cache" in kind.__name__.lower() for kind in type(value).__mro__)
 
 
 def is_shape(example: Any) -> bool:
-    """Say whether it is the shape of one sample."""
+    """Return whether it is the shape of one sample."""
     return (
         isinstance(example, tuple | list)
         and len(example) > 0
@@ -219,7 +219,7 @@ def is_shape(example: Any) -> bool:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Change every tensor of nested tuples, lists, mappings and dataclasses."""
+    """Map every tensor in nested tuples, lists, mappings and dataclasses."""
     import torch
 
     if isinstance(tree, torch.Tensor):
@@ -238,7 +238,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _alike(tree: Any, parts: Any) -> Any:
-    """Give a list or mapping of other parts the class of one, unless that is a class that takes no others."""
+    """Convert a list or mapping to the class of another, unless its constructor does not take it."""
     if type(tree) is type(parts):
         return parts
     if isinstance(tree, list | dict | UserDict) or hasattr(tree, "__copy__"):  # else a copy may share what it holds

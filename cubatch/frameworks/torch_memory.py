@@ -1,9 +1,9 @@
 """
 The memory of a step of a PyTorch module, without running it.
 
-A step is walked through on fake tensors, which have shapes and no data (PyTorch's `FakeTensorMode`); the storages
-alive at any time are added up.  Neither an out-of-memory nor a GPU is needed, whatever the batch size.  What a
-library takes for itself inside an operation (cuDNN's workspaces), and what an allocator rounds up, is not in it.
+A step is traced on fake tensors, which have shapes and no data (PyTorch's `FakeTensorMode`), and the live storages are
+added up. This needs no GPU at any batch size. Workspaces inside an operation (cuDNN's) and the rounding of allocators
+are not included.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ _MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over sample
 @attrs.frozen
 class Walk:
     """
-    A step that was walked through.
+    A traced step.
 
     Attributes:
-        peak_bytes: Storages that are alive at its peak, the inputs and the parameters included.
-        operations: How many it does.
-        time_first: Parts of the module that read the batch as time, as `time_first.watched` names them: to walk through
-            these is to walk through each step of it.
+        peak_bytes: Bytes of live storages at its peak, inputs and parameters included.
+        operations: Number of operations.
+        time_first: Layers that read the batch as time, by `time_first.watched`: a trace has operations for each sample.
         guessed: Operations whose results depend on data: see `data_dependent`.
-        written: Parameters that it changes in place.
+        written: Parameters that it modifies in place.
     """
 
     peak_bytes: int
@@ -56,14 +55,14 @@ class Walk:
 @attrs.frozen
 class Peaks:
     """
-    Bytes at the peak of a step, by batch size: a line between the sizes that were walked through.
+    Peak bytes of a step by batch size: linear between traced sizes.
 
-    The peak is the largest of sums that each grow in proportion, so it lies on or below such lines, and rises beyond
-    the last of them as it does before it.
+    The peak is a maximum of linear functions of the batch size, hence convex: interpolation is an upper bound, and
+    beyond the last traced size the last slope continues.
 
     Attributes:
-        known: Bytes by batch size, of two sizes at least.
-        time_first, guessed, written: As those of `Walk`.
+        known: Bytes by batch size, of at least two sizes.
+        time_first, guessed, written: As in `Walk`.
     """
 
     known: Mapping[int, int]
@@ -73,7 +72,7 @@ class Peaks:
 
     def at(self, batch_size: int) -> int:
         """
-        Give the bytes at the peak of a step of so many samples.
+        Return the peak bytes of a step.
 
         Example:
             >>> Peaks({2: 120, 4: 140}).at(3), Peaks({2: 120, 4: 140}).at(10)
@@ -87,7 +86,7 @@ class Peaks:
 
     def largest(self, num_bytes: int) -> int:
         """
-        Give the largest batch size whose peak is within so many bytes; 0 if none is.
+        Return the largest batch size whose peak is within so many bytes; 0 if none is.
 
         Example:
             >>> Peaks({2: 120, 4: 140}).largest(195)
@@ -98,14 +97,14 @@ class Peaks:
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:
-    """Add up the storages of tensors, each once; of a sharded one, that of this rank's shard."""
+    """Return the bytes of the storages of tensors, each once; of a sharded tensor, this rank's shard."""
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     storages = [storage for tensor in local for part in _plain(tensor) for storage in _storages(part)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # noqa: SLF001 - its only identity
 
 
 def _plain(tensor: Any) -> Iterator[Any]:
-    """Give the tensors that hold what another one stands for, as quantised weights do; else the tensor."""
+    """Yield the tensors behind a wrapper such as quantized weights; else the tensor itself."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
@@ -114,7 +113,7 @@ def _plain(tensor: Any) -> Iterator[Any]:
 
 
 def _storages(tensor: Any) -> list[Any]:
-    """Give the storages of a tensor: a sparse one has those of its indices and values."""
+    """Return the storages of a tensor; of a sparse one, those of indices and values."""
     import torch
 
     rows, columns = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
@@ -130,11 +129,11 @@ def _storages(tensor: Any) -> list[Any]:
 
 def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None) -> Peaks:
     """
-    Work out what steps of a module on a device take, up to the largest within so many bytes, or that is wanted at all.
+    Trace steps of a module on a device, up to the largest batch within so many bytes, or a maximum.
 
     Raises:
-        InvalidArgument: If a step in training makes parameters.
-        Exception: Whatever else a step raises on fake tensors: of what looks into its data, for one.
+        InvalidArgument: If a training step creates parameters.
+        Exception: Raised by a step on fake tensors, such as one that reads its data.
     """
     top = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE)
     walks = {size: walked(module, inputs, kind, device, size) for size in sorted({min(size, top) for size in _PROBES})}
@@ -155,12 +154,12 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: i
 
 
 def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int) -> Walk:
-    """Walk through a step without data, and leave the module as it was."""
+    """Trace a step without data; the module is restored."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
 
-    # Compiled code that is met under a dispatch mode is skipped from then on: it runs eagerly, whoever calls it.
+    # torch.compile skips code that it first sees under a dispatch mode: it would run eagerly from then on.
     stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6: before, nothing compiled is walked
     # A table that a module makes when it is first needed would be one without data from then on.
     with (
@@ -202,7 +201,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
 
 
 class _Watch:
-    """Adds up the storages that operations make, as long as each is alive, and counts the operations."""
+    """Adds up live storages and counts operations."""
 
     def __init__(self) -> None:
         self.alive = self.peak = self.operations = 0
@@ -213,7 +212,7 @@ class _Watch:
         self._mode: Any = None
 
     def see(self, tensor: Any) -> None:
-        """Note a tensor's storage, once."""
+        """Add a tensor's storage, once."""
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
@@ -224,7 +223,7 @@ class _Watch:
         weakref.finalize(storage, self._gone, size)
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Note the storages that an operation writes to, also past the version of a tensor."""
+        """Record the storages that an operation writes to, also without a version bump."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -234,11 +233,11 @@ class _Watch:
         self._written.update(leaf.untyped_storage() for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor))
 
     def has_written(self, tensor: Any) -> bool:
-        """Say whether an operation wrote to a tensor's storage."""
+        """Return whether an operation wrote to a tensor's storage."""
         return tensor is not None and tensor.untyped_storage() in self._written
 
     def result(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Do an operation without data; note one whose result depends on data, and what it is taken for."""
+        """Run an operation without data; record it if its result depends on data and is assumed."""
         from torch._subclasses import fake_tensor
 
         try:
@@ -268,7 +267,7 @@ class _Watch:
         watch = self
 
         class Mode(TorchDispatchMode):  # type: ignore[misc]
-            """Sees the results of every operation."""
+            """Observes the results of every operation."""
 
             def __torch_dispatch__(
                 self,

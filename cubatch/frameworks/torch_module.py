@@ -1,4 +1,4 @@
-"""A PyTorch module to be tuned: what it is, what its steps take, and a runner of them."""
+"""A PyTorch module to be tuned: its name and device, the memory of its steps, and their runner."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MODES = ("inference", "training")
 
 class TorchModule:
     """
-    A module, made ready to be stepped; used with `with`, after which the module is as it was.
+    A module that is to be stepped; a context manager that restores the module at its end.
 
     Args:
         module: A torch.nn.Module.
         example_inputs, mode, loss, optimizer, autocast, channels_last, compiled: As for `autotune_module`, where
             the last is `compile`.
-        place: PyTorch's name of the device where a module without tensors runs; None is where the example's are.
+        place: PyTorch's name of the device of a module without tensors; None is the device of the example.
 
     Raises:
         InvalidArgument: If one of them makes no sense.
@@ -68,21 +68,21 @@ class TorchModule:
 
     @property
     def name(self) -> str:
-        """Its class, or that of what torch.compile or DistributedDataParallel has wrapped."""
+        """Name of its class, without the wrappers of torch.compile and DistributedDataParallel."""
         return type(self._bare).__name__
 
     @property
     def dtype(self) -> str:
-        """What it computes with: that of autocast, else that of its parameters."""
+        """The dtype of autocast, else that of its parameters."""
         return self._kind.autocast or str(self._dtype).removeprefix("torch.")
 
     @property
     def device(self) -> Device:
         """
-        Where its parameters are.
+        The device of its parameters.
 
         Raises:
-            InvalidArgument: If that is neither the CPU nor a GPU of NVIDIA's.
+            InvalidArgument: If it is neither the CPU nor an NVIDIA GPU.
         """
         if self._place.type not in {"cpu", "cuda"}:
             raise InvalidArgument("module", f"on {self._place}", "on the CPU or an NVIDIA GPU: module.to('cuda')")
@@ -90,7 +90,7 @@ class TorchModule:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds already of what its steps will be said to take, and what PyTorch's allocator keeps unused."""
+        """Bytes of its parameters and buffers, and of unused blocks in PyTorch's allocator."""
         own = torch_memory.num_bytes([*self._module.parameters(), *self._module.buffers()])
         if self._place.type != "cuda":
             return own
@@ -111,7 +111,7 @@ class TorchModule:
         self._undone.close()
 
     def ready(self) -> Self:
-        """Make it ready to be stepped, for good."""
+        """Prepare the module for steps without restoring it at the end."""
         torch = _torch()
         if self._place.type == "cuda":  # whose stream is timed, and where a kernel of a user's is launched
             torch.cuda.set_device(self._place)
@@ -125,23 +125,22 @@ class TorchModule:
 
     def peaks(self, num_bytes: int, top: int | None = None) -> Peaks:
         """
-        Say what its steps take, by walking through them on fake tensors: see `torch_memory.peaks`.
+        Trace its steps on fake tensors: see `torch_memory.peaks`.
 
         Raises:
-            NotImplementedError: If parameters are sharded: a walk would wait for what other ranks send; or if PyTorch
+            NotImplementedError: If parameters are sharded, since a trace would wait for other ranks; or if PyTorch
                 before 2.6 has compiled parts, which would run eagerly from then on.
-            Exception: Whatever a step raises on fake tensors.
+            Exception: Raised by a step on fake tensors.
         """
         _check_walkable(self._bare)
         return torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """
-        Keep parameters that its steps change in place, by what a walk says: all where none told which.
+        Back up the parameters that a traced step modifies in place; all of them if there is no trace.
 
         Returns:
-            int: Bytes that a step may take beside the copy: less than the limit where this leaves less of the memory,
-            of which ranks on a CPU have a part each. The last of them to look has seen the copies of all.
+            int: Bytes that a step may take besides the copy, at most the limit. Ranks on a CPU share the free memory.
         """
         parameters = dict(self._bare.named_parameters())
         names: Iterable[str] = parameters if walked is None or walked.guessed else walked.written
@@ -155,7 +154,7 @@ class TorchModule:
         return min(limit, room.memory_limit(self.device).bytes // ranks + self.held_bytes)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
-        """Give a runner of its steps."""
+        """Return a runner of its steps."""
         return ModuleRunner(
             self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
             self._place, self.peaks, self.put_aside, memory_limit, seed, channels_last=self._channels_last,
@@ -165,7 +164,7 @@ class TorchModule:
 
 def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None) -> None:
     """
-    Refuse what makes no sense of how a module is to be stepped; functions may be named, "package.module:function".
+    Check how a module is to be stepped; functions may be given by name, "package.module:function".
 
     Raises:
         InvalidArgument: If one of them makes no sense.
@@ -187,10 +186,10 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
 
 def _place(tensors: Sequence[Any]) -> Any:
     """
-    Give the device of a module's tensors, but for numbers, which may lie on the CPU; None where it has none.
+    Return the device of a module's tensors, except scalars, which may be on the CPU; None if it has none.
 
     Raises:
-        InvalidArgument: If they are on several: memory and time would be those of one.
+        InvalidArgument: If they are on several devices, of which one alone would be measured.
     """
     found = {tensor.device for tensor in tensors}
     if len(found) > 1:
@@ -209,12 +208,12 @@ def _check_walkable(module: Any) -> None:
 
 
 def _is_compiled(part: Any) -> bool:
-    """Say whether torch.compile wraps it, or it was compiled where it is."""
+    """Return whether it was compiled, by torch.compile or in place."""
     return hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
 
 
 def _unwrapped(module: Any) -> tuple[Any, bool]:
-    """Give what torch.compile and DistributedDataParallel have wrapped, and whether the latter is among them."""
+    """Return the module inside torch.compile and DistributedDataParallel, and whether the latter wraps it."""
     import torch
 
     has_ranks = False

@@ -1,4 +1,4 @@
-"""A module as it was: what steps may change of it, and how it is put back."""
+"""Backup of everything that steps may change in a module."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from cubatch.frameworks.attributes import kept_attributes, put_back
 
 class SavedState:
     """
-    Keeps what steps may change of a module and of PyTorch, and puts it back to the bit.
+    Context manager that restores a module and PyTorch's random generators to the bit, also after an error.
 
-    Parameters and buffers (in inference buffers, and those parameters that `keep` is told of: few are written to) are
-    copied to the host, so that the device keeps its room.  Gradients, other attributes such as the train flag of each
-    part, and PyTorch's random generators are kept too.  Use it with `with`: it puts back also after an error or Ctrl-C.
+    Buffers, and in training parameters, are copied to the host, so that device memory stays free; in inference `keep`
+    adds the few parameters that a step modifies. Gradients and other attributes, such as train flags, are restored too.
     """
 
     def __init__(self, module: Any, *, training: bool) -> None:
@@ -45,7 +44,7 @@ class SavedState:
         return self
 
     def keep(self, parameters: Iterable[Any]) -> bool:
-        """Keep the values of parameters, too, where nobody has yet: what steps in inference change; say if any was."""
+        """Back up further parameters, which steps in inference modify; return whether there were any."""
         if self._told is None or self._training:
             return False
         has_copied = False

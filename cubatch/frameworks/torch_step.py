@@ -1,4 +1,4 @@
-"""A step of a PyTorch module: what a user's loop does with a batch."""
+"""A step of a PyTorch module, as in a user's training or inference loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ class StepKind:
     How a module is stepped.
 
     Attributes:
-        training: Forward, loss, backward and optimiser step; the gradients of the step before are there until the
-            backward pass, as in loops that accumulate them, and Lightning's: their memory is to suffice, too. Else a
-            forward pass, in inference mode unless an input requires a gradient: a module that takes derivatives by it
-            has none there.
+        training: True: forward, loss, backward and optimizer step. The gradients of the previous step stay allocated
+            until the backward pass, as in loops that accumulate them and in Lightning. False: a forward pass, in
+            inference mode unless an input requires a gradient.
         loss: From the module's output to a scalar; None: the output's own `loss`, else the mean of its squares.
-        optimizer: One of OPTIMIZERS, or a function from parameters to an optimiser.
+        optimizer: One of OPTIMIZERS, or a function from parameters to an optimizer.
         autocast: One of AUTOCAST, or None.
     """
 
@@ -54,8 +53,8 @@ class StepKind:
         Bind a step to its arguments.
 
         Args:
-            module: What is called: the module, compiled or not.
-            parameters: What is trained.
+            module: The module, compiled or not.
+            parameters: The parameters to train.
             device: "cpu" or "cuda".
             arguments: Positional and keyword arguments of a batch.
             scaler: Scales the loss, as `scaler` makes it; None to leave it as it is.
@@ -68,7 +67,7 @@ class StepKind:
         unseen = [] if is_walk else [True]
 
         def seen(made: Any) -> Any:
-            """Look at what the first step makes."""
+            """Reject fake tensors in the output of the first step."""
             if unseen and any(map(_has_no_data, _tensors(made))):
                 given = "one that gave a tensor without data, which a cache beside it kept from the walk beforehand"
                 raise InvalidArgument("module", given, "one whose caches are its own", "Make it one of its attributes.")
@@ -107,7 +106,7 @@ class StepKind:
 
         Args:
             device: "cpu" or "cuda".
-            scale: Of another batch size: it is found by steps whose gradients overflow, which change nothing.
+            scale: The scale that steps of another batch size have arrived at.
         """
         import torch
 
@@ -157,7 +156,7 @@ def _has_no_data(tensor: Any) -> bool:
 
 
 def _tensors(output: Any) -> Iterator[Any]:
-    """Give the tensors of tuples, lists, mappings and dataclasses in each other, in their order."""
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
     import torch
 
     if isinstance(output, torch.Tensor):
