@@ -1,0 +1,269 @@
+"""
+Check the language of the project: words, sentence length, docstring openings and names.
+
+Run `python -m tests.language.findings cubatch/search` to list what is found in a package, without arguments the number
+of findings in each package, and with `--update` to lower the committed numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+import tomllib
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import attrs
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+COUNTS = HERE / "counts.json"
+RULES = tomllib.loads((HERE / "words.toml").read_text(encoding="utf-8"))
+CUDA = (".cu", ".cuh", ".h")
+SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:", "Yields:", "Note:", "Warning:")
+MESSAGE_WORDS = 3  # strings of fewer words are keys and labels
+
+_PHRASES = [(re.compile(rf"\b(?:{key})\b", re.IGNORECASE), use) for key, use in RULES["phrases"].items()]
+_FIRST = [(re.compile(rf"(?:{key})\b"), use) for key, use in RULES["first_words"].items()]
+_WORD = re.compile(r"[A-Za-z0-9][\w'/%.-]*")
+_ABBREVIATION = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|approx|no|[A-Z])\.", re.ASCII)
+
+
+@attrs.frozen(order=True)
+class Finding:
+    """A place that breaks a rule."""
+
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+def package(path: str) -> str:
+    """Return the unit that a file is counted in: the package for `cubatch/`, else the top-level directory."""
+    parts = path.split("/")
+    if len(parts) == 1:
+        return "top"
+    return "/".join(parts[:2]) if parts[0] == "cubatch" and len(parts) > 2 else parts[0]
+
+
+def files(root: Path = ROOT) -> list[Path]:
+    """Return the checked files: all Markdown, Python of the package and the benchmarks, CUDA sources."""
+    paths = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("tests/**/*.md")]
+    paths += [
+        path for top in ("cubatch", "benchmarks") for path in (root / top).rglob("*") if path.suffix in (".py", ".md")
+    ]
+    paths += [path for path in (root / "kernels").rglob("*") if path.suffix in (*CUDA, ".md")]
+    # Generated pages of results hold tables only.
+    return sorted(path for path in paths if "results" not in path.parts and "data" not in path.parts)
+
+
+def check(path: Path, root: Path = ROOT) -> list[Finding]:
+    """Return the findings in one file."""
+    name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return [Finding(name, *row) for row in _check_markdown(text)]
+    if path.suffix in CUDA:
+        return [Finding(name, *row) for row in _check_cuda(text)]
+    return sorted(Finding(name, *row) for row in (*_check_python(text), *_check_names(text)))
+
+
+def check_all(root: Path = ROOT) -> dict[str, list[Finding]]:
+    """Return the findings of each package."""
+    by_package: dict[str, list[Finding]] = defaultdict(list)
+    paths = files(root)
+    for path in paths:
+        by_package[package(path.relative_to(root).as_posix())] += check(path, root)
+    for finding in _check_stems([path.relative_to(root).as_posix() for path in paths if path.suffix == ".py"]):
+        by_package[package(finding.path)].append(finding)
+    return dict(by_package)
+
+
+# --- prose ---
+
+
+def banned(text: str) -> list[str]:
+    """Return the banned phrases in a text, each with its replacement."""
+    prose = re.sub(r"`[^`]*`", "`", text)
+    return [f'"{hit.group()}": use {use}' for phrase, use in _PHRASES for hit in phrase.finditer(prose)]
+
+
+def long_sentences(paragraph: str) -> list[str]:
+    """Return the sentences of a paragraph that have too many words; inline code counts as one word."""
+    prose = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", paragraph))
+    prose = _ABBREVIATION.sub(lambda hit: hit.group(1).replace(".", ""), prose)
+    sentences = re.split(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*`A-Z0-9_\[])", prose)
+    most = RULES["sentences"]["most_words"]
+    return [
+        f"{count} words: {' '.join(sentence.split())[:60]}..."
+        for sentence in sentences
+        if (count := len(_WORD.findall(sentence))) > most
+    ]
+
+
+def paragraphs(docstring: str) -> list[tuple[int, str]]:
+    """Return (line offset, text) of each paragraph of a docstring; examples and indented blocks are left out."""
+    lines = docstring.splitlines()
+    base = min((len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()), default=0)
+    blocks: list[tuple[int, list[str]]] = [(0, [])]
+    in_section, in_example = False, False
+    for offset, raw in enumerate(lines):
+        line, indent = raw.strip(), (len(raw) - len(raw.lstrip()) - base if offset else 0)
+        if not line:
+            in_example = False
+            blocks.append((offset + 1, []))
+        elif line.startswith(">>>") or in_example:
+            in_example = True
+        elif indent <= 0 and line in (*SECTIONS, "Example:", "Examples:"):
+            in_section = line in SECTIONS
+            blocks.append((offset + 1, []))
+        elif indent > 0 and not in_section:
+            continue
+        else:
+            if (in_section and 0 < indent <= 4) or line.startswith(("- ", "* ")):  # a new entry
+                blocks.append((offset, []))
+            blocks[-1][1].append(line)
+    return [(offset, " ".join(block)) for offset, block in blocks if block]
+
+
+def _check_markdown(text: str) -> list[tuple[int, str]]:
+    rows, block, start, fenced = [], list[str](), 1, False
+    text = re.sub(r"<!--.*?-->", lambda hit: "\n" * hit.group().count("\n"), text, flags=re.DOTALL)
+    for number, raw in enumerate([*text.split("\n"), ""], 1):
+        is_fence = raw.lstrip().startswith("```")
+        fenced ^= is_fence
+        if (fenced and not is_fence) or raw.startswith("    "):
+            continue
+        line = "" if is_fence else raw
+        rows += [(number, hit) for hit in banned(line)]
+        is_entry = re.match(r"\s*([-*+]|\d+\.)\s|#|\||!\[|<", line)
+        if (not line.strip() or is_entry) and block:
+            rows += [(start, hit) for hit in long_sentences(" ".join(block))]
+            block = []
+        if line.strip() and not re.match(r"#|\||!\[|<", line):
+            start = start if block else number
+            block.append(re.sub(r"^\s*([-*+]|\d+\.)\s", "", line).strip())
+    return rows
+
+
+def _check_cuda(text: str) -> list[tuple[int, str]]:
+    rows = []
+    for comment in re.finditer(r"//[^\n]*|/\*.*?\*/", text, re.DOTALL):
+        line = text.count("\n", 0, comment.start()) + 1
+        rows += [(line, hit) for hit in banned(comment.group())]
+    return rows
+
+
+def _check_python(text: str) -> list[tuple[int, str]]:
+    tree, rows = ast.parse(text), []
+    docs = {id(node): owner for node, owner in docstrings(tree)}
+    joined = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            value = node.value
+            if id(node) in docs:
+                rows += [(node.lineno + at, hit) for at, line in enumerate(value.split("\n")) for hit in banned(line)]
+                rows += [(node.lineno + at, hit) for at, part in paragraphs(value) for hit in long_sentences(part)]
+                if isinstance(docs[id(node)], ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    first = value.strip().split("\n")[0]
+                    rows += [
+                        (node.lineno, f"opens with {first.split()[0]}: use {use}")
+                        for word, use in _FIRST
+                        if word.match(first)
+                    ]
+            elif id(node) in joined or len(value.split()) >= MESSAGE_WORDS:
+                rows += [(node.lineno, hit) for hit in banned(value)]
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            rows += [(token.start[0], hit) for hit in banned(token.string)]
+    return rows
+
+
+def docstrings(tree: ast.AST) -> list[tuple[ast.Constant, ast.AST]]:
+    """Return the docstrings of a module, those after assignments included, each with the node that it describes."""
+    return [
+        (statement.value, node if place == 0 else body[place - 1])
+        for node in ast.walk(tree)
+        if isinstance(body := getattr(node, "body", None), list)
+        for place, statement in enumerate(body)
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    ]
+
+
+# --- names ---
+
+
+def _check_names(text: str) -> list[tuple[int, str]]:
+    rows, most = [], RULES["names"]["most_positional"]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            rows += _banned_name(node.name, node)
+            names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+            count = len(names) - (names[:1] in (["self"], ["cls"]))
+            if count > most:
+                rows.append((node.lineno, f"{node.name} has {count} positional parameters"))
+        elif isinstance(node, ast.arg):
+            rows += _banned_name(node.arg, node)
+        elif isinstance(node, ast.ClassDef):
+            rows += _banned_name(node.name.lower(), node)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            rows += _banned_name(node.id, node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            rows += _banned_name(node.attr, node)
+    return rows
+
+
+def _banned_name(name: str, node: ast.expr | ast.stmt | ast.arg) -> list[tuple[int, str]]:
+    return [(node.lineno, f"name {name}")] if name.strip("_") in RULES["names"]["banned"] else []
+
+
+def _check_stems(paths: list[str]) -> list[Finding]:
+    presenters = tuple(RULES["names"]["presenters"])
+    modules = [path for path in paths if path.startswith("cubatch/") and "/__" not in path]
+    shared = Counter(Path(path).stem for path in modules if not path.startswith(presenters))
+    return [
+        Finding(path, 1, f"module name {Path(path).stem} is used {shared[Path(path).stem]} times")
+        for path in modules
+        if not path.startswith(presenters) and shared[Path(path).stem] > 1
+    ]
+
+
+# --- committed numbers ---
+
+
+def load_counts() -> tuple[list[str], dict[str, int]]:
+    """Return the packages that are done, and the most findings that each other package may have."""
+    data = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {"done": [], "counts": {}}
+    return data["done"], data["counts"]
+
+
+def save_counts(done: list[str], counts: dict[str, int]) -> None:
+    """Write the committed numbers."""
+    rows = {name: count for name, count in sorted(counts.items()) if name not in done}
+    COUNTS.write_text(json.dumps({"done": sorted(done), "counts": rows}, indent=2) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str]) -> None:
+    """Print the findings of the named packages, or the number of findings in each."""
+    by_package = check_all()
+    for name in (argument for argument in arguments if not argument.startswith("-")):
+        print(*by_package[name], sep="\n")
+    counts = {name: len(rows) for name, rows in by_package.items()}
+    if not arguments:
+        print(*(f"{count:6} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])), sep="\n")
+    if "--update" in arguments:
+        done, limits = load_counts()
+        done = sorted({*done, *(name for name, count in counts.items() if count == 0)})
+        save_counts(done, {name: min(count, limits.get(name, count)) for name, count in counts.items()})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

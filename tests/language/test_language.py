@@ -1,0 +1,110 @@
+"""The language of the project: packages that are done have no findings, elsewhere their number only falls."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.language import findings
+from tests.language.proof import Comparison, Difference
+
+
+@pytest.fixture(scope="module")
+def by_package():
+    return findings.check_all()
+
+
+def test_packages_that_are_done_have_no_findings(by_package):
+    done, _ = findings.load_counts()
+    assert [str(finding) for name in done for finding in by_package.get(name, [])] == []
+
+
+def test_findings_only_fall(by_package):
+    """List the new ones by `python -m tests.language.findings PACKAGE`; lower the numbers by `--update`."""
+    done, most = findings.load_counts()
+    counts = {name: len(rows) for name, rows in by_package.items() if name not in done}
+    assert {name: count for name, count in counts.items() if count > most.get(name, 0)} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "finding"),
+    [
+        ('def f():\n    """Give a number."""\n', "opens with Give"),
+        ('def f():\n    """Return what nobody needs."""\n', "nobody"),
+        ("# measured anew\n", "anew"),
+        ('raise ValueError(f"{n} was told of")\n', "told"),
+        ("found = 1\n", "name found"),
+        ("def f(kept): pass\n", "name kept"),
+        ("self._asked = 1\n", "name _asked"),
+        ("def f(a, b, c, d, e, g): pass\n", "6 positional"),
+        (f'"""{"word " * 26}."""\n', "26 words"),
+        (f'def f():\n    """\n    Do it.\n\n    Args:\n        a: {"word " * 25}.\n    """\n', "26 words"),
+    ],
+)
+def test_each_rule_is_checked(tmp_path, source, finding):
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert [row for row in findings.check(path, tmp_path) if finding in row.text]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(self, a, b, c, d, e): pass\n",
+        f'"""{"word " * 25}.  {"Word " * 25}."""\n',
+        'def f():\n    """\n    Return it.\n\n    Example:\n        >>> f("told anew")\n    """\n'.replace(
+            "told anew", "x " * 30
+        ),
+        'x = {"told": 1}\n',
+    ],
+)
+def test_plain_code_has_no_findings(tmp_path, source):
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert findings.check(path, tmp_path) == []
+
+
+def test_markdown_is_checked_outside_code(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text("It is measured anew.\n\n```\nnobody\n```\n\n- " + "word " * 26 + ".\n")
+    assert [row.line for row in findings.check(path, tmp_path)] == [1, 7]
+
+
+def test_module_names_are_unique_except_for_presenters():
+    paths = ["cubatch/a/watch.py", "cubatch/b/watch.py", "cubatch/cli/watch.py", "cubatch/b/other.py"]
+    assert [finding.path for finding in findings._check_stems(paths)] == paths[:2]
+
+
+BEFORE = 'def f(told, n):\n    """Say it."""\n    return [told[one] for one in range(n)]\n'
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "def f(values, n):\n    return [values[i] for i in range(n)]\n",
+        'def f(n, m):\n    """Return it."""\n    return [n[i] for i in range(m)]\n',
+    ],
+)
+def test_renamed_code_is_proved_equal(after):
+    Comparison().compare(BEFORE, after)
+
+
+def test_renamed_imports_are_proved_equal():
+    comparison = Comparison()
+    comparison.compare("from a import b\n\nb.c(told=1)\n", "from a import z\n\nz.c(n=1)\n")
+    assert dict(comparison.names) == {("b", "z"): 1, ("told", "n"): 1}
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "def f(values, n):\n    return [values[i] for i in range(values)]\n",  # another variable
+        "def f(values, n):\n    return [n[n] for n in range(n)]\n",  # captured
+        "def f(values, n):\n    return [values[i] for i in range(n + 1)]\n",
+        "def f(values, n):\n    return {values[i] for i in range(n)}\n",
+        "def f(values, n):\n    return [values[i] for i in reversed(n)]\n",
+        "def f(values, n):\n    print(n)\n    return [values[i] for i in range(n)]\n",
+    ],
+)
+def test_changed_code_is_not_proved_equal(after):
+    with pytest.raises(Difference):
+        Comparison().compare(BEFORE, after)
