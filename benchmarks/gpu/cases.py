@@ -1,63 +1,27 @@
-"""What the GPU pass measures but for tensor cores: lists of cases, the most valuable first."""
+"""What the GPU pass measures beside the steps of networks: square products, odd shapes, sweeps, memory plans."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
-from collections.abc import Iterable, Sequence
-
-import attrs
+from collections.abc import Sequence
 
 from cubatch.bench import cases, training_calls
 from cubatch.bench.cases import Case
+from cubatch.bench.fused import with_epilogue
 from cubatch.network import layers as kinds
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
-NETWORKS = ("resnet50", "mobilenet-v3-large", "vgg16")
-BATCH_SIZES = (32, 256)
 SQUARES = (1024, 2048, 4096, 8192, 1536, 3072, 6144)
 SEED = 20261121
 SHAPES_PER_OPERATION = 6
 LARGEST_SWEPT = 256
 STORED = ("float32", "float16", "bfloat16")
-ELSEWHERE = {
-    ("dropout", "float32"), ("dropout", "float16"), ("dropout", "bfloat16"),  # random: no right result to compare with
-    # Of many tiles' moments, which only fused products leave:
-    *(("batch_norm_merge", dtype) for dtype in ("float32", "float16", "bfloat16")),
-    # Of whole networks, whose every norm it takes at once:
-    *(("batch_norm_fold", dtype) for dtype in ("float32", "float16", "bfloat16")),
-    # Of transformers, whose tokens are copies but for one sum:
-    *(
-        ("tokens", dtype) for dtype in ("float32", "float16", "bfloat16")
-    ),
-}  # fmt: skip
-"""Operations that no case here calls: tests/kernels checks them, on a GPU too."""
-
-
-_MOVERS: Sequence[Layer] = (
-    kinds.ReLU(h=56, w=56, c=64),
-    kinds.BatchNorm2d(h=56, w=56, c=64),
-    kinds.BatchNorm2d(h=14, w=14, c=1024),
-    kinds.Add(h=56, w=56, c=256),
-    kinds.MaxPool2d(h=112, w=112, c=64, r=3, s=3, stride=2, pad=1),
-    kinds.GlobalAvgPool(h=7, w=7, c=2048),
-    kinds.AvgPool2d(h=28, w=28, c=256, r=2, s=2),
-    kinds.HardSwish(h=56, w=56, c=64),
-    kinds.HardSigmoid(h=28, w=28, c=256),
-    kinds.ReLU6(h=56, w=56, c=64),
-    kinds.Sigmoid(h=28, w=28, c=256),
-    kinds.SiLU(h=56, w=56, c=64),
-    kinds.GELU(h=197, w=1, c=768),
-    kinds.LayerNorm(h=197, w=1, c=192),
-    kinds.LayerNorm(h=56, w=56, c=96),
-    kinds.LayerScale(h=56, w=56, c=96),
-    kinds.Scale(h=28, w=28, c=120),
-)
-"""Layers that only move bytes; those of ResNet-50 first."""
+ELSEWHERE = {("batch_norm_merge", dtype) for dtype in STORED}
+"""Operations that no case calls, of moments that only fused products leave: tests/kernels checks them."""
 
 
 _PLAIN_3X3 = (
@@ -68,85 +32,8 @@ _PLAIN_3X3 = (
 
 
 def gemms() -> list[Case]:
-    """Square products in every layout, then the linear layers of the networks."""
-    found = [cases.gemm(size, size, size, layout=layout) for layout in ("nt", "nn", "tn") for size in SQUARES]
-    for batch_size in BATCH_SIZES:
-        for name in NETWORKS:
-            found += [case for case in of_network(name, batch_size) if isinstance(case.layer, kinds.Linear)]
-    return merged(found)
-
-
-def convolutions() -> list[Case]:
-    """The convolutions of the networks but for the depthwise ones, which only move bytes."""
-    order = [(name, batch_size) for batch_size in BATCH_SIZES for name in NETWORKS]
-    order.insert(1, order.pop(len(NETWORKS)))  # the goal is stated for resnet50 at both batch sizes
-    found = []
-    for name, batch_size in order:
-        found += [
-            case
-            for case in of_network(name, batch_size)
-            if isinstance(case.layer, kinds.Conv2d) and case.layer.groups == 1
-        ]
-    return merged(found)
-
-
-def memory_bound() -> list[Case]:
-    """Depthwise convolutions, and the operations that stand against the bandwidth of a copy."""
-    found = [
-        case
-        for batch_size in reversed(BATCH_SIZES)
-        for case in of_network("mobilenet-v3-large", batch_size)
-        if isinstance(case.layer, kinds.Conv2d) and case.layer.groups > 1
-    ]
-    found += _moved(_MOVERS, "float32")
-    parameters = models.build("resnet50").parameters
-    found += [training_calls.optimizer_step(name, parameters) for name in ("momentum", "adam", "sgd")]
-    found.append(training_calls.cross_entropy(1024, 1000))
-    # What a training step in float16 has besides its products.
-    found += _moved(_MOVERS[:6], "float16")
-    return [
-        *found,
-        training_calls.optimizer_step("momentum", parameters, "float16"),
-        training_calls.loss_scale(parameters),
-    ]
-
-
-def attentions() -> list[Case]:
-    """Attention of the vision transformers: at once in inference, and both passes of training; then longer rows."""
-    layers = [kinds.Attention(h=197, w=1, c=64 * heads, heads=heads) for heads in (12, 3, 6)]
-    layers.append(kinds.Attention(h=1024, w=1, c=512, heads=8))
-    return [
-        case
-        for dtype in ("float16", "float32", "bfloat16")
-        for layer in layers
-        for case in training_calls.attention_passes(layer, 32, dtype)
-    ]
-
-
-def _moved(layers: Iterable[Layer], dtype: str) -> list[Case]:
-    return [
-        cases.of_layer(layer, pass_, LARGEST_SWEPT, dtype)
-        for layer in layers
-        for pass_ in Pass
-        if cases.has_case(layer, pass_)
-    ]
-
-
-@functools.cache
-def of_network(name: str, batch_size: int, dtype: str = "float32") -> tuple[Case, ...]:
-    """The distinct layer passes of a named network; their layers are named with it, for tables by network."""
-    found = cases.of_network(models.build(name), list(Pass), batch_size, dtype)
-    return tuple(attrs.evolve(case, layers=tuple(f"{name}/{layer}" for layer in case.layers)) for case in found)
-
-
-def merged(found: list[Case]) -> list[Case]:
-    """Keep what several networks have once, in its first place, with the layers of all."""
-    by_name: dict[str, Case] = {}
-    for case in found:
-        before = by_name.get(case.name)
-        layers = (*before.layers, *case.layers) if before else case.layers
-        by_name[case.name] = attrs.evolve(case, layers=layers, multiplicity=max(1, len(layers)))
-    return list(by_name.values())
+    """Square products in every layout."""
+    return [cases.gemm(size, size, size, layout=layout) for layout in ("nt", "nn", "tn") for size in SQUARES]
 
 
 def swept() -> list[tuple[Layer, Pass]]:
@@ -188,6 +75,8 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
     for dtype in STORED:
         for _ in range(SHAPES_PER_OPERATION):
             found += _passes(_drawn_layers(draw), draw, dtype)
+            found += _with_endings(draw, dtype)
+        found.append(training_calls.fold([draw.randint(1, 300) for _ in range(35)], [True, False, *[True] * 33], dtype))
         found += _passes(_depthwise_layers(draw), draw, dtype)
         found += [
             cases.of_layer(layer, pass_, batch_size, dtype, with_bias=True)
@@ -198,31 +87,39 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
                 (kinds.BatchNorm2d(h=63, w=65, c=4), Pass.FPROP, 17),
             )
         ]
-        found += [
-            case
+        attentions = [
+            kinds.Attention(h=draw.randint(3, 99), w=1, c=width * heads, heads=heads, bias=draw.random() < 0.5)
             for width, heads in ((12, 3), (64, 2), (72, 1))  # the last too wide to go without stored weights
-            for case in training_calls.attention_passes(
-                kinds.Attention(h=draw.randint(3, 99), w=1, c=width * heads, heads=heads),
-                2,
-                dtype,
-                with_bias=draw.random() < 0.5,
-            )
         ]
+        found += _passes(attentions, draw, dtype)
         found += [training_calls.cross_entropy(37, 11, dtype), training_calls.cross_entropy(5, 1000, dtype)]
         for name in ("sgd", "momentum", "adam"):
             found += [training_calls.optimizer_step(name, draw.randint(900, 9000), dtype) for _ in range(2)]
     found.append(training_calls.loss_scale(draw.randint(900, 9000)))
-    found += [cases.of_layer(layer, pass_, 3) for layer in _PLAIN_3X3 for pass_ in (Pass.FPROP, Pass.DGRAD)]
+    for layer in _PLAIN_3X3:
+        forward, backward = (cases.of_layer(layer, pass_, 3) for pass_ in (Pass.FPROP, Pass.DGRAD))
+        found += [forward, backward, with_epilogue(forward, folded=True, residual=True, relu=True)]
+        found.append(with_epilogue(backward, residual=True, positive=True))
     return list({case.name: case for case in found}.values())
 
 
-def _passes(layers: list[Layer], draw: random.Random, dtype: str) -> list[Case]:
+def _passes(layers: Sequence[Layer], draw: random.Random, dtype: str) -> list[Case]:
+    """Every pass of layers, and the forward passes that differ by mode."""
     return [
-        cases.of_layer(layer, pass_, draw.choice((1, 2, 3, 5)), dtype, with_bias=draw.random() < 0.5)
+        cases.of_layer(layer, pass_, draw.choice((1, 2, 3, 5)), dtype, with_bias=draw.random() < 0.5, mode=mode)
         for layer in layers
         for pass_ in Pass
-        if cases.has_case(layer, pass_)
+        for mode in ("", "training", "inference")
+        if cases.has_case(layer, pass_, mode)
     ]
+
+
+def _with_endings(draw: random.Random, dtype: str) -> list[Case]:
+    """A norm and a sum with what else they do to their results, as networks have them."""
+    norm = kinds.BatchNorm2d(h=draw.randint(5, 13), w=draw.randint(5, 13), c=draw.randint(1, 40))
+    found = [cases.of_layer(norm, Pass.FPROP, 3, dtype, mode=mode) for mode in ("training", "inference")]
+    residual = draw.random() < 0.5
+    return [with_epilogue(case, residual=residual, relu=True) for case in found]
 
 
 def _depthwise_layers(draw: random.Random) -> list[Layer]:
@@ -266,7 +163,7 @@ def _drawn_layers(draw: random.Random) -> list[Layer]:
         *(kind(**plain) for kind in (
             kinds.GlobalAvgPool, kinds.BatchNorm2d, kinds.LayerNorm, kinds.LayerScale, kinds.Add,
             kinds.Scale, kinds.ReLU, kinds.ReLU6, kinds.Sigmoid,
-            kinds.SiLU, kinds.HardSigmoid, kinds.HardSwish, kinds.GELU, kinds.Softmax,
+            kinds.SiLU, kinds.HardSigmoid, kinds.HardSwish, kinds.GELU, kinds.Softmax, kinds.Tokens, kinds.ClassToken,
         )),
     ]  # fmt: skip
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
 
-from benchmarks.gpu import cases, conformance, sweep, tensor_cases, training
+from benchmarks.gpu import cases, conformance, steps, sweep, tensor_cases, training
 from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import probes as gpu_probes
 from benchmarks.gpu.items import Session
 from cubatch.bench.cases import Case, of_layer
-from cubatch.hardware import arithmetic
+from cubatch.bench.target import count_sets
+from cubatch.hardware import arithmetic, room
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.variant import Kernel
@@ -28,16 +29,6 @@ _TUNED = (
     ("resnet18", "inference", "float32", "im2col"),
 )
 _STEPS = (("resnet50", 256, "float16"), ("resnet50", 256, "bfloat16"), ("resnet50", 32, "float16"))
-
-COMPILED_BATCHES = {
-    "resnet50": (256, 32),
-    "convnext-tiny": (128,),
-    "efficientnet-b0": (256, 32),
-    "mobilenet-v3-large": (256, 32),
-    "vit-base": (128,),
-    "deit-tiny": (256,),
-}
-"""Batch sizes at which whole steps of a network are compared with PyTorch eager and `torch.compile`."""
 
 COMPILED_RIVALS = {"torch.compile": ("eager", "compile"), "torch.compile max-autotune": ("compile max-autotune",)}
 """
@@ -65,6 +56,7 @@ class Item:
         seconds: A guess of how long it takes.
         limit_seconds: It hangs if it, or a kernel of it that is new, takes longer.
         keyword: The item runs only if the text of `--only` contains this word; empty: no word is needed.
+        steps: Names of the steps that have it, by which `--only` finds it too.
     """
 
     name: str
@@ -73,6 +65,7 @@ class Item:
     seconds: float = 1.0
     limit_seconds: float = 30.0
     keyword: str = ""
+    steps: Sequence[str] = ()
 
 
 @attrs.frozen
@@ -95,11 +88,22 @@ class Stage:
     always: bool = False
 
 
+def _timed(case: Case, device: Device, of: Sequence[str] = ()) -> Item:
+    seconds = _guess(case, device)
+    return Item(case.name, lambda session: gpu_items.timed(case, session), case, seconds, steps=of)
+
+
 def _of_cases(found: Iterable[Case], device: Device) -> list[Item]:
+    return [_timed(case, device) for case in found if case.dtype in arithmetic.supported_dtypes(device)]
+
+
+def _steps(device: Device) -> list[Item]:
+    """Return the operations of every step that the device has memory for."""
+    dtypes, limit = arithmetic.supported_dtypes(device), room.memory_limit(device).bytes
     return [
-        Item(case.name, lambda session, case=case: gpu_items.timed(case, session), case, _guess(case, device))
-        for case in found
-        if case.dtype in arithmetic.supported_dtypes(device)
+        _timed(case, device, names)
+        for case, names in steps.merged((step for step in steps.STEPS if step.dtype in dtypes), device)
+        if case.num_bytes * count_sets(case, device.l2_bytes) <= limit
     ]
 
 
@@ -167,7 +171,7 @@ def _trainings(_: Device) -> list[Item]:
         )
         for ending, rival_names in COMPILED_RIVALS.items()
         for mode in ("training", "inference")
-        for name, batch_sizes in COMPILED_BATCHES.items()
+        for name, batch_sizes in steps.BATCHES.items()
         for batch_size in batch_sizes
     ]
 
@@ -224,10 +228,6 @@ def _products(device: Device) -> list[Item]:
     return _of_cases(_mixed(tensor_cases.gemms(), cases.gemms()), device)
 
 
-def _convolutions(device: Device) -> list[Item]:
-    return _of_cases(_mixed(tensor_cases.convolutions(), cases.convolutions()), device)
-
-
 def _units(device: Device) -> list[Item]:
     probes = gpu_probes.probes(gpu_items.arch_of(device))
     return [
@@ -242,17 +242,8 @@ STAGES = (
     Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
     Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),
     Stage("gemm", "matrix products beside cuBLAS", 55, _products),
-    Stage("layers", "convolutions beside cuDNN", 100, _convolutions),
-    Stage(
-        "fused", "convolutions with bias, residual and ReLU beside cuDNN and PyTorch's kernels", 20,
-        lambda device: _of_cases(tensor_cases.fused_convolutions(), device),
-    ),
-    Stage(
-        "attention", "attention beside PyTorch's scaled_dot_product_attention", 20,
-        lambda device: _of_cases(cases.attentions(), device),
-    ),
+    Stage("steps", "every operation of the networks' steps beside its floor and the vendor's", 162, _steps),
     Stage("training", "whole steps against PyTorch eager and torch.compile", 35, _trainings),
-    Stage("misc", "depthwise and misc against a copy", 22, lambda device: _of_cases(cases.memory_bound(), device)),
     Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
     Stage("memory", "the memory plan against the real peak", 25, _memories),
     Stage("tune", "autotune against a dense sweep around its answer", 35, _tunings),
@@ -267,12 +258,13 @@ def stage_named(name: str) -> Stage:
 
 def chosen(stage: Stage, device: Device, only: str) -> list[Item]:
     """
-    Return a stage's items whose name matches an expression and whose keyword the expression contains.
+    Return a stage's items whose name, or a step of which, matches an expression that contains the item's keyword.
 
     The stage of facts is always whole: it identifies the device of a file.
     """
     return [
         item
         for item in stage.items(device)
-        if stage.name == "facts" or (item.keyword in only and re.search(only, item.name))
+        if stage.name == "facts"
+        or (item.keyword in only and any(re.search(only, name) for name in (item.name, *item.steps)))
     ]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 
-import attrs
-
-from benchmarks.gpu.cases import BATCH_SIZES, NETWORKS, SEED, merged, of_network
-from cubatch.bench import cases, fused
+from benchmarks.gpu.cases import SEED
+from cubatch.bench import cases
 from cubatch.bench.cases import Case
+from cubatch.bench.fused import with_epilogue
 from cubatch.network import layers as kinds
-from cubatch.network import models
 from cubatch.network.passes import Pass
 
 DTYPES = ("float16", "bfloat16", "tf32")
@@ -24,62 +22,16 @@ _WINDOWS = (
 )  # fmt: skip
 """Filter, stride and dilation of the odd shapes."""
 
-_NETWORK = "resnet50"
-_FEW = (
-    kinds.Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1, bias=False),
-    kinds.Conv2d(h=14, w=14, c=1024, k=256, r=1, s=1, bias=False),
-    kinds.Conv2d(h=14, w=14, c=256, k=256, r=3, s=3, pad=1, bias=False),
-    kinds.Conv2d(h=28, w=28, c=256, k=256, r=3, s=3, stride=2, pad=1, bias=False),
-    kinds.Conv2d(h=7, w=7, c=512, k=2048, r=1, s=1, bias=False),
-)
-"""Layers of ResNet-50 that stand for all: a small and two deep ones, a strided one, a large and a small grid."""
-
 
 def gemms() -> list[Case]:
-    """Squares as a forward pass has them, the networks' linear layers, the other layouts."""
-    found = [cases.gemm(size, size, size, dtype=dtype) for dtype in DTYPES for size in SQUARES]
-    found += _linear_layers("float16")
-    for dtype in DTYPES:
-        found += [
-            cases.gemm(size, size, size, layout=layout, dtype=dtype) for layout in ("nn", "tn") for size in SQUARES
-        ]
-    return merged([*found, *_linear_layers("bfloat16"), *_linear_layers("tf32")])
-
-
-def convolutions() -> list[Case]:
-    """Every convolution of ResNet-50 in float16; a few in the other types."""
-    found = [case for batch_size in reversed(BATCH_SIZES) for case in _convolutions_of(batch_size)]
-    found += [
-        attrs.evolve(cases.of_layer(layer, pass_, batch_size, dtype), layers=(f"{_NETWORK}/{layer.input_shape}",))
-        for batch_size in reversed(BATCH_SIZES)
-        for dtype in ("bfloat16", "tf32")
-        for layer in _FEW
-        for pass_ in Pass
+    """Squares as a forward pass has them, then the other layouts."""
+    return [
+        cases.gemm(size, size, size, layout=layout, dtype=dtype)
+        for layouts in (("nt",), ("nn", "tn"))
+        for dtype in DTYPES
+        for layout in layouts
+        for size in SQUARES
     ]
-    return merged(found)
-
-
-def fused_convolutions() -> list[Case]:
-    """Forward passes of ResNet-50 in float16 with what follows them: bias and ReLU, at a block's end the shortcut."""
-    network = models.build(_NETWORK)
-    layers = {node.name: node for node in network.nodes}
-    readers: dict[str, list[str]] = {}
-    for node in network.nodes:
-        for name in node.inputs:
-            readers.setdefault(name, []).append(node.name)
-    found = []
-    for batch_size in reversed(BATCH_SIZES):
-        for node in network.nodes:
-            if not isinstance(node.layer, kinds.Conv2d):
-                continue
-            (norm,) = readers[node.name]
-            (after,) = readers[norm]
-            is_sum = isinstance(layers[after].layer, kinds.Add)
-            if is_sum and layers[after].inputs[0] != norm:
-                continue  # of the two that meet here one is the other's residual
-            case = fused.conv_relu(node.layer, batch_size, "float16", residual=is_sum)
-            found.append(attrs.evolve(case, layers=(f"{_NETWORK}/{node.name}",)))
-    return merged(found)
 
 
 def odd_shapes(seed: int = SEED) -> list[Case]:
@@ -109,7 +61,7 @@ def _pairs() -> list[tuple[int, int]]:
 
 
 def _of_extents(draw: random.Random, c: int, k: int, window: tuple[int, int, int, int], dtype: str) -> list[Case]:
-    """Every pass of a convolution and of a linear layer, some with a bias, and a forward pass with everything fused."""
+    """Every pass of a convolution and of a linear layer, some with a bias, and what networks end them with."""
     r, s, stride, dilation = window
     h = draw.randint(6, 13)
     pad = [1, 0, *(draw.randint(0, 1) for _ in range(2))]
@@ -120,18 +72,11 @@ def _of_extents(draw: random.Random, c: int, k: int, window: tuple[int, int, int
     for pass_, bias in zip(Pass, draw.sample((False, True, True), 3), strict=True):
         found.append(cases.of_layer(convolution, pass_, draw.choice((1, 2, 3, 5)), dtype, with_bias=bias))
         found.append(cases.of_layer(kinds.Linear(c=c, k=k), pass_, draw.randint(3, 300), dtype, with_bias=not bias))
-    return [*found, fused.conv_relu(convolution, draw.choice((1, 2, 3)), dtype, residual=draw.choice((False, True)))]
-
-
-def _linear_layers(dtype: str) -> list[Case]:
-    return [
-        case
-        for batch_size in reversed(BATCH_SIZES)
-        for name in NETWORKS
-        for case in of_network(name, batch_size, dtype)
-        if isinstance(case.layer, kinds.Linear)
-    ]
-
-
-def _convolutions_of(batch_size: int) -> list[Case]:
-    return [case for case in of_network(_NETWORK, batch_size, "float16") if isinstance(case.layer, kinds.Conv2d)]
+    for layer in (convolution, kinds.Linear(c=c, k=k)):
+        folded, residual = draw.random() < 0.5, draw.random() < 0.5
+        forward, backward, _ = (cases.of_layer(layer, pass_, draw.randint(1, 3), dtype) for pass_ in Pass)
+        found += [
+            with_epilogue(forward, folded=folded, residual=residual, relu=True),
+            with_epilogue(backward, residual=not residual, positive=True),
+        ]
+    return found

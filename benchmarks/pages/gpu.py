@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.pages import gpu_step
 from benchmarks.pages.gpu_rows import (
     Row,
     is_of,
@@ -256,6 +257,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu-memory": memory,
     "gpu-conformance": conformance,
     "gpu-slow": slow,
+    "gpu-steps": gpu_step.steps,
 }
 
 

@@ -11,6 +11,9 @@ from cubatch.bench.rivals import VENDOR
 from cubatch.units import format_percent
 
 Row = dict[str, Any]
+STEPS = "steps"
+"""The stage of whole steps, whose operations stand in the tables of products, convolutions, attention and the rest."""
+_SORTED = frozenset({"gemm", "layers", "fused", "attention", "misc"})
 _FULL = 0.85
 
 
@@ -20,11 +23,13 @@ def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
 
     Args:
         result: A pass.
-        stage: Name of the stage.
+        stage: Name of a stage: of this version or an earlier one, or one of the tables that operations of steps are
+            sorted into: "gemm", "layers" (convolutions), "fused" (with more than a bias), "attention" and "misc".
         dtypes: Types of the cases; all if none is given.
     """
     rows = []
-    for item in items_of(result, stage):
+    of_steps = [item for item in items_of(result, STEPS) if "result" in item and stage == _sort(item["result"]["case"])]
+    for item in (*items_of(result, stage), *of_steps):
         found = item.get("result")
         if found is None or (dtypes and found["case"]["dtype"] not in dtypes):
             continue
@@ -36,6 +41,18 @@ def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
             facts = {"case": found["case"], "entries": found["entries"], "bound": found["bound"]}
             rows.append(facts | {"best": best, "rivals": others, "ratio": ratio_of(best)})
     return rows
+
+
+def _sort(case: Row) -> str:
+    """Return the table that an operation of a step belongs to."""
+    operation, layer = case["operation"], case["layer"] or {}
+    if operation.startswith("linear"):
+        return "gemm"
+    if operation.startswith("attention"):
+        return "attention"
+    if operation.startswith("conv2d") and not 1 < layer.get("groups", 1) == layer["c"]:
+        return "fused" if operation == "conv2d" and {*case["epilogue"]} - {"bias"} else "layers"
+    return "misc"
 
 
 def ratios_by_name(entry: Row) -> dict[str, Row]:
@@ -127,7 +144,8 @@ def page(result: Mapping[str, Any], stages: str, text: str, *, timed: bool = Tru
     device, facts = result["device"] or {}, result["environment"] or {}
     libraries = ", ".join(str(facts[name]) for name in ("cupy", "cublas") if facts.get(name))
     torch = f", PyTorch {facts['torch']} with cuDNN {facts['cudnn']}" if facts.get("torch") else ""
-    runs = [run for run in result["stages"] if run["name"] in stages.split()]
+    names = {*stages.split()}
+    runs = [run for run in result["stages"] if run["name"] in names | ({STEPS} if names & _SORTED else set())]
     skipped = sum(len(run["skipped"]) for run in runs)
     broken = sum(item["status"] != "ok" for run in runs for item in run["items"])
     earlier = Counter(item["commit"] for run in runs for item in run["items"] if "commit" in item)  # of a pass resumed

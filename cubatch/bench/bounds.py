@@ -17,7 +17,6 @@ import numpy as np
 
 from cubatch.bench import attention_bounds
 from cubatch.bench.cases import Case
-from cubatch.bench.fused import WITH_RESIDUAL
 from cubatch.kernels import winograd
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -86,6 +85,7 @@ def winograd_bounds(case: Case, operands: Arrays, want: Arrays, again: Again, ou
     size = _winograd_size(operands[source], filters, before, want["out"].shape[1:3], outputs)
     relative = _rounding(winograd.roundings(outputs, filters.shape[-1]) + _FUSED_ROUNDINGS)
     direct = again(_each(np.abs, operands))
+    size = size * np.abs(operands.get("scale", 1.0))
     return {"out": relative * size + _rounding(_FUSED_ROUNDINGS) * direct["out"]}
 
 
@@ -125,7 +125,7 @@ def _rounding(operations: float, unit: float = _ROUNDED) -> float:
 def _linear_bounds(case: Case, operands: Arrays, _: Arrays, again: Again) -> dict[str, Any]:
     """Sums of products: as many roundings as terms, on the sum of their sizes; and one for a mean."""
     sizes = again(_each(np.abs, operands))
-    return {name: _rounding(case.terms + 1) * size for name, size in sizes.items()}
+    return {name: _rounding(case.terms + 1 + len(case.epilogue)) * size for name, size in sizes.items()}
 
 
 def _product_bounds(case: Case, operands: Arrays, want: Arrays, again: Again) -> dict[str, Any]:
@@ -138,7 +138,8 @@ def _product_bounds(case: Case, operands: Arrays, want: Arrays, again: Again) ->
     if case.dtype not in _TENSOR_DTYPES:
         return _linear_bounds(case, operands, want, again)
     sizes = again(_each(np.abs, operands))
-    found = {name: _rounding(1.5 * case.terms + 2, _CUT_OFF) * size for name, size in sizes.items()}
+    roundings = 1.5 * case.terms + 2 + len(case.epilogue)
+    found = {name: _rounding(roundings, _CUT_OFF) * size for name, size in sizes.items()}
     if case.dtype == "tf32":
         squares = again(_each(np.square, operands))  # what is added, unrounded, is among them and widens it a little
         for name in set(found) - {"db"}:  # a plain sum
@@ -175,8 +176,37 @@ def _batch_norm_bounds(case: Case, operands: Arrays, want: Arrays, _: Again) -> 
     return {
         "mean": relative * size,
         "inv_std": relative * condition * want["inv_std"],
-        "out": relative * condition * (gamma * want["inv_std"] * (np.abs(x) + size) + beta),
+        "out": relative * condition * (gamma * want["inv_std"] * (np.abs(x) + size) + beta + _residual(operands)),
     }
+
+
+def _residual(operands: Arrays) -> Any:
+    return np.abs(operands.get("residual", 0.0))
+
+
+def _batch_norm_inference_bounds(_: Case, operands: Arrays, want: Arrays, __: Again) -> dict[str, Any]:
+    """(x - mean) / sqrt(variance + eps) * gamma + beta + residual: under 16 roundings."""
+    x, mean, gamma, beta = (np.abs(operands[name]) for name in ("x", "running_mean", "gamma", "beta"))
+    size = (x + mean) / np.sqrt(operands["running_var"]) * gamma + beta + _residual(operands)
+    return {name: _rounding(16) * size for name in want}
+
+
+def _fold_bounds(_: Case, operands: Arrays, want: Arrays, __: Again) -> dict[str, Any]:
+    """Under 16 roundings of gamma / sqrt(variance + eps), and of beta + that * (bias - mean)."""
+    found = {}
+    for name in want:
+        number = name.removeprefix("scale").removeprefix("shift")
+        factor = np.abs(operands[f"gamma{number}"]) / np.sqrt(operands[f"variance{number}"])
+        size = np.abs(operands[f"mean{number}"]) + np.abs(operands.get(f"b{number}", 0.0))
+        is_shift = name.startswith("shift")
+        found[name] = _rounding(16) * (np.abs(operands[f"beta{number}"]) + factor * size if is_shift else factor)
+    return found
+
+
+def _dropout_bounds(case: Case, operands: Arrays, want: Arrays, _: Again) -> dict[str, Any]:
+    """Two masks of the same chance: an element is 0 or x / (1 - p), and no error is larger than between the two."""
+    found = {"out": (1 + _rounding(4)) * np.abs(operands["x"]) / (1 - case.options["p"]), "mask": 1.0}
+    return {name: found[name] * np.ones(want[name].shape) for name in want}
 
 
 def _batch_norm_backward_bounds(case: Case, operands: Arrays, _: Arrays, __: Again) -> dict[str, Any]:
@@ -192,13 +222,18 @@ def _batch_norm_backward_bounds(case: Case, operands: Arrays, _: Arrays, __: Aga
     }
 
 
-def _layer_norm_bounds(case: Case, operands: Arrays, _: Arrays, __: Again) -> dict[str, Any]:
+def _layer_norm_bounds(case: Case, operands: Arrays, want: Arrays, _: Again) -> dict[str, Any]:
     """Forward as batch norm, but over the channels of each position."""
     x, gamma, beta = operands["x"], np.abs(operands["gamma"]), np.abs(operands["beta"])
     inv_std = 1 / np.sqrt(x.var(axis=-1, keepdims=True) + case.options["eps"])
     condition = 1 + (x**2).mean(axis=-1, keepdims=True) * inv_std**2
     size = np.abs(x) + np.abs(x).mean(axis=-1, keepdims=True)
-    return {"out": _rounding(case.terms + 8) * condition * (gamma * inv_std * size + beta)}
+    relative = _rounding(case.terms + 8) * condition
+    found = {"out": relative * (gamma * inv_std * size + beta)}
+    if "statistics" in want:
+        kept = np.stack([np.abs(x).mean(axis=-1), inv_std[..., 0]]).reshape(want["statistics"].shape)
+        found["statistics"] = relative.reshape(want["statistics"].shape[1:]) * kept
+    return found
 
 
 def _layer_norm_backward_bounds(case: Case, operands: Arrays, _: Arrays, __: Again) -> dict[str, Any]:
@@ -256,12 +291,15 @@ def _optimizer_bounds(_: Case, operands: Arrays, want: Arrays, __: Again) -> dic
 
 RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = {
     **dict.fromkeys(("linear", "linear_dgrad", "linear_wgrad"), _product_bounds),
-    **dict.fromkeys(("conv2d", "conv2d_dgrad", "conv2d_wgrad", WITH_RESIDUAL), _product_bounds),
+    **dict.fromkeys(("conv2d", "conv2d_dgrad", "conv2d_wgrad"), _product_bounds),
     "relu": _exact,
     "relu_backward": _exact,
     "max_pool2d": _exact,
     "activation": _curve_bounds,
     "activation_backward": _curve_bounds,
+    "batch_norm_inference": _batch_norm_inference_bounds,
+    "fold_batch_norms": _fold_bounds,
+    "dropout": _dropout_bounds,
     "batch_norm_train": _batch_norm_bounds,
     "batch_norm_backward": _batch_norm_backward_bounds,
     "layer_norm": _layer_norm_bounds,
@@ -270,7 +308,9 @@ RULES: Mapping[str, Callable[[Case, Arrays, Arrays, Again], dict[str, Any]]] = {
     **dict.fromkeys(("max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward"), _linear_bounds),
     **dict.fromkeys(("global_avg_pool", "global_avg_pool_backward"), _linear_bounds),
     **dict.fromkeys(("add", "scale", "scale_backward", "dropout_backward"), _linear_bounds),
-    **dict.fromkeys(("concat", "slice_channels", "slice_channels_backward"), _exact),
+    **dict.fromkeys(("concat", "concat_backward", "slice_channels", "slice_channels_backward"), _exact),
+    **dict.fromkeys(("tokens", "tokens_backward"), _linear_bounds),
+    **dict.fromkeys(("class_token", "class_token_backward"), _exact),
     "softmax": _softmax_bounds,
     "softmax_backward": _softmax_bounds,
     **dict.fromkeys(("attention", "attention_backward"), _attention_bounds),

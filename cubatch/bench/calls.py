@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -34,6 +34,7 @@ class Operand:
         below: Whole numbers stay below this.
         is_batched: Whether axis 0 is the batch.
         reach: See `kind`.
+        padded: Zero channels behind those that the operation is about: a batch stored with more than it has.
     """
 
     shape: Shape
@@ -42,9 +43,28 @@ class Operand:
     below: int = 0
     is_batched: bool = True
     reach: float = 1.0
+    padded: int = 0
 
 
 _Facts = dict[str, Any]
+T = TypeVar("T")
+
+
+def keeping(work: Callable[[], T]) -> Callable[[], T]:
+    """
+    Return a step that keeps its last result until it is taken again.
+
+    Libraries put results in memory of their own.  Without this, the memory would be the same for every set of arrays
+    and would stay in the L2.
+    """
+    kept: list[T] = []
+
+    def step() -> T:
+        kept.clear()  # its memory is what the next result of this set is put into
+        kept.append(work())
+        return kept[0]
+
+    return step
 
 
 def _geometry(layer: layers.Conv2d) -> dict[str, Any]:
@@ -150,6 +170,10 @@ def _max_pool(layer: layers.MaxPool2d, n: int, *, backward: bool = False) -> _Fa
     return _pool(layer, n, winners, _pool_geometry(layer), backward=backward)
 
 
+def _max_pool_inference(layer: layers.MaxPool2d, n: int) -> _Facts:
+    return _pool(layer, n, {}, _pool_geometry(layer), backward=False) | {"suffix": ", inference"}
+
+
 def _avg_pool(layer: layers.AvgPool2d, n: int, *, backward: bool = False) -> _Facts:
     options = _pool_geometry(layer) | {"count_include_pad": layer.count_pad}
     return _pool(layer, n, {}, options, backward=backward)
@@ -211,6 +235,20 @@ def _batch_norm(layer: layers.BatchNorm2d, n: int) -> _Facts:
     }  # fmt: skip
 
 
+def _batch_norm_inference(layer: layers.BatchNorm2d, n: int) -> _Facts:
+    c = layer.input_shape[2]
+    x, of_channel = Operand((n, *layer.input_shape)), functools.partial(Operand, (c,), is_batched=False)
+    operands = {
+        "x": x, "gamma": of_channel("positive"), "beta": of_channel(), "running_mean": of_channel(dtype="float32"),
+        "running_var": of_channel("positive", "float32"), "out": x,
+    }  # fmt: skip
+    return {
+        "operation": "batch_norm_inference", "operands": operands, "arguments": ("x", "gamma", "beta"),
+        "options": {"eps": layer.eps}, "suffix": ", inference",
+        "cuts": {"c": {name: 3 if name in {"x", "out"} else 0 for name in operands}, "n": {"x": 0, "out": 0}},
+    }  # fmt: skip
+
+
 def _batch_norm_backward(layer: layers.BatchNorm2d, n: int) -> _Facts:
     h, w, c = layer.input_shape
     operands = {"dy": Operand((n, h, w, c)), "x": Operand((n, h, w, c))} | {
@@ -250,6 +288,16 @@ def _layer_norm(layer: layers.LayerNorm, n: int, *, backward: bool = False) -> _
     }  # fmt: skip
 
 
+def _layer_norm_keeping(layer: layers.LayerNorm, n: int) -> _Facts:
+    h, w, _ = layer.input_shape
+    facts = _layer_norm(layer, n)
+    statistics = {"statistics": Operand((2, n, h * w), dtype="float32", is_batched=False)}
+    return facts | {
+        "operands": facts["operands"] | statistics, "results": ("out", "statistics"), "suffix": ", keeping",
+        "cuts": {"n": {"x": 0, "out": 0, "statistics": 1}}, "extra_bytes": 8 * n * h * w,
+    }  # fmt: skip
+
+
 def _layer_scale(layer: layers.LayerScale, n: int, *, backward: bool = False) -> _Facts:
     h, w, c = layer.input_shape
     x, gamma = Operand((n, h, w, c)), Operand((c,), is_batched=False)
@@ -282,6 +330,51 @@ def _concat(layer: layers.Concat, n: int) -> _Facts:
     }  # fmt: skip
 
 
+def _concat_backward(layer: layers.Concat, n: int) -> _Facts:
+    operands = {f"dx{index}": Operand((n, *shape)) for index, shape in enumerate(layer.input_shapes)}
+    names = tuple(operands)
+    operands["dy"] = Operand((n, *layer.output_shape))
+    return {
+        "operation": "concat_backward", "operands": operands, "arguments": ("dy",), "results": names,
+        "lists": {"outs": names}, "options": {"channels": tuple(shape[2] for shape in layer.input_shapes)},
+        "cuts": {"n": dict.fromkeys(operands, 0)},
+    }  # fmt: skip
+
+
+def _tokens(layer: layers.Tokens, n: int) -> _Facts:
+    x, y, parameters = _pixels_and_tokens(layer, n)
+    return {
+        "operation": "tokens", "operands": {"x": x, **parameters, "out": y}, "arguments": ("x", *parameters),
+        "cuts": {"n": {"x": 0, "out": 0}}, "terms": 2,
+    }  # fmt: skip
+
+
+def _tokens_backward(layer: layers.Tokens, n: int) -> _Facts:
+    x, y, parameters = _pixels_and_tokens(layer, n)
+    gradients = {f"d{name}": operand for name, operand in parameters.items()}
+    return {
+        "operation": "tokens_backward", "operands": {"dy": y, "out": x, **gradients}, "arguments": ("dy",),
+        "results": ("out", *gradients), "cuts": {}, "terms": n,
+        "repeated": math.prod(y.shape),  # the sums and the copy are two launches
+    }  # fmt: skip
+
+
+def _pixels_and_tokens(layer: layers.Tokens, n: int) -> tuple[Operand, Operand, dict[str, Operand]]:
+    shapes = layer.parameter_shapes
+    parameters = {name: Operand(shapes[name], is_batched=False) for name in ("token", "position")}
+    return Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape)), parameters
+
+
+def _class_token(layer: layers.ClassToken, n: int, *, backward: bool = False) -> _Facts:
+    x, y = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape))
+    return {
+        "operation": "class_token" + ("_backward" if backward else ""),
+        "operands": {"dy": y, "out": x} if backward else {"x": x, "out": y},
+        "arguments": ("dy",) if backward else ("x",), "options": {"x_shape": x.shape} if backward else {},
+        "cuts": {"n": dict.fromkeys(("dy" if backward else "x", "out"), 0)},
+    }  # fmt: skip
+
+
 def _slice(layer: layers.Slice, n: int, *, backward: bool = False) -> _Facts:
     x, y = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape))
     operands = {"dy": y, "out": x} if backward else {"x": x, "out": y}
@@ -289,6 +382,15 @@ def _slice(layer: layers.Slice, n: int, *, backward: bool = False) -> _Facts:
         "operation": "slice_channels_backward" if backward else "slice_channels", "operands": operands,
         "arguments": tuple(operands)[:-1], "options": {"start": layer.start} | ({} if backward else {"end": layer.end}),
         "cuts": {"n": dict.fromkeys(operands, 0)},
+    }  # fmt: skip
+
+
+def _dropout(layer: layers.Dropout, n: int) -> _Facts:
+    shape = (n, *layer.input_shape)
+    return {
+        "operation": "dropout", "arguments": ("x",), "results": ("out", "mask"),
+        "operands": {"x": Operand(shape), "out": Operand(shape), "mask": Operand(shape, "counts", "uint8", 2)},
+        "options": {"p": layer.p, "seed": 0}, "extra_bytes": math.prod(shape), "cuts": {},
     }  # fmt: skip
 
 
@@ -330,6 +432,18 @@ def _attention(layer: layers.Attention, n: int) -> _Facts:
         "operation": "attention", "operands": {"x": x, **parameters, "out": x}, "arguments": ("x", *parameters),
         "options": {"heads": layer.heads}, "terms": x.shape[2], "cuts": {"n": {"x": 0, "out": 0}},
         "repeated": 2 * sum(layer.saved_elements()[name][0] for name in ("qkv", "mixed")) * n,
+    }  # fmt: skip
+
+
+def _attention_keeping(layer: layers.Attention, n: int) -> _Facts:
+    facts, sizes = _attention(layer, n), {name: count for name, (count, _) in layer.saved_elements().items()}
+    kept = {name: Operand((n, elements)) for name, elements in sizes.items()}
+    return facts | {
+        "operands": facts["operands"] | kept, "results": ("out", *kept), "lists": {"keep": tuple(kept)},
+        "cuts": {"n": {**facts["cuts"]["n"], **dict.fromkeys(kept, 0)}}, "suffix": ", keeping",
+        "traffic": layer.traffic(Pass.FPROP, n) + n * sum(sizes.values()),
+        # The others are read again; the scores are read, written over by a softmax, and read.
+        "repeated": n * (sizes["qkv"] + sizes["mixed"] + 3 * sizes["weights"]),
     }  # fmt: skip
 
 
@@ -388,8 +502,14 @@ BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
     (layers.LayerScale, Pass.DGRAD): functools.partial(_layer_scale, backward=True),
     (layers.Add, Pass.FPROP): _add,
     (layers.Concat, Pass.FPROP): _concat,
+    (layers.Concat, Pass.DGRAD): _concat_backward,
+    (layers.Tokens, Pass.FPROP): _tokens,
+    (layers.Tokens, Pass.DGRAD): _tokens_backward,
+    (layers.ClassToken, Pass.FPROP): _class_token,
+    (layers.ClassToken, Pass.DGRAD): functools.partial(_class_token, backward=True),
     (layers.Slice, Pass.FPROP): _slice,
     (layers.Slice, Pass.DGRAD): functools.partial(_slice, backward=True),
+    (layers.Dropout, Pass.FPROP): _dropout,
     (layers.Dropout, Pass.DGRAD): _dropout_backward,
     (layers.Softmax, Pass.FPROP): _softmax,
     (layers.Softmax, Pass.DGRAD): functools.partial(_softmax, backward=True),
@@ -398,3 +518,10 @@ BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
     (layers.Attention, Pass.FPROP): _attention,
     (layers.Attention, Pass.DGRAD): _attention_backward,
 }
+VARIANTS: dict[tuple[type[Layer], str], Callable[[Any, int], _Facts]] = {
+    (layers.Attention, "training"): _attention_keeping,
+    (layers.LayerNorm, "training"): _layer_norm_keeping,
+    (layers.BatchNorm2d, "inference"): _batch_norm_inference,
+    (layers.MaxPool2d, "inference"): _max_pool_inference,
+}
+"""Forward passes that differ by mode from those in `BUILDERS`."""

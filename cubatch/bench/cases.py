@@ -8,22 +8,25 @@ check, and described without any memory at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from cubatch.bench.calls import BUILDERS, Operand
+from cubatch.bench.calls import BUILDERS, VARIANTS, Operand
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network import layers as kinds
-from cubatch.network.graph import Network, layer_passes
 from cubatch.network.layer import Layer, extents, without_bias
 from cubatch.network.passes import Pass, linear_of
 
 _PASSES = {pass_.layout: pass_ for pass_ in Pass}
 LAYOUTS = tuple(sorted(_PASSES))
+_EPILOGUE = {
+    "b": "bias", "db": "bias gradient", "scale": "scale", "shift": "shift", "residual": "residual", "positive": "mask",
+    "statistics": "statistics",
+}  # fmt: skip
 _LEFT_OUT = {"type", "h", "w", "c", "k", "r", "s", "bias", "eps", "momentum"}
 """Of a case's name: what is written in another way, or changes nothing that is measured."""
 
@@ -41,9 +44,10 @@ class Case:
         batch_size: Samples, or the extent that plays them.
         dtype: Storage of the elements; "tf32" is float32 whose products may be made on tensor cores.
         operands: Arrays by name.
-        arguments: Names of what goes by position; a tuple of names goes as a list.
+        arguments: Names of what goes by position; a tuple of names goes as a list, in which None stays None.
         results: Names of what is written: those not among `arguments` go by keyword.
         lists: Keywords that take several arrays: their names.
+        aliases: Keywords that name an array again, which the operation works in place on.
         options: Further keywords.
         prepare: The forward pass that fills in what a backward pass finds saved; empty where nothing follows from
             other arrays.
@@ -64,9 +68,10 @@ class Case:
     batch_size: int = 1
     dtype: str = "float32"
     operands: Mapping[str, Operand]
-    arguments: tuple[str | tuple[str, ...], ...]
+    arguments: tuple[str | tuple[str | None, ...], ...]
     results: tuple[str, ...] = ("out",)
     lists: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    aliases: Mapping[str, str] = attrs.field(factory=dict)
     options: Mapping[str, Any] = attrs.field(factory=dict)
     prepare: str = ""
     flops: int = 0
@@ -96,7 +101,22 @@ class Case:
         return name in self._by_position or name in self.updates or name not in self.results
 
     @property
-    def _by_position(self) -> set[str]:
+    def kind(self) -> str:
+        """Kind of operation, by which the times of a step are added up: "conv2d", "gelu backward"."""
+        if self.operation.startswith("activation"):
+            return f"{self.options['kind']}{' backward' if self.operation.endswith('backward') else ''}"
+        is_depthwise = isinstance(self.layer, kinds.Conv2d) and 1 < self.layer.groups == self.layer.c
+        return ("depthwise " if is_depthwise else "") + self.operation.replace("_", " ")
+
+    @property
+    def epilogue(self) -> tuple[str, ...]:
+        """Terms that the operation applies to its result, or makes of it, while it is at hand."""
+        names = {*self.operands} - ({"statistics"} - {*self.results})  # a backward pass reads statistics
+        found = tuple(term for name, term in _EPILOGUE.items() if name in names)
+        return (*found, "relu") if self.options.get("relu") else found
+
+    @property
+    def _by_position(self) -> set[str | None]:
         return {part for name in self.arguments for part in ([name] if isinstance(name, str) else name)}
 
     def call(self, operations: Any, arrays: Mapping[str, Any], **changes: Any) -> None:
@@ -108,11 +128,20 @@ class Case:
             arrays: By name.
             changes: Options that differ from the case's.
         """
-        given = [arrays[name] if isinstance(name, str) else [arrays[part] for part in name] for name in self.arguments]
+        given = [
+            arrays[name] if isinstance(name, str) else [None if part is None else arrays[part] for part in name]
+            for name in self.arguments
+        ]
         listed = {part for names in self.lists.values() for part in names}
         by_keyword = {name: arrays[name] for name in self.operands if name not in self._by_position | listed}
         by_keyword |= {keyword: [arrays[name] for name in names] for keyword, names in self.lists.items()}
+        by_keyword |= {keyword: arrays[name] for keyword, name in self.aliases.items()}
         getattr(operations, self.operation)(*given, **by_keyword, **{**self.options, **changes})
+
+    def unpadded(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arrays without channels that are only stored: what NumPy and other libraries are given."""
+        cut = {name: self.operands[name].padded for name in arrays if name in self.operands}
+        return {name: array[..., : -cut[name]].copy() if cut.get(name) else array for name, array in arrays.items()}
 
     def roofline_seconds(self, device: Device) -> float | None:
         """
@@ -142,6 +171,7 @@ class Case:
             "layer": self.layer.to_mapping() if self.layer else None,
             "batch_size": self.batch_size,
             "dtype": self.dtype,
+            "epilogue": list(self.epilogue),
             "options": {
                 name: list(value) if isinstance(value, tuple) else value for name, value in self.options.items()
             },
@@ -181,17 +211,20 @@ def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") 
     return attrs.evolve(found, name=f"gemm {layout} {m} x {n} x {k}{of_dtype(dtype)}")
 
 
-def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32", *, with_bias: bool = False) -> Case:
+def of_layer(
+    layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32", *, with_bias: bool = False, mode: str = ""
+) -> Case:
     """
     Give one pass of a layer at a batch size, with nothing fused.
 
     Args:
-        layer: With its extents known. Batch norm's fprop is that of training, attention's that of inference; their
-            dgrad gives all gradients.
+        layer: With its extents known. The dgrad of a layer that has no wgrad of its own gives all gradients.
         pass_: Which product.
         batch_size: Samples.
         dtype: Storage of the elements.
-        with_bias: Whether a layer's bias takes part; libraries are compared without.
+        with_bias: Whether a layer's bias takes part.
+        mode: Whose forward pass: "training" or "inference". By default that of either which is timed most: batch norm
+            and max pooling in training, attention and layer norm in inference.
 
     Raises:
         InvalidArgument: If the layer has no such pass, or none that the engine computes.
@@ -206,19 +239,20 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
         raise UnknownName("dtype", dtype, [name for name in BYTES_PER_ELEMENT if name != "float64"])
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidArgument("batch_size", batch_size, "a whole number of at least 1")
-    build = BUILDERS.get((type(layer), pass_))
+    build = (VARIANTS.get((type(layer), mode)) if pass_ is Pass.FPROP else None) or BUILDERS.get((type(layer), pass_))
     if build is None:
         raise InvalidArgument(
             "layer", f"{layer.type}, {pass_.value}", "a layer and pass that the engine has a kernel for"
         )
     plain = extents(layer) if with_bias else without_bias(extents(layer))
     facts = build(plain, batch_size)
+    suffix = facts.pop("suffix", "")
     itemsize = BYTES_PER_ELEMENT[dtype]
     flops = facts.pop("flops", plain.pass_flops(pass_, batch_size))
     traffic = facts.pop("traffic", plain.traffic(pass_, batch_size)) * itemsize
     more = facts.pop("repeated", 0) * itemsize + facts.pop("extra_bytes", 0)
     return Case(
-        name=f"{_of_layer(plain)}, n={batch_size}, {pass_.value}{of_dtype(dtype)}",
+        name=f"{_of_layer(plain)}, n={batch_size}, {pass_.value}{of_dtype(dtype)}{suffix}",
         pass_=pass_,
         layer=plain,
         batch_size=batch_size,
@@ -230,55 +264,9 @@ def of_layer(layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32",
     )
 
 
-def left_out(network: Network) -> list[str]:
-    """
-    Name the kinds of layers of a network that take time but have no case of their own.
-
-    Example:
-        >>> from cubatch.network import models
-        >>> left_out(models.build("resnet18")), left_out(models.build("deit-tiny"))
-        ([], ['class_token', 'tokens'])
-    """
-    layers = [node.layer for node in network.nodes if not node.layer.aliases_input]
-    return sorted({layer.type for layer in layers if not any(has_case(layer, pass_) for pass_ in Pass)})
-
-
-def has_case(layer: Layer, pass_: Pass) -> bool:
-    """Say whether a layer has a pass that can be measured by itself."""
-    return (type(layer), pass_) in BUILDERS
-
-
-def of_network(
-    network: Network, passes: Iterable[Pass], batch_size: int, dtype: str = "float32", *, only_products: bool = False
-) -> list[Case]:
-    """
-    List the distinct layer passes of a network, each with how often it occurs.
-
-    Args:
-        network: Its layers; the gradient of the network's input is left out, nobody needs it.
-        passes: Which products.
-        batch_size: Samples.
-        dtype: Storage of the elements.
-        only_products: Leave out layers that only move bytes.
-
-    Example:
-        >>> from cubatch.network import models
-        >>> found = of_network(models.build("go-net"), [Pass.FPROP], 32, only_products=True)
-        >>> [(case.name, case.multiplicity) for case in found]
-        [('conv2d 19x19x128 to 128, 3x3, pad 1, n=32, fprop', 80)]
-    """
-    wanted = set(passes)
-    found: dict[str, Case] = {}
-    for node, pass_ in layer_passes(network, "training"):
-        if pass_ not in wanted or not has_case(node.layer, pass_):
-            continue
-        case = of_layer(node.layer, pass_, batch_size, dtype)
-        if only_products and not case.flops:
-            continue
-        before = found.get(case.name)
-        names = (*(before.layers if before else ()), node.name)
-        found[case.name] = attrs.evolve(case, multiplicity=len(names), layers=names)
-    return list(found.values())
+def has_case(layer: Layer, pass_: Pass, mode: str = "") -> bool:
+    """Return whether a layer has a pass that can be measured by itself, or a forward pass that differs in a mode."""
+    return (type(layer), mode) in VARIANTS and pass_ is Pass.FPROP if mode else (type(layer), pass_) in BUILDERS
 
 
 def of_dtype(dtype: str) -> str:

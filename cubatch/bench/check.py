@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
-from cubatch.bench import fused
 from cubatch.bench.bounds import bounds, winograd_bounds
 from cubatch.bench.cases import Case
+from cubatch.engine import functional
 from cubatch.engine.backend import of, to_host
 
 _LONG_SUM = 1 << 20
@@ -69,7 +69,7 @@ class Expected:
     ) -> None:
         self._case = case
         self._places = _places(case, rng, images, channels)
-        operands = {name: self._cut(name, arrays[name]) for name in case.operands}
+        operands = case.unpadded({name: self._cut(name, arrays[name]) for name in case.operands})
         operands = {
             name: array if case.operands[name].kind == "counts" else _values(array) for name, array in operands.items()
         }
@@ -79,19 +79,24 @@ class Expected:
         self._bounds: dict[int | None, dict[str, Any]] = {None: bounds(case, operands, self._want, again)}
         self._bounds_of = functools.partial(winograd_bounds, case, operands, self._want, again)
 
-    def check(self, arrays: Mapping[str, Any], *, outputs: int | None = None) -> Check:
+    def check(
+        self, arrays: Mapping[str, Any], *, outputs: int | None = None, names: Collection[str] | None = None
+    ) -> Check:
         """
         Compare what a kernel wrote with what is right.
 
         Args:
             arrays: All of the case.
             outputs: Results along an axis that it computed at a time by Winograd's algorithm; None: by the direct sum.
+            names: Results that are compared; None: all.
         """
         if outputs is not None and outputs not in self._bounds:
             self._bounds[outputs] = self._bounds_of(outputs)
         found = self._bounds[outputs]
         worst, where, compared = -1.0, "", 0
         for name, want in self._want.items():
+            if names is not None and name not in names:
+                continue
             got = _values(self._cut(name, arrays[name]))
             error, bound = np.abs(got - want), np.broadcast_to(found[name], want.shape)
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -161,7 +166,7 @@ def _call(case: Case, operands: Arrays, changes: Mapping[str, Any]) -> dict[str,
     for name in case.results:
         if case.dtype_of(name) != "uint8" and not case.reads(name):
             arrays[name] = np.empty(arrays[name].shape)
-    case.call(fused.reference(), arrays, **changes)
+    case.call(functional, arrays, **changes)
     # A result that no cut mentions, such as the loss of the whole batch, is right only where nothing was cut.
     is_cut = any(arrays[name].shape != case.operands[name].shape for name in arrays)
     partial = {name for name in case.results if not any(name in axes for axes in case.cuts.values())}

@@ -1,78 +1,66 @@
 """
-Forward passes with everything behind them fused: convolution, bias, a residual block's shortcut, ReLU.
+Epilogues: what a product or a norm does to its result before it is stored.
 
-Our kernels do it in one launch; the vendor's library in a convolution and one kernel for each of the others.
+Our kernels do it in one launch; the vendor's library in its own kernel and one for each term.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Mapping
 
 import attrs
-import numpy as np
 
 from cubatch.bench.calls import Operand
-from cubatch.bench.cases import Case, of_layer
-from cubatch.engine import functional
-from cubatch.engine.native import conv
-from cubatch.engine.native.context import Context
-from cubatch.engine.native.product import Fused
-from cubatch.network.layers import Conv2d
-from cubatch.network.passes import Pass
-
-WITH_RESIDUAL = "conv2d_residual_relu"
-"""The operation that `engine.functional` has no name for."""
+from cubatch.bench.cases import Case
 
 
-def conv_relu(layer: Conv2d, batch_size: int, dtype: str = "float32", *, residual: bool = False) -> Case:
+def with_epilogue(
+    case: Case, *, folded: bool = False, residual: bool = False, positive: bool = False, relu: bool = False
+) -> Case:
     """
-    Give relu(convolution + bias), or relu(convolution + bias + residual).
+    Return a case whose operation applies further terms to `out`, in the order of the arguments.
 
     Args:
-        layer: With its extents known.
-        batch_size: Samples.
-        dtype: Storage of the elements.
-        residual: Whether an array of the output's shape is added.
+        case: A product, norm, sum or pooling that stores `out`.
+        folded: Multiply each channel by a factor and add a term: a batch norm by running statistics.
+        residual: Add an array of the shape of `out`.
+        positive: Write zero where an array of that shape, the output of a ReLU, is not positive.
+        relu: Write zero where the result is negative.
 
     Example:
-        >>> conv_relu(Conv2d(h=7, w=7, c=64, k=32, r=1, s=1), 4, residual=True).name
-        'conv2d 7x7x64 to 32, 1x1, bias, n=4, fprop, then residual, relu'
+        >>> from cubatch.bench.cases import of_layer
+        >>> from cubatch.network.layers import Conv2d
+        >>> from cubatch.network.passes import Pass
+        >>> plain = of_layer(Conv2d(h=7, w=7, c=64, k=32, r=1, s=1), Pass.FPROP, 4)
+        >>> with_epilogue(plain, residual=True, relu=True).name
+        'conv2d 7x7x64 to 32, 1x1, n=4, fprop, then residual, relu'
     """
-    plain = of_layer(attrs.evolve(layer, bias=True), Pass.FPROP, batch_size, dtype, with_bias=True)
-    if not residual:
-        return attrs.evolve(plain, name=f"{plain.name}, then relu", options={**plain.options, "relu": True})
-    out = plain.operands["out"]
-    more = math.prod(out.shape) * plain.itemsize("out")
-    return attrs.evolve(
-        plain,
-        name=f"{plain.name}, then residual, relu",
-        operation=WITH_RESIDUAL,
-        operands={**plain.operands, "residual": Operand(out.shape)},
-        traffic_bytes=plain.traffic_bytes + more,
-        moved_bytes=plain.moved_bytes + more,
-        cuts={name: {**axes, "residual": axes["out"]} for name, axes in plain.cuts.items()},
+    if not (folded or residual or positive or relu):
+        return case
+    out = case.operands["out"]
+    channel, image = Operand(out.shape[-1:], dtype="float32", is_batched=False), Operand(out.shape)
+    added = ({"scale": channel, "shift": channel} if folded else {}) | ({"residual": image} if residual else {})
+    added |= {"positive": attrs.evolve(image, kind="rectified")} if positive else {}
+
+    def cut(axes: Mapping[str, int]) -> Mapping[str, int]:
+        """Cut what is added where `out` is cut."""
+        axis = axes.get("out")
+        ways = {"scale": 0, "shift": 0} if axis == len(out.shape) - 1 else {}
+        ways |= {} if axis is None else {"residual": axis, "positive": axis}
+        return {**axes, **{name: at for name, at in ways.items() if name in added}}
+
+    ended = attrs.evolve(
+        case,
+        operands={**case.operands, **added},
+        options={**case.options, "relu": True} if relu else case.options,
+        cuts={name: cut(axes) for name, axes in case.cuts.items()},
     )
-
-
-def on_kernels(context: Context) -> dict[str, Any]:
-    """Give the operations that cases have beyond those of `engine.functional`, on our kernels."""
-    return {WITH_RESIDUAL: functools.partial(_conv2d, context)}
-
-
-def _conv2d(context: Context, x: Any, w: Any, b: Any, *, residual: Any, **options: Any) -> None:
-    conv.conv2d(context, x, w, b, fused=Fused(residual=residual, activation="relu"), **options)
-
-
-@functools.cache
-def reference() -> SimpleNamespace:
-    """Give every operation that a case may call, by NumPy."""
-    named = {name: getattr(functional, name) for name in functional.__all__}
-    return SimpleNamespace(**named, **{WITH_RESIDUAL: _reference})
-
-
-def _reference(x: Any, w: Any, b: Any, *, residual: Any, out: Any, **options: Any) -> None:
-    functional.conv2d(x, w, b, out=out, **options)
-    np.maximum(out + residual, 0, out=out)
+    more = sum(math.prod(operand.shape) * ended.itemsize(name) for name, operand in added.items())
+    terms = [term for term in ended.epilogue if term not in case.epilogue]
+    return attrs.evolve(
+        ended,
+        name=f"{case.name}, then {', '.join(terms)}",
+        traffic_bytes=case.traffic_bytes + more,
+        moved_bytes=case.moved_bytes + more,
+    )

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from cubatch.bench import fused
 from cubatch.bench.cases import Case
 from cubatch.bench.target import reserve
 from cubatch.engine.native import naive
@@ -120,7 +119,7 @@ class Way:
         context = Context(self.device, tracer, choose, tf32=self.case.dtype == "tf32")
         # Whom the driver refuses is refused: timed under its name, another family's kernel would be taken for it.
         context.refused.update({kernel.family for kernel in kernels()}, {self.wanted.family} if self.wanted else ())
-        found = _naive(context) if self.is_naive else _ours(context)
+        found = _naive(context) if self.is_naive else operations(context)
         if not hasattr(found, self.case.operation):
             raise UnsupportedLayer(self.case.name, f"there is no kernel for {self.case.operation}")
         return found
@@ -172,19 +171,14 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
     if variants == "ranked":
         kernels = [kernel for kernel in kernels if kernel.family in TENSOR_FAMILIES] or kernels
     found = [Way(case, device, kernel) for kernel in (kernels[:1] if variants == "chosen" else kernels)]
-    if variants == "all" and hasattr(_naive(Context(device, Tracer())), case.operation) and not _sums_bias(case):
+    if variants == "all" and hasattr(_naive(Context(device, Tracer())), case.operation) and _is_plain(case):
         found.append(Way(case, device, is_naive=True))
     return found
 
 
-def _sums_bias(case: Case) -> bool:
-    """Tell a product with a sum beside it, which kernels/naive do not have as one call."""
-    return case.operation == "linear_wgrad" and "db" in case.operands
-
-
-def _ours(context: Context) -> Any:
-    """Give the operations that cases call, on our kernels."""
-    return SimpleNamespace(**vars(operations(context)), **fused.on_kernels(context))
+def _is_plain(case: Case) -> bool:
+    """Return whether kernels/naive do the whole case: a product with a bias and a ReLU at most, nothing padded."""
+    return {"bias", "relu"}.issuperset(case.epilogue) and not any(each.padded for each in case.operands.values())
 
 
 def _naive(context: Context) -> Any:

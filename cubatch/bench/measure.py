@@ -240,7 +240,8 @@ def _bound(
     target.synchronize()  # an error of our kernels is none of theirs
     try:
         steps, returned = twice(bind, target)
-        check = expected.check({**sets[0], **(rival.results(returned) if rival.results else {})})
+        found = rival.results(returned) if rival.results else None
+        check = expected.check({**sets[0], **(found or {})}, names=found)
     except Exception as error:  # noqa: BLE001 - whatever a library raises
         reason = failure(error)
         target.synchronize()  # raises where the context is broken: nothing of ours would run either

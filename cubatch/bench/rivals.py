@@ -21,6 +21,7 @@ import attrs
 import numpy as np
 
 from cubatch.bench import cudnn, sdpa
+from cubatch.bench.calls import keeping
 from cubatch.bench.cases import Case
 from cubatch.errors import DeviceFailed
 from cubatch.network import layers
@@ -57,8 +58,8 @@ class Rival:
     Attributes:
         library: The library and what of it.
         bind: Gives the step for a set of arrays: what does the case once, or enqueues it.
-        results: Gives the results by name, laid out as the case's arrays, from what a step returns; None: the step
-            writes them into the arrays.
+        results: Gives the results by name, laid out as the case's arrays, from what a step returns, all that are
+            compared; None: the step writes them into the arrays.
         slack: How many of the bounds of our kernels they may be off.
         alternatives: Other ways of the same library, of which the fastest is its best.
         name: Its key in RIVALS, which heads its columns; `rivals` fills it in.
@@ -136,8 +137,6 @@ def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival |
         return _attention(torch, case, module)
     # PyTorch is handed the convolution's own fields, of which the windows' geometry has no padding behind the input.
     conv = layer if isinstance(layer, layers.Conv2d) else None
-    if "db" in case.operands or ("b" in case.operands and conv is None):
-        return Missing("the vendor's product has no bias")
     if conv is None:
         return _product(torch, case, module)
     return _any_convolution(torch, case, module, conv, benchmark=benchmark)
@@ -149,7 +148,7 @@ def _any_convolution(
     """Convolve by cuDNN where it can, else as a product where that is one."""
     if torch is not None and layer.pad[0] == layer.pad[1] and layer.pad[2] == layer.pad[3]:
         return _convolution(torch, case, module, layer, benchmark=benchmark)
-    if _is_plain_product(layer) and "b" not in case.operands:
+    if _is_plain_product(layer) and not case.epilogue:
         return _product(torch, case, module)
     return Missing(_NO_TORCH if torch is None else "cuDNN pads both sides of an axis alike")
 
@@ -188,12 +187,12 @@ def set_precision(torch: types.ModuleType, dtype: str, *, benchmark: bool) -> No
 
 def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleType) -> Rival | Missing:
     """
-    Multiply by cuBLAS: float32 from the array module, what runs on tensor cores from PyTorch.
+    Multiply by cuBLAS: plain float32 from the array module, all else from PyTorch, whose kernels do the epilogue.
 
     CuPy gives cuBLAS little scratch memory, knows no bfloat16 without another package, and allows TF32 once for a
     whole process; its float16 is the second choice.
     """
-    if case.dtype == "float32" or (torch is None and case.dtype == "float16"):
+    if not case.epilogue and (case.dtype == "float32" or (torch is None and case.dtype == "float16")):
         os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
         library = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
         return Rival(library, lambda arrays: _matmul(case, arrays, module.matmul))
@@ -202,9 +201,32 @@ def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleTyp
 
     def bind(arrays: Mapping[str, Any]) -> Step:
         set_precision(torch, case.dtype, benchmark=True)
-        return _matmul(case, {name: _tensor(torch, array) for name, array in arrays.items()}, torch.mm)
+        tensors = {name: _tensor(torch, array) for name, array in arrays.items()}
+        return _finished_product(torch, case, tensors) if case.epilogue else _matmul(case, tensors, torch.mm)
 
-    return Rival("cuBLAS (torch.mm)" if torch.cuda.is_available() else "torch", bind)
+    def results(returned: Any) -> dict[str, Any]:
+        return {name: _array(torch, each, module) for name, each in zip(case.results, returned, strict=True)}
+
+    library = ("cuBLAS (torch)" if case.epilogue else "cuBLAS (torch.mm)") if torch.cuda.is_available() else "torch"
+    return Rival(library, bind, results if case.epilogue else None)
+
+
+def _finished_product(torch: types.ModuleType, case: Case, tensors: Mapping[str, Any]) -> Step:
+    """Give a linear layer's pass with its epilogue; a step returns the results in the case's order."""
+    flat = {name: each.reshape(-1, each.shape[-1]) if each.ndim > 1 else each for name, each in tensors.items()}
+
+    def step() -> tuple[Any, ...]:
+        if case.pass_ is Pass.WGRAD:
+            return torch.mm(flat["dy"].T, flat["x"]), flat["dy"].sum(0)
+        if case.pass_ is Pass.DGRAD:
+            y = torch.mm(flat["dy"], flat["w"])
+        elif "b" in flat:
+            y = torch.addmm(flat["b"], flat["x"], flat["w"].T)
+        else:
+            y = torch.mm(flat["x"], flat["w"].T)
+        return (cudnn.finished(torch, case, y, flat),)
+
+    return keeping(step)
 
 
 def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any]) -> Step:
@@ -228,13 +250,15 @@ def _convolution(
     is_fast = layer.r * layer.s > 1 and set(layer.stride) == {1}
 
     def results(returned: Any) -> dict[str, Any]:
-        found = returned if place is None else returned[place]
-        return {case.results[0]: _array(torch, found.permute(0, 2, 3, 1), module)}
+        found = {case.results[0]: (returned if place is None else returned[place]).permute(0, 2, 3, 1)}
+        if "db" in case.results:
+            found["db"] = returned[2]
+        return {name: _array(torch, each, module) for name, each in found.items()}
 
     def rival(library: str, step: Callable[[Mapping[str, Any]], Step]) -> Rival:
         def bind(arrays: Mapping[str, Any]) -> Step:
             set_precision(torch, case.dtype, benchmark=benchmark)
-            return step({name: _tensor(torch, array) for name, array in arrays.items()})
+            return step({name: _tensor(torch, array) for name, array in case.unpadded(arrays).items()})
 
         return Rival(library, bind, results, slack=_WINOGRAD if is_fast else 1.0)
 
@@ -245,9 +269,8 @@ def _convolution(
 def _attention(torch: types.ModuleType | None, case: Case, module: types.ModuleType) -> Rival | Missing:
     if torch is None:
         return Missing(_NO_TORCH)
-    if "db_in" in case.operands or "keep" in case.lists:
-        return Missing("PyTorch's attention keeps what it likes, and gives biases' gradients by kernels of their own")
-    names = ("out", *(name for name in case.results if name != "out"))
+    # What PyTorch keeps for its backward pass is not ours: of a pass that keeps, the output alone is compared.
+    names = ("out",) if "keep" in case.lists else ("out", *(name for name in case.results if name != "out"))
 
     def bind(arrays: Mapping[str, Any]) -> Step:
         set_precision(torch, case.dtype, benchmark=True)
@@ -255,7 +278,8 @@ def _attention(torch: types.ModuleType | None, case: Case, module: types.ModuleT
 
     def results(returned: Any) -> dict[str, Any]:
         found = returned if isinstance(returned, tuple) else (returned,)
-        return {name: _array(torch, each.contiguous(), module) for name, each in zip(names, found, strict=True)}
+        detached = (each.detach().contiguous() for each in found)
+        return {name: _array(torch, each, module) for name, each in zip(names, detached, strict=True)}
 
     library = "SDPA (torch)" if torch.cuda.is_available() else "torch"
     reads_its_own = "dy" in case.operands and case.dtype in {"float16", "bfloat16"}

@@ -11,9 +11,11 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cubatch.bench.calls import keeping
 from cubatch.bench.cases import Case
 
 Step = Callable[[], Any]
+_GIVEN = ("x", "w_in", "w_out", "b_in", "b_out")
 
 
 def step(torch: types.ModuleType, case: Case, tensors: Mapping[str, Any]) -> Step:
@@ -22,23 +24,24 @@ def step(torch: types.ModuleType, case: Case, tensors: Mapping[str, Any]) -> Ste
 
     Args:
         torch: PyTorch.
-        case: A pass of attention that keeps nothing, or all its gradients but for those of biases.
+        case: A pass of attention; one that keeps what its backward pass reads is done under autograd.
         tensors: Its arrays.
     """
-    names = ("x", "w_in", "w_out", "b_in", "b_out")
-    given = {name: tensors[name] for name in names if name in tensors}
+    heads = case.options["heads"]
+    given = {name: tensors[name] for name in _GIVEN if name in tensors}
     if "dy" not in tensors:
-        kept: list[Any] = []
+        keeps = "keep" in case.lists
+        leaves = {name: tensor.detach().requires_grad_(keeps) for name, tensor in given.items()}
 
         def forward() -> Any:
-            kept.clear()  # its memory is what the next result of this set is put into
-            with torch.no_grad():
-                kept.append(_attention(torch, case.options["heads"], **given))
-            return kept[0]
+            with torch.set_grad_enabled(keeps):
+                return _attention(torch, heads, **leaves)
 
-        return forward
+        return keeping(forward)
+    # Values of biases change no gradient; they are there to have one.
+    given |= {name: torch.zeros_like(tensors[f"d{name}"]) for name in ("b_in", "b_out") if f"d{name}" in tensors}
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
-    y = _attention(torch, case.options["heads"], **leaves)
+    y = _attention(torch, heads, **leaves)
     return lambda: torch.autograd.grad(y, list(leaves.values()), tensors["dy"], retain_graph=True)
 
 

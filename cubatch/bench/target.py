@@ -128,6 +128,8 @@ def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
             drawn -= operand.reach
             if operand.kind == "rectified":
                 module.clip(drawn, 0, 6, out=drawn)
+            if operand.padded:
+                drawn[..., -operand.padded :] = 0
         if case.dtype_of(name) == "bfloat16":
             module.right_shift(drawn.view(np.uint32), 16, out=drawn.view(np.uint32))
         arrays[name] = drawn

@@ -1,59 +1,18 @@
-"""What a training step calls beside the passes of layers: what attention keeps, the loss, the step of an optimiser."""
+"""What a step calls beside the passes of layers: folded batch norms, the loss, the step of an optimizer."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import attrs
 
 from cubatch.bench.calls import Operand
-from cubatch.bench.cases import Case, of_dtype, of_layer
+from cubatch.bench.cases import Case, of_dtype
 from cubatch.errors import UnknownName
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
-from cubatch.network.layers import Attention
-from cubatch.network.passes import Pass
 
 _STATES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 _SCALING = Operand((4,), "scaling", "float32", is_batched=False)
-
-
-def attention(layer: Attention, batch_size: int, dtype: str = "float32", *, with_bias: bool = False) -> Case:
-    """
-    Give attention's forward pass in training, which keeps what its backward pass reads, the weights among it.
-
-    Args:
-        layer: With its extents known.
-        batch_size: Samples.
-        dtype: Storage of the elements.
-        with_bias: Whether the projections' biases take part.
-
-    Example:
-        >>> attention(Attention(h=197, w=1, c=192, heads=3), 32).name
-        'attention 197x1x192, heads 3, n=32, fprop, keeping'
-    """
-    plain = of_layer(layer, Pass.FPROP, batch_size, dtype, with_bias=with_bias)
-    sizes = {name: elements for name, (elements, _) in layer.saved_elements().items()}
-    kept = {name: Operand((batch_size, elements)) for name, elements in sizes.items()}
-    written = batch_size * sum(sizes.values()) * BYTES_PER_ELEMENT[dtype]
-    scores = 3 * batch_size * sizes["weights"] * BYTES_PER_ELEMENT[dtype]  # read, written over by a softmax, and read
-    return attrs.evolve(
-        plain,
-        name=f"{plain.name}, keeping",
-        operands={**plain.operands, **kept},
-        results=("out", *kept),
-        lists={"keep": tuple(kept)},
-        traffic_bytes=plain.traffic_bytes + written,
-        moved_bytes=plain.moved_bytes + batch_size * sizes["weights"] * BYTES_PER_ELEMENT[dtype] + scores,
-        cuts={"n": {**plain.cuts["n"], **dict.fromkeys(kept, 0)}},
-    )
-
-
-def attention_passes(
-    layer: Attention, batch_size: int, dtype: str = "float32", *, with_bias: bool = False
-) -> list[Case]:
-    """Give attention in inference, and both passes of training; else as `attention`."""
-    inference, backward = (
-        of_layer(layer, pass_, batch_size, dtype, with_bias=with_bias) for pass_ in (Pass.FPROP, Pass.DGRAD)
-    )
-    return [inference, attention(layer, batch_size, dtype, with_bias=with_bias), backward]
 
 
 def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
@@ -156,3 +115,46 @@ def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
         terms=classes,
         cuts={"n": {"logits": 0, "labels": 0, "dlogits": 0}},
     )
+
+
+def fold(channels: Sequence[int], has_bias: Sequence[bool], dtype: str = "float32") -> Case:
+    """
+    Give the folding of batch norms into the products before them, which begins a step of inference.
+
+    Args:
+        channels: Of each norm.
+        has_bias: Whether the product before it has a bias.
+        dtype: Storage of the parameters; statistics, factors and terms are float32.
+
+    Example:
+        >>> fold([64, 256], [False, True]).name
+        'fold of 2 batch norms, 320 channels'
+    """
+    operands: dict[str, Operand] = {}
+    names: dict[str, list[str | None]] = {
+        part: [] for part in ("gamma", "beta", "b", "mean", "variance", "scale", "shift")
+    }
+    for number, (c, biased) in enumerate(zip(channels, has_bias, strict=True)):
+        for part, listed in names.items():
+            listed.append(None if part == "b" and not biased else f"{part}{number}")
+            if listed[-1] is not None:
+                kind = "positive" if part in {"gamma", "variance"} else "signed"
+                wide = "" if part in {"gamma", "beta", "b"} else "float32"
+                operands[listed[-1]] = Operand((c,), kind, wide, is_batched=False)
+    of_norms = {part: tuple(name for name in listed if name is not None) for part, listed in names.items()}
+    plain = Case(
+        name=f"fold of {len(channels)} batch norms, {sum(channels)} channels{of_dtype(dtype)}",
+        operation="fold_batch_norms",
+        dtype=dtype,
+        operands=operands,
+        arguments=(of_norms["gamma"], of_norms["beta"], tuple(names["b"])),
+        results=(*of_norms["scale"], *of_norms["shift"]),
+        lists={
+            "means": of_norms["mean"], "variances": of_norms["variance"],
+            "scales": of_norms["scale"], "shifts": of_norms["shift"],
+        },
+        options={"epsilons": (1e-5,) * len(channels)},
+        traffic_bytes=0,
+        moved_bytes=0,
+    )  # fmt: skip
+    return attrs.evolve(plain, traffic_bytes=plain.num_bytes, moved_bytes=plain.num_bytes)

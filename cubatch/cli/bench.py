@@ -8,7 +8,16 @@ import typer
 
 from cubatch.choices import Dtype
 from cubatch.cli import console
-from cubatch.cli.options import ClassesOption, JsonOption, Model, SeedOption, ShapeOption, read_spec
+from cubatch.cli.options import (
+    ClassesOption,
+    JsonOption,
+    Model,
+    ModeOption,
+    OptimizerOption,
+    SeedOption,
+    ShapeOption,
+    read_spec,
+)
 
 if TYPE_CHECKING:
     from cubatch.bench.cases import Case
@@ -48,7 +57,7 @@ BatchOption = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, he
 PassOption = Annotated[_Pass, typer.Option("--pass", help="Which product.")]
 FusedOption = Annotated[
     bool,
-    typer.Option("--fused", help="Also forward with bias, ReLU and a residual fused, beside the vendor's own kernels."),
+    typer.Option("--fused", help="Also what networks fuse: a norm, a residual and ReLU; back, a residual and a mask."),
 ]
 
 
@@ -114,15 +123,25 @@ def conv(
     Example: cubatch bench conv --h 56 --w 56 --c 64 --k 64 --pad 1 --batch-size 32 --dtype float16 --fused
     """
     from cubatch.bench import cases
-    from cubatch.bench.fused import conv_relu
+    from cubatch.bench.fused import with_epilogue
+    from cubatch.errors import InvalidArgument
     from cubatch.network.layers import Conv2d
+    from cubatch.network.passes import Pass
 
     layer = Conv2d(
         h=h, w=w, c=c, k=k, r=r, s=s, stride=stride, pad=pad, dilation=dilation, groups=groups, bias=False
     )  # fmt: skip
     found = [cases.of_layer(layer, each, batch_size, dtype) for each in _passes(passes)]
+    if fused and not layer.has_epilogue:
+        remedy = "Its kernels end with a bias and a ReLU only."
+        raise InvalidArgument("--fused", True, "left out for a depthwise convolution", remedy)
     if fused:
-        found += [conv_relu(layer, batch_size, dtype, residual=residual) for residual in (False, True)]
+        endings = [(Pass.FPROP, {"folded": True, "relu": True}), (Pass.DGRAD, {"positive": True})]
+        found += [
+            with_epilogue(cases.of_layer(layer, pass_, batch_size, dtype), **ending, residual=residual)
+            for pass_, ending in endings
+            for residual in (False, True)
+        ]
     _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
 
 
@@ -148,11 +167,13 @@ def attention(
 
     Example: cubatch bench attention --tokens 197 --c 768 --heads 12 --dtype float16
     """
-    from cubatch.bench import training_calls
+    from cubatch.bench.cases import of_layer
     from cubatch.network.layers import Attention
+    from cubatch.network.passes import Pass
 
     layer = Attention(h=tokens, w=1, c=c, heads=heads)
-    found = training_calls.attention_passes(layer, batch_size, dtype)
+    passes = ((Pass.FPROP, "inference"), (Pass.FPROP, "training"), (Pass.DGRAD, "training"))
+    found = [of_layer(layer, pass_, batch_size, dtype, mode=mode) for pass_, mode in passes]
     _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
 
 
@@ -161,6 +182,8 @@ def model(
     model: Model,
     *,
     batch_size: BatchOption = 32,
+    mode: ModeOption = "training",
+    optimizer: OptimizerOption = "momentum",
     passes: PassOption = "all",
     dtype: DtypeOption = "float32",
     device: DeviceOption = None,
@@ -175,21 +198,23 @@ def model(
     json: JsonOption = None,
 ) -> None:
     """
-    Time the distinct layers of a network, each counted as often as it occurs.
+    Time the distinct operations of a network's step, each counted as often as it occurs.
+
+    The operations are those of the schedule: with their epilogues, the loss and the optimizer.
 
     Example: cubatch bench model resnet50 --batch-size 32 --pass fprop
     """
-    from cubatch.bench import cases
+    from cubatch.bench.step_cases import of_step
     from cubatch.network.graph import as_network
 
     network = as_network(read_spec(model, input_shape, classes))
-    found = cases.of_network(network, _passes(passes), batch_size, dtype)
+    found = of_step(network, mode, batch_size, dtype, optimizer=optimizer)
+    if passes != "all":
+        found = [case for case in found if case.pass_ in _passes(passes)]
     _run(
         found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json,
-        title=f"{network.name}, batch {batch_size}",
+        title=f"{network.name}, {mode}, batch {batch_size}",
     )  # fmt: skip
-    if missing := cases.left_out(network):
-        console.say(f"Left out, since they are not timed by themselves: {', '.join(missing)}.")
 
 
 def _passes(name: str) -> list[Any]:

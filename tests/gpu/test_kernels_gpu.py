@@ -91,10 +91,13 @@ def test_occupancy_is_the_drivers(here):
         cases.of_layer(BatchNorm2d(h=29, w=31, c=24), Pass.FPROP, 9),
         cases.gemm(520, 264, 136, layout="tn", dtype="float16"),
         cases.of_layer(Conv2d(h=29, w=31, c=64, k=72, r=3, s=3, stride=2, pad=1), Pass.DGRAD, 5, "bfloat16"),
-        fused.conv_relu(Conv2d(h=29, w=31, c=64, k=72, r=3, s=3, pad=1), 5, "float16", residual=True),
+        fused.with_epilogue(
+            cases.of_layer(Conv2d(h=29, w=31, c=64, k=72, r=3, s=3, pad=1), Pass.FPROP, 5, "float16"),
+            folded=True, residual=True, relu=True,
+        ),
     ],
     ids=lambda case: case.name,
-)
+)  # fmt: skip
 def test_a_measurement_is_checked_timed_and_compared(here, case):
     """Every variant is right, the fastest is timed by events, in the same rounds as the vendor where there is one."""
     result = measure.time_case(case, here, Contest(here.clock), variants="all", seconds=0.3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, check, target, training_calls
+from cubatch.bench import cases, check, target
 from cubatch.engine.native.operations import operations
 from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
@@ -14,7 +14,7 @@ from tests.kernels.cases import DTYPES
 LAYERS = [Attention(h=70, w=1, c=64, heads=4), Attention(h=9, w=5, c=65, heads=1)]
 MAKE = {
     "inference": lambda layer, dtype: cases.of_layer(layer, Pass.FPROP, 2, dtype),
-    "forward": lambda layer, dtype: training_calls.attention(layer, 2, dtype, with_bias=True),
+    "forward": lambda layer, dtype: cases.of_layer(layer, Pass.FPROP, 2, dtype, with_bias=True, mode="training"),
     "backward": lambda layer, dtype: cases.of_layer(layer, Pass.DGRAD, 2, dtype, with_bias=True),
 }
 

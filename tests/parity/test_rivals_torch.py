@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, check, fused, rivals, target, training_calls
-from cubatch.network.layers import Attention, Conv2d, Linear
+from cubatch.bench import cases, check, fused, rivals, target
+from cubatch.bench.step_cases import of_step
+from cubatch.network.graph import Network
+from cubatch.network.layers import Attention, Conv2d, Flatten, Linear
 from cubatch.network.passes import Pass
 
 torch = pytest.importorskip("torch")
@@ -59,15 +61,56 @@ def halves(array):
     return np.round(2 * array) / 2
 
 
-@pytest.mark.parametrize("residual", [False, True])
+ENDINGS = {
+    Pass.FPROP: [
+        {"relu": True}, {"residual": True, "relu": True}, {"folded": True}, {"folded": True, "residual": True}
+    ],
+    Pass.DGRAD: [{"positive": True}, {"residual": True, "positive": True}],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_fused_in_ours_are_kernels_of_their_own_in_pytorch(dtype, residual):
-    """A convolution with its bias, then an addition and a ReLU in place, on the result that the case asks for."""
-    case = fused.conv_relu(LAYERS[0], 3, dtype, residual=residual)
+@pytest.mark.parametrize("layer", [LAYERS[0], Linear(c=13, k=7)], ids=["convolution", "linear"])
+@pytest.mark.parametrize(("pass_", "ending"), [(pass_, ending) for pass_ in ENDINGS for ending in ENDINGS[pass_]])
+def test_what_is_fused_in_ours_are_kernels_of_their_own_in_pytorch(pass_, ending, layer, dtype):
+    """A product with its bias, then a norm, an addition, a mask and a ReLU, on the result that the case asks for."""
+    folded = ending.get("folded", False)
+    plain = cases.of_layer(layer, pass_, 3, dtype, with_bias=pass_ is Pass.FPROP and not folded)
+    case = fused.with_epilogue(plain, **ending)
     arrays = {name: halves(array) for name, array in target.fill(np, case, 1).items()}
+    if folded:  # PyTorch stores what it multiplies by
+        arrays["scale"][...] = 1.0
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     found = rivals.rivals(case, np)[0]
     assert_right(found, found.bind(arrays)(), case, arrays, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layer", [LAYERS[0], Linear(c=13, k=7)], ids=["convolution", "linear"])
+def test_pytorch_gives_the_gradient_of_a_bias_too(layer, dtype):
+    """As a result of its own, by name."""
+    case = cases.of_layer(layer, Pass.WGRAD, 3, dtype, with_bias=True)
+    arrays = {name: halves(array) for name, array in target.fill(np, case, 1).items()}
+    expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+    found = rivals.rivals(case, np)[0]
+    results = found.results(found.bind(arrays)())
+    assert set(results) == {"dw", "db"}
+    assert expected.check({**arrays, **results}).passed
+
+
+def test_pytorch_is_not_given_channels_that_are_only_stored():
+    """A batch of three colours is stored with four for our kernels: PyTorch convolves three."""
+    network = Network(input_shape=(9, 8, 3), layers=[Conv2d(k=4, r=3, s=3), Flatten(), Linear(k=5)])
+    found = [case for case in of_step(network, "training", 2) if case.operation.startswith("conv2d")]
+    assert [case.operands["x"].padded for case in found] == [1, 1]
+    for case in found:
+        arrays = target.fill(np, case, 1)
+        assert not arrays["x"][..., 3].any()
+        expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+        rival = rivals.rivals(case, np)[0]
+        results = rival.results(rival.bind(arrays)())
+        check.poison(case, arrays)
+        assert expected.check({**arrays, **results}).passed
 
 
 @pytest.mark.parametrize("dtype", ["tf32", "float16", "bfloat16"])
@@ -117,10 +160,17 @@ def test_versions_are_those_of_pytorch():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("pass_", "with_bias"), [(Pass.FPROP, False), (Pass.FPROP, True), (Pass.DGRAD, False)])
-def test_pytorchs_attention_is_given_the_same_attention(pass_, with_bias, dtype):
+@pytest.mark.parametrize(
+    ("pass_", "mode", "with_bias"),
+    [
+        (Pass.FPROP, "", False), (Pass.FPROP, "", True), (Pass.FPROP, "training", True),
+        (Pass.DGRAD, "", False), (Pass.DGRAD, "", True),
+    ],
+)  # fmt: skip
+def test_pytorchs_attention_is_given_the_same_attention(pass_, mode, with_bias, dtype):
     """Its output, or all its gradients, by name; within our bounds, but where it reads what it rounded itself."""
-    case = cases.of_layer(Attention(h=35, w=2, c=64, heads=4), pass_, 3, dtype, with_bias=with_bias)
+    layer = Attention(h=35, w=2, c=64, heads=4)
+    case = cases.of_layer(layer, pass_, 3, dtype, with_bias=with_bias, mode=mode)
     arrays = target.fill(np, case, 1)
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     found = rivals.rivals(case, np)[0]
@@ -128,17 +178,14 @@ def test_pytorchs_attention_is_given_the_same_attention(pass_, with_bias, dtype)
     check.poison(case, arrays)
     for _ in range(2):  # the graph is kept from step to step
         results = found.results(step())
-        assert set(results) == set(case.results)
+        assert set(results) == ({"out"} if mode else set(case.results))
         assert all(results[name].dtype == arrays[name].dtype for name in results)
-        assert expected.check({**arrays, **results}).worst <= found.slack
+        assert expected.check({**arrays, **results}, names=results).worst <= found.slack
 
 
-@pytest.mark.parametrize("has_torch", [True, False])
-def test_attention_without_a_rival_says_why(monkeypatch, has_torch):
-    """What is kept is PyTorch's affair, biases' gradients are kernels of its own, and without PyTorch there is none."""
-    layer = Attention(h=7, w=1, c=8, heads=2)
-    if not has_torch:
-        monkeypatch.setattr(rivals, "_torch", lambda: None)
-    keeping, biased = training_calls.attention(layer, 3), cases.of_layer(layer, Pass.DGRAD, 3, with_bias=True)
-    for case in (keeping, biased):
-        assert ("keeps what it likes" if has_torch else "not installed") in rivals.rivals(case, np)[0].reason
+def test_attention_without_pytorch_has_no_rival(monkeypatch):
+    """And says so."""
+    monkeypatch.setattr(rivals, "_torch", lambda: None)
+    for mode in ("training", "inference"):
+        case = cases.of_layer(Attention(h=7, w=1, c=8, heads=2), Pass.FPROP, 3, mode=mode)
+        assert "not installed" in rivals.rivals(case, np)[0].reason

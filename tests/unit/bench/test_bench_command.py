@@ -156,13 +156,16 @@ def test_attention_in_tf32_takes_the_scratch_memory_of_its_products_in_tf32(run)
     assert any(name.startswith("gemm_nn_implicit_gemm_tf32_hopper") for name in names)
 
 
-def test_layers_that_are_not_timed_by_themselves_are_named(run):
-    """A transformer's tokens are copies but for one sum: the table is of the rest, and says so."""
-    code, _, err = run("model", "deit-tiny", "--dry-run", "--device", "h200-sxm", "--pass", "fprop")
-
-    assert code == 0
-    assert "Left out" in err
-    assert "class_token, tokens" in err
+def test_a_model_is_the_operations_of_its_step(run, tmp_path):
+    """Training with the loss and the optimizer that is asked for; inference without, with norms folded."""
+    path = tmp_path / "bench.json"
+    options = ("--dry-run", "--device", "h200-sxm", "--json", path, "--batch-size", 4)
+    found = {}
+    for mode in ("training", "inference"):
+        assert run("model", "mnist-cnn", "--mode", mode, "--optimizer", "adam", *options)[0] == 0
+        found[mode] = {result["case"]["operation"] for result in json.loads(path.read_text())["results"]}
+    assert {"softmax_cross_entropy", "adam", "conv2d_wgrad"} <= found["training"]
+    assert not {"softmax_cross_entropy", "adam", "conv2d_wgrad"} & found["inference"]
 
 
 def test_a_plot_of_nothing_that_was_timed_is_refused_at_once(run, tmp_path):
@@ -185,14 +188,26 @@ def test_a_dry_run_of_a_network_has_a_line_for_each_distinct_layer(run):
 
 @pytest.mark.usefixtures("world")
 def test_fused_cases_are_listed_beside_the_plain_ones(run):
-    """Three passes, and the forward pass with bias and ReLU, without and with a residual."""
+    """Three passes; forward with a norm and ReLU and back with a mask, each without and with a residual."""
     options = ("conv", "--h", 6, "--w", 5, "--c", 4, "--k", 3, "--dry-run", "--device", "h200-sxm")
     plain, whole = (run(*options, *more)[1] for more in ((), ("--fused", "--dtype", "float16")))
     assert "then relu" not in plain
     assert plain.count("conv2d 6x5x4 to 3") == 3
-    assert whole.count("conv2d 6x5x4 to 3") == 5
-    assert "bias, n=32, fprop, float16, then relu" in whole
-    assert "bias, n=32, fprop, float16, then residual, relu" in whole
+    assert whole.count("conv2d 6x5x4 to 3") == 7
+    for ending in ("fprop, float16, then scale, shift, relu", "fprop, float16, then scale, shift, residual, relu"):
+        assert ending in whole
+    for ending in ("dgrad, float16, then mask", "dgrad, float16, then residual, mask"):
+        assert ending in whole
+
+
+@pytest.mark.usefixtures("world")
+def test_a_depthwise_convolution_has_nothing_fused(run):
+    """Its kernels end with bias and ReLU: the option is refused by name."""
+    options = ("--h", 6, "--w", 5, "--c", 4, "--k", 4, "--groups", 4, "--dry-run", "--device", "h200-sxm")
+    code, out, err = run("conv", *options, "--fused")
+    assert (code, out) == (2, "")
+    assert "--fused" in err
+    assert "depthwise" in err
 
 
 @pytest.mark.parametrize(("device", "code"), [("v100-sxm2-16gb", 2), ("t4", 2), ("a100-sxm4-40gb", 0)])

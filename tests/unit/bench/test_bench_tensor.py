@@ -42,6 +42,12 @@ def checked(case, result, seed=1):
     return expected.check(arrays).worst
 
 
+def conv_relu(layer, batch_size, dtype="float32", *, residual=False):
+    """A convolution with a bias and ReLU, and another branch between them."""
+    plain = cases.of_layer(layer, Pass.FPROP, batch_size, dtype, with_bias=True)
+    return fused.with_epilogue(plain, residual=residual, relu=True)
+
+
 # --- tf32 ----------------------------------------------------------------------------------------------------------
 
 
@@ -139,7 +145,7 @@ def test_what_sums_may_lose_is_seen_before_it_is_stored():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "tf32"])
 def test_a_fused_case_is_the_convolution_with_all_that_follows(residual, dtype):
     """relu(x w + b + residual), written as a matrix product; without the bias or the clamp it is not right."""
-    case = fused.conv_relu(CONV, 3, dtype, residual=residual)
+    case = conv_relu(CONV, 3, dtype, residual=residual)
 
     def result(arrays, *, bias=1.0, clamp=0.0):
         value = {name: check._values(array) for name, array in arrays.items()}
@@ -157,7 +163,7 @@ def test_a_fused_case_is_the_convolution_with_all_that_follows(residual, dtype):
 
 def test_a_fused_case_moves_its_residual_once_more():
     """Beside x, w, b and y; it does no more arithmetic that counts."""
-    plain, whole = (fused.conv_relu(CONV, 3, "float16", residual=residual) for residual in (False, True))
+    plain, whole = (conv_relu(CONV, 3, "float16", residual=residual) for residual in (False, True))
     assert whole.traffic_bytes - plain.traffic_bytes == 2 * 3 * 5 * 4 * 7
     assert whole.flops == plain.flops == 2 * 3 * 5 * 4 * 7 * 6
     assert {axes["residual"] for axes in whole.cuts.values()} == {0, 3}
@@ -244,14 +250,29 @@ def test_the_roofline_of_a_dtype_is_that_of_its_own_units(dtype, flops):
     "case",
     [
         cases.gemm(20, 24, 40, dtype="tf32"),
-        fused.conv_relu(layers.Conv2d(h=5, w=4, c=8, k=8, r=3, s=3, pad=1), 2, "float16", residual=True),
-        fused.conv_relu(layers.Conv2d(h=5, w=4, c=8, k=8, r=3, s=3, pad=1), 2, "float32"),
+        conv_relu(layers.Conv2d(h=5, w=4, c=8, k=8, r=3, s=3, pad=1), 2, "float16", residual=True),
+        conv_relu(layers.Conv2d(h=5, w=4, c=8, k=8, r=3, s=3, pad=1), 2, "float32"),
+        fused.with_epilogue(
+            cases.of_layer(layers.Conv2d(h=5, w=4, c=8, k=8, r=3, s=3, pad=1), Pass.FPROP, 2, "float16"), folded=True
+        ),
+        fused.with_epilogue(
+            cases.of_layer(layers.Conv2d(h=5, w=4, c=8, k=8, r=1, s=1), Pass.DGRAD, 2, "float16"),
+            residual=True, positive=True,
+        ),
+        training_calls.fold([40, 8], [True, False], "float16"),
+        cases.of_layer(layers.LayerNorm(h=5, w=3, c=24), Pass.FPROP, 2, "float16", mode="training"),
+        cases.of_layer(layers.BatchNorm2d(h=5, w=3, c=24), Pass.FPROP, 2, "float16", mode="inference"),
+        cases.of_layer(layers.MaxPool2d(h=6, w=6, c=8, r=2, s=2), Pass.FPROP, 2, "float16", mode="inference"),
+        *(cases.of_layer(layers.Tokens(h=4, w=3, c=8), pass_, 2, "float16") for pass_ in (Pass.FPROP, Pass.DGRAD)),
+        *(cases.of_layer(layers.ClassToken(h=4, w=1, c=8), pass_, 2) for pass_ in (Pass.FPROP, Pass.DGRAD)),
+        cases.of_layer(layers.Dropout(h=4, w=3, c=8, p=0.3), Pass.FPROP, 2, "float16"),
+        cases.of_layer(layers.Concat(h=4, w=5, c=12, channels=[4, 8]), Pass.DGRAD, 2, "float16"),
         training_calls.optimizer_step("adam", 300, "float16"),
         training_calls.optimizer_step("momentum", 300, "bfloat16"),
         training_calls.loss_scale(700),
     ],
     ids=lambda case: case.name,
-)
+)  # fmt: skip
 def test_the_kernels_are_right_by_these_bounds(case):
     """Executed on the CPU from their own source: the variant that the plan puts first."""
     if reason := building.reason_to_skip():
@@ -281,10 +302,10 @@ def test_without_pytorch_float16_is_multiplied_by_the_array_module(pass_, monkey
     check.poison(case, arrays)
     rivals.rivals(case, np)[0].bind(arrays)()
     assert expected.check(arrays).passed
-    for other in (fused.conv_relu(CONV, 2, "float16"), cases.of_layer(CONV, pass_, 2, "bfloat16")):
+    for other in (conv_relu(CONV, 2, "float16"), cases.of_layer(CONV, pass_, 2, "bfloat16")):
         assert "not installed" in rivals.rivals(other, np)[0].reason
 
 
 def test_every_rule_belongs_to_an_operation():
     """A misspelt name would be no operation's."""
-    assert set(bounds.RULES) <= {*functional.__all__, fused.WITH_RESIDUAL}
+    assert set(bounds.RULES) <= set(functional.__all__)

@@ -10,12 +10,19 @@ import pytest
 
 from cubatch.bench import cases, cudnn, measure, records, rivals
 from cubatch.bench.contest import Contest
-from cubatch.bench.fused import conv_relu
+from cubatch.bench.fused import with_epilogue
 from cubatch.bench.rivals import Rival
 from cubatch.engine.native import arrays
 from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass
 from tests.unit.bench.building import GEMM
+
+
+def conv_relu(batch_size, dtype="float32", *, residual=False):
+    """A convolution with a bias and ReLU, and another branch between them."""
+    plain = cases.of_layer(attrs.evolve(LAYER, bias=True), Pass.FPROP, batch_size, dtype, with_bias=True)
+    return with_epilogue(plain, residual=residual, relu=True)
+
 
 LAYER = Conv2d(h=6, w=5, c=4, k=3, r=3, s=3, pad=1, bias=False)
 
@@ -30,7 +37,6 @@ class Tensor(np.ndarray):
         return np.ascontiguousarray(self).view(Tensor)
 
     def add_(self, other):
-        self += other
         return self
 
 
@@ -38,17 +44,26 @@ def fake_torch(calls, *, has_cuda=True):
     """A PyTorch that notes what it is asked, with the layout of the input, and gives new arrays of ones."""
 
     def operation(name):
-        def call(x, *others):
+        def call(x, *others, **_):
             layout = "NCHW" if x.flags.c_contiguous else "channels last"
             calls.append((name, layout, others))
-            return np.ones((2, 2), np.float32).view(Tensor)
+            return np.ones((1, 1), np.float32).view(Tensor)
 
         return call
 
-    aten = types.SimpleNamespace(convolution_backward=operation("convolution_backward"))
+    def gradients(*given):
+        return operation("convolution_backward")(*given), None, None
+
+    aten = types.SimpleNamespace(
+        convolution_backward=gradients, threshold_backward=operation("threshold_backward")
+    )  # fmt: skip
     return types.SimpleNamespace(
         cuda=types.SimpleNamespace(is_available=lambda: has_cuda),
-        nn=types.SimpleNamespace(functional=types.SimpleNamespace(conv2d=operation("conv2d"))),
+        nn=types.SimpleNamespace(
+            functional=types.SimpleNamespace(conv2d=operation("conv2d"), batch_norm=operation("batch_norm"))
+        ),
+        zeros_like=np.zeros_like,
+        full_like=np.full_like,
         relu_=lambda y: calls.append(("relu_", None, ())),
         cudnn_convolution_relu=operation("cudnn_convolution_relu"),
         cudnn_convolution_add_relu=operation("cudnn_convolution_add_relu"),
@@ -87,10 +102,10 @@ def test_sixteen_bits_are_asked_channels_last():
 
 def test_what_is_fused_is_asked_fused_too():
     """In one call of cuDNN's beside three kernels, with the residual, its factor, the bias and the geometry."""
-    plain = conv_relu(LAYER, 2, "float16")
+    plain = conv_relu(2, "float16")
     assert done(plain)["cuDNN (torch)"] == [("conv2d", "channels last"), ("relu_", None)]
     assert done(plain)["cuDNN (torch, fused)"] == [("cudnn_convolution_relu", "channels last")]
-    case = conv_relu(LAYER, 2, "float16", residual=True)
+    case = conv_relu(2, "float16", residual=True)
     given = tensors_of(case)
     cudnn.steps(fake_torch(calls := []), case, case.layer)["cuDNN (torch, fused)"](given)()
     ((name, _, (w, residual, alpha, b, *geometry)),) = calls
@@ -99,9 +114,18 @@ def test_what_is_fused_is_asked_fused_too():
         assert np.shares_memory(tensor, given[of])
 
 
+def test_what_networks_end_with_are_kernels_of_pytorchs():
+    """A folded norm is a norm in inference; the mask of a ReLU is that of its gradient. cuDNN has neither fused."""
+    norm = with_epilogue(cases.of_layer(LAYER, Pass.FPROP, 2, "float16"), folded=True, relu=True)
+    assert [name for name, _ in done(norm)["cuDNN (torch)"]] == ["conv2d", "batch_norm", "relu_"]
+    mask = with_epilogue(cases.of_layer(LAYER, Pass.DGRAD, 2, "float16"), residual=True, positive=True)
+    assert [name for name, _ in done(mask)["cuDNN (torch)"]] == ["convolution_backward", "threshold_backward"]
+    assert set(done(norm)) == set(done(mask)) == {"cuDNN (torch)"}
+
+
 def test_on_a_cpu_there_is_one_way():
     """The others are cuDNN's."""
-    case = conv_relu(LAYER, 2)
+    case = conv_relu(2)
     assert list(cudnn.steps(fake_torch([], has_cuda=False), case, case.layer)) == ["torch"]
 
 

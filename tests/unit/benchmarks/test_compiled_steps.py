@@ -18,11 +18,11 @@ STEPS = [
     ("resnet50", 256),
     ("resnet50", 32),
     ("convnext-tiny", 128),
+    ("vit-base", 128),
     ("efficientnet-b0", 256),
     ("efficientnet-b0", 32),
     ("mobilenet-v3-large", 256),
     ("mobilenet-v3-large", 32),
-    ("vit-base", 128),
     ("deit-tiny", 256),
 ]
 RIVALS = {"torch.compile": ("eager", "compile"), "torch.compile max-autotune": ("compile max-autotune",)}

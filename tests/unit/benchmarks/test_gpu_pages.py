@@ -9,7 +9,7 @@ import pytest
 from benchmarks import render
 from benchmarks.pages import gpu
 from benchmarks.pages.gpu_rows import rows_of
-from cubatch.bench import cases, measure, training_calls
+from cubatch.bench import cases, measure
 from cubatch.bench.contest import Contest
 from cubatch.network import layers as kinds
 from cubatch.network.passes import Pass
@@ -89,7 +89,9 @@ def test_bandwidth_is_a_share_of_a_copy():
 def test_attention_is_listed_one_by_one():
     """Beside PyTorch's own; a pass that has none there is left out."""
     layer = kinds.Attention(h=9, w=1, c=8, heads=2)
-    at_once, keeping, *_ = training_calls.attention_passes(layer, 2, "float16")
+    at_once, keeping = (
+        cases.of_layer(layer, Pass.FPROP, 2, "float16", mode=mode) for mode in ("inference", "training")
+    )
     items = [item_of(at_once, [entry(2e-3, ratio=0.5), entry(1e-3, side="vendor")]), item_of(keeping, [entry(3e-3)])]
     rows = [line for line in gpu.attention(result_of(attention=(items, 0))).splitlines() if line.startswith("| att")]
     assert rows == [

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import gpu_pass
 from benchmarks.gpu import cases as gpu_cases
 from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import plan, small, sweep
+from benchmarks.gpu import plan, small, steps, sweep
 from benchmarks.gpu import stages as gpu_stages
 from cubatch.bench import cases, measure, rivals
 from cubatch.bench.contest import Contest
@@ -70,12 +70,15 @@ def test_a_dry_run_fails_with_a_kernel_that_does_not_compile(monkeypatch, capsys
 
 
 def test_a_dry_run_fails_with_a_case_that_does_not_fit(monkeypatch, capsys):
-    """The largest layers at batch 256 take more than a card of 4 GiB has."""
-    small = attrs.evolve(plan.room.memory_limit(H200), bytes=4 << 30)
-    monkeypatch.setattr(plan.room, "memory_limit", lambda _: small)
-    only = "224x224x64 to 64.*n=256, fprop"
-    assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "layers", "--only", only]) == 1
-    assert "4.00 GiB are there" in capsys.readouterr().out
+    """The largest products take more than a card of half a GiB has; operations of steps are then left out."""
+    tiny = attrs.evolve(plan.room.memory_limit(H200), bytes=1 << 29)
+    before = gpu_stages.stage_named("steps").items(H200)
+    monkeypatch.setattr(plan.room, "memory_limit", lambda _: tiny)
+    after = gpu_stages.stage_named("steps").items(H200)
+    assert max(item.case.num_bytes for item in after) <= 1 << 29 < max(item.case.num_bytes for item in before)
+    assert 0 < len(after) < len(before)
+    assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "gemm", "--only", "gemm nt 8192"]) == 1
+    assert "512.00 MiB are there" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stage", gpu_stages.STAGES, ids=lambda stage: stage.name)
@@ -117,6 +120,55 @@ def test_every_kernel_is_run_by_a_case_on_some_gpu():
         launched, problems = plan._planned(gpu_stages.chosen(stage, device, ""), device, compiled=False)
         assert problems == []
         assert plan._unchecked(launched, device) == []
+
+
+# --- steps ---------------------------------------------------------------------------------------------------------
+
+
+def test_steps_hold_the_networks_that_torch_compile_is_compared_on():
+    """Training and inference of each, in float16; ResNet-50's in every type."""
+    names = {step.name for step in steps.STEPS}
+    assert len(names) == len(steps.STEPS)
+    for network, (size, *_) in steps.BATCHES.items():
+        for mode in ("training", "inference"):
+            assert f"{network}, {mode}, batch {size}, float16" in names
+    for dtype in ("float32", "bfloat16", "tf32"):
+        assert f"resnet50, training, batch 256, {dtype}" in names
+    assert steps.step_named("vit-base, training, batch 128, float16").network == "vit-base"
+    with pytest.raises(InvalidArgument, match="vit-base, training, batch 128, float16"):
+        steps.step_named("vit-base")
+
+
+def test_an_operation_of_several_steps_is_timed_once():
+    """It is found by the name of each; a step's items hold all its operations, and nothing else."""
+    found = gpu_stages.stage_named("steps").items(H200)
+    assert any(len(item.steps) > 1 for item in found)
+    for step in (steps.STEPS[0], steps.STEPS[4]):
+        items = gpu_stages.chosen(gpu_stages.stage_named("steps"), H200, f"^{step.name}$")
+        assert {item.name for item in items} == {case.name for case in step.cases}
+        for item in items:
+            (case,) = (case for case in step.cases if case.name == item.name)
+            assert set(case.layers) <= set(item.case.layers)
+            assert item.case.multiplicity == len(item.case.layers) >= case.multiplicity
+
+
+def test_the_first_items_of_a_step_are_those_that_take_most_of_it():
+    """By their floor times how often they occur: a stage that is cut off has the most of a step that it can."""
+    step = steps.STEPS[0]
+    counts = {case.name: case.multiplicity for case in step.cases}
+    items = [item for item in gpu_stages.stage_named("steps").items(H200) if item.steps[0] == step.name]
+    shares = [counts[item.name] * item.case.roofline_seconds(H200) for item in items]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares[: len(shares) // 2]) > 0.8 * sum(shares)
+
+
+def test_a_gpu_without_tf32_has_no_steps_of_it():
+    """Its cases would be float32's under another name."""
+    v100 = catalogue.find("v100-sxm2-16gb")
+    for name in ("gemm", "steps", "correctness"):
+        dtypes = {item.case.dtype for item in gpu_stages.stage_named(name).items(v100) if item.case}
+        assert "tf32" not in dtypes
+        assert "float16" in dtypes
 
 
 # --- sweeps --------------------------------------------------------------------------------------------------------
@@ -216,15 +268,21 @@ def test_a_ceiling_is_that_of_the_libraries_that_ran(world, monkeypatch, fails_a
 
 def test_a_rehearsal_runs_the_same_operations_on_small_arrays():
     """Of the same operation, pass and type, each some kilobytes; nothing is left as large as it was."""
-    for stage in ("gemm", "layers", "fused", "sweep"):
+    planned = set()
+    for stage in ("gemm", "steps", "sweep"):
         for item in gpu_stages.stage_named(stage).items(H200):
             found = small.cut(item.case)
-            assert (found.operation, found.pass_, found.dtype) == (
-                item.case.operation, item.case.pass_, item.case.dtype,
+            assert (found.operation, found.pass_, found.dtype, found.results[:1]) == (
+                item.case.operation, item.case.pass_, item.case.dtype, item.case.results[:1]
             )  # fmt: skip
-            assert found.options.get("relu") == item.case.options.get("relu")
+            assert found.epilogue == item.case.epilogue
+            assert sum(each.padded for each in found.operands.values()) == sum(
+                each.padded for each in item.case.operands.values()
+            )
             assert found.num_bytes < 1 << 17
-            assert measure.plan(found, H200, compiled=False).entries
+            if found.name not in planned:
+                planned.add(found.name)
+                assert measure.plan(found, H200, compiled=False).entries
 
 
 def _linear(batch_size, pass_=Pass.FPROP):

@@ -14,14 +14,13 @@ from benchmarks.gpu import stages as gpu_stages
 from benchmarks.gpu_pass import Run
 from benchmarks.pages import gpu
 from benchmarks.pages.gpu_rows import limit_of, rows_of
-from cubatch.bench import cases, fused, measure
+from cubatch.bench import cases, measure
 from cubatch.bench.contest import Entrant
 from cubatch.bench.implementations import TENSOR_FAMILIES
 from cubatch.errors import CompileError
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
 from cubatch.network import layers as kinds
-from cubatch.network import models
 from cubatch.network.passes import Pass
 from tests.unit.bench_fakes import World, enter
 from tests.unit.benchmarks.passes import FACTS, conv_case, entry, item_of, ran, result_of
@@ -33,44 +32,15 @@ H200, V100 = catalogue.find("h200-sxm"), catalogue.find("v100-sxm2-16gb")
 
 
 def test_products_hold_the_sizes_that_the_goal_names():
-    """Squares from 2048 to 8192 in three layouts and the networks' linear layers, in every type; first float16."""
+    """Squares from 2048 to 8192 in three layouts, in every type; first float16."""
     found = tensor_cases.gemms()
     for dtype in ("float16", "bfloat16", "tf32"):
         names = {case.name for case in found if case.dtype == dtype}
         assert {
             f"gemm {layout} {n} x {n} x {n}, {dtype}" for layout in ("nt", "nn", "tn") for n in (2048, 4096, 8192)
         } < names
-        layers = {layer for case in found if case.dtype == dtype for layer in case.layers}
-        assert {"resnet50/fc"} <= layers
-        assert any(layer.startswith("vgg16/") for layer in layers)
     assert found[0].dtype == "float16"
     assert len({case.name for case in found}) == len(found)
-
-
-def test_convolutions_hold_all_of_resnet50_in_float16():
-    """Every layer in three passes at both batch sizes, weighted as it occurs; a few in the other types."""
-    found, network = tensor_cases.convolutions(), models.build("resnet50")
-    convolutions = {f"resnet50/{node.name}" for node in network.nodes if isinstance(node.layer, kinds.Conv2d)}
-    for batch_size in (32, 256):
-        for pass_ in Pass:
-            mine = [c for c in found if (c.dtype, c.batch_size, c.pass_) == ("float16", batch_size, pass_)]
-            have = {layer for case in mine for layer in case.layers}
-            assert have == convolutions - ({"resnet50/conv1"} if pass_ is Pass.DGRAD else set())
-    for dtype in ("bfloat16", "tf32"):
-        assert {case.pass_ for case in found if case.dtype == dtype} == set(Pass)
-    assert found[0].batch_size == 256
-
-
-def test_fused_cases_are_what_follows_each_convolution_of_resnet50():
-    """16 blocks end in a sum with their shortcut; two convolutions of each and the first are followed by a ReLU."""
-    found = [case for case in tensor_cases.fused_convolutions() if case.batch_size == 32]
-    residual = [layer for case in found if case.operation == fused.WITH_RESIDUAL for layer in case.layers]
-    others = [layer for case in found if case.operation == "conv2d" for layer in case.layers]
-    assert len(residual) == 16
-    assert all(layer.endswith(".conv3") for layer in residual)
-    assert len(others) == 33
-    assert all(layer.endswith(("conv1", "conv2")) for layer in others)
-    assert all("b" in case.operands and case.dtype == "float16" for case in found)
 
 
 def test_odd_shapes_have_the_channels_that_tensor_cores_stumble_over():
@@ -85,7 +55,10 @@ def test_odd_shapes_have_the_channels_that_tensor_cores_stumble_over():
         assert any(layer.stride[0] == 2 for layer in layers)
         assert any(layer.dilation[0] == 2 for layer in layers)
         assert any(layer.pad[0] != layer.pad[1] for layer in layers)
-        assert {fused.WITH_RESIDUAL, "conv2d", "conv2d_dgrad", "conv2d_wgrad"} <= {c.operation for c in found}
+        endings = {(c.operation, term) for c in found if c.dtype == dtype for term in c.epilogue}
+        for product in ("conv2d", "linear"):
+            assert {(product, term) for term in ("scale", "shift", "residual", "relu")} <= endings
+            assert {(f"{product}_dgrad", term) for term in ("residual", "mask")} <= endings
     assert max(case.num_bytes for case in found) < 32 * 2**20
 
 
@@ -105,14 +78,6 @@ def test_every_variant_on_tensor_cores_is_checked(device):
     assert wanted <= launched
 
 
-def test_a_gpu_without_tf32_is_not_asked_for_it():
-    """Its cases would be float32's under another name."""
-    for name in ("gemm", "layers", "correctness"):
-        dtypes = {item.case.dtype for item in gpu_stages.stage_named(name).items(V100) if item.case}
-        assert "tf32" not in dtypes
-        assert "float16" in dtypes
-
-
 def test_a_stage_that_is_cut_off_has_some_of_both():
     """Two on tensor cores for each other case, each in its own order, none lost."""
     first, others = ([cases.gemm(n, 1, k) for n in range(1, count + 1)] for k, count in ((1, 5), (2, 4)))
@@ -123,7 +88,7 @@ def test_a_stage_that_is_cut_off_has_some_of_both():
 
 def test_the_facts_are_whole_whatever_else_is_chosen():
     """They say which device a file is of; of the other stages an expression takes the items that it finds."""
-    facts, layers = (gpu_stages.stage_named(name) for name in ("facts", "layers"))
+    facts, layers = (gpu_stages.stage_named(name) for name in ("facts", "gemm"))
     assert [item.name for item in gpu_stages.chosen(facts, H200, ", float16")][:2] == ["libraries", "copies"]
     assert {item.case.dtype for item in gpu_stages.chosen(layers, H200, ", float16")} == {"float16"}
 
@@ -133,7 +98,7 @@ def test_the_commands_of_the_readme_choose_what_they_say():
     text = (render.ROOT / "benchmarks/gpu/README.md").read_text()
     only = "^(?!.*, [bt]?f[l3])"
     assert f"--only '{only}'" in text
-    for name in ("gemm", "layers"):
+    for name in ("gemm", "steps"):
         stage = gpu_stages.stage_named(name)
         found = gpu_stages.chosen(stage, H200, only)
         assert found == [item for item in found if item.case.dtype == "float32"]
@@ -164,7 +129,7 @@ def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
         save()
 
     monkeypatch.setattr(gpu_pass, "run_stage", stand_in)
-    stages = [gpu_stages.stage_named("gemm"), gpu_stages.stage_named("layers")]
+    stages = [gpu_stages.stage_named("gemm"), gpu_stages.stage_named("steps")]
     found = gpu_pass.run_all(
         stages,
         tmp_path / "f.json",

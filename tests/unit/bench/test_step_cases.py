@@ -1,0 +1,208 @@
+"""Cases of whole steps: what is listed is what the engine calls, and as often as the networks' papers say."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cubatch.bench import step_cases, target
+from cubatch.engine import functional, layers
+from cubatch.engine.place import Place
+from cubatch.errors import UnknownName
+from cubatch.hardware.facts import BYTES_PER_ELEMENT
+from cubatch.memory.plan import schedule_of
+from cubatch.network import models
+from tests.engine.every_kind import EVERY_KIND
+
+NETWORKS = (
+    "resnet50", "convnext-tiny", "efficientnet-b0", "mobilenet-v3-large", "vit-base", "deit-tiny", "vgg16", "lenet5"
+)  # fmt: skip
+
+
+def counted(name, mode, dtype="float16", **options):
+    """How often each kind of operation occurs in a step."""
+    found = Counter()
+    for case in step_cases.of_step(models.build(name), mode, 4, dtype, **options):
+        assert case.multiplicity == len(case.layers)
+        found[case.kind] += case.multiplicity
+    return found
+
+
+# --- against the numbers of the papers -----------------------------------------------------------------------------
+
+
+def test_resnet50_has_the_operations_of_its_paper():
+    """He et al. 2015, table 1: a stem, 16 blocks of three convolutions, 4 shortcuts that are projections: 53."""
+    training = counted("resnet50", "training")
+    assert (training["conv2d"], training["conv2d dgrad"], training["conv2d wgrad"]) == (53, 52, 53)
+    assert (training["batch norm train"], training["batch norm backward"]) == (53, 53)
+    assert (training["linear"], training["linear dgrad"], training["linear wgrad"]) == (1, 1, 1)
+    assert (training["max pool2d"], training["global avg pool"], training["momentum"]) == (1, 1, 1)
+    assert (training["update loss scale"], training["softmax cross entropy"]) == (1, 1)
+    inference = counted("resnet50", "inference")
+    assert inference == {
+        "conv2d": 53, "linear": 1, "max pool2d": 1, "global avg pool": 1, "fold batch norms": 1
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "wanted"),
+    [
+        # Dosovitskiy et al. 2021, Touvron et al. 2021: 12 blocks of two norms, attention and an MLP; a last norm.
+        ("vit-base", "training", {"layer norm": 25, "layer norm backward": 25, "gelu": 12, "gelu backward": 12,
+                                  "attention": 12, "attention backward": 12, "linear": 25}),
+        ("deit-tiny", "inference", {"layer norm": 25, "gelu": 12, "attention": 12, "linear": 25, "tokens": 1}),
+        # Liu et al. 2022: blocks 3, 3, 9, 3; a norm in each, in the stem, in 3 downsamplings and at the end.
+        ("convnext-tiny", "training", {"depthwise conv2d": 18, "depthwise conv2d dgrad": 18, "layer norm": 18 + 5,
+                                       "gelu": 18, "layer scale": 18, "conv2d": 4, "linear": 2 * 18 + 1}),
+        # Tan and Le 2019, table 1: 16 blocks of 1, 2, 2, 3, 3, 4, 1; the first has no expansion; a stem and a head.
+        ("efficientnet-b0", "training", {"depthwise conv2d": 16, "batch norm train": 3 * 16 - 1 + 2, "dropout": 1,
+                                         "silu": 3 * 16 - 1 + 2, "sigmoid": 16, "scale": 16}),
+        # Howard et al. 2019, table 1: 15 blocks, of which 8 squeeze and excite.
+        ("mobilenet-v3-large", "training", {"depthwise conv2d": 15, "hard sigmoid": 0, "hard_sigmoid": 8, "scale": 8}),
+    ],
+)  # fmt: skip
+def test_networks_have_the_operations_of_their_papers(name, mode, wanted):
+    """Norms, activations, depthwise convolutions and attention, as often as their authors list them."""
+    found = counted(name, mode)
+    assert {kind: found[kind] for kind in wanted} == wanted
+
+
+def test_resnet50s_products_end_as_its_blocks_do():
+    """
+    Inference: every convolution has a norm; 16 blocks end in a sum.
+
+    Training: the output of 2 convolutions a block and of each block but the last, read by convolutions, is of a ReLU;
+    at each block's input two gradients meet.
+    """
+    ends = Counter()
+    for mode in ("inference", "training"):
+        for case in step_cases.of_step(models.build("resnet50"), mode, 4, "float16"):
+            for term in case.epilogue:
+                ends[mode, case.kind, term] += case.multiplicity
+    assert ends["inference", "conv2d", "scale"] == ends["inference", "conv2d", "shift"] == 53
+    assert ends["inference", "conv2d", "residual"] == 16
+    assert ends["inference", "conv2d", "relu"] == 48
+    assert ends["training", "conv2d dgrad", "mask"] == 47
+    assert ends["training", "conv2d dgrad", "residual"] == 16
+    assert ends["training", "batch norm train", "residual"] == 16
+    assert ends["training", "batch norm train", "relu"] == 48
+    assert ends["training", "linear wgrad", "bias gradient"] == 1
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_a_step_has_the_flops_of_its_network(name, mode):
+    """The network's own count, of its layers, twice: a multiply-add is two."""
+    network = models.build(name)
+    found = step_cases.of_step(network, mode, 4)
+    assert sum(case.multiplicity * case.flops for case in found) == 4 * network.flops(mode)
+    assert len({case.name for case in found}) == len(found)
+
+
+# --- against the engine --------------------------------------------------------------------------------------------
+
+IGNORED = {
+    "workspace", "count", "reduce", "running_mean", "running_var", "momentum", "seed", "step", "eps", "epsilons", "lr",
+    "weight_decay", "factor",
+}  # fmt: skip
+"""Arguments that change nothing of what is launched, or belong to state that a step alone has."""
+
+
+class Recorder:
+    """Operations that note how they are called and do nothing."""
+
+    def __init__(self):
+        self.calls = Counter()
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            given = inspect.signature(getattr(functional, name)).bind(*args, **kwargs).arguments
+            shown = {key: self.shown(key, value) for key, value in given.items() if key not in IGNORED}
+            self.calls[name, tuple(sorted((key, value) for key, value in shown.items() if value))] += 1
+
+        return call
+
+    def shown(self, key, value):
+        """Bytes of an array, a list element by element; shapes and numbers as they are."""
+        if isinstance(value, np.ndarray):
+            return f"{value.nbytes}"
+        if isinstance(value, list | tuple) and key != "x_shape":
+            return ", ".join(self.shown(key, each) for each in value)
+        return "" if value is None or value is False else str(value)
+
+
+def engine_calls(network, mode, samples, dtype):
+    """What the engine calls for the operations of its schedule that belong to layers, and the folding."""
+    program, recorder = schedule_of(network, mode, recompute=False, library="cubatch"), Recorder()
+
+    def array(shape, itemsize):
+        return np.empty(shape, {1: np.uint8, 2: np.float16, 4: np.float32}[itemsize])
+
+    class Arena:
+        """Arrays of the schedule's buffers; nothing touches their memory."""
+
+        def __init__(self):
+            self.samples, self.arrays = samples, {}
+
+        def __getitem__(self, number):
+            buffer = program.buffers[number]
+            shape = (samples, *buffer.shape) if buffer.batched else buffer.shape
+            made = array(shape, buffer.itemsize or BYTES_PER_ELEMENT[dtype])
+            return self.arrays.setdefault(number, made)
+
+        def workspace(self, _):
+            return None
+
+    def of_layers(shapes_of, itemsize):
+        return {
+            node.name: {name: array(shape, itemsize) for name, shape in shapes_of(node.layer).items()}
+            for node in network.nodes
+        }
+
+    parameters = of_layers(lambda layer: layer.parameter_shapes, BYTES_PER_ELEMENT[dtype])
+    states = of_layers(
+        lambda layer: dict.fromkeys(("mean", "var"), layer.input_shape[2:]) if layer.has_statistics else {}, 4
+    )
+    place = Place(
+        operations=recorder, arena=Arena(), parameters=parameters, gradients=parameters, states=states,
+        team=SimpleNamespace(sum=print), rank=0, batch_size=samples, begin=0, first=0, clock=[0], numbers=None, seed=0,
+    )  # fmt: skip
+    for op in program.ops:
+        if op.kind not in {"loss", "update"}:
+            work = layers.bind(op, place, training=mode == "training")
+            if layers.TABLE[type(op.node.layer)].draws if op.node and op.kind == "forward" else False:
+                work()  # what draws is called in every step anew
+    return recorder.calls
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("network", [*map(models.build, NETWORKS), EVERY_KIND], ids=lambda network: network.name)
+def test_the_cases_of_a_step_are_what_the_engine_calls(network, mode, dtype):
+    """The same functions, on arrays of the same sizes, with the same options and epilogues, as often."""
+    recorder = Recorder()
+    for case in step_cases.of_step(network, mode, 2, dtype):
+        if not {"loss", "update"}.intersection(case.layers):
+            for _ in range(case.multiplicity):
+                case.call(recorder, target.reserve(case))
+    assert recorder.calls == engine_calls(network, mode, 2, dtype)
+
+
+# --- what belongs to no layer --------------------------------------------------------------------------------------
+
+
+def test_the_optimizer_is_the_one_that_is_asked_for():
+    """Over all parameters at once; a float16 gradient is looked through first."""
+    network = models.build("lenet5")
+    for dtype, scaled in (("float32", []), ("float16", ["update loss scale"]), ("bfloat16", [])):
+        found = step_cases.of_step(network, "training", 4, dtype, optimizer="adam")
+        last = [case for case in found if case.layers == ("update",)]
+        assert [case.kind for case in last] == [*scaled, "adam"]
+        assert last[-1].operands["parameters"].shape == (network.parameters,)
+    with pytest.raises(UnknownName, match="lion"):
+        step_cases.of_step(network, "training", 4, optimizer="lion")
