@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sqlite3
 import tempfile
@@ -16,13 +17,12 @@ import attrs
 
 from benchmarks.faults import judging
 from benchmarks.faults.judging import Key, Trial
-from cubatch import sqlite_file
 from cubatch.errors import DeviceFailed, NothingMeasured, WorkerDied
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.search import walk
 from cubatch.search.events import Event
-from cubatch.tuning import answer, ladder, store_writer
+from cubatch.tuning import answer, ladder, stored_run
 from cubatch.tuning.store import open_run
 from cubatch.tuning.stored_run import Run
 from tests.fakes import Behaviour, FakeDevice, FakeRunner, ImpatientFakeRunner, affine, sawtooth
@@ -301,8 +301,8 @@ def _session(
                 run.finish()
                 book.settle()
         finally:
-            if book.is_dead and run._writer is not None:  # noqa: SLF001 - a killed process writes nothing at its end
-                run._writer._held.clear()  # noqa: SLF001
+            if book.is_dead:  # a killed process writes nothing at its end
+                run._pending.clear()  # noqa: SLF001
         try:
             rungs = [*steps, *measured.added]
             return answer.answer(rungs, measured, goal=GOAL, setting={}).batch_size, run.notes
@@ -343,7 +343,7 @@ def _disk(kind: Kind, draw: random.Random, met: list[str]) -> Iterator[None]:
         return
     left = 0
 
-    class Failing(sqlite_file.Database):
+    class Failing(sqlite3.Connection):
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
             nonlocal left
             if statement.startswith(("INSERT INTO timings", "INSERT OR REPLACE", "UPDATE runs SET")):
@@ -358,7 +358,8 @@ def _disk(kind: Kind, draw: random.Random, met: list[str]) -> Iterator[None]:
                     raise error
             return super().execute(statement, *values)
 
-    with mock.patch.object(sqlite_file, "Database", Failing), mock.patch.object(store_writer, "AGAIN_SECONDS", 0.0):
+    connect = functools.partial(sqlite3.connect, factory=Failing)
+    with mock.patch.object(sqlite3, "connect", connect), mock.patch.object(stored_run, "RETRY_SECONDS", 0.0):
         yield
 
 

@@ -220,8 +220,8 @@ def _judged(name: str, scene: Scene, questions: list[str], sessions: int, *, lat
     for pid in orphans:
         os.kill(pid, signal.SIGKILL)
     trial = Trial(kind=name, faults=len(scene.met), sessions=sessions, timings=0, orphans=len(orphans), late=late)
-    if list(scene.folder.glob("*.damaged-*")):
-        trial = attrs.evolve(trial, wrong=True, what="a good store was moved aside")
+    if list(scene.folder.glob("*.old-*Z")):
+        trial = attrs.evolve(trial, wrong=True, what="a good store was renamed")
     try:
         kept = {run.identity["question"]: run.id for run in judging.store.list_runs(scene.folder / "store.sqlite3")}
         rows = judging.kept_rows(scene.folder / "store.sqlite3")

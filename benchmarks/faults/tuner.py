@@ -27,7 +27,7 @@ from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.search import walk
 from cubatch.search.events import Event
-from cubatch.tuning import answer, store_writer
+from cubatch.tuning import answer, stored_run
 from cubatch.tuning.store import Run, open_run
 
 BUDGET, HANG_SECONDS = 2.0, 3.0
@@ -64,7 +64,7 @@ def tune(folder: Path, seed: int, share: float, question: str, *, full_bytes: in
     """
     warnings.simplefilter("ignore")
     stopwatch.HANG_SECONDS = remote.ASK_SECONDS = HANG_SECONDS
-    store_writer.AGAIN_SECONDS = 0.2
+    stored_run.RETRY_SECONDS = 0.2
     out = (folder / f"told-{question}").open("ab", buffering=0)
     runner = FactoryRef("benchmarks.faults.sleeper:make", {"folder": str(folder), "seed": seed, "share": share})
 

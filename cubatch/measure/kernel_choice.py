@@ -65,8 +65,6 @@ CREATE TABLE winners (
     seconds TEXT NOT NULL, created TEXT NOT NULL, PRIMARY KEY (gpu, kernels, overlaps, problem)) WITHOUT ROWID;
 """
 _VERSION = 2
-# Rows of version 1 do not say whether launches overlapped, so they are dropped and timed again.
-_UPGRADES = {2: f"DROP TABLE winners;{_SCHEMA}"}
 _log = logging.getLogger(__name__)
 
 Ranked = tuple[float, int, Kernel]
@@ -350,8 +348,8 @@ def forget(path: Path, device: Device | None = None) -> int:
         raise StoreError(str(path), sqlite_file.reason(error), "Remove the file.") from error
 
 
-def _connect(path: Path) -> sqlite_file.Database:
-    return sqlite_file.connect(path, _SCHEMA, _VERSION, upgrades=_UPGRADES, on_damage=lambda _: None)
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite_file.connect(path, _SCHEMA, _VERSION, on_replaced=lambda _old, _reason: None)
 
 
 def _gpu(device: Device) -> str:

@@ -1,12 +1,10 @@
-"""One run of the store, open for more: what was kept of it, and what is being kept."""
+"""One open run of the store: the timings of earlier calls, and writing new ones."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-import os
 import re
 import sqlite3
 import time
@@ -22,34 +20,33 @@ from cubatch import sqlite_file
 from cubatch.errors import CubatchError
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning import store_tables
-from cubatch.tuning.store_tables import TABLES, UPGRADES, DamagedRun, StoredRun
-from cubatch.tuning.store_writer import Writer
+from cubatch.tuning.store_tables import TABLES, DamagedRun, StoredRun
 from cubatch.units import format_seconds
 
 _LOG = logging.getLogger(__name__)
+RETRY_SECONDS = 1.0  # between two attempts to write to a full disk
 _HASH = re.compile(r"[0-9a-f]{40,}")
-_MOST_TOLD = 4  # sentences about others, of the latest calls
-_TAKEN = ("exchange", "page_faults")  # of what is kept beside the limit: what was measured of steps
-_HASH_SHOWN = 12  # characters of it: two that differ do so within them
+_MAX_DISTURBED = 4  # sentences about interference, of the latest calls
+_MEASURED_LIMITS = ("exchange", "page_faults")  # entries of `limit` that were measured
+_HASH_SHOWN = 12  # characters of a hash in a note
 
 
 class Run:
     """
-    One run of the store, open for more; a `records.Keeper`.
+    One open run of the store; a `records.Keeper`.
 
-    Made by `open_run`.  A run without a database (`store=False`, or a store that failed) answers the same
-    calls and keeps nothing.
-
-    One that ends with an error of ours before anything is kept leaves nothing behind: what was asked made no sense.
+    Made by `open_run`.  A run without a database (`store=False`, or a store that failed) has the same methods and keeps
+    nothing.  A write that fails because the disk is full is repeated with the next one.  A run that ends with a
+    CubatchError before its first timing or outcome is deleted.
 
     Attributes:
-        kept: Timings, outcomes and seconds that earlier calls left; all of them still apply.
-        ladder, limit: What was decided when it was measured last; None for a run with nothing measured.
-        finished: Whether `kept` is the whole run, so that nothing is left to measure.
-        notes: What a person should know: refused results, a wait, a damaged file, a lost store.
-        caveats: What is told before all else of an answer: who else was busy, and that nothing was measured now.
-        disturbed: What was told of others who were busy while what is kept was taken.
-        was_begun_anew: Whether it was begun in the place of another, whose timings were disturbed.
+        kept: Timings, outcomes and seconds of earlier calls.
+        ladder, limit: Candidates and memory limit of the earlier calls; None for a run with nothing measured.
+        finished: Whether `kept` is the whole run.
+        notes: Sentences for the user: refused results, a wait, a damaged file, a lost store.
+        caveats: Sentences to show before the answer.
+        disturbed: Sentences about interference of other processes while `kept` was taken.
+        was_begun_anew: Whether it replaces a run whose timings were disturbed.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -63,11 +60,14 @@ class Run:
         self.disturbed: tuple[str, ...] = ()
         self.was_begun_anew = False
         self._resources = contextlib.ExitStack()
-        self._writer: Writer | None = None
-        self._held_note = ""
+        self._database: sqlite3.Connection | None = None
+        self._id = 0  # of no run yet
+        self._pending: list[tuple[Callable[..., int | None], tuple[object, ...]]] = []
+        self._pending_note = ""
+        self._next_attempt = 0.0
+        self._insert: Callable[[sqlite3.Connection, int, Sequence[str]], int] | None = None
         self._memory_bytes: int | None = None
         self._candidates: list[Candidate] = []
-        self._begin_row: Callable[[sqlite3.Connection, int, Sequence[str]], int] | None = None
         self._has_rows = False
 
     def __enter__(self) -> Self:
@@ -76,31 +76,30 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_nonsense = isinstance(error, CubatchError)  # which nobody will ask again
-        if not self._has_rows and (is_nonsense or (self.was_begun_anew and error is not None)):
+        if not self._has_rows and (isinstance(error, CubatchError) or (self.was_begun_anew and error is not None)):
             self._write(store_tables.delete_run)
         self.close()
 
     def close(self) -> None:
-        """Let go of the file and of the lock, after a last try to write what was held back; what was kept stays."""
-        self._write_last()
-        self._writer = None
+        """Write what is pending, and close the file."""
+        self._write(is_last=True)
+        self._database = None
         self._resources.close()
 
     @property
     def is_kept(self) -> bool:
-        """Whether what is measured now is being kept."""
-        return self._writer is not None and self._writer.trouble is None
+        """Whether everything so far is written."""
+        return self._database is not None and not self._pending
 
     @property
     def anew(self) -> str:
-        """How what was kept before is measured anew: with an option in the user's own store only."""
+        """How to discard the cached timings: the option is for the user's own store only."""
         if self.path == sqlite_file.default_path().resolve():
             return "--fresh (store='refresh') measures anew"
         return "with another store the same call measures anew"
 
     def candidate(self, candidate: Candidate) -> None:
-        """Keep a size that the search added to the ladder."""
+        """Write a size that the search added to the ladder."""
         self._candidates.append(candidate)
         self._write(store_tables.update_run, "ladder", self._ladder_text())
 
@@ -108,108 +107,102 @@ class Run:
         return store_tables.to_json([attrs.asdict(candidate) for candidate in self._candidates])
 
     def timing(self, timing: Timing) -> None:
-        """Keep one timing; a round that is already there stays as it is."""
+        """Write one timing; a round that is already there stays as it is."""
         self._has_rows = True
         self._write(store_tables.insert_timing, timing)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Keep how a candidate's measuring ended, in place of what was said of it before."""
+        """Write the outcome of a candidate, in place of an earlier one."""
         self._has_rows = True
         if outcome.status == "out_of_memory" and self._memory_bytes is not None:  # for a rerun that has more
             outcome = attrs.evolve(outcome, facts={**outcome.facts, "memory_bytes": self._memory_bytes})
         self._write(store_tables.replace_outcome, outcome)
 
     def spent(self, seconds: float) -> None:
-        """Keep the seconds of measuring that the run took so far, over all resumes."""
+        """Write the measuring time so far, over all resumes."""
         self._write(store_tables.update_run, "seconds_spent", seconds)
 
     def save_ladder(self, candidates: Sequence[Candidate], limit: Mapping[str, Any]) -> None:
-        """
-        Keep the ladder and the memory limit it was made under, for reruns.
-
-        A run that ends before its first timing or outcome gives neither back.
-        """
+        """Write the candidates and the memory limit that they were chosen under; reruns use them with the timings."""
         self._candidates = list(candidates)
-        self.limit = limit
         self._write(store_tables.update_run, "ladder", self._ladder_text())
+        self._save_limit(limit)
+
+    def _save_limit(self, limit: Mapping[str, Any]) -> None:
+        self.limit = limit
         self._write(store_tables.update_run, '"limit"', store_tables.to_json(limit))
 
     def save_exchange(self, facts: Mapping[str, Any]) -> None:
-        """Keep what devices exchange in a step of the answer's size, beside the limit."""
-        self.limit = {**(self.limit or {}), "exchange": dict(facts)}
-        self._write(store_tables.update_run, '"limit"', store_tables.to_json(self.limit))
+        """Write the facts of the exchange between devices, with the limit."""
+        self._save_limit({**(self.limit or {}), "exchange": dict(facts)})
 
-    def save_disturbed(self, told: Sequence[str]) -> None:
-        """Keep what is told of others who were busy meanwhile, for whoever is answered from these timings."""
-        known = tuple(dict.fromkeys([*self.disturbed, *told]))[-_MOST_TOLD:]
+    def save_disturbed(self, sentences: Sequence[str]) -> None:
+        """Write sentences about interference of other processes, for results from these timings."""
+        known = tuple(dict.fromkeys([*self.disturbed, *sentences]))[-_MAX_DISTURBED:]
         if known != self.disturbed:
             self.disturbed = known
             self._write(store_tables.update_run, "disturbed", store_tables.to_json(list(known)))
 
     def begin_anew(self) -> None:
         """
-        Leave the timings that are kept where they are, and measure the same candidates in another run.
+        Leave the earlier timings where they are, and measure the same candidates in a new run.
 
-        That one is gone on with whatever disturbs it: beginning anew each time would never end.
+        The new run continues whatever disturbs it: otherwise a busy machine would never finish one.
         """
         self.kept, self.disturbed, self._has_rows, self.was_begun_anew = Measured(), (), False, True
-        if (begin := self._begin_row) is not None:
-            self._write(begin, tuple(self.notes))
+        if self._insert is not None:
+            self._write(self._insert, tuple(self.notes))
             limit = self.limit or {}
-            self.save_ladder(self._candidates, {name: limit[name] for name in limit if name not in _TAKEN})
+            self.save_ladder(self._candidates, {name: limit[name] for name in limit if name not in _MEASURED_LIMITS})
 
     def finish(self) -> None:
-        """Say that the run is whole: a rerun with no larger budget measures nothing."""
+        """Mark the run as whole: a rerun without a larger budget measures nothing."""
         self.finished = True
         self._write(store_tables.update_run, "state", "finished")
-        self._write_last()
 
-    def _write(self, statement: Callable[..., int | None], *values: object) -> None:
-        if self._writer is None:
+    def _write(
+        self, statement: Callable[..., int | None] | None = None, *values: object, is_last: bool = False
+    ) -> None:
+        """Commit a statement with all that are pending; after a failure that may pass, they stay pending."""
+        if self._database is None:
             return
-        try:
-            self._writer.write(statement, *values)
-        except (sqlite3.DatabaseError, OSError) as error:
-            self._go_unkept(sqlite_file.reason(error))
-        else:
-            self._tell_held(self._writer.trouble)
-
-    def _write_last(self) -> None:
-        if self._writer is None:
+        if statement is not None:
+            self._pending.append((statement, values))
+        if self._pending_note and not is_last and time.monotonic() < self._next_attempt:
             return
+        run = self._id
         try:
-            self._writer.flush(is_last=True)
+            with sqlite_file.transaction(self._database) if self._pending else contextlib.nullcontext():
+                for pending, arguments in self._pending:
+                    run = pending(self._database, run, *arguments) or run
         except (sqlite3.DatabaseError, OSError) as error:
-            self._go_unkept(sqlite_file.reason(error))
+            if is_last or not sqlite_file.is_passing(error):
+                self._disable(sqlite_file.reason(error))
+                return
+            self._next_attempt = time.monotonic() + RETRY_SECONDS
+            if not self._pending_note:
+                why = sqlite_file.reason(error)
+                self._pending_note = f"not kept yet: the store {self.path} cannot be written: {why}; it is tried again"
+                self._say(self._pending_note)
         else:
-            self._tell_held(None)
+            self._id, self._pending = run, []
+            self._drop_pending_note()
 
-    def _tell_held(self, trouble: str | None) -> None:
-        """Say once that something is held back, for as long as it is."""
-        if trouble is not None and not self._held_note:
-            self._held_note = f"not kept yet: the store {self.path} cannot be written: {trouble}; it is tried again"
-            self._say(self._held_note)
-        elif trouble is None and self._held_note:
-            self.notes.remove(self._held_note)
-            self._held_note = ""
-
-    def _go_unkept(self, reason: str) -> None:
-        """Give up the store, not the measurement, and say so once."""
-        self._writer = None
+    def _disable(self, reason: str) -> None:
+        """Go on measuring without the store, and say so once."""
+        self._database = None
         self._resources.close()
-        note = f"not kept: the store {self.path} cannot be used: {reason}; measuring goes on without it"
-        if self._held_note:  # which was said
-            self.notes[self.notes.index(self._held_note)] = note
-            self._held_note = ""
-        else:
-            self._say(note)
+        self._drop_pending_note()
+        self._say(f"not kept: the store {self.path} cannot be used: {reason}; measuring goes on without it")
+
+    def _drop_pending_note(self) -> None:
+        if self._pending_note:
+            self.notes.remove(self._pending_note)
+            self._pending_note = ""
 
     def _say(self, note: str) -> None:
         self.notes.append(note)
         warnings.warn(note, stacklevel=2)
-
-    def _say_damaged(self, aside: Path) -> None:
-        self._say(f"the store {self.path} was damaged; it was moved to {aside} and a new one begun")
 
     def _begin(
         self,
@@ -222,58 +215,54 @@ class Run:
         refresh: bool,
         wait_seconds: float,
     ) -> None:
-        """Take the run's lock, open the file, find the run or begin it."""
-        digest = hashlib.sha256(identity.encode()).hexdigest()
-        refusal: OSError | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not self._takes_turn(path, digest, wait_seconds):
-                self._go_unkept(f"another process still measures the same run after {wait_seconds:g} s")
-                return
-            database = sqlite_file.connect(path, *TABLES, upgrades=UPGRADES, on_damage=self._say_damaged)
-        except OSError as error:
-            if not (sqlite_file.is_read_only(error) and is_there(path)):
-                raise
-            database, refusal = sqlite_file.copied(path, *TABLES, upgrades=UPGRADES), error
+        """Lock the run, open the file, and find the run or insert it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._lock(path, store_tables.lock_name(identity), wait_seconds):
+            self._disable(f"another process still measures the same run after {wait_seconds:g} s")
+            return
+        database = sqlite_file.connect(path, *TABLES, on_replaced=self._say_replaced)
         self._resources.callback(database.close)
         self._memory_bytes = memory_bytes
-        self._begin_row = lambda database, _, notes: store_tables.insert_run(
-            database, identity_sha256=digest, identity=identity, conditions=conditions, budget=budget, notes=notes
+        self._insert = lambda database, _, notes: store_tables.insert_run(
+            database, identity=identity, conditions=conditions, budget=budget, notes=notes
         )
         with sqlite_file.transaction(database):
-            run = self._find(database, digest, conditions, refresh=refresh)
+            run = self._find(database, identity, conditions, refresh=refresh)
             if run is not None:
                 store_tables.reopen(database, run, self.kept, budget, memory_bytes)
                 self.kept = store_tables.read_measured(database, run.id)
                 self.finished = store_tables.read_run(database, run.id).state == "finished"
+        self._database = database
+        if run is None:
+            self._write(self._insert, tuple(self.notes))
+            return
+        self._id = run.id
         self._has_rows = bool(self.kept.timings or self.kept.outcomes)
-        if run is not None and self._has_rows:
+        if self._has_rows:
             self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
             self._candidates = list(run.ladder or ())
-        if refusal is None:
-            self._writer = Writer(database, 0 if run is None else run.id)
-            if run is None:  # held back where the disk is full, as what comes later
-                self._write(self._begin_row, tuple(self.notes))
-        elif not self.finished:
-            self._go_unkept(sqlite_file.reason(refusal))
 
-    def _takes_turn(self, path: Path, digest: str, wait_seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            self._resources.enter_context(sqlite_file.locked(path, digest, 0.0))
-            return True
-        note = "another process measures the same run"
-        _LOG.warning("%s; waiting for it, at most %g s", note, wait_seconds)
-        asked = time.monotonic()
-        with contextlib.suppress(TimeoutError):
-            self._resources.enter_context(sqlite_file.locked(path, digest, wait_seconds))
-            self.notes.append(f"{note}: waited {format_seconds(time.monotonic() - asked)} for it")
-            return True
+    def _say_replaced(self, old: Path, reason: str) -> None:
+        self._say(f"the store {self.path} was {reason}; it was renamed to {old} and a new one begun")
+
+    def _lock(self, path: Path, digest: str, wait_seconds: float) -> bool:
+        """Lock the run, after waiting for another process that measures it; return whether that succeeded."""
+        start = time.monotonic()
+        for seconds in (0.0, wait_seconds):
+            with contextlib.suppress(TimeoutError):
+                self._resources.enter_context(sqlite_file.locked(path, digest, seconds))
+                if seconds:
+                    waited = format_seconds(time.monotonic() - start)
+                    self.notes.append(f"another process measures the same run: waited {waited} for it")
+                return True
+            if not seconds:
+                _LOG.warning("another process measures the same run; waiting for it, at most %g s", wait_seconds)
         return False
 
-    def _find(self, database: sqlite3.Connection, digest: str, conditions: str, *, refresh: bool) -> StoredRun | None:
-        """Find the run that may be continued, and read it whole; where there are only others, say what differs."""
+    def _find(self, database: sqlite3.Connection, identity: str, conditions: str, *, refresh: bool) -> StoredRun | None:
+        """Return the run to continue, with `kept` read; if there are only others, note how their conditions differ."""
         rows = database.execute(
-            "SELECT id, conditions FROM runs WHERE identity_sha256 = ? ORDER BY id DESC", (digest,)
+            "SELECT id, conditions FROM runs WHERE identity = ? ORDER BY id DESC", (identity,)
         ).fetchall()
         same = [int(row["id"]) for row in rows if row["conditions"] == conditions]
         self.was_begun_anew = len(same) > 1 and not refresh
@@ -295,29 +284,21 @@ class Run:
         return None
 
 
-def is_there(path: Path) -> bool:
-    """Say whether there is a file that may be read."""
-    try:
-        return path.is_file() and os.access(path, os.R_OK)
-    except OSError:  # in a folder that may not be entered
-        return False
-
-
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name the fields that differ, with both values."""
     return [
-        f"{name} was {_told(before.get(name))}, is {_told(now.get(name))}"
+        f"{name} was {_shorten(before.get(name))}, is {_shorten(now.get(name))}"
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]
 
 
-def _told(value: object) -> str:
+def _shorten(value: object) -> str:
     """
-    Write a condition, a hash by its beginning.
+    Format a condition; of a hash, only the first characters.
 
     Example:
-        >>> _told("2.1"), _told("0123456789abcdef" * 4)
+        >>> _shorten("2.1"), _shorten("0123456789abcdef" * 4)
         ('2.1', '0123456789ab…')
     """
     text = str(value)

@@ -25,7 +25,7 @@ def rows(path):
     try:
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
             found = {
-                row[:2]: row[2:] for row in database.execute("SELECT batch_size, round, seconds, repeats FROM timings")
+                row[:2]: row[2:] for row in database.execute("SELECT batch_size, round, seconds, facts FROM timings")
             }
     except sqlite3.OperationalError:  # the file has just been made, its tables have not
         return {}

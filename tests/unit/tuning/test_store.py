@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-import sqlite3
 import tempfile
 import threading
 from pathlib import Path
@@ -67,21 +66,6 @@ def test_ladder_and_limit_come_back_with_the_first_timing(path):
     with begin(path) as run:
         assert run.ladder == tuple(ladder)
         assert run.limit == {"limit_bytes": 9000}
-
-
-def test_a_store_with_a_column_of_before_is_read_and_gone_on_with(path):
-    """Files made before `runs` lost its column `kernels` still have it; their runs list, continue and begin."""
-    with begin(path) as run:
-        run.timing(timing(8))
-    database = sqlite3.connect(path)
-    database.execute("ALTER TABLE runs ADD COLUMN kernels TEXT")
-    database.close()
-    with begin(path) as run:
-        run.timing(timing(16))
-        assert run.kept.timings == (timing(8),)
-    with begin(path, identity={"spec": "another"}):
-        pass
-    assert [kept.num_timings for kept in store.list_runs(path)] == [2, 0]
 
 
 def test_a_round_is_kept_once(path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import sqlite3
 import stat
 import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -20,7 +22,7 @@ from cubatch import sqlite_file
 from cubatch.errors import StoreError
 from cubatch.measure.kernel_choice import Winners, forget, path_beside
 from cubatch.measure.records import Candidate, Measured, Outcome
-from cubatch.tuning import store, store_tables
+from cubatch.tuning import store, stored_run
 from tests.unit.tuning.stored import (
     ASKED,
     GIVEN,
@@ -32,161 +34,133 @@ from tests.unit.tuning.stored import (
 # --- places that fail ----------------------------------------------------------------------------------------
 
 
-def damaged(path, how):
-    """Make a store with one timing and damage its file."""
+def test_a_damaged_store_is_renamed_once_and_said(path):
+    """Six processes find it at the same time: one renames it, all measure into the new one."""
     with begin(path) as run:
-        for number in range(2000):
-            run.timing(timing(number=number))
-    content = path.read_bytes()
-    if how == "text":
-        path.write_bytes(b"this is no database\n" * 100)
-    elif how == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif how == "zeroed page":
-        path.write_bytes(content[:8192] + bytes(4096) + content[12288:])
-    return path.read_bytes()
-
-
-@pytest.mark.parametrize("how", ["text", "cut", "zeroed page"])
-def test_a_damaged_file_is_moved_aside_and_said(path, how):
-    """The old bytes are kept under another name, a new store is begun, and the note says where they went."""
-    content = damaged(path, how)
-    with pytest.warns(UserWarning, match="was damaged"), begin(path) as run:
-        assert run.is_kept
-        assert run.kept == Measured()
         run.timing(timing())
-    (aside,) = path.parent.glob("store.sqlite3.damaged-*")
-    assert re.fullmatch(r"store\.sqlite3\.damaged-\d{8}T\d{6}\.\d{6}Z", aside.name)
-    assert aside.read_bytes() == content
-    assert str(aside) in run.notes[0]
-    with begin(path) as run:
-        assert run.notes == []
-        assert run.kept.timings == (timing(),)
-
-
-def test_the_journals_of_a_damaged_file_go_with_it(path):
-    """Another process may still have the file open; what it wrote must not be played into the new one."""
-    damaged(path, "")
-    other = sqlite3.connect(path)
-    other.execute("UPDATE runs SET seconds_spent = 7")
-    path.write_bytes(b"this is no database\n" * 1000)
-    with pytest.warns(UserWarning, match="was damaged"), begin(path) as run:
-        run.timing(timing())
-    assert {file.name[-3:] for file in path.parent.glob("store.sqlite3.damaged-*Z-*")} == {"wal", "shm"}
-    other.close()
-    with begin(path) as run:
-        assert run.kept == Measured(timings=(timing(),))
-
-
-def test_many_that_find_damage_move_it_once(path):
-    """The second to notice finds a good file and leaves it alone."""
-    damaged(path, "text")
+    path.write_bytes(b"this is no database\n" * 100)
     script = """
         warnings.simplefilter("ignore")
         with begin(sys.argv[1], identity={"number": int(sys.argv[2])}) as run:
             run.timing(timing())
+            print(run.is_kept, run.notes)
     """
     children = [run_child(script, path, number) for number in range(6)]
-    errors = [child.communicate(timeout=60)[1] for child in children]
-    assert [child.returncode for child in children] == [0] * 6, errors
-    assert len(list(path.parent.glob("*.damaged-*"))) == 1
+    outputs = [child.communicate(timeout=60) for child in children]
+    assert all(out.startswith("True ") for out, _ in outputs), outputs
+    assert sum("was damaged; it was renamed to" in out for out, _ in outputs) == 1
+    assert len(list(path.parent.glob("*.old-*Z"))) == 1
     assert len(store.list_runs(path)) == 6
 
 
-def finding(monkeypatch, row):
-    """Let quick_check answer with this row, whatever the file holds."""
-
-    class Finding(store.sqlite_file.Database):
-        def execute(self, statement, *values):
-            if statement.startswith("PRAGMA quick_check"):
-                return super().execute("SELECT ?", (row,))
-            return super().execute(statement, *values)
-
-    monkeypatch.setattr(store.sqlite_file, "Database", Finding)
-
-
-def test_a_store_that_another_process_measures_into_is_not_moved(path, monkeypatch):
-    """Damage that the second comer sees leaves the first one's file in place; the second goes unkept and says why."""
-    script = """
-        with begin(sys.argv[1]) as run:
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE runs SET ladder = '[{}]' WHERE id = 1",
+        "UPDATE runs SET notes = '7' WHERE id = 1",
+        "UPDATE timings SET seconds = -1 WHERE run = 1",
+        "UPDATE timings SET facts = '{' WHERE run = 1",
+        "UPDATE outcomes SET status = 'fine' WHERE run = 1",
+    ],
+)
+def test_a_damaged_run_is_named_and_left(path, statement):
+    """It is measured again in a new run; the others of the store are read."""
+    for identity in ({"spec": "damaged"}, {"spec": "whole"}):
+        with begin(path, identity=identity) as run:
             run.timing(timing(8))
-            print("kept", flush=True)
-            sys.stdin.readline()
-            run.timing(timing(16))
-            run.finish()
-            print(run.notes, flush=True)
-    """
-    with run_child(script, path, stdin=subprocess.PIPE) as first:
-        assert first.stdout.readline() == "kept\n"
-        finding(monkeypatch, "Tree 2 page 2: btreeInitPage() returns error code 11")
-        with pytest.warns(UserWarning, match="not kept: .* another run has it open"):
-            begin(path, identity={"spec": "another"}).close()
-        monkeypatch.undo()
-        out, err = first.communicate("\n", timeout=60)
-    assert (out, err) == ("[]\n", "")
-    assert not list(path.parent.glob("*.damaged-*"))
+            run.outcome(Outcome(8, "ok"))
+    database = sqlite3.connect(path)
+    assert database.execute(statement).rowcount == 1
+    database.commit()
+    database.close()
+    with pytest.raises(StoreError, match="cubatch store clear 1"):
+        store.show(path, 1)
+    with pytest.warns(UserWarning, match="run 1 is damaged"), begin(path, identity={"spec": "damaged"}) as run:
+        assert run.kept == Measured()
+    with begin(path, identity={"spec": "whole"}) as run:
+        assert run.kept.timings == (timing(8),)
+    assert len(store.list_runs(path)) == 3
+
+
+@pytest.mark.parametrize(("table", "timings"), [("timings", 0), ("outcomes", 1)])
+def test_a_finished_run_that_lacks_rows_is_open(path, table, timings):
+    """An "ok" without timings is no outcome, and a candidate without an outcome is not finished."""
     with begin(path) as run:
-        assert run.kept.timings == (timing(8), timing(16))
+        run.save_ladder([Candidate(8)], {})
+        run.timing(timing(8))
+        run.outcome(Outcome(8, "ok"))
+        run.finish()
+    database = sqlite3.connect(path)
+    database.execute(f"DELETE FROM {table}")
+    database.commit()
+    database.close()
+    with begin(path) as run:
+        assert (run.finished, run.kept.outcomes, len(run.kept.timings)) == (False, (), timings)
+
+
+def test_what_a_full_disk_delayed_is_written_once_there_is_room(path, monkeypatch):
+    """A note says so while it lasts; in the end nothing is missing and the note is gone."""
+    monkeypatch.setattr(stored_run, "RETRY_SECONDS", 0.0)
+    timings = [timing(number=number) for number in range(500)]
+    with begin(path) as run:
+        pages = run._database.execute("PRAGMA page_count").fetchone()[0]
+        run._database.execute(f"PRAGMA max_page_count = {pages + 2}")
+        with pytest.warns(UserWarning, match=r"not kept yet: .*the disk is full.* it is tried again") as warned:
+            for one in timings[:-1]:
+                run.timing(one)
+        assert not run.is_kept
+        assert len(warned) == len(run.notes) == 1
+        assert 0 < store.list_runs(path)[0].num_timings < 499  # what was written before stays
+        run._database.execute("PRAGMA max_page_count = 1000000")
+        run.timing(timings[-1])
+        assert (run.is_kept, run.notes) == (True, [])
+        run.finish()
+    with begin(path) as run:
+        assert run.kept.timings == tuple(timings)
         assert run.finished
 
 
-def test_a_store_that_cannot_be_read_is_left_alone(path, monkeypatch):
-    """A failing disk is not the file's fault: unkept for this run, with the reason; all is there once it reads."""
-    with begin(path) as run:
-        run.timing(timing(8))
-    finding(monkeypatch, "Tree 4 page 4: unable to get the page. error code=266")
-    with pytest.warns(UserWarning, match=r"not kept: .* reading or writing it failed \(SQLITE_IOERR_READ\)"):
-        begin(path).close()
-    with pytest.raises(StoreError, match="reading or writing it failed"):
-        store.list_runs(path)
-    monkeypatch.undo()
-    with begin(path) as run:
-        assert (run.kept.timings, run.notes) == ((timing(8),), [])
+ON_TMPFS = """
+import json, sys, warnings
+from pathlib import Path
+from cubatch.tuning import stored_run
+from tests.unit.tuning.stored import begin, timing
+warnings.simplefilter("ignore")
+stored_run.RETRY_SECONDS = 0.0
+folder = Path(sys.argv[1])
+with begin(folder / "store.sqlite3") as run:
+    run.timing(timing(number=0))
+    with (folder / "ballast").open("wb", buffering=0) as ballast:
+        try:
+            while ballast.write(bytes(4096)):
+                pass
+        except OSError as error:
+            full = error.errno
+    for number in range(1, 500):
+        run.timing(timing(number=number))
+    while_full = run.is_kept
+    (folder / "ballast").unlink()
+    run.timing(timing(number=500))
+    run.finish()
+    notes = run.notes
+with begin(folder / "store.sqlite3") as run:
+    print(json.dumps([full, while_full, notes, [one.round for one in run.kept.timings], run.finished]))
+"""
 
 
-@pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
-def test_a_store_that_goes_away_under_a_run_is_said_once(path, how):
-    """What is written into a file that nobody finds is not kept; the run says so and measures on."""
-    with begin(path) as run:
-        run.timing(timing(8))
-        aside = store.sqlite_file._move_aside(path)
-        if how == "removed":
-            aside.unlink()
-        if how == "replaced":
-            path.touch()
-        with pytest.warns(UserWarning, match="not kept: .* moved or removed while in use") as said:
-            run.timing(timing(16))
-            run.finish()
-        assert len(said) == len(run.notes) == 1
-        assert not run.is_kept
-    if how != "removed":
-        assert store.show(aside, 1)[0].num_timings == 2
-
-
-def test_looking_at_a_damaged_store_does_not_move_it(path):
-    """List, show and clear say what is wrong and touch nothing."""
-    content = damaged(path, "text")
-    for look in (store.list_runs, store.clear, lambda path: store.show(path, 1)):
-        with pytest.raises(StoreError, match="damaged"):
-            look(path)
-    assert path.read_bytes() == content
-
-
-def test_a_full_disk_is_said_once_and_measuring_goes_on(path):
-    """What was kept before it was full stays; after that nothing is kept, and nothing raises."""
-    with begin(path) as run:
-        pages = run._writer._database.execute("PRAGMA page_count").fetchone()[0]
-        run._writer._database.execute(f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.warns(UserWarning, match="the disk is full") as said:
-            for number in range(5000):
-                run.timing(timing(number=number))
-            run.spent(3.0)
-            run.finish()
-        assert len(said) == len(run.notes) == 1
-        assert not run.is_kept
-    with begin(path) as run:
-        assert 0 < len(run.kept.timings) < 5000
-        assert not run.finished
+def test_a_file_system_that_is_full_loses_nothing(tmp_path):
+    """On a tmpfs of 16 MiB, filled to the last block and emptied again: all is kept, nothing is left to be said."""
+    mount = 'mount -t tmpfs -o size=16m tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    apart = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    if subprocess.run([*apart[:3], "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system lets nobody mount a file system of their own")
+    done = subprocess.run([*apart, tmp_path, sys.executable, ON_TMPFS], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    full, while_full, notes, rounds, finished = json.loads(done.stdout)
+    assert full == errno.ENOSPC
+    assert (while_full, notes) == (False, [])
+    assert rounds == list(range(501))
+    assert finished
 
 
 def test_a_file_that_may_not_grow_is_said_once(path):
@@ -205,7 +179,7 @@ def test_a_file_that_may_not_grow_is_said_once(path):
     """
     with run_child(script, path) as child:
         out, err = child.communicate(timeout=60)
-    assert out.startswith("1 False ['not kept: "), out + err
+    assert out.startswith("2 False ['not kept: "), out + err
 
 
 def test_a_read_only_place_is_said_once_and_measuring_goes_on():
@@ -286,36 +260,6 @@ def test_nothing_is_kept_without_a_path():
     assert (run.kept, run.ladder, run.notes, run.is_kept, run.finished) == (Measured(), None, [], False, True)
 
 
-def test_what_is_not_our_store_is_refused(path):
-    """A newer schema, another program's database and a folder are left as they are, with the reason."""
-    path.parent.mkdir()
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE accounts (name TEXT)")
-    database.close()
-    with pytest.raises(StoreError, match="another program's database"):
-        begin(path)
-    choices = path.with_name("choices.sqlite3")
-    Winners(choices, gpu="a", sources="b").put("p", "k", {"k": 1.0})
-    with pytest.raises(StoreError, match="another program's database"):  # its version is the same number
-        begin(choices)
-    with pytest.raises(StoreError, match="another program's database"):
-        store.list_runs(choices)
-    newer = path.with_name("newer.sqlite3")
-    with begin(newer):
-        pass
-    database = sqlite3.connect(newer)
-    database.execute(f"PRAGMA user_version = {store_tables.VERSION + 1}")
-    database.close()
-    with pytest.raises(
-        StoreError, match=rf"schema {store_tables.VERSION + 1}, this cubatch knows {store_tables.VERSION}"
-    ) as caught:
-        begin(newer)
-    assert caught.value.path == str(newer)
-    with pytest.raises(StoreError, match="directory"):
-        begin(path.parent)
-    assert not list(path.parent.glob("*.damaged-*"))
-
-
 # --- looking and clearing ------------------------------------------------------------------------------------
 
 
@@ -390,27 +334,6 @@ def test_one_file_under_two_names_is_one_store(path, tmp_path, monkeypatch):
     assert store.clear(f"~/{link.name}") == 1
 
 
-def test_a_run_that_begins_while_others_are_cleared_stays(path, monkeypatch):
-    """It is none of those that were asked about, and has its lock already."""
-    with begin(path):
-        pass
-    begun, locked = [], store.sqlite_file.locked
-
-    def lock(place, name, seconds):
-        if seconds == 0 and not begun:
-            begun.append("now")
-            begun[:] = [begin(path, identity={"spec": "other"})]
-        return locked(place, name, seconds)
-
-    monkeypatch.setattr(store.sqlite_file, "locked", lock)
-    assert store.clear(path) == 1
-    with begun[0] as other:
-        other.timing(timing())
-        assert other.is_kept
-    (left,) = store.list_runs(path)
-    assert left.num_timings == 1
-
-
 def test_the_store_is_in_the_users_cache(monkeypatch, tmp_path):
     """The default place follows the platform's convention, which on Linux is XDG_CACHE_HOME."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -440,3 +363,33 @@ def test_winners_lie_beside_the_file_that_a_link_leads_to(tmp_path):
     """Clearing a store by its path forgets what was timed through a link to it."""
     (tmp_path / "link.sqlite3").symlink_to(tmp_path / "kept.sqlite3")
     assert path_beside(tmp_path / "link.sqlite3") == path_beside(tmp_path / "kept.sqlite3")
+
+
+# --- memory that was short -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "left"),
+    [
+        (None, {8, 16, 32, 64}),
+        (4095, {8, 16, 32, 64}),
+        (4096, {16, 32, 64}),  # the plan of 8 fits now
+        (6000, {32, 64}),  # and what the runner said of 16
+        (8799, {32, 64}),
+        (8800, {64}),  # a tenth more than where 32 ran out of it: what is free always differs
+    ],
+)
+def test_memory_refusals_hold_as_long_as_memory_is_short(path, memory_bytes, left):
+    """Sizes that fit today are open again, others keep their outcome, and a run that lost some is open."""
+    with begin(path, memory_bytes=8000) as run:
+        run.save_ladder([Candidate(n, predicted_peak_bytes=512 * n) for n in (8, 16, 32, 64)], {})
+        run.timing(timing(64))
+        run.outcome(Outcome(8, "over_limit", "planned above the memory limit", {"limit": "memory"}))
+        run.outcome(Outcome(16, "over_limit", "", {"limit": "memory", "needed_bytes": 6000}))
+        run.outcome(Outcome(32, "out_of_memory", "", {}))
+        run.outcome(Outcome(64, "over_limit", "too slow", {"limit": "latency"}))
+        run.finish()
+    with begin(path, memory_bytes=memory_bytes) as run:
+        assert {outcome.batch_size for outcome in run.kept.outcomes} == left
+        assert run.finished == (len(left) == 4)
+        assert run.kept.timings == (timing(64),)
