@@ -10,6 +10,7 @@ A section begins with `<!-- results: KIND PATH... -->` and ends with `<!-- end -
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import shutil
@@ -86,6 +87,7 @@ def rendered(page: str, root: Path) -> str:
     return _SECTION.sub(section, page)
 
 
+@functools.lru_cache(maxsize=8)  # a page has up to ten tables of one pass of several megabytes
 def _read(path: Path) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8")
     return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
