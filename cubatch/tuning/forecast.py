@@ -1,8 +1,8 @@
 """
-predict(): the answer of a tuning run for a GPU that is not here, from what is known beforehand.
+predict(): the recommended batch size for a GPU that is not in this machine.
 
-The walk is that of `autotune` with the model of time in the place of the clock: candidates, memory plan,
-predicted seconds, and the same rule for the answer.  Nothing here was measured, and every form says so.
+The steps are those of `autotune` with a model of time instead of a clock: candidates, memory plan, predicted seconds,
+and the same rule for the recommendation. Nothing is measured, and all output says so.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from cubatch.units import format_seconds
 from cubatch.workload import Workload
 
 LIBRARIES = ("vendor", "cubatch")
-_IDLE = "All of it is the same memory under other names, which takes no time."
+_IDLE = "All of its layers only rename memory, which takes no time."
 
 
 def predict(
@@ -64,36 +64,35 @@ def predict(
     recompute: bool = False,
 ) -> Forecast:
     """
-    Predict the best batch size of a layer or network on a GPU that need not be here.
+    Predict the best batch size of a layer or network on a GPU that need not be present.
 
-    Candidates are those of `candidates`, times those of the model of published measurements (`predict_step`), and the
-    answer follows the rule of `autotune`.  What fits is the plan of cubatch's own engine, whatever the library:
-    frameworks save more activations and hold more workspace, and run out of memory earlier.
+    Candidates are those of `candidates`, times those of a model fitted to published measurements (`predict_step`), and
+    the recommendation follows the rule of `autotune`. The largest size is that of cubatch's own memory plan for every
+    library: frameworks save more activations and workspace, and run out of memory earlier.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        device: A GPU's name in the catalogue, "v100-sxm2-16gb", or a Device; None or "cuda" is the one here.
-        mode: "inference", or "training": forward, backward and optimiser step.
+        device: A GPU's name in the catalogue, "v100-sxm2-16gb", or a Device; None or "cuda" is that of this machine.
+        mode: "inference", or "training": forward, backward and optimizer step.
         dtype: "float32", "tf32" (sm_80 on), "float16" or "bfloat16".
         batch_sizes: Predict exactly these; those that do not fit are marked `over_limit`.
-        library: "vendor": cuDNN and cuBLAS as published; "cubatch": our kernels, counted and never timed.
-        anchors: Tuning results, or paths to their JSON, measured on that GPU or another: see `sharpen`; at most 100,
-            with 1000 measured batch sizes in all.
+        library: "vendor": cuDNN and cuBLAS as published; "cubatch": cubatch kernels, by counts alone.
+        anchors: Tuning results, or paths to their JSON, measured on that GPU or another, which correct the prediction
+            (see `sharpen`); at most 100, with 1000 measured batch sizes in total.
         objective: "throughput" or "latency".
-        tolerance: Share of the best that may be given up for a smaller batch.
+        tolerance: Share of the best value that may be given up for a smaller batch.
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the GPU's memory.
-        latency_limit: Seconds that a step may take.
+        latency_limit: Longest allowed step in seconds.
         optimizer, recompute: As for `autotune`.
 
     Returns:
-        Forecast: `batch_size` is the answer, `reasons` say why, `interval` how sure it is.
+        Forecast: `batch_size` is the recommendation, `reasons` explain it, `interval` has the uncertainty.
 
     Raises:
-        InvalidArgument: If an argument makes no sense, the device is a CPU or a GPU without the facts that the model
-            needs (they are named), no batch size is within the limits, the network does nothing, or an anchor says
-            nothing about it.
-        InvalidData: If an anchor's file is no tuning result of this schema, or holds times that no step takes.
+        InvalidArgument: If an argument makes no sense, the device is a CPU or a GPU without facts that the model needs
+            (they are named), no batch size is within the limits, the network does nothing, or an anchor is unrelated.
+        InvalidData: If an anchor's file is no tuning result of this schema, or has impossible times.
         DoesNotFit: If not even one sample fits (also a MemoryError).
 
     Example:
@@ -101,13 +100,13 @@ def predict(
         >>> sorted(found.seconds) == [28, 56] and found.seconds[28] < found.seconds[56]
         True
     """
-    # The question: whatever makes no sense is refused here.
+    # Check the request.
     work = _asked(spec, device, mode=mode, dtype=dtype, library=library, optimizer=optimizer, recompute=recompute)
     goal = _goal(objective, tolerance, latency_limit)
     limits = Limits.of(batch_sizes, max_batch_size)
     known = anchored.read(() if anchors is None else anchors, work)
 
-    # The candidates, by the plan of our own engine.
+    # Propose candidates, by the memory plan of cubatch's engine.
     room = memory_limit_of(work.device, memory_limit)
     planned = attrs.evolve(work, library="cubatch")
     largest = fit.largest(planned, max(1, room.bytes))
@@ -118,7 +117,7 @@ def predict(
         wanted = f"at most {largest}, the largest that fits on {work.device}"
         raise InvalidArgument("batch_sizes", ladder.candidates[0].batch_size, wanted)
 
-    # The seconds: those of the model, pulled towards what was measured.
+    # Predict seconds, corrected by the anchors.
     if not takes_time(work):
         raise InvalidArgument("spec", work.name, "a layer or network that does something", _IDLE)
     sharpened = sharpen(work, sizes, known)
@@ -127,7 +126,7 @@ def predict(
         ladder = attrs.evolve(ladder, candidates=tuple(sorted(rungs, key=lambda rung: rung.batch_size)))
         sharpened = sharpen(work, sorted([*sizes, *met]), known)
 
-    # The answer, and why.
+    # Recommend.
     draft = _draft(work, goal, limits, ladder, sharpened, room, known)
     sentences = forecast_wording.sentences(draft, as_network(work.spec), sharpened)
     return attrs.evolve(draft, reasons=sentences, notes=forecast_wording.notes(draft, known))
@@ -143,7 +142,7 @@ def _asked(
     optimizer: str,
     recompute: bool,
 ) -> Workload:
-    """Resolve and check what is asked; refuse what the model knows nothing of."""
+    """Resolve and check the workload; reject a device or library that the model does not know."""
     if library not in LIBRARIES:
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
     found = probe.resolve(device, live=False)
@@ -153,7 +152,7 @@ def _asked(
     if library == "cubatch":
         check_kernels(found)
     work = Workload.of(spec, found, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
-    # The memory plan is that of our kernels, which asks for SMs and compute capability too.
+    # The memory plan of cubatch kernels needs SMs and compute capability too.
     if missing := missing_facts(found, dtype, library):
         if remedy := device_file.lacks(found, missing):
             raise InvalidArgument("device", str(found), "a GPU whose speed is known", remedy)
@@ -163,7 +162,6 @@ def _asked(
 
 
 def _goal(objective: str, tolerance: float, latency_limit: float | None) -> Goal:
-    """Check what is to be as good as possible."""
     if objective == "energy":
         raise InvalidArgument(
             "objective", objective, '"throughput" or "latency"', "Energy must be measured: autotune does."
@@ -174,7 +172,7 @@ def _goal(objective: str, tolerance: float, latency_limit: float | None) -> Goal
 def _at_latency_limit(
     work: Workload, goal: Goal, limits: Limits, sharpened: Sharpened, known: Sequence[Anchor]
 ) -> list[int]:
-    """Give the largest size that keeps the latency limit and the next one, where they lie in a gap of the ladder."""
+    """Return the largest size within the latency limit and the next one, if they lie in a gap of the ladder."""
     sizes, seconds = sharpened.step.batch_sizes, sharpened.step.seconds
     limit = math.inf if goal.latency_limit is None else goal.latency_limit
     last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)
@@ -198,7 +196,7 @@ def _draft(
     room: MemoryLimit,
     known: Sequence[Anchor],
 ) -> Forecast:
-    """Apply the rule of the answer to predicted seconds; the sentences are still to come."""
+    """Apply the rule of the recommendation to predicted seconds; reasons are added later."""
     step, sizes = sharpened.step, sharpened.step.batch_sizes
     seconds = dict(zip(sizes, map(float, step.seconds), strict=True))
     values = {n: s if goal.objective == "latency" else n / s for n, s in seconds.items()}
@@ -253,7 +251,7 @@ def _draft(
 
 
 def _ties(values: Mapping[int, float], allowed: Iterable[int], fastest: int, sharpened: Sharpened) -> tuple[int, ...]:
-    """Name the sizes whose difference from the fastest lies within the model's 90 % interval of their ratio."""
+    """Return the sizes whose ratio to the fastest is 1 within the model's 90 % interval."""
     place, covariance = {n: index for index, n in enumerate(values)}, sharpened.covariance
     best, tied = place[fastest], []
     for n in allowed:
@@ -265,7 +263,7 @@ def _ties(values: Mapping[int, float], allowed: Iterable[int], fastest: int, sha
 
 
 def _fate(batch_size: int, seconds: float | None, goal: Goal) -> Fate:
-    """Say what would become of a size; without seconds it does not fit."""
+    """Return the fate of a size; without seconds it does not fit."""
     if seconds is None:
         return Fate(batch_size, "over_limit")
     cost = goal.cost(batch_size, seconds=seconds, joules=None)
@@ -275,7 +273,7 @@ def _fate(batch_size: int, seconds: float | None, goal: Goal) -> Fate:
 
 
 def _shares(step: StepPrediction, place: int, work: Workload) -> tuple[PassShare, ...]:
-    """Give the passes of the step at one batch size, the one that takes longest first."""
+    """Return the passes of the step at one batch size, longest first."""
     layers = {node.name: node.layer for node in as_network(work.spec).nodes}
     whole = float(step.seconds[place])
     shares = [

@@ -1,10 +1,9 @@
 """
-Which batch sizes deserve a measurement, and why each.
+The ladder: which batch sizes are worth measuring, each with its reasons.
 
-Throughput against batch size is a saw: it climbs while blocks fill the SMs and falls when one block
-too many makes the busiest SM work longer.  The teeth are known beforehand from the network and the
-number of SMs, so the ladder has a rung on their crests, rungs of common advice beside them to be
-compared with, and rungs at the limits.  `explain` shows the arithmetic behind it.
+Wave quantization makes throughput a sawtooth of the batch size: it rises while blocks fill the SMs and falls when one
+more block makes the busiest SM work longer. The peaks follow from the network and the number of SMs. The ladder has
+these sizes, sizes of common advice to compare with, and the limits. `explain` shows the arithmetic.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ ASKED = ("asked for",)
 
 
 class Candidates(list[Candidate]):
-    """A list of candidates that knows how to be shown."""
+    """A list of candidates that IPython shows as a table."""
 
     def __init__(self, found: Iterable[Candidate], title: str) -> None:
         super().__init__(found)
         self._title = title
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show in IPython what `cubatch candidates` prints."""
+        """Show the table of `cubatch candidates` in IPython."""
         printer.text(self._grid().text())
 
     def _repr_html_(self) -> str:
-        """Show in a notebook the same table."""
+        """Show the same table in a notebook."""
         return html.tables([self._grid()])
 
     def _grid(self) -> Grid:
@@ -71,35 +70,33 @@ def candidates(
     recompute: bool = False,
 ) -> list[Candidate]:
     """
-    List the batch sizes worth measuring, each with every reason for it.
+    List the batch sizes worth measuring, each with its reasons.
 
     On a GPU these are, up to the limit:
 
     - Coulom's sizes of the three distinct convolutions with most FLOP, for n = 1 to 8, then doubling;
-    - crests of the three layer passes with most predicted time whose grids differ: the largest batch for each
-      `busiest_sm_blocks` = 1 to 8, then doubling, where there is one, and the batch just past the
-      first two; tiles are 128 x 128 without split-K; passes whose blocks do not grow with the batch are left out;
-    - each of those rounded down to a multiple of 8 (float16, bfloat16) or 4 (tf32), where the GPU has
-      Tensor Cores for the dtype;
+    - wave peaks ("crests") of the three layer passes with most predicted time and different grids: the largest batch
+      for each `busiest_sm_blocks` = 1 to 8, then doubling, and the batch just past the first two; tiles are 128 x 128
+      without split-K; passes whose blocks do not grow with the batch are left out;
+    - each of those rounded down to a multiple of 8 (float16, bfloat16) or 4 (tf32), if the GPU has Tensor Cores for
+      the dtype;
     - powers of two; the memory limit, 0.9 and 0.75 of it; `max_batch_size` itself.
 
     On a CPU: powers of two, 1.5 times them, and the limits.
 
-    More than 40 are cut by this rule.  The smallest and the largest are kept, every limit, and the first of each
-    kind of reason.  Then, from the smallest up: where the next one kept is more than twice as
-    large, the largest within a factor of two is kept as well.  Then the kinds take turns, each in the order in
-    which it was proposed (level by level, the layers with most work first), until 40 are kept.
+    At most 40 are returned, selected in three steps. First the smallest, the largest, every limit, and the first of
+    each kind of reason. Then, from the smallest up, wherever the next one is more than twice as large, the largest
+    within a factor of two. Then the kinds take turns in the order of their proposals, until there are 40.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        device: The GPU or CPU, which need not be in this machine; None is this machine's.
+        device: The GPU or CPU, present or not; None is that of this machine.
         mode: "inference" or "training".
         dtype: "float32", "tf32", "float16" or "bfloat16".
         max_batch_size: No candidate is above it.
-        memory_limit: Bytes, "8GiB" or "80%" (of what is free); no candidate's plan is above it. None is
-            what the device has to give.
-        batch_sizes: Give exactly these, those whose plan is above the memory limit marked `over_limit`.
-        optimizer, library, recompute: As for `footprint`; they decide what fits, the last two also what a step takes.
+        memory_limit: Bytes, "8GiB" or "80%" of the free memory; no plan is above it. None is the free memory.
+        batch_sizes: Return exactly these; those that do not fit are marked `over_limit`.
+        optimizer, library, recompute: As for `footprint`; they decide what fits, the last two also predicted times.
 
     Returns:
         list[Candidate]: Ascending; `reasons`, the memory plan's `predicted_peak_bytes`, and `predicted_seconds`:
@@ -127,12 +124,12 @@ def candidates(
 @attrs.frozen
 class Ladder:
     """
-    The sizes of a run, and the memory that they were proposed for.
+    The candidates of a run, and the memory limit that they were proposed for.
 
     Attributes:
         candidates: Ascending; those that do not fit are marked `over_limit`.
-        largest: The largest batch that fits, by the plan; None where there is no plan.
-        memory_bytes: What a step may take.
+        largest: The largest batch that fits, by the plan; None without a plan.
+        memory_bytes: Bytes that a step may take.
         facts: What else is cached with the ladder, as JSON.
         notes: What a user should know about how it was made.
     """
@@ -145,11 +142,11 @@ class Ladder:
 
     @property
     def most_planned_bytes(self) -> int:
-        """What the largest plan takes of those that fit."""
+        """Bytes of the largest plan that fits."""
         return max((step.predicted_peak_bytes or 0 for step in self.candidates if not step.over_limit), default=0)
 
     def within(self, room: MemoryLimit, largest: int) -> Ladder:
-        """Give the ladder of an earlier run again, for the memory that is there now: more, or less, than there was."""
+        """Return the ladder of an earlier run for the present memory limit."""
         again = tuple(
             step
             if (planned := step.predicted_peak_bytes) is None
@@ -164,14 +161,14 @@ def propose(
     work: Workload, limits: Limits, room: MemoryLimit, largest: int, *, crests_of: Workload | None = None
 ) -> Ladder:
     """
-    List the candidates as `candidates` does; what a step takes is not said yet: see `timed`.
+    List the candidates as `candidates` does, without predicted times: see `timed`.
 
     Args:
-        work: What is run, on a device that is known.
-        limits: What was asked for.
+        work: The workload.
+        limits: The limits of the request.
         room: Memory that a step may take.
         largest: The largest batch whose plan fits into it.
-        crests_of: The workload whose tiles make the crests, where it is not the one that is planned.
+        crests_of: The workload whose tiles make the wave peaks, if it is not `work`.
     """
     if limits.batch_sizes is None:
         kept = _ladder(_proposals(crests_of or work, largest, limits.max_batch_size))
@@ -182,10 +179,10 @@ def propose(
 
 def of_memory(limits: Limits, room: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
     """
-    List the candidates for something of which only its memory is known: `plain` ones and the limits.
+    List round sizes and the limits, for a workload of which only the memory is known.
 
     Args:
-        limits: What was asked for.
+        limits: The limits of the request.
         room: Memory that a step may take.
         largest: The largest batch that fits into it.
         peak_bytes: Bytes of a step by batch size.
@@ -210,7 +207,7 @@ def _planned(work: Workload, step: Candidate, largest: int) -> Candidate:
 
 
 def timed(work: Workload, ladder: Ladder) -> Ladder:
-    """Write into candidates what one step should take: see `expected.step_seconds`."""
+    """Add predicted seconds to the candidates: see `expected.step_seconds`."""
     expected = step_seconds(work, [step.batch_size for step in ladder.candidates])
     pairs = zip(ladder.candidates, expected, strict=True)
     return attrs.evolve(
@@ -219,7 +216,7 @@ def timed(work: Workload, ladder: Ladder) -> Ladder:
 
 
 def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
-    """Make a candidate of a size that the search adds, planned and timed as the others are."""
+    """Make a candidate of a size that the search adds, with predicted memory and time."""
     step = attrs.evolve(
         between(batch_size, ladder.candidates), predicted_peak_bytes=plan(work, batch_size).total
     )  # fmt: skip
@@ -228,17 +225,17 @@ def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
 
 def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None = None) -> list[Candidate]:
     """
-    List batch sizes for something of which nothing is known: powers of two, 1.5 times them, the limit.
+    List batch sizes for an unknown workload: powers of two, 1.5 times them, and the limit.
 
     Args:
         max_batch_size: The largest that may be tried.
-        batch_sizes: Give exactly these.
+        batch_sizes: Return exactly these.
 
     Returns:
-        list[Candidate]: Ascending, at most 40 (by the rule of `candidates`) unless asked for.
+        list[Candidate]: Ascending, at most 40 (by the rule of `candidates`) unless given.
 
     Raises:
-        InvalidArgument: If a size is not a whole number of at least 1, or one asked for is above the limit.
+        InvalidArgument: If a size is not a whole number of at least 1, or is above the limit.
 
     Example:
         >>> [candidate.batch_size for candidate in plain_candidates(14)]
@@ -249,7 +246,7 @@ def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None =
 
 
 def plain(limits: Limits) -> list[Candidate]:
-    """List the sizes of `plain_candidates`, or those that were asked for."""
+    """List the sizes of `plain_candidates`, or those of the request."""
     if limits.batch_sizes is not None:
         return asked_for(limits.batch_sizes)
     top = limits.max_batch_size or checks.MAX_BATCH_SIZE
@@ -257,7 +254,7 @@ def plain(limits: Limits) -> list[Candidate]:
 
 
 def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
-    """Everything that speaks for some batch size from 1 to the limit, in the order of the kinds."""
+    """List all proposals from 1 to the limit, in the order of the kinds."""
     limit = largest if top is None else min(largest, top)
     limits = _limits(largest, top)
     if work.device.kind == "cpu":
@@ -303,7 +300,7 @@ def asked_for(sizes: Iterable[int]) -> list[Candidate]:
 
 
 def _ladder(proposals: Sequence[Proposal]) -> list[Candidate]:
-    """Merge proposals into candidates with all their reasons, ascending, and cut them as `candidates` says."""
+    """Merge proposals into at most 40 ascending candidates with all their reasons."""
     reasons: dict[int, dict[str, None]] = {}
     for proposal in proposals:
         reasons.setdefault(proposal.batch_size, {})[proposal.reason] = None
@@ -314,10 +311,10 @@ def _ladder(proposals: Sequence[Proposal]) -> list[Candidate]:
 
 def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
     """
-    Choose 40 sizes by the rule in the docstring of `candidates`.
+    Select 40 sizes by the rule in the docstring of `candidates`.
 
-    What is kept before the turns cannot be more than 40: closing gaps adds at most one size between two
-    powers of two, of which there are 31, and limits and first ones are at most 7 more.
+    The first two steps select at most 40: closing gaps adds at most one size between two of the 31 powers of two, and
+    limits and first ones are at most 7 more.
     """
     turns: dict[str, list[Proposal]] = {}
     for proposal in proposals:
@@ -338,7 +335,7 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
 
 def between(size: int, steps: Sequence[Candidate]) -> Candidate:
     """
-    Make a candidate of a size that the search adds, saying what it lies between.
+    Make a candidate of a size that the search adds; its reason names its neighbors.
 
     Example:
         >>> between(113, [Candidate(96), Candidate(128)]).reasons

@@ -1,4 +1,4 @@
-"""What a run is kept within: the sizes asked for, the largest, the seconds of measuring."""
+"""Limits of a run: batch sizes, the largest size, and the budget."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cubatch import checks
 from cubatch.errors import InvalidArgument
 
 MOST_SIZES = 1000
-"""Batch sizes that can be asked for: more than anybody can wait for, and few enough to be shown."""
+"""Most batch sizes in a request: more than any budget measures, and few enough to show."""
 _LARGEST_SEED = 2**64 - 1  # kept and printed as it is
 
 
 @attrs.frozen(kw_only=True)
 class Limits:
     """
-    What was asked of a run beside its goal.
+    What a request allows besides its goal.
 
     Attributes:
-        batch_sizes: Exactly these, ascending; None for whatever deserves it.
-        max_batch_size: No size is above it; None for no limit but memory.
-        budget: Seconds of measuring, at most.
-        seed: Draws parameters, data and the order of visits.
-        sweeps: How often each of `batch_sizes` is visited; None leaves that to the search.
+        batch_sizes: Exactly these, ascending; None leaves them to the search.
+        max_batch_size: The largest size; None for no limit but memory.
+        budget: Time limit of measuring in seconds.
+        seed: Draws parameters, data and the order of trials.
+        sweeps: Trials of each of `batch_sizes`; None leaves them to the search.
     """
 
     batch_sizes: tuple[int, ...] | None = None
@@ -47,7 +47,7 @@ class Limits:
         sweeps: int | None = None,
     ) -> Self:
         """
-        Check what a public function was given.
+        Check the arguments of a public function.
 
         Raises:
             InvalidArgument: If one of them makes no sense.
@@ -65,14 +65,14 @@ class Limits:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What shapes the ladder and the walk, as the store has it."""
+        """What decides the ladder and the search, for the identity of cached timings."""
         asked = None if self.batch_sizes is None else list(self.batch_sizes)
         swept = {} if self.sweeps is None else {"sweeps": self.sweeps}  # so that what was kept before still applies
         return {"batch_sizes": asked, "max_batch_size": self.max_batch_size, "seed": self.seed, **swept}
 
 
 def _ascending(batch_sizes: Iterable[int], top: int | None) -> tuple[int, ...]:
-    """Read a list of sizes, each once and ascending; none may be above `top`."""
+    """Return the sizes, each once and ascending; none may be above `top`."""
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
     asked = list(itertools.islice(batch_sizes, MOST_SIZES + 1))  # which may have no end

@@ -1,4 +1,4 @@
-"""Who is shown the progress of a run: whoever asked for it, else in a notebook the reader of the cell."""
+"""Progress of a run: the user's function, else a bar in a notebook."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from cubatch.search.events import Event
 
 Show = Callable[[Event], None]
 
-_SECONDS = 0.2  # between two pictures of the bar: each is a message to the browser
+_SECONDS = 0.2  # between updates of the bar: each is a message to the browser
 
 
 @contextlib.contextmanager
 def shown(progress: Show | None, *, now: Callable[[], float] = time.monotonic) -> Iterator[Show | None]:
     """
-    Say who is told of events while the block runs.
+    Yield the function to call with events.
 
     Args:
-        progress: Who asked for it.
+        progress: The user's function.
         now: A clock.
 
     Yields:
-        `progress`; where that is None and this is a notebook, what moves a bar beneath the cell, which is gone in the
-        end; else None.
+        `progress`. If it is None: in a notebook a function that moves a bar below the cell, elsewhere None.
     """
     if progress is not None or not _is_notebook():
         yield progress
@@ -55,7 +54,7 @@ def shown(progress: Show | None, *, now: Callable[[], float] = time.monotonic) -
 
 
 def _is_notebook() -> bool:
-    """Say whether cells are run for somebody: by a kernel, not in a terminal."""
+    """Return whether an IPython kernel runs cells, not a terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

@@ -45,55 +45,54 @@ def autotune(
     progress: Callable[[Event], None] | None = None,
 ) -> TuningResult:
     """
-    Find the batch size at which a layer or network really runs fastest on a device, and say why.
+    Find the batch size at which a layer or network runs fastest on a device.
 
-    The candidates come from the device and the layers (`candidates`) and are bounded by the computed memory plan
-    (`footprint`).  A few far apart are timed first, then whichever promises most for its seconds, also sizes between,
-    until the answer is known: the smallest whose median is within `tolerance` of the best, by latency the largest.
+    The candidates come from the device and the layers (see `candidates`) and are bounded by the memory plan (see
+    `footprint`). The search times a few sizes far apart, then those from which it expects most, until the expected
+    loss of answering now is small.
 
     Args:
-        layer_spec: A layer, a Network, a mapping, a model's name or a path to a .toml or .json file.
+        layer_spec: A layer, a Network, a mapping, a model's name, or a path to a .toml, .json or .onnx file.
         device: None: the first GPU, else the CPU. "cpu", "cuda", "cuda:1", or a Device that is present.
-        devices: Several that share a training step: how many, or a list of them. Sizes and rates are then those of one,
-            the slowest one's time and the fullest one's memory count, and `data_parallel` says what sharing costs.
-        mode: "inference", or "training": forward, backward and optimiser step.
-        dtype: "float32", "tf32" (sm_80 on), "float16", "bfloat16"; the CPU takes float32 only. 16-bit types are
-            storage: sums are float32, training steps float32 master weights, and float16 scales its loss. Without
-            Tensor Cores for them products are float32 too, and the result says so.
+        devices: Devices that share a training step: a number or a list. Sizes and rates are then those of one device;
+            the slowest time and the smallest memory count, and `data_parallel` has the cost of sharing.
+        mode: "inference", or "training": forward, backward and optimizer step.
+        dtype: "float32", "tf32" (sm_80 on), "float16" or "bfloat16"; the CPU takes float32 only. 16-bit types are
+            storage: sums are float32, training steps have float32 master weights, and float16 scales its loss. Without
+            Tensor Cores for the dtype, products are float32 too; a note in the result says so.
         objective: "throughput", "latency" or "energy" (samples per joule).
-        tolerance: Share of the best that may be given up for a smaller batch.
-        batch_sizes: Measure exactly these, each at least once if the budget holds it.
+        tolerance: Share of the best value that may be given up for a smaller batch; by latency, for a larger one.
+        batch_sizes: Measure exactly these, each at least once if the budget allows it.
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
-        latency_limit: Seconds that a step may take.
+        latency_limit: Longest allowed step in seconds.
         optimizer: "sgd", "momentum" or "adam", in training.
-        library: "cubatch": our kernels, on a GPU only; "im2col": the vendor's GEMM through CuPy, or NumPy's
-            BLAS, in float32 only. "auto" is the first on a GPU and the second on the CPU; the result says which.
-            "onnxruntime": ONNX Runtime, of an .onnx file, inference only; its sizes are bounded as for
-            `autotune_module`, and the batch of a file that has it fixed is made open.
-        recompute: Forget activations and compute them again in the backward pass.
-        budget: Seconds of measuring, at most: it ends sooner where the answer is known. What the very first step
-            takes, which may load and compile, does not count, nor the first hang; the last step that is begun may
-            exceed it.
-        sweeps: Compare instead of searching: visit each of `batch_sizes` so often, in shuffled sweeps, budget allowing.
-        isolate: Measure in a process that may die: True, False, "auto": on a GPU, or for plans above 1/4 of the limit.
-        store: Keep timings and reuse them: True, False, a path, or "refresh" to start over: what was timed of this
-            question, and which kernels won on this GPU, is forgotten.
-        seed: Draws parameters, data and the order of the sweeps.
-        progress: Called with a `search.walk.Event` after everything that happens. None shows a bar in a notebook.
+        library: "cubatch": cubatch kernels, on a GPU only. "im2col": the vendor's GEMM through CuPy, or NumPy's BLAS,
+            in float32 only. "auto": the first on a GPU, the second on the CPU. "onnxruntime": ONNX Runtime, for an
+            .onnx file and inference only; memory is bounded as in `autotune_module`, and a fixed batch axis is made
+            symbolic.
+        recompute: Discard activations and compute them again in the backward pass.
+        budget: Time limit of measuring in seconds; the search ends earlier if the answer is known. The very first step,
+            which may load and compile code, and the first hang do not count. The last step may exceed it.
+        sweeps: Compare instead of search: time each of `batch_sizes` this often, in shuffled rounds, within the budget.
+        isolate: Measure in a worker process: True, False, or "auto": on a GPU, or for plans above 1/4 of the limit.
+        store: Cache timings and reuse them: True, False, a path, or "refresh" to discard the cached timings of this
+            request and the kernel choices of this GPU first.
+        seed: Draws parameters, data and the order of rounds.
+        progress: Called with a `search.events.Event` after each timing and outcome. None shows a bar in a notebook.
 
     Returns:
-        TuningResult: `batch_size` is the answer, `reasons` say why, `measurements` hold every candidate.
+        TuningResult: `batch_size` is the recommendation, `reasons` explain it, `measurements` has every candidate.
 
     Raises:
-        InvalidArgument: If an argument makes no sense; its children name a spec, name or dtype.
+        InvalidArgument: If an argument makes no sense; its subclasses name a spec, name or dtype.
         DoesNotFit: If not even one sample fits (also a MemoryError).
         UnsupportedLayer: If the engine cannot run one of the layers.
         DeviceNotAvailable: If the device is not in this machine.
-        EnergyNotAvailable: If the objective is energy, and the device a CPU or one whose energy cannot be read.
-        NothingMeasured: If no candidate could be measured; says how they ended.
-        KeyboardInterrupt, or what `progress` raises: As it came; what was measured is kept, and `partial` on it holds
-            the result so far. `is_kept` on it is False where there is no store, or it could not be written.
+        EnergyNotAvailable: If the objective is energy, and the energy of the device cannot be read.
+        NothingMeasured: If no candidate could be measured; the message says how each ended.
+        KeyboardInterrupt, or what `progress` raises: With the result so far as `partial`, and `is_kept`: whether the
+            timings are cached.
 
     Example:
         >>> result = autotune("mlp", device="cpu", batch_sizes=[8, 16], budget=2.0, store=False)
@@ -135,26 +134,25 @@ def autotune_callable(
     progress: Callable[[Event], None] | None = None,
 ) -> TuningResult:
     """
-    Find the fastest batch size of anything that can be called: CuPy, PyTorch, NumPy, JAX, or your own.
+    Find the fastest batch size of any function: CuPy, PyTorch, NumPy, JAX, or your own.
 
-    It is timed in this process, with CUDA events of CuPy or PyTorch, whichever is loaded and has a
-    GPU; with neither by the host's clock, so a step must then return only when it is done, or return what it computes:
-    `block_until_ready` of the last step's result, or of what is in its tuples, lists, dictionaries and, where JAX is
-    loaded, trees of JAX's, is called before the clock is read.  A step that never comes back is not ended, only told of
-    after half a minute, as nothing but Ctrl-C could end it, and a size whose steps are long may take the whole budget.
-    Nothing is stored: a callable has no name that would still mean the same tomorrow.
+    Steps run in this process. They are timed with CUDA events if CuPy or PyTorch is loaded and has a GPU, else by the
+    host's clock. By the host's clock a step must return only when it is done, or return its result:
+    `block_until_ready` of the result, or of the items of tuples, lists, dictionaries and JAX trees, is called before
+    the clock is read. A step that hangs is not ended; a message names it after half a minute, and Ctrl-C ends it. Long
+    steps may take the whole budget. Timings are not cached, since a function has no lasting identity.
 
     Args:
-        make_step: make_step(n) prepares a step of batch size n and returns it: a callable without
-            arguments that enqueues one step on the current stream.
-        max_batch_size: The largest size to try; there is no plan that could know it.
-        device: Where it runs, CuPy's and PyTorch's current device meanwhile; None leaves them theirs, and the result
-            says the first GPU, else the CPU.
-        memory_limit: A step that makes CuPy and PyTorch hold more than this counts as out of memory.
+        make_step: make_step(n) prepares a step of batch size n and returns it: a function without arguments that
+            enqueues one step on the current stream.
+        max_batch_size: The largest size to try; there is no memory plan.
+        device: The device, which becomes current in CuPy and PyTorch while steps run; None changes nothing, and the
+            result names the first GPU, else the CPU.
+        memory_limit: A step after which CuPy and PyTorch hold more than this is out of memory.
         objective, tolerance, latency_limit, batch_sizes, budget, seed, progress: As for `autotune`.
 
     Returns:
-        TuningResult: As from `autotune`; what only a plan could know is None.
+        TuningResult: As from `autotune`; fields that need a plan are None.
 
     Raises:
         InvalidArgument: If an argument makes no sense.
@@ -162,7 +160,7 @@ def autotune_callable(
         NothingMeasured: If no size could be measured.
 
     Example:
-        NumPy, as it stands:
+        NumPy:
 
         >>> import numpy as np
         >>> def make_step(n):

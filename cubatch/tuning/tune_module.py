@@ -45,67 +45,64 @@ def autotune_module(
     progress: Callable[[Event], None] | None = None,
 ) -> TuningResult:
     """
-    Find the batch size at which a PyTorch module really runs fastest, and say why.
+    Find the batch size at which a PyTorch module runs fastest.
 
-    What its steps take of memory is worked out beforehand, by walking through a step on tensors without data, and
-    corrected by what the smaller sizes really took, so that no size above the limit is tried.  The rest is as for
-    `autotune`: a few sizes are timed on random inputs, then whichever promises most, until the answer is known.
+    The memory of a step is predicted by a trace on tensors without data and corrected by measured steps of smaller
+    sizes, so that no size above the limit is tried. Steps take random inputs; the search is that of `autotune`.
 
-    A module is left as it was, to the bit: parameters, buffers, gradients, train flags, and PyTorch's random
-    generators; also after an error or Ctrl-C.  One that is named, "package.module:build", is made and run in a process
-    of its own, which may die, and its timings are kept: a rerun answers from the store, an interrupted one goes on
-    (inputs that every batch holds as they are must be equal, so seed random ones), and what was kept is refused once
-    the source has changed that makes it, or the version of a package that it imports.
+    A module is restored to the bit at the end, also after an error or Ctrl-C: parameters, buffers, gradients, train
+    flags and PyTorch's random generators. A module given by name, "package.module:build", is built and run in a worker
+    process, and its timings are cached: a rerun answers from the cache, an interrupted run continues. Cached timings
+    are not used if the source of the module or the version of an imported package has changed. Inputs that are the
+    same at all sizes count too: seed random ones.
 
-    Under torchrun, once `torch.distributed.init_process_group` was called, all ranks call it together, with equal
-    arguments and a module each, wrapped in DistributedDataParallel or not.  They step the same sizes in the same order;
-    the slowest rank's time and the fullest one's memory count, an out-of-memory on one is one for all, and every rank
-    is given the same answer.  Its sizes and rates are those of one rank.  What fails on one rank in a step that has run
-    before, or within collective operations of the module's own, as those of FSDP, is noticed when these time out.
+    Under torchrun, after `torch.distributed.init_process_group`, all ranks call it together with equal arguments and a
+    module each, wrapped in DistributedDataParallel or not. They step the same sizes in the same order. The slowest
+    rank's time and the fullest rank's memory count, an out-of-memory on one rank counts for all, and every rank gets
+    the same result, with sizes and rates of one rank. A rank that fails after its first step of a size, or within the
+    module's own collective operations (FSDP), is noticed when these time out.
 
     Args:
-        module: A torch.nn.Module, on the device that it is to run on; or "package.module:build", the name of a function
-            without arguments that gives one.
-        example_inputs: What it is called with: a tensor, a tuple (positional arguments) or a dict (keyword arguments)
-            whose tensors have the batch as axis 0; or the shape of one sample, such as (3, 224, 224).  Batches are
-            random, of the example's dtypes and ranges, but of integers and booleans they hold its own samples, each as
-            often; they require a gradient where it does.  A batch of a class of its own is an argument within a tuple:
-            (batch,).  A layer that reads that axis as time, for want of `batch_first`, is told of.
-        mode: "inference": a forward pass in inference mode; "training": forward, loss, backward, optimiser step; the
-            gradients of the step before are there until the backward pass, so that memory suffices for loops that
-            accumulate them too.  Parts that are in evaluation mode in a module that trains stay so.
-        loss: In training, from the module's output to a scalar.  None: the output's own `loss`, as of the models of
-            Hugging Face that are given labels, else the mean of the squares of its first tensor.  It may be named too,
-            "package.module:function", and for a named module must be.
-        optimizer: In training: "sgd", "momentum", "adam", or a function from parameters to an optimiser, whose class
-            and states count, or its name; one that steps without a closure.
-        autocast: "float16" or "bfloat16": automatic mixed precision, the former with a scaled loss.
-        channels_last: Lay the module's filters, and four-dimensional inputs, out as NHWC.
-        compile: Run it through torch.compile, once for all sizes; compiling is not timed.
-        device: Refuse to run elsewhere than on this; None is where the module's parameters are.  A named module is
-            moved there; None is the first GPU, else the CPU.
+        module: A torch.nn.Module on its device, or "package.module:build", a function without arguments.
+        example_inputs: A tensor, a tuple (positional arguments) or a dict (keyword arguments) whose tensors have the
+            batch as axis 0; or the shape of one sample, such as (3, 224, 224). Batches are random floats in the
+            example's range; integers and booleans repeat the example's samples. They require a gradient where the
+            example does. A batch of a class of its own goes into a tuple: (batch,). A layer that reads axis 0 as time
+            is reported.
+        mode: "inference": a forward pass in inference mode. "training": forward, loss, backward and optimizer step; the
+            gradients of the previous step stay allocated until the backward pass, so that memory suffices for loops
+            that accumulate them. Parts in evaluation mode stay so if the module as a whole trains.
+        loss: In training, a function from the module's output to a scalar, or its name "package.module:function", which
+            a named module requires. None: the output's own `loss`, as in Hugging Face models with labels, else the mean
+            square of its first tensor.
+        optimizer: In training: "sgd", "momentum", "adam", or a function from parameters to an optimizer that steps
+            without a closure, or its name.
+        autocast: "float16" or "bfloat16": automatic mixed precision; float16 scales the loss.
+        channels_last: Lay filters and four-dimensional inputs out as NHWC.
+        compile: Run it through torch.compile, once for all sizes; compile time does not count.
+        device: Reject another device than this; None is the device of the parameters. A named module is moved there;
+            None is the first GPU, else the CPU.
         batch_sizes: Measure exactly these.
         max_batch_size: Propose nothing larger.
-        memory_limit: Bytes, "8GiB", or "80%" of the free memory, the module's own included where it is there already;
-            never more than that. It bounds what the module takes and, on the CPU, the resident set grows by, on a GPU
-            PyTorch's allocator; of a limit of some tens of MiB a good part may stay unused.  On the CPU, a module that
-            is not named runs in this process, whose allocator cubatch does not change.  Sizes above about half of the
-            limit are then refused.  The worker of a named module calls `mallopt`, which raises glibc's thresholds and
-            lets larger sizes run; the result names the variables that do the same in another process.
+        memory_limit: Bytes, "8GiB", or "80%" of the free memory, which includes the module's own; never more than that.
+            It bounds PyTorch's allocator on a GPU, and the growth of the resident set on the CPU. On the CPU, a module
+            that is not named runs in this process, whose allocator cubatch does not change: sizes above about half of
+            the limit are then rejected. The worker of a named module raises glibc's thresholds (`mallopt`) and can use
+            more; a note in the result names the variables that do so in another process.
         latency_limit, objective, tolerance, seed: As for `autotune`.
         progress: As for `autotune`; called on rank 0.
-        budget: As for `autotune`; finding out beforehand what small sizes take may need a twentieth more, and importing
-            PyTorch, making a named module and walking through its steps some seconds.
-        store: As for `autotune`, of a named module; others have no name that would still mean the same tomorrow.  Of
-            `example_inputs` all counts but the values of floats whose axis 0 is the batch, as these are drawn.
+        budget: As for `autotune`. Predicting memory may take a twentieth more; importing PyTorch, building a named
+            module and tracing it take some seconds.
+        store: As for `autotune`, for a named module only. The values of floats with the batch as axis 0 in
+            `example_inputs` do not count, since batches are drawn.
 
     Returns:
-        TuningResult: As from `autotune`; `predicted_peak_bytes` is what was said of a size just before it ran.
+        TuningResult: As from `autotune`; `predicted_peak_bytes` is the prediction just before the size first ran.
 
     Raises:
-        InvalidArgument: If an argument makes no sense, or the memory cannot be worked out and max_batch_size is None.
+        InvalidArgument: If an argument makes no sense, or memory cannot be predicted and max_batch_size is None.
         DoesNotFit: If not even one sample fits (also a MemoryError).
-        EnergyNotAvailable: If the objective is energy, and the device a CPU or one whose energy cannot be read.
+        EnergyNotAvailable: If the objective is energy, and the energy of the device cannot be read.
         MissingDependency: If PyTorch is not installed.
         NothingMeasured: If no size could be measured.
 

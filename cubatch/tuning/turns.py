@@ -1,7 +1,7 @@
 """
-One measurement at a time in a process: threads that measure together would measure each other.
+One measurement at a time in a process; other processes on the same device are noticed.
 
-Processes do not wait for each other, since nobody knows for how long; each says that it was not alone.
+Threads of a process wait for each other. Processes do not, since the wait has no bound; each result has a note.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cubatch import sqlite_file
 from cubatch.hardware import load
 from cubatch.hardware.facts import Device
 
-_TURN = threading.RLock()  # the same thread may tune within what it tunes
+_TURN = threading.RLock()  # a step may itself tune, in the same thread
 _depth = 0
 
 _NOT_ALONE = (
@@ -28,24 +28,24 @@ _NOT_ALONE = (
     "one after the other."
 )
 _WATCH_SECONDS = 1.2 * load.MIN_SECONDS
-_TRIES, _TRY_SECONDS = 100, 0.01  # while another process looks who is there
+_TRIES, _TRY_SECONDS = 100, 0.01  # while another process tries for its exclusive lock
 
 
 @contextlib.contextmanager
 def alone(device: Device, worker_pid: int | None = None) -> Iterator[list[str]]:
     """
-    Hold this process's turn to measure while the block runs, after waiting for threads that measure already.
+    Measure exclusively in this process while the block runs; other threads wait.
 
     Args:
-        device: What is measured on.  It is marked for other processes of this user, which measure on it all the same.
-        worker_pid: A worker of this process that has computed already, which is no part of what the block takes.
+        device: The device, which is marked for other processes of this user; they do not wait.
+        worker_pid: A worker of this process whose earlier CPU time does not count as interference.
 
     Yields:
-        list[str]: What to tell of others, complete when the block has ended: that another cubatch measured on the
-        device when it began or ended, and what anybody else took of the CPUs.
+        list[str]: Messages about interference, complete at the end of the block: another cubatch on the device at its
+        start or end, and CPU time of other processes.
 
     Warns:
-        UserWarning: If it has to wait for a thread, or another process is measuring on the device.
+        UserWarning: If it must wait for a thread, or another process measures on the device.
 
     Example:
         >>> from cubatch.hardware.probe import device
@@ -77,7 +77,7 @@ def alone(device: Device, worker_pid: int | None = None) -> Iterator[list[str]]:
 
 def is_quiet(device: Device) -> bool:
     """
-    Watch a device for a moment, and say whether nobody else is busy on it.
+    Watch a device for a moment; return whether no other process is busy on it.
 
     Example:
         >>> from cubatch.hardware.probe import device
@@ -91,20 +91,20 @@ def is_quiet(device: Device) -> bool:
 
 
 def _busy_since(before: load.Snapshot | None, device: Device, worker_pid: int | None = None) -> list[str]:
-    """Say what others took of the CPUs, where it matters."""
+    """Return a message about CPU time of other processes, if it matters."""
     taken = load.between(before, load.snapshot(worker_pid))
     sentence = None if taken is None else taken.sentence(device.threads or 1)
     return [] if sentence is None else [sentence]
 
 
 def folder() -> Path:
-    """Say where devices are marked: in the user's cache directory."""
+    """Return the folder of the marks, in the user's cache directory."""
     return sqlite_file.default_path().with_name("measuring")
 
 
 @contextlib.contextmanager
 def _marked(device: Device, met: list[str]) -> Iterator[None]:
-    """Mark a device as one that is measured on, and say who else has marked it, at both ends of the block."""
+    """Mark a device while the block runs; append a message if another process has marked it at its start or end."""
     with _mark_of(device) as mark:
         is_alone = mark is None or _is_only(mark)
         if not is_alone:
@@ -118,9 +118,9 @@ def _marked(device: Device, met: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mark_of(device: Device) -> Iterator[BinaryIO | None]:
-    """Open the file that is locked by who measures on a device; None where there can be none."""
+    """Open the file that measuring processes lock; None if it cannot be created."""
     mark: BinaryIO | None = None
-    with contextlib.suppress(OSError, RuntimeError):  # a place that cannot be written, or no home: measure all the same
+    with contextlib.suppress(OSError, RuntimeError):  # no writable cache directory: measure without a mark
         place = folder().expanduser()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark = (place / re.sub(r"[^\w-]", "_", device.uuid or device.kind)).open("ab")
@@ -130,17 +130,17 @@ def _mark_of(device: Device) -> Iterator[BinaryIO | None]:
 
 def _is_only(mark: BinaryIO, *, is_marked: bool = True) -> bool:
     """
-    Say whether no other process has marked the device, which this one has marked afterwards, if it is to.
+    Return whether no other process has marked the device; mark it, if `is_marked`.
 
-    Those who measure share a lock of the kernel's, which it drops however they end; for a moment, who looks around
-    tries to have it alone.
+    Measuring processes share a file lock, which the kernel drops at their end. This function tries for a moment to
+    hold it exclusively.
     """
     for _ in range(_TRIES):
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(mark, fcntl.LOCK_SH if is_marked else fcntl.LOCK_UN)
         except BlockingIOError:
-            with contextlib.suppress(BlockingIOError):  # another looks around, and lets go at once
+            with contextlib.suppress(BlockingIOError):  # another process tries for its exclusive lock
                 fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
         except OSError:  # a file system without locks
