@@ -1,1 +1,1 @@
-"""At home in other trainers: a callback for Lightning, arguments for the Trainer of Hugging Face."""
+"""Integrations with trainers: a callback for Lightning, arguments for the Trainer of Hugging Face."""

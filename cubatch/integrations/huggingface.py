@@ -1,4 +1,4 @@
-"""Arguments for the Trainer of Hugging Face: how a wanted batch is best cut into steps."""
+"""Batch size and accumulation steps for the Trainer of Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ MUCH_LESS = 0.9  # of the best throughput: another target is worth a thought
 
 def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices: int = 1) -> dict[str, int]:
     """
-    Cut a batch that an optimiser step is to see into as many steps as take the least time together.
+    Divide an effective batch into the steps that take the least time in total.
 
-    The product of the two and `num_devices` is the target exactly, so that learning rates keep their meaning.  Of the
-    sizes that make it so, up to the largest that was measured, the one is taken whose steps should take the least
-    time: as measured, and between measured sizes along straight lines.  Where all are below what was measured, the
-    largest is taken.
+    The product of both arguments and `num_devices` is exactly the target, so that learning rates keep their meaning.
+    Times are those measured, interpolated linearly between measured sizes. If all divisors are below the measured
+    sizes, the largest is taken.
 
     Args:
-        result: Of tuning a training step, by `autotune_module(model, inputs, mode="training")` for one.
-        target_batch_size: Samples that an optimiser step is to see, on all devices together.
-        num_devices: How many of them train side by side.
+        result: The result of tuning a training step, as of `autotune_module(model, inputs, mode="training")`.
+        target_batch_size: Samples per optimizer step on all devices together.
+        num_devices: Number of devices that train in parallel.
 
     Warns:
-        UserWarning: If no size that divides the target reaches nine tenths of the best samples per second, or is as
-            large as one that was measured, with targets that can be cut into steps of the best.
+        UserWarning: If no divisor of the target reaches nine tenths of the best throughput, or is as large as a
+            measured size; the message names better targets.
 
     Returns:
         dict[str, int]: `per_device_train_batch_size` and `gradient_accumulation_steps`.
 
     Raises:
-        InvalidArgument: If the target cannot be divided by `num_devices`, or the result is of inference, or holds no
-            size that ran.
+        InvalidArgument: If the target is no multiple of `num_devices`, or the result is of inference or without a
+            measured size.
 
     Example:
         >>> arguments = TrainingArguments(**batch_arguments(result, 512), learning_rate=1e-3)     # doctest: +SKIP

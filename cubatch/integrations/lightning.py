@@ -1,8 +1,8 @@
 """
-`CubatchBatchSizeFinder`: the callback of Lightning that finds a batch size, which finds the fastest one.
+`CubatchBatchSizeFinder`: a Lightning callback that finds the fastest batch size.
 
-Lightning's own `BatchSizeFinder` doubles until memory runs out.  This one is used alike and refuses what that refuses,
-but hands a step of the module to `autotune_module`.
+Lightning's own `BatchSizeFinder` doubles the size until memory runs out. This one has the same use and the same
+restrictions, but tunes a step of the module with `autotune_module`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 
 
 class _Finder:
-    """What the callback does its own way; whose hooks and checks are Lightning's."""
+    """The parts of the callback that differ from Lightning's own."""
 
     optimal_batch_size: int | None
     _batch_arg_name: str
@@ -55,7 +55,7 @@ class _Finder:
         }  # fmt: skip
 
     def scale_batch_size(self, trainer: Any, pl_module: Any) -> None:
-        """Find the batch size, and write it where Lightning's finder does: module, `hparams`, and data module."""
+        """Find the batch size, and set it where Lightning's finder does: module, `hparams`, and data module."""
         from lightning.pytorch.tuner.batch_size_scaling import _reset_dataloaders
         from lightning.pytorch.utilities.parsing import lightning_setattr
         from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -112,7 +112,7 @@ class _Finder:
 
 
 def _first_batch(trainer: Any) -> tuple[Any, int | None]:
-    """Give a batch as a step gets it, and how many samples there are; None where that is not known."""
+    """Return a batch as a step gets it, and the number of samples; None if unknown."""
     loop = trainer._active_loop  # noqa: SLF001 - as Lightning's finder does
     loop.setup_data()
     loader = loop._combined_loader  # noqa: SLF001 - as above
@@ -129,7 +129,7 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
 
 
 def _check_rows(loader: Any, batch: Any) -> None:
-    """Refuse a batch whose tensors grow unlike the size that is looked for: those drawn for others would not be it."""
+    """Reject a batch whose tensors do not grow with the loader's batch size."""
     together = loader.flattened[:1] if loader._mode == "sequential" else loader.flattened  # noqa: SLF001 - as above
     sizes = {size for each in together if (size := getattr(each, "batch_size", None)) is not None}
     remedy = "Time such a step with autotune_callable(), whose batches are your own."
@@ -143,7 +143,7 @@ def _check_rows(loader: Any, batch: Any) -> None:
 
 
 def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:
-    """Call the module's hooks before a first step, as Lightning's loops do: a step may need what they make."""
+    """Call the module's hooks before a first step, as Lightning's loops do: a step may need their effects."""
     stage = _STAGES[trainer.state.fn]
     getattr(pl_module, f"on_{stage}_start")()
     getattr(pl_module, f"on_{stage}_epoch_start")()
@@ -151,7 +151,7 @@ def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:
 
 
 class _quiet:  # noqa: N801 - used like a function
-    """Let the module log, but nobody listen: outside of its loops Lightning refuses what is logged."""
+    """Ignore what the module logs: outside of its loops Lightning rejects it."""
 
     def __init__(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._module = trainer, pl_module
@@ -171,7 +171,7 @@ class _quiet:  # noqa: N801 - used like a function
 
 
 def _as_step(trainer: Any, pl_module: Any, name: str) -> Any:
-    """Give a module whose forward pass is a step of this one, in the trainer's precision."""
+    """Return a module whose forward pass is a step of this one, in the trainer's precision."""
     import torch
 
     class Step(torch.nn.Module):
@@ -190,12 +190,12 @@ def _as_step(trainer: Any, pl_module: Any, name: str) -> Any:
 
 
 def _loss(output: Any) -> Any:
-    """Give what a training step means by its result, as Lightning reads it."""
+    """Return the loss in the output of a training step, as Lightning reads it."""
     return output["loss"] if isinstance(output, Mapping) else output
 
 
 def _alike(optimizer: Any) -> Callable[[Iterable[Any]], Any]:
-    """Give optimisers of the same class and options; at a rate of 0, which does the same work in every step."""
+    """Return a function that makes optimizers of the same class and options, with a learning rate of 0."""
     from lightning.pytorch.core.optimizer import _MockOptimizer  # stands where there is none
 
     kind: Any = type(optimizer)
@@ -223,7 +223,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Make the callback when it is first asked for, so that this module can be imported without Lightning."""
+    """Make the callback on first use, so that this module can be imported without Lightning."""
     if name != "CubatchBatchSizeFinder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -236,28 +236,27 @@ def __getattr__(name: str) -> Any:
 
 
 _DOC = """
-Find the batch size at which the module really steps fastest, before it is trained, validated, tested or predicts.
+Find the batch size at which the module steps fastest, before it is trained, validated, tested or predicts.
 
-Used as Lightning's `BatchSizeFinder`, whose hooks and conditions it has: the data loaders come from the module or its
-data module, and read a `batch_size` that one of them or its `hparams` has; one device.  A batch of the loader tells
-what batches look like.  The module's hooks before a first step, such as `on_train_start`, are called once more than by
-Lightning alone; what they do outside of the module is not undone.
-Steps are timed on random batches like it, so that the loader's own time does not count.  Memory is worked out
-beforehand, and the module, its metrics and random numbers are afterwards what they were.  Of tensors whose first axis
-is not the batch it warns: they are the same at every size.
+Used as Lightning's `BatchSizeFinder`, with its hooks and conditions: the data loaders come from the module or its data
+module and read a `batch_size` of one of them or its `hparams`; one device. Steps take random batches like the first of
+the loader, so that the loader's own time does not count. The module's hooks before a first step, such as
+`on_train_start`, are called once more than by Lightning alone; their effects outside of the module remain. Memory is
+predicted, and the module, its metrics and random numbers are restored. A warning names tensors without a batch axis:
+they are the same at every size.
 
 Args:
     batch_arg_name: The attribute that holds the batch size.
-    max_batch_size: Propose nothing larger; nothing above the number of samples is proposed anyway.
+    max_batch_size: Propose nothing larger; the number of samples is always a limit.
     memory_limit, latency_limit, objective, tolerance, budget, seed, progress: As for `cubatch.autotune_module`.
 
 Attributes:
-    optimal_batch_size: The answer; None before there is one.
+    optimal_batch_size: The recommendation; None before there is one.
     result: The `TuningResult` behind it.
 
 Raises:
-    InvalidArgument: If the module optimises by hand (`automatic_optimization = False`), or data loaders of unlike batch
-        sizes make a batch together, or a batch's first tensor has more rows than the loader's batch size.
+    InvalidArgument: If the module optimizes manually (`automatic_optimization = False`), if data loaders of different
+        batch sizes make a batch together, or if a batch's first tensor has more rows than the loader's batch size.
 
 Example:
     >>> trainer = Trainer(callbacks=[CubatchBatchSizeFinder()])    # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""How a batch that an optimiser step is to see is best cut into steps whose gradients are added up."""
+"""Gradient accumulation: the batch size at which a given effective batch takes the least time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cubatch.workload import divisors
 @attrs.frozen
 class Cut:
     """
-    A batch, cut.
+    An effective batch, divided into equal steps.
 
     Attributes:
-        batch_size: Samples that go through together.
-        steps: How many of them make the whole.
-        seconds: Of one of them.
-        is_measured: Whether that was measured.
-        is_below: Whether it is smaller than all sizes that were, and its time in proportion; else it lies between them.
+        batch_size: Samples of one step.
+        steps: Steps per optimizer step.
+        seconds: Time of one step.
+        is_measured: Whether it was measured, not interpolated.
+        is_below: Whether it is smaller than all measured sizes: its time is then taken in proportion.
     """
 
     batch_size: int
@@ -45,16 +45,15 @@ class Cut:
 
 def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = None) -> Cut:
     """
-    Cut a batch into as many steps as take the least time together.
+    Divide an effective batch into the steps that take the least time in total.
 
-    Of the sizes that divide it, up to the largest whose time can be compared, the one is taken whose steps should take
-    the least time: as measured, also of sizes that were dropped, and between measured sizes along straight lines.  Only
-    where all of them are below what was measured, it is the largest, and its time in proportion.
+    Considered are its divisors up to the largest timed size. Times are those measured, also of dropped sizes, and
+    interpolated linearly between measured sizes. If all divisors are below the measured sizes, the largest is taken.
 
     Args:
-        result: Of tuning a training step.
-        target: The whole batch.
-        fitting: The sizes that fit, beside the sum of the gradients; None: whatever was measured.
+        result: The result of tuning a training step.
+        target: The effective batch size.
+        fitting: Sizes that fit together with the accumulated gradients; None: those that were measured.
 
     Raises:
         InvalidArgument: If the result is of inference, or no size that divides the batch ran and fits.
@@ -69,7 +68,7 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     if not sizes:
         wanted = f"one that batches of at most {known[-1]} make, the largest that was measured, and that fit"
         raise InvalidArgument("target_batch_size", target, wanted)
-    if sizes[-1] < known[0]:  # nobody knows what steps of these take: the fewest have the least beside the samples
+    if sizes[-1] < known[0]:  # unknown times: the fewest steps have the least overhead
         size = sizes[-1]
         return Cut(size, target // size, seconds[known[0]] * size / known[0], is_measured=False, is_below=True)
     sizes = [size for size in sizes if size >= known[0]]

@@ -1,7 +1,7 @@
 """
-Anchors: tuning results, measured on that GPU or another, as the model of time sees them.
+Anchors: tuning results that correct a prediction.
 
-What says nothing about a prediction is refused here; `sharpen` lets the rest pull at it.
+Results that are unrelated to the prediction are rejected here; `sharpen` applies the others.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ MOST_MEASURED = 1000
 """Batch sizes that were measured, of all anchors together: the time grows with their cube."""
 SHORTEST, LONGEST = 1e-9, 86400.0
 """Seconds: no step takes less than a nanosecond, nobody waits for one longer than a day."""
-_OF_OTHERS = ("torch", "onnxruntime")  # libraries that are measured, and of which the model knows nothing
+_OF_OTHERS = ("torch", "onnxruntime")  # libraries that the model does not know
 
 
 def gpu_of(work: Workload) -> str:
-    """Name the board as a result and the catalogue have it in common."""
+    """Return a name of the GPU that results and the catalogue share."""
     return work.device.slug or work.device.uuid or work.device.name
 
 
 def source_of(work: Workload) -> tuple[str, str]:
-    """Say what a GPU's scales depend on beside the GPU."""
+    """Return what the scales of a GPU depend on: library and dtype."""
     return work.library, work.dtype
 
 
 def work_of(work: Workload) -> str:
-    """Say what the network's error depends on beside the GPU and the batch size."""
+    """Return what the error of a network depends on, besides the GPU and the batch size."""
     mapping = {name: value for name, value in work.spec.to_mapping().items() if name != "name"}
     return json.dumps([mapping, work.mode, work.library, work.dtype, work.is_recomputed], sort_keys=True)
 
@@ -61,13 +61,13 @@ def work_of(work: Workload) -> str:
 @attrs.frozen
 class Anchor:
     """
-    A tuning result as the model sees it.
+    A tuning result, reduced to what the model uses.
 
     Attributes:
-        origin: What an error or a note calls it: its file, or its place in the list.
-        work: What was measured.
-        seconds: Median of a step by batch size, where the status was "ok".
-        sds: How unsure each is: standard deviation of its logarithm.
+        origin: Its file, or its place in the list, for errors and notes.
+        work: The measured workload.
+        seconds: Median seconds of a step by batch size, with status "ok".
+        sds: Standard deviation of the logarithm of each.
     """
 
     origin: str
@@ -78,17 +78,16 @@ class Anchor:
 
 def read(anchors: Iterable[TuningResult | str | Path], asked: Workload) -> list[Anchor]:
     """
-    Read anchors, and refuse those that say nothing about what is asked.
+    Read anchors, and reject those that are unrelated to the prediction.
 
     Args:
         anchors: Tuning results, or paths to their JSON.
-        asked: What they are for.
+        asked: The workload to predict.
 
     Raises:
-        InvalidData: If a file is no tuning result of this schema, or a prediction, or holds times that no step takes.
-        InvalidArgument: If a result was measured on a CPU, of a callable, on several GPUs or one whose facts are
-            unknown, gives no time, or has neither GPU, nor library and dtype, nor network in common with what is
-            asked, or there are too many of them or of their sizes.
+        InvalidData: If a file is no tuning result of this schema, or is a prediction, or has impossible times.
+        InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, has no time, or shares
+            neither GPU, nor library and dtype, nor network with the prediction; or if there are too many.
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
@@ -151,7 +150,7 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
 
 
 def _check(measurement: Measurement, median: float, origin: str, path: str) -> None:
-    """Refuse times that no step takes, and an interval beside its median."""
+    """Reject impossible times, and an interval that does not hold its median."""
     interval = measurement.latency_interval or (median, median)
     for name, times in (
         ("latency_seconds", (median,)),
@@ -167,7 +166,7 @@ def _check(measurement: Measurement, median: float, origin: str, path: str) -> N
 
 
 def _sd(measurement: Measurement) -> float:
-    """Say how unsure a median is: standard deviation of its logarithm."""
+    """Return the standard deviation of the logarithm of a median."""
     if measurement.latency_interval is not None:
         low, high = measurement.latency_interval
         return max(MEASURED_SD, math.log(high / low) / (2 * Z90))
@@ -188,7 +187,7 @@ def _load(path: str | Path, place: str) -> TuningResult:
 
 
 def _other(text: str) -> str | None:
-    """Say what a JSON of ours is that no tuning wrote; what is no JSON at all is left to `TuningResult`."""
+    """Name another kind of cubatch's JSON; text that is no JSON is left to `TuningResult`."""
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):
@@ -201,7 +200,7 @@ def _other(text: str) -> str | None:
 
 
 def _device(result: TuningResult, asked: Device, refused: Callable[..., InvalidArgument]) -> Device:
-    """Find the one GPU that a result was measured on."""
+    """Return the single GPU of a result."""
     if result.data_parallel is not None or result.environment.get("devices"):
         raise refused("results of one GPU", "Steps of this one are shared by several, and wait for their sums.")
     facts = result.device
@@ -216,7 +215,7 @@ def _device(result: TuningResult, asked: Device, refused: Callable[..., InvalidA
 
 
 def _catalogued(facts: Mapping[str, Any], name: str, refused: Callable[..., InvalidArgument]) -> Device:
-    """Look a GPU up by its name in the catalogue, else by the driver's, which boards that differ may share."""
+    """Look up a GPU by its catalogue name, else by the driver's name, which different boards may share."""
     try:
         return catalogue.find(facts.get("slug") or name)
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""Batch sizes at which the blocks of a layer fill the SMs evenly: the crests of the saw."""
+"""Batch sizes at which the blocks of a layer fill whole waves of the SMs: the peaks ("crests") of throughput."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PASSED = 2
 
 @attrs.frozen
 class Proposal:
-    """A batch size with one reason; reasons of one kind take one turn when the ladder is cut."""
+    """A batch size with one reason; when the ladder is cut, the kinds of reasons take turns."""
 
     batch_size: int
     kind: str
@@ -33,13 +33,13 @@ class Proposal:
 
 
 def _levels(end: int) -> Iterator[int]:
-    """1 to 8, then doubling, below `end`."""
+    """Return 1 to 8, then doubling, below `end`."""
     doubling = (STEPS * 2**i for i in itertools.count(1))
     return itertools.takewhile(lambda level: level < end, itertools.chain(range(1, STEPS + 1), doubling))
 
 
 def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
-    """Coulom's sizes for the three distinct convolutions with most FLOP."""
+    """Return Coulom's sizes for the three distinct convolutions with most FLOP."""
     convolutions = [node.layer for node in as_network(spec).nodes if node.layer.convolution]
     distinct = list(dict.fromkeys(extents(layer) for layer in sorted(convolutions, key=_flops, reverse=True)))[:TOP]
     found = []
@@ -54,9 +54,9 @@ def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
 
 def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
     """
-    Name the three passes of most predicted time whose grids differ, with their blocks as a function of the batch.
+    Return the three passes with most predicted time and different grids, each with its blocks by batch size.
 
-    Where the device's peaks are not known, FLOP stand for time.  Blocks are of the tile chosen for `batch_size`.
+    If the device's peak rates are unknown, FLOP replace time. Blocks are those of the tile chosen for `batch_size`.
     """
 
     def cost(item: tuple[Node, Pass]) -> tuple[float, int]:
@@ -88,7 +88,7 @@ def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
 
 
 def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> list[Proposal]:
-    """The largest batch for each number of blocks on the busiest SM, and the batch just past the first two."""
+    """Return the largest batch for each number of blocks on the busiest SM, and the batch just past the first two."""
     tops, past = [], []
     for name, blocks in passes:
         found = []
@@ -106,7 +106,7 @@ def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> li
 
 
 def by_turns(lists: Sequence[Sequence[Proposal]]) -> list[Proposal]:
-    """First the first of each, then the second of each, and so on."""
+    """Return the first item of each queue, then the second of each, and so on."""
     return [item for turn in itertools.zip_longest(*lists) for item in turn if item is not None]
 
 

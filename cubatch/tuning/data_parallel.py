@@ -1,4 +1,4 @@
-"""What it costs several devices to share a training step, as a record of a result."""
+"""The cost of sharing a training step among devices, as a record in a result."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cubatch.units import format_count, format_seconds, format_whole_percent
 @attrs.frozen(kw_only=True)
 class DataParallel:
     """
-    Steps that several devices share, each with `batch_size` samples, measured beside steps of the first alone.
+    Steps that several devices share, compared with steps of the first device alone.
 
     Attributes:
-        devices: What is called what; as many names as ranks.
-        batch_size: Samples of each.
-        step_seconds: Of a step of all of them: the median; the slowest counts.
-        alone_seconds: Of a step of the first by itself with as many samples, while the others rest.
-        exchange_seconds: Of a step, during which sums of gradients were under way.
-        exposed_seconds: Of these, while the optimiser waited for them.
-        overlap: Share of the exchange that was hidden behind the backward pass; None where nothing is exchanged.
-        scaling_efficiency: alone_seconds / step_seconds: 1 where so many devices are so many times as fast as one.
+        devices: Names, one per rank.
+        batch_size: Samples per device.
+        step_seconds: Median time of a shared step, on the slowest device.
+        alone_seconds: Median time of a step of the first device alone, with the same batch size.
+        exchange_seconds: Time of a step during which gradients are being summed.
+        exposed_seconds: The part of it for which the optimizer waits.
+        overlap: Share of the exchange that is hidden behind the backward pass; None without an exchange.
+        scaling_efficiency: alone_seconds / step_seconds; 1 is perfect scaling.
         samples_per_second: Of all devices together.
     """
 
@@ -42,7 +42,7 @@ class DataParallel:
     @classmethod
     def of(cls, devices: Sequence[str], batch_size: int, seconds: Mapping[str, float]) -> Self:
         """
-        Work it out from what `RanksRunner.exchange` measured.
+        Make the record from the times of `RanksRunner.exchange`.
 
         Example:
             >>> taken = {"together": 0.25, "alone": 0.125, "exchange": 0.5, "exposed": 0.125}
@@ -65,7 +65,7 @@ class DataParallel:
         )
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return a sentence for a user."""
         count, hidden = len(self.devices), ""
         if self.overlap is not None:
             hidden = f", {format_whole_percent(self.overlap)} of that behind the backward pass"
@@ -78,7 +78,7 @@ class DataParallel:
 
 
 def data_parallel(value: Any) -> DataParallel | None:
-    """Take a record, or its JSON."""
+    """Return a record, given as such or as JSON."""
     if value is None or isinstance(value, DataParallel):
         return value
     found, names = checks.mapping(value), [attribute.name for attribute in attrs.fields(DataParallel)]

@@ -1,4 +1,4 @@
-"""Every candidate beside what it does to the layers: waves, padding, predicted time."""
+"""Waves, padding and predicted time of each layer at each candidate."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ def explain(
     **options: Any,
 ) -> list[dict[str, Any]]:
     """
-    Say for each candidate how each layer's grid falls on the SMs, and where channels waste Tensor Cores.
+    Return for each candidate the waves of each layer's blocks, and channels that need padding for Tensor Cores.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        found: The candidates; None asks `candidates` for them, with all the arguments.
-        device: A GPU; a CPU has no SMs, and nothing is listed for it.
+        found: The candidates; None calls `candidates` with all the arguments.
+        device: A GPU; the list is empty for a CPU, which has no SMs.
         mode, dtype, library: As for `candidates`.
-        options: Further arguments of `candidates`, for when it is asked.
+        options: Further arguments of `candidates`.
 
     Returns:
-        list[dict]: One for each candidate and distinct matrix product of the network (layers of equal extents
-        are one: `layer` is the first, `layers` their number), with `batch_size`, `layer`, `layers`, `pass`, what
-        `on_sms.on_sms` says of its blocks (waves, the last one, the busiest SM, fill), `predicted_seconds` of all
-        of them together, and `padding`: {"c": 8} for each of c and k that is no multiple of what Tensor Cores take,
-        with the size that is.
+        list[dict]: A row per candidate and distinct matrix product of the network; layers of equal extents share a
+            row. Keys: `batch_size`, `layer` (the first), `layers` (their number), `pass`, the figures of
+            `on_sms.on_sms` (waves, the last one, the busiest SM, fill), `predicted_seconds` of all these layers, and
+            `padding`: for each of c and k that is no multiple for Tensor Cores, the next one, as {"c": 8}.
 
     Raises:
         InvalidArgument: If an argument cannot be used.
@@ -85,7 +84,7 @@ def explain(
 
 
 def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
-    """Channels (of one group) that are no multiple of what Tensor Cores take, rounded up to one that is."""
+    """Return the channels (of one group) that are no multiple for Tensor Cores, rounded up."""
     if multiple is None:
         return {}
     return {name: -(-size // multiple) * multiple for name, size in layer.product_channels.items() if size % multiple}

@@ -1,30 +1,29 @@
 """
-How anchors pull a prediction towards what was measured.
+Correct a prediction by anchors: measurements of the same or similar workloads.
 
-The logarithm of a measured step is the model's, plus what is wrong with it:
+The logarithm of a measured step is that of the prediction plus four errors:
 
-    log measured = log predicted(scales of the GPU and source) + rest of those + error of the network + its own
+    log measured = log predicted(scales of the GPU and source) + rest of those + error of the network + noise
 
-Each part is normal around zero, so that what is left of it given the anchors is one formula, kriging: with S the
-covariance of the anchors' log ratios y, and C theirs with what is predicted, its mean is C S^-1 y and its
-covariance falls by C S^-1 C'.
+Each error is normal with mean zero, so the prediction given the anchors is kriging: with S the covariance of the
+anchors' log ratios y, and C their covariance with the prediction, the mean is C S^-1 y, and the covariance is reduced
+by C S^-1 C'.
 
-    scales    Two for each GPU and source (library and dtype): of arithmetic and of bytes, as unknown as the model
-              says (`StepPrediction.scale_sd`), with a correlation of 0.8: a few anchors move both together, as one
-              scalar; some ten of different mixtures tell them apart.  Of their variance one half belongs to the GPU
-              whatever the source, a quarter to the source whatever the GPU, a quarter to the pair.
-    rest      What the model says is unknown of the GPU and source and neither scale explains: launches, the framework.
-              It is shared as the scales are.
-    network   The rest of the model's interval.  Four fifths are alike at all batch sizes, one fifth only nearby
-              (correlation 1/e over a factor of two): a size that was measured on the same GPU with the same source
-              is given as near to measured as its timings are sure.  One half of it is the same on another GPU.
-    own       How unsure each measurement is by itself, 0.02 at least (`anchors.Anchor.sds`).
+    scales    Two per GPU and source (library and dtype), for arithmetic and for bytes, with the model's standard
+              deviation (`StepPrediction.scale_sd`) and a correlation of 0.8: a few anchors move both as one factor,
+              about ten with different mixtures separate them. One half of the variance is shared by all sources of a
+              GPU, a quarter by all GPUs of a source, a quarter belongs to the pair.
+    rest      Uncertainty of the GPU and source that neither scale explains: launches, the framework. Shared likewise.
+    network   The remaining width of the model's interval. Four fifths are common to all batch sizes, one fifth has a
+              correlation of 1/e over a factor of two. One half is common to all GPUs. So a size that was measured on
+              the same GPU with the same source is predicted as its timings are.
+    noise     The uncertainty of each measurement, at least 0.02 (`anchors.Anchor.sds`).
 
-Where the measurements of one GPU and source scatter by more than all this, either the model or the timings err so much
-more, at each size for itself.  Nobody can tell which, so that both are taken to (`_unexplained`).
+If the measurements of a GPU and source scatter more than this, the excess is added to the model and to the
+measurements, since either may be wrong (`_unexplained`).
 
-How much of a network's error GPUs share lies between what two published sets of measurements show (0.85, and 0 to
-0.25); the other shares are judgement.
+The share of a network's error that GPUs have in common lies between two published sets of measurements (0.85, and 0 to
+0.25); the other shares are judgment.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ _HALVINGS = 40
 @attrs.frozen(eq=False)
 class Sharpened:
     """
-    A prediction after the anchors have pulled at it.
+    A prediction, corrected by anchors.
 
     Attributes:
-        step: Seconds, interval and passes, as `predict_step` gives them.
-        covariance: Of the logarithms of the seconds, by pairs of batch sizes.
+        step: Seconds, interval and passes, as from `predict_step`.
+        covariance: Covariance of the logarithms of the seconds, by pairs of batch sizes.
         compute, memory: Scales of the GPU for this source.
-        ratios: Of each anchor, what it measured over what the model had said of it, the median over its batch sizes.
+        ratios: Measured over predicted time of each anchor: the median over its batch sizes.
     """
 
     step: StepPrediction
@@ -74,12 +73,12 @@ class Sharpened:
 
 def sharpen(asked: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
     """
-    Predict a step at each batch size, given the anchors; without any it is what `predict_step` gives.
+    Predict a step at each batch size given the anchors; without anchors, as `predict_step`.
 
     Args:
-        asked: What is predicted.
+        asked: The workload.
         sizes: Batch sizes, each once.
-        anchors: As `anchors.read` gives them.
+        anchors: As from `anchors.read`.
     """
     cases = [(asked, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
     steps = [step_of(work, ladder) for work, ladder in cases]
@@ -110,7 +109,7 @@ def sharpen(asked: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) ->
     )
     noisy = total[known, known] + np.diag(noise)
     logs, weights = np.zeros((len(cases), 2)), np.zeros(len(measured))
-    # Scales enter the model not quite linearly: its steps are renewed where they come to lie.
+    # The model is not quite linear in the scales: evaluate it again at the new ones.
     for _ in range(_ROUNDS):
         predicted = np.log(np.concatenate([step.seconds for step in steps])) - slopes @ logs.ravel()
         weights = np.linalg.solve(noisy, measured - predicted[known])
@@ -136,7 +135,7 @@ def _kinds(cases: Sequence[Case]) -> NDArray[np.int_]:
 
 
 def _same(cases: Sequence[Case]) -> NDArray[np.bool_]:
-    """Tell which are the very same step: GPU, network and batch size."""
+    """Return which pairs are the same step: GPU, network and batch size."""
     works = [(gpu_of(work), work_of(work), sizes) for work, sizes in cases]
     which = _numbered([(gpu, work, n) for gpu, work, sizes in works for n in sizes])
     return np.equal.outer(which, which)
@@ -150,17 +149,17 @@ def _numbered(keys: Sequence[object]) -> NDArray[np.int_]:
 
 def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
     """
-    Give the variance by which measurements scatter beyond their covariance, around whatever two scales explain.
+    Return the variance of measurements beyond their covariance, after fitting two scales.
 
-    That of Paule and Mandel: with it their sum of squares is as large as it should be (Journal of Research of the
-    National Bureau of Standards 87, 1982).
+    The estimator of Paule and Mandel: with this variance the weighted sum of squares equals its expectation (Journal
+    of Research of the National Bureau of Standards 87, 1982).
 
     Args:
         off: Logarithms of measured over predicted, of one GPU and source.
-        covariance: What they should be.
-        slopes: How they grow with the logarithms of all scales, (measurements, scales).
+        covariance: Their expected covariance.
+        slopes: Their derivatives by the logarithms of all scales, (measurements, scales).
     """
-    own = slopes.reshape(len(off), -1, 2).sum(axis=1)  # the two of that GPU and source, whatever the case
+    own = slopes.reshape(len(off), -1, 2).sum(axis=1)  # both scales of that GPU and source
     axes = np.linalg.svd(own)[0][:, np.linalg.matrix_rank(own) :]
     stated, turned = np.linalg.eigh(axes.T @ covariance @ axes)
     seen = (turned.T @ axes.T @ off) ** 2
@@ -174,37 +173,37 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
 
 
 def _at(case: Case, logs: Array) -> StepPrediction:
-    """Ask the model for some logarithms of the scales."""
+    """Evaluate the model at logarithms of the scales."""
     compute, memory = map(float, np.exp(logs))
     return step_of(*case, Scales(compute, memory))
 
 
 def _scales_shared(a: Workload, b: Workload) -> float:
-    """Give the correlation of the scales of two steps: 1 for the same GPU and source, 0 if they share neither."""
+    """Return the correlation of the scales of two steps: 1 for the same GPU and source, 0 if both differ."""
     same_gpu, same_source = gpu_of(a) == gpu_of(b), source_of(a) == source_of(b)
     return GPU_SHARE * same_gpu + SOURCE_SHARE * same_source + PAIR_SHARE * (same_gpu and same_source)
 
 
 def _works_shared(works: Sequence[Workload]) -> Array:
-    """Give the correlation of the network's error in each two steps."""
+    """Return the correlation of the network's error for pairs of steps."""
     network, gpu = _numbered([work_of(work) for work in works]), _numbered([gpu_of(work) for work in works])
     return np.equal.outer(network, network) * np.where(np.equal.outer(gpu, gpu), 1.0, OTHER_GPU_SHARE)
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> Array:
-    """Give the correlation of the network's error at batch sizes a with that at batch sizes b."""
+    """Return the correlation of the network's error at batch sizes a and b."""
     octaves = np.abs(np.subtract.outer(np.log2(a), np.log2(b)))
     return ALL_SIZES_SHARE + (1 - ALL_SIZES_SHARE) * np.exp(-octaves)
 
 
 def _own_sd(step: StepPrediction) -> Array:
-    """Give the part of the interval that is not the scales': the network's error."""
+    """Return the standard deviation of the network's error: the interval without the scales."""
     whole = np.log(step.high / step.low) / (2 * Z90)
     return np.sqrt(np.maximum(whole**2 - step.scale_sd**2, _LEAST_SD**2))
 
 
 def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
-    """Give the covariance of the networks' errors."""
+    """Return the covariance of the networks' errors."""
     sizes, sds = [n for _, ladder in cases for n in ladder], np.concatenate([_own_sd(step) for step in steps])
     owner = np.repeat(np.arange(len(cases)), [len(ladder) for _, ladder in cases])
     shared = _works_shared([work for work, _ in cases])
@@ -212,13 +211,13 @@ def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
 
 
 def _slopes(work: Workload, sizes: Sequence[int], step: StepPrediction) -> Array:
-    """Give how much the logarithm of each time grows with that of either scale: the shares of the two."""
+    """Return the derivative of log time by the logarithm of either scale: their shares of the time."""
     moved = [_at((work, sizes), log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
     return np.stack([np.log(seconds / step.seconds) / _STEP for seconds in moved], axis=1)
 
 
 def _diagonal(parts: Sequence[Array]) -> Array:
-    """Put matrices of two columns on the diagonal of one."""
+    """Return the block-diagonal matrix of matrices with two columns."""
     whole = np.zeros((sum(map(len, parts)), 2 * len(parts)))
     row = 0
     for place, part in enumerate(parts):

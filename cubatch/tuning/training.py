@@ -1,7 +1,7 @@
 """
-train(): train a network on images in MNIST's format, with a batch size that is tuned first where none is given.
+train(): train a network on images in MNIST's format, after tuning the batch size if none is given.
 
-What makes no sense is refused before a minute is spent; then a run that is kept gives its batch size, or tuning does.
+Arguments are checked first. The batch size then comes from the checkpoint, if there is one, else from tuning.
 """
 
 from __future__ import annotations
@@ -66,40 +66,39 @@ def train(
     Args:
         spec: A network, a mapping, a model's name or a path to a spec file, that ends in logits.
         data: Folder with MNIST's four files, or others of their names and format.
-        download: First fetch what of MNIST is not there.
-        batch_size: Samples that go through together; "auto" is that of a run that is kept, else of `autotune`.  Of
-            devices that are not alike a list, of each: its share of a step, such as `FleetResult.shares` gives.
-        target_batch_size: Samples of a step of the optimiser: gradients of batches that divide it are added up, and
-            "auto" takes that of them whose steps take the least time together. None: one batch a step.
+        download: Download missing files of MNIST first.
+        batch_size: Samples per batch; "auto" is that of the checkpoint, else the recommendation of `autotune`. A list
+            has the share of each device, as from `FleetResult.shares`.
+        target_batch_size: Samples per optimizer step: gradients of smaller batches are accumulated, and "auto" takes
+            the divisor with the least total time. None: one batch per step.
         epochs: Passes over the training set.
-        learning_rate: Where the learning rate starts.
+        learning_rate: Initial learning rate.
         schedule: "cosine": to zero along half a cosine; "constant".
-        patience: End after so many epochs without a better test accuracy; None: train all epochs.
+        patience: Stop after this many epochs without a better test accuracy; None: train all epochs.
         optimizer: "sgd", "momentum" or "adam".
-        weights: Where training begins, as `load_weights` reads them; None: those of the network, or drawn.
-        save: Where the weights of the last epoch go, as `save_weights` has it.
-        checkpoint: Keeps the run after every epoch, and goes on with it if the file is there.
-        checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step. With
-            Ctrl-C it is kept once the step, or the test after an epoch, is done, except by several devices; a second
-            one ends it at once.
+        weights: Initial weights, as for `load_weights`; None: those of the network, or random.
+        save: File for the weights of the last epoch, as for `save_weights`.
+        checkpoint: File that is written after every epoch, and resumed if it exists.
+        checkpoint_seconds: Also write the checkpoint within an epoch at this interval; 0: after every step. Ctrl-C
+            writes it after the current step or test, except with several devices; a second Ctrl-C stops at once.
         device: A device in this machine, or its name; None is the first GPU, else the CPU.
-        devices: Several that share every step: how many, or a list of them. `batch_size` is then that of one, and
-            `target_batch_size` that of all together; running statistics of batch norms are those of the first.
+        devices: Devices that share every step: a number or a list. `batch_size` is then per device,
+            `target_batch_size` for all; running statistics of batch norms are those of the first device.
         dtype: Storage of parameters and activations.
-        recompute: Forget activations and compute them again in the backward pass.
+        recompute: Discard activations and compute them again in the backward pass.
         seed: Draws parameters, order and dropout masks.
         progress: Called after every epoch of this call.
-        stepped: Called after every step of the optimiser.
+        stepped: Called after every optimizer step.
 
     Returns:
-        Training: Loss, accuracy and speed of every epoch, those before a resumption included.
+        Training: Loss, accuracy and speed of every epoch, also those before resuming.
 
     Raises:
-        InvalidArgument: If an argument is out of range, the network does not fit the data, or the checkpoint was begun
-            with another argument.
-        InvalidData: If a file is missing or damaged, or cannot be fetched.
+        InvalidArgument: If an argument is out of range, the network does not match the data, or the checkpoint has
+            another argument.
+        InvalidData: If a file is missing or damaged, or cannot be downloaded.
         DoesNotFit: If not even one sample fits (also a MemoryError).
-        OutOfMemory, DeviceFailed: If memory runs out, or the GPU reports an error, while it trains.
+        OutOfMemory, DeviceFailed: If memory runs out or the GPU reports an error during training.
         UnsupportedLayer: If the engine cannot run one of the layers.
 
     Example:
@@ -122,12 +121,12 @@ class Arranged:
     A training run before its first step.
 
     Attributes:
-        network: With the weights it begins with.
-        device: Where it runs; of several the first.
-        devices: All that share a step; None where one has it to itself.
-        batch_size: As given, kept or tuned; of several devices the first one's.
-        shares: Batch sizes of all devices; None where one has the step to itself.
-        reasons: How far a run that is kept has come, or which batch size tuning chose and why; empty without both.
+        network: The network with its initial weights.
+        device: The device, or the first one.
+        devices: All devices that share a step; None for a single device.
+        batch_size: As given, from the checkpoint, or tuned; per device.
+        shares: Batch sizes of all devices; None for a single device.
+        reasons: Progress of the checkpoint, or reasons of the tuned batch size; empty without both.
         options: Further arguments of the engine's `train`.
     """
 
@@ -156,7 +155,7 @@ class Arranged:
         progress: Callable[[Epoch], None] | None,
         stepped: Callable[[Step], None] | None,
     ) -> Training:
-        """Train in a process for each device, of which the first says how it goes on."""
+        """Train in one process per device; the first reports progress."""
 
         def told(what: Epoch | Step) -> None:
             if isinstance(what, Epoch) and progress:
@@ -190,13 +189,13 @@ def arrange(
     **options: Any,
 ) -> Arranged:
     """
-    Check what `train` was given, and find the batch size where none was.
+    Check the arguments of `train`, and determine the batch size if none was given.
 
     Args:
         spec, data, download, batch_size, target_batch_size, weights, save, checkpoint, checkpoint_seconds, device,
             devices: As for `train`.
-        tune: Takes the place of `autotune`, for who wants to show how it goes on; None: nobody does.
-        options: All else, as for `train`.
+        tune: Replaces `autotune`, to show its progress; None for `autotune`.
+        options: The others, as for `train`.
 
     Raises:
         CubatchError: As `train`.
@@ -228,7 +227,7 @@ def arrange(
         )
         size, reasons = _tuned(work, parts, target_batch_size, len(training_set), tune or autotune, options["seed"])
     elif parts and target_batch_size is None and len(kept.settings.get("shares", ())) == len(parts):
-        shares = tuple(kept.settings["shares"])  # one for each: devices that are not alike differ in theirs
+        shares = tuple(kept.settings["shares"])  # one per device
     options |= {
         "data": data, "target_batch_size": target_batch_size, "save": save, "checkpoint": checkpoint,
         "checkpoint_seconds": checkpoint_seconds,
@@ -247,7 +246,7 @@ def _tuned(
     tune: Callable[..., TuningResult],
     seed: int,
 ) -> tuple[int, tuple[str, ...]]:
-    """Tune, and say what was chosen and why."""
+    """Tune; return the batch size and the reasons."""
     count = 1 if devices is None else len(devices)
     target, most = None if target is None else target // count, most // count
     facts = {"dtype": work.dtype, "optimizer": work.optimizer, "recompute": work.recompute, "seed": seed}
@@ -266,7 +265,7 @@ def _tuned(
 def _shares(
     batch_size: int | Sequence[int] | str, target: int | None, devices: Sequence[Device] | None
 ) -> tuple[int, ...] | None:
-    """Give the batch size of each device where they are listed, and refuse what devices cannot share."""
+    """Return the batch size of each device if they are listed; reject what devices cannot share."""
     count = 1 if devices is None else len(devices)
     if isinstance(target, int) and target % count:
         below = target // count * count or count
