@@ -69,7 +69,8 @@ class Expected:
     ) -> None:
         self._case = case
         self._places = _places(case, rng, images, channels)
-        operands = case.unpadded({name: self._cut(name, arrays[name]) for name in case.operands})
+        whole = case.unpadded({name: arrays[name] for name in case.operands})
+        operands = {name: self._cut(name, array) for name, array in whole.items()}
         operands = {
             name: array if case.operands[name].kind == "counts" else _values(array) for name, array in operands.items()
         }
@@ -148,7 +149,8 @@ def _places(case: Case, rng: np.random.Generator, images: int | None, channels: 
     drawn: dict[str, list[int]] = {}
     for name, axes in case.cuts.items():
         operand, axis = next(iter(axes.items()))
-        size = case.operands[operand].shape[axis]
+        given = case.operands[operand]
+        size = given.shape[axis] - (given.padded if axis == len(given.shape) - 1 else 0)
         wanted = images if name == "n" else channels
         if name in {"rows", "parameters"} and wanted is not None:
             wanted = 64 * wanted  # a row is as little as a channel of one pixel

@@ -106,11 +106,11 @@ def test_pytorch_is_not_given_channels_that_are_only_stored():
     for case in found:
         arrays = target.fill(np, case, 1)
         assert not arrays["x"][..., 3].any()
-        expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
         rival = rivals.rivals(case, np)[0]
         results = rival.results(rival.bind(arrays)())
-        check.poison(case, arrays)
-        assert expected.check({**arrays, **results}).passed
+        for sample in ({}, {"images": None, "channels": None}, {"images": 1, "channels": 1}):
+            expected = check.Expected(case, arrays, np.random.default_rng(0), **sample)
+            assert expected.check({**arrays, **results}).passed
 
 
 @pytest.mark.parametrize("dtype", ["tf32", "float16", "bfloat16"])
