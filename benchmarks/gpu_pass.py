@@ -57,6 +57,8 @@ from cubatch.report.tables.common import plain
 
 SECONDS = 450.0
 SAVE_SECONDS = 1.0
+UNAVAILABLE = "unavailable"
+"""Status of an item that lacks a package or has no rival: neither measured nor failed, and tried again on resuming."""
 
 
 # --- the child: one stage's items, a line of JSON for each ---------------------------------------------------------
@@ -340,10 +342,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InvalidData as error:
         parser.error(str(error))
     broken = [run["name"] for run in found["stages"] if run["status"] == "failed"]
-    wrong = [item["name"] for run in found["stages"] for item in run["items"] if item["status"] != "ok"]
+    statuses = [item["status"] for run in found["stages"] for item in run["items"]]
+    unavailable = statuses.count(UNAVAILABLE)
+    wrong = len(statuses) - statuses.count("ok") - unavailable
     for name, reason in found["skipped_kernels"].items():
         print(f"left out {name}: {reason}")
-    print(f"wrote {given.out}; {len(wrong)} items not ok, {len(broken)} stages failed")
+    rest = f"{unavailable} unavailable, " if unavailable else ""
+    print(f"wrote {given.out}; {wrong} items not ok, {rest}{len(broken)} stages failed")
     return 1 if broken or wrong else 0
 
 

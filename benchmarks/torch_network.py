@@ -46,52 +46,72 @@ def module(network: Network) -> Any:
     return Walk()
 
 
+def torch_step(module: Any, x: Any, labels: Any, dtype: str, compile_mode: str | None = None) -> Callable[[], Any]:
+    """
+    Return a step of a PyTorch module; the step returns the loss, or in inference the output.
+
+    Args:
+        module: The module, on the device of `x`.
+        x: Images.
+        labels: Classes of the images; `None` for inference.
+        dtype: Of automatic mixed precision in training: "float16" (with a scaled loss) or "bfloat16"; else it is off.
+        compile_mode: Of `torch.compile`; `None` runs the module without it.
+    """
+    import torch
+
+    run = module if compile_mode is None else torch.compile(module, mode=compile_mode, dynamic=False)
+    if labels is None:
+        module.eval()
+
+        def infer() -> Any:
+            with torch.inference_mode():
+                return run(x)
+
+        return infer
+    module.train()
+    device = x.device.type
+    # A learning rate of 0 keeps the parameters, as in cubatch's runner; the work of a step is the same.
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0, momentum=MOMENTUM)
+    scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
+    mixed = dtype in {"float16", "bfloat16"}
+
+    def train() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=getattr(torch, dtype) if mixed else None, enabled=mixed):
+            loss = torch.nn.functional.cross_entropy(run(x), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return train
+
+
 def training_step(
     network: Network, batch_size: int, dtype: str, *, device: str = "cuda", channels_last: bool = True
-) -> Callable[[], None]:
+) -> Callable[[], Any]:
     """
-    Give a training step on random data: SGD with momentum, mixed precision where the dtype has 16 bits.
+    Return a training step of a network on random data: SGD with momentum, as `torch_step` has it.
 
     Args:
         network: What is trained.
         batch_size: Images.
-        dtype: "float16" and "bfloat16" by automatic mixed precision, the former with a scaled loss.
+        dtype: As in `torch_step`.
         device: PyTorch's name of it.
         channels_last: Lay activations and filters out as NHWC, not NCHW.
     """
     import torch
 
     model, x = _laid_out(torch, network, batch_size, device, channels_last=channels_last)
-    model.train()
-    labels = torch.randint(0, network.output_shape[-1], (batch_size,), device=device)
-    # A rate of 0 does the same work on the same parameters in every step, as our runner does.
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=MOMENTUM)
-    scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
-    mixed = dtype in {"float16", "bfloat16"}
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device, dtype=getattr(torch, dtype) if mixed else None, enabled=mixed):
-            loss = torch.nn.functional.cross_entropy(model(x), labels)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
+    return torch_step(model, x, torch.randint(0, network.output_shape[-1], (batch_size,), device=device), dtype)
 
 
-def inference_step(network: Network, batch_size: int, *, device: str, channels_last: bool) -> Callable[[], None]:
+def inference_step(network: Network, batch_size: int, *, device: str, channels_last: bool) -> Callable[[], Any]:
     """Return a forward pass in float32 on random data; arguments as in `training_step`."""
     import torch
 
     model, x = _laid_out(torch, network, batch_size, device, channels_last=channels_last)
-    model.eval()
-
-    def step() -> None:
-        with torch.inference_mode():
-            model(x)
-
-    return step
+    return torch_step(model, x, None, "float32")
 
 
 def _laid_out(torch: Any, network: Network, batch_size: int, device: str, *, channels_last: bool) -> tuple[Any, Any]:

@@ -162,17 +162,20 @@ def whole_step(
 
     Returns:
         dict: Medians with confidence intervals in seconds, and each rival's ratio to cubatch. If PyTorch or
-            torchvision is missing, only the reason, as "skipped": the item did not fail.
+            torchvision is missing, only the reason, and "unavailable" as the status: the item did not fail.
     """
     name, batch_size = _sized(name, batch_size, session)
     facts = {"network": name, "mode": mode, "dtype": dtype, "batch_size": batch_size}
     torch = rivals.torch_of(session.target.module)
     if torch is None:
-        return facts | {"skipped": "PyTorch with CUDA is not installed"}
+        return facts | {"status": "unavailable", "message": "PyTorch with CUDA is not installed"}
     if _torchvision() is None:
-        return facts | {"skipped": "torchvision is not installed"}
+        return facts | {"status": "unavailable", "message": "torchvision is not installed"}
     if name not in TORCHVISION:  # the network of a rehearsal
-        return facts | {"skipped": f"there is no {name} among the networks of torchvision that are compared"}
+        return facts | {
+            "status": "unavailable",
+            "message": f"there is no {name} among the networks of torchvision that are compared",
+        }
     runner = _runner(
         name, session, mode=mode, dtype=dtype, optimizer="momentum", library="cubatch", choice_seconds=CHOICE_SECONDS
     )
@@ -264,7 +267,8 @@ def _binder(
         module = torchvision_module(name).to(device, dtype=stored, memory_format=layout)
         x = torch.randn(batch_size, c, h, w, device=device, dtype=stored).to(memory_format=layout)
         labels = torch.randint(0, network.output_shape[-1], (batch_size,), device=device)
-        step = torch_step(module, x, labels if mode == "training" else None, dtype, rival)
+        mode_of_rival, trained = COMPILE_MODES[rival], labels if mode == "training" else None
+        step = torch_network.torch_step(module, x, trained, dtype, mode_of_rival)
         for _ in range(WARM_UP_STEPS):
             step()
         return step
@@ -283,48 +287,6 @@ def torchvision_module(name: str) -> Any:
         # torchvision sets this weight to 0. Gradients would be 0, and a GPU is faster on zeros than on random data.
         torch.nn.init.trunc_normal_(module.heads.head.weight, std=0.02)
     return module
-
-
-def torch_step(module: Any, x: Any, labels: Any, dtype: str, rival: str) -> Callable[[], Any]:
-    """
-    Return a step of a PyTorch module; the step returns the loss, or in inference the output.
-
-    Args:
-        module: The module, on the device of `x`.
-        x: Images.
-        labels: Classes of the images; `None` for inference.
-        dtype: Of automatic mixed precision in training: "float16" (with a scaled loss) or "bfloat16"; else it is off.
-        rival: A key of `COMPILE_MODES`.
-    """
-    import torch
-
-    compile_mode = COMPILE_MODES[rival]
-    run = module if compile_mode is None else torch.compile(module, mode=compile_mode, dynamic=False)
-    if labels is None:
-        module.eval()
-
-        def infer() -> Any:
-            with torch.inference_mode():
-                return run(x)
-
-        return infer
-    module.train()
-    device = x.device.type
-    # A learning rate of 0 keeps the parameters, as in cubatch's runner; the work of a step is the same.
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.0, momentum=torch_network.MOMENTUM)
-    scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
-    mixed = dtype in {"float16", "bfloat16"}
-
-    def train() -> Any:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device, dtype=getattr(torch, dtype) if mixed else None, enabled=mixed):
-            loss = torch.nn.functional.cross_entropy(run(x), labels)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.detach()
-
-    return train
 
 
 def tuned(name: str, mode: str, dtype: str, library: str, session: Session) -> dict[str, Any]:

@@ -147,7 +147,9 @@ def page(result: Mapping[str, Any], stages: str, text: str, *, timed: bool = Tru
     names = {*stages.split()}
     runs = [run for run in result["stages"] if run["name"] in names | ({STEPS} if names & _SORTED else set())]
     skipped = sum(len(run["skipped"]) for run in runs)
-    broken = sum(item["status"] != "ok" for run in runs for item in run["items"])
+    statuses = Counter(item["status"] for run in runs for item in run["items"])
+    unavailable = statuses["unavailable"]
+    broken = statuses.total() - statuses["ok"] - unavailable
     earlier = Counter(item["commit"] for run in runs for item in run["items"] if "commit" in item)  # of a pass resumed
     others = "".join(f" (but {count} of the cases: {commit})" for commit, count in earlier.items())
     parts = [f"{device.get('name')}, {result['date']}, commit {result['commit']}{others}, {libraries}{torch}"]
@@ -155,7 +157,7 @@ def page(result: Mapping[str, Any], stages: str, text: str, *, timed: bool = Tru
         parts.append("both sides in the same precision, float32 with TF32 off")
         parts.append("medians of interleaved rounds")
         parts.append("ratio: time of the vendor over that of cubatch")
-    missing = ((skipped, "skipped for lack of time"), (broken, "failed"))
+    missing = ((skipped, "skipped for lack of time"), (broken, "failed"), (unavailable, "unavailable"))
     if said := ", ".join(f"{count} {what}" for count, what in missing if count):
         parts.append(said)
     return f"{'; '.join(parts)}.\n\n{text}"

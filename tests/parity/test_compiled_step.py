@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from benchmarks import torch_network  # noqa: E402
 from benchmarks.gpu import training  # noqa: E402
 from cubatch.network import models  # noqa: E402
 from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
@@ -40,7 +41,7 @@ def test_a_compiled_training_step_has_the_loss_of_an_eager_one(dtype):
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
         module, x, labels = tiny()
-        step = training.torch_step(module, x, labels, dtype, rival)
+        step = torch_network.torch_step(module, x, labels, dtype, training.COMPILE_MODES[rival])
         losses[rival] = [step().item() for _ in range(3)]
         gradients[rival] = [parameter.grad.numpy() for parameter in module.parameters()]
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (rival == "compile")
@@ -57,7 +58,7 @@ def test_a_compiled_inference_step_has_the_output_of_an_eager_one():
     for rival in ("eager", "compile"):
         torch.compiler.reset()
         module, x, _ = tiny()
-        outputs[rival] = training.torch_step(module, x, None, "float32", rival)().numpy()
+        outputs[rival] = torch_network.torch_step(module, x, None, "float32", training.COMPILE_MODES[rival])().numpy()
         assert not module.training
     np.testing.assert_allclose(outputs["compile"], outputs["eager"], rtol=1e-4, atol=1e-5)
 
@@ -77,14 +78,14 @@ def test_a_rival_is_the_network_that_cubatch_times(name):
 def test_a_step_of_a_rival_is_built_and_warmed_up(name, mode, monkeypatch):
     """Three steps run before timing. CNNs are channels last; only inference stores parameters in 16 bits."""
     made, calls = [], []
-    torch_step = training.torch_step
+    torch_step = torch_network.torch_step
 
-    def built(module, x, labels, dtype, rival):
+    def built(module, x, labels, dtype, compile_mode):
         made.append((module, x, labels))
-        step = torch_step(module, x, labels, dtype, rival)
+        step = torch_step(module, x, labels, dtype, compile_mode)
         return lambda: calls.append(step())
 
-    monkeypatch.setattr(training, "torch_step", built)
+    monkeypatch.setattr(torch_network, "torch_step", built)
     monkeypatch.setattr(training.rivals, "set_precision", lambda *_, **__: None)
     training._binder(torch, name, mode, 2, "bfloat16", "eager", device="cpu")()
     ((module, x, labels),) = made

@@ -51,7 +51,7 @@ def test_every_network_mode_and_rival_is_listed():
 
 
 def test_rivals_differ_in_the_mode_of_torch_compile():
-    """Eager does not compile; the names that items use are those that `torch_step` knows."""
+    """Eager does not compile; each network that is timed is one of torchvision's."""
     assert training.COMPILE_MODES == {"eager": None, "compile": "default", "compile max-autotune": "max-autotune"}
     assert {name for name, _ in STEPS} == training.TORCHVISION.keys()
 
@@ -139,16 +139,17 @@ def test_compiling_is_not_timed(clock):
         ("torch", None, "torchvision is not installed"),
     ],
 )
-def test_a_missing_package_skips_the_item(clock, monkeypatch, torch, torchvision, reason):
+def test_a_missing_package_makes_the_item_unavailable(clock, monkeypatch, torch, torchvision, reason):
     """The item gives the reason and builds nothing: it has not failed."""
     monkeypatch.setattr(training.rivals, "torch_of", lambda _: torch)
     monkeypatch.setattr(training, "_torchvision", lambda: torchvision)
     session = types.SimpleNamespace(target=clock.target(), small=False)
     found = training.whole_step("vit-base", "inference", 128, "float16", ("eager",), session)
     assert found == {
-        "network": "vit-base", "mode": "inference", "dtype": "float16", "batch_size": 128, "skipped": reason,
+        "network": "vit-base", "mode": "inference", "dtype": "float16", "batch_size": 128, "status": "unavailable",
+        "message": reason,
     }  # fmt: skip
-    assert gpu.compiled(result_of(training=([{"name": "a", "status": "ok"} | found], 0)))
+    assert "1 unavailable" in gpu.compiled(result_of(training=([{"name": "a"} | found], 0)))
 
 
 def test_both_sides_run_the_same_step_and_are_released(clock, monkeypatch):

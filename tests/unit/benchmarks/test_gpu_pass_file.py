@@ -18,6 +18,7 @@ import pytest
 from benchmarks import gpu_pass, render
 from benchmarks.gpu import form, sweep
 from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu.resume import Earlier
 from cubatch.measure.records import Timing
 from cubatch.report.tables.common import plain
 from tests.unit.benchmarks.passes import FACTS, H200, stage_of
@@ -162,6 +163,28 @@ def test_wrong_arguments_exit_with_two(arguments, capsys):
         gpu_pass.main(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code", "said"),
+    [
+        (["ok", "unavailable", "ok"], 0, "0 items not ok, 1 unavailable, 0 stages failed"),
+        (["ok", "unavailable", "wrong"], 1, "1 items not ok, 1 unavailable, 0 stages failed"),
+        (["ok", "ok", "ok"], 0, "0 items not ok, 0 stages failed"),
+    ],
+)
+def test_what_is_unavailable_is_neither_ok_nor_failed(statuses, code, said, monkeypatch, tmp_path, capsys):
+    """It is counted by itself, changes no exit status, and is tried again when the pass is resumed."""
+    items = [{"name": f"item {n}", "status": status} for n, status in enumerate(statuses)]
+    found = {"stages": [{"name": "gemm", "status": "ok", "items": items}], "skipped_kernels": {}}
+    monkeypatch.setattr(gpu_pass, "run_all", lambda *_, **__: found)
+    monkeypatch.setattr(gpu_pass.probe, "device", lambda: H200)
+    monkeypatch.setattr(gpu_pass.probe, "resolve", lambda _: H200)
+    monkeypatch.setattr(gpu_pass.gpu_items, "device_facts", lambda _: {})
+    assert gpu_pass.main(["--out", str(tmp_path / "pass.json")]) == code
+    assert said in capsys.readouterr().out
+    done = {item["name"] for item in items if item["status"] == "ok"}
+    assert Earlier(found | {"commit": "1"}).done("gemm", "1") == done
 
 
 def test_the_readme_names_all_that_the_pass_imports():
