@@ -27,8 +27,8 @@ def means(*results: dict[str, Any]) -> str:
                 groups[kind][dtype] = (ratios, result["commit"])
     rows = []
     for kind, cells in groups.items():
-        found = [cells.get(dtype, ([], ""))[0] for dtype in DTYPES]
-        means = [f"{mean_of(ratios):.2f} ({len(ratios)})" if ratios else "" for ratios in found]
+        per_type = [cells.get(dtype, ([], ""))[0] for dtype in DTYPES]
+        means = [f"{mean_of(ratios):.2f} ({len(ratios)})" if ratios else "" for ratios in per_type]
         rows.append([kind, *means, ", ".join(dict.fromkeys(commit for _, commit in cells.values()))])
     device, dates = results[0]["device"]["name"], sorted(result["date"] for result in results)
     caption = (
@@ -43,13 +43,13 @@ def _ratios(result: Mapping[str, Any]) -> dict[tuple[str, str], list[float]]:
     for stage in ("gemm", "layers", "fused", "misc", "attention"):
         for row in rows_of(result, stage):
             groups.setdefault((_kind(stage, row["case"]), row["case"]["dtype"]), []).append(row)
-    found = {key: ratios_of(rows) for key, rows in groups.items()}
+    kinds = {key: ratios_of(rows) for key, rows in groups.items()}
     for item in items_of(result, "training"):
         low, high = item.get("ratio_interval") or (0.0, math.inf)
         if item["status"] == "ok" and high - low <= WIDEST * (item.get("ratio") or 0.0):
             kind = f"training step of {item['network']}, batch {item['batch_size']}, PyTorch eager"
-            found[kind, item["dtype"]] = [item["ratio"]]
-    return {key: ratios for key, ratios in found.items() if ratios}
+            kinds[kind, item["dtype"]] = [item["ratio"]]
+    return {key: ratios for key, ratios in kinds.items() if ratios}
 
 
 def _kind(stage: str, case: Row) -> str:

@@ -18,7 +18,7 @@ def goals(result: dict[str, Any]) -> str:
 
 def absent(result: dict[str, Any]) -> str:
     """Return the errors for GPUs that the fit did not see, and of whole networks."""
-    others = ("unseen shapes", "10 anchors", "worst bias", "cliffs")
+    others = ("unseen shapes", "10 anchors", "worst bias", "jumps")
     return _goals(result, [row for row in _goal_rows(result) if not any(name in row[0] for name in others)])
 
 
@@ -47,7 +47,7 @@ def _goal_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def _further(scores: dict[str, Any]) -> list[list[str]]:
-    """Return rows for the goals that are no mean error: the worst GPU, knees, cliffs, and a rival that owns a GPU."""
+    """Return rows for the goals that are no mean error: the worst GPU, knees, jumps, and a rival that owns a GPU."""
     rows = []
     gpus = [score for name, score in scores.items() if name.startswith("neusight, unseen GPU, ") and "bias" in score]
     if gpus:
@@ -73,7 +73,7 @@ def _further(scores: dict[str, Any]) -> list[list[str]]:
     if cliffs:
         named, missed, invented = (len(cliffs[key]) for key in ("named_and_measured", "only_measured", "only_named"))
         text = f"{named} of {named + missed}, {named} of {named + invented}"
-        rows.append(["wave cliffs over 10 %: recall, precision", text, "90 %, 70 %", "", str(cliffs["pairs"])])
+        rows.append(["jumps over 10 % by wave quantization: recall, precision", text, "90 %, 70 %", "", str(cliffs["pairs"])])
     return rows
 
 

@@ -29,7 +29,7 @@ def search_best(result: dict[str, Any]) -> str:
 def _search(result: dict[str, Any], summary: Sequence[dict[str, Any]]) -> str:
     rows = []
     for row in summary:
-        name = row["finder"] if row["budget"] is None else f"**{row['finder']}, {row['budget']:g} s**"
+        name = _label(row["finder"]) if row["budget"] is None else f"**{row['finder']}, {row['budget']:g} s**"
         failed = f"{row['unusable']} of {row['devices']}" if row["unusable"] else ""
         regret, seconds = row["regret"], row["seconds"]["mean"]
         rows.append([name, percent(regret["mean"]), percent(regret["p95"]), f"{seconds:.1f}", failed])
@@ -44,13 +44,17 @@ def _search(result: dict[str, Any], summary: Sequence[dict[str, Any]]) -> str:
 def search_classes(result: dict[str, Any]) -> str:
     """Return the mean regret for each class of fake devices: cubatch at its default budget, and each other rule."""
     finders = [row["finder"] for row in result["summary"] if row["kind"] == _ALL and row["budget"] in (None, 60.0)]
-    found = {
+    regrets = {
         (row["kind"], row["finder"]): row["regret"]["mean"]
         for row in result["summary"] if row["budget"] in (None, 60.0)
     }  # fmt: skip
     kinds = list(dict.fromkeys(row["kind"] for row in result["summary"] if row["kind"] != _ALL))
-    rows = [[kind, *(percent(found.get((kind, finder))) for finder in finders)] for kind in kinds]
-    return page(f"{origin(result)}: mean regret, cubatch with a budget of 60 s", table(["class", *finders], rows))
+    rows = [[kind, *(percent(regrets.get((kind, finder))) for finder in finders)] for kind in kinds]
+    return page(f"{origin(result)}: mean regret, cubatch with a budget of 60 s", table(["class", *map(_label, finders)], rows))
+
+
+def _label(finder: str) -> str:
+    return finder.replace("readings", "timings")  # a result keeps the name that the finder had
 
 
 def _classes(result: dict[str, Any]) -> list[str]:

@@ -1,9 +1,9 @@
 """
-A device, what a finder is asked on it, and how good an answer is.
+A device, the request to a finder, and the regret of its result.
 
-Regret is by the true curve, beyond the tolerance, against the best of all integers that fit and keep
-the latency limit: the share of throughput lost, or, by latency, by how much the answer takes longer.
-No answer, or one that does not fit, is a regret of 1, and none is above that.
+Regret is the share of throughput lost beyond the tolerance, by the true curve, against the best size that fits and
+keeps the latency limit.  By latency it is the relative additional time.  A result that is missing or does not fit has a
+regret of 1, which is the maximum.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ORDINARY_START = ColdStart(slower=0.02, seconds=0.5, first_step=2.0, first_step_
 @attrs.frozen(kw_only=True)
 class Case:
     """
-    One device of the comparison.
+    A device of the comparison.
 
     Attributes:
         kind: Its class.
         device: The truth, and what spoils the measuring of it.
-        goal: What is asked of a finder.
+        goal: The objective and its limits.
         task: Facts that rivals get.
         candidates: Lists the sizes that our search is given.
         planned_limit: The largest size that fits by the memory plan; None where there is none.
@@ -98,8 +98,8 @@ def judged(
 ) -> Case:
     """Look up what is best: of all integers up to the maximum, or of these sizes."""
     limit = goal.latency_limit or math.inf
-    asked = range(1, task.max_batch_size + 1) if sizes is None else sorted(sizes)
-    allowed = [n for n in asked if device.fits(n) and device.curve(n) <= limit]
+    candidate_sizes = range(1, task.max_batch_size + 1) if sizes is None else sorted(sizes)
+    allowed = [n for n in candidate_sizes if device.fits(n) and device.curve(n) <= limit]
     costs = {n: true_cost(goal, device.curve, n) for n in allowed}
     by_latency = goal.objective == "latency"
     best = min(allowed, key=lambda n: (costs[n], -n if by_latency else n))
@@ -116,12 +116,12 @@ def judged(
         best_batch_size=best,
         best_cost=costs[best],
         knee=knee,
-        is_limited=not by_latency and largest < asked[-1] and knee >= STILL_RISES * largest,
+        is_limited=not by_latency and largest < candidate_sizes[-1] and knee >= STILL_RISES * largest,
     )
 
 
 class Traits:
-    """What is drawn for every device, before its class changes some of it."""
+    """Traits that are drawn for every device, before its class changes some of them."""
 
     parameters = 1_000_000
 

@@ -3,7 +3,7 @@ The devices that batch-size finders are compared on: seeded, of stated classes, 
 
 The first classes are callables of which nothing is known, the others networks with a memory plan on
 a GPU whose waves can be counted.  Every device takes 5 to 150 ms to prepare a size and has an
-ordinary cold start; no class was made with a strategy in mind.
+ordinary cold start.  No class was made with a strategy in mind.
 """
 
 from __future__ import annotations

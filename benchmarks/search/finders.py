@@ -1,11 +1,10 @@
 """
 The search rules of other batch-size finders, reimplemented from their published behavior.
 
-Each rival gets a Runner, the memory facts a real one would read off its device, and the user's
-maximum, and returns the batch size it would hand to its user.  What is imitated is the rule, with
-the defects that its users meet; three things are given to all of them for nothing: running out of
-memory is always recognised (none of them knows CuPy's error), a trial costs them no more than its
-steps, and their model and optimiser are restored for free.
+Each rival gets a Runner, the memory facts of its device and the user's maximum, and returns the batch size that its
+user would get.  The rule is reproduced with its defects.  Three things are free for all of them.  Out of memory is
+always recognized, although none of them knows CuPy's error.  A trial costs only its steps.  Model and optimizer are
+restored for free.
 
     rival               objective   measures
     lightning_power     largest     whether three steps run
@@ -36,16 +35,16 @@ GIB = 2**30
 @attrs.frozen(kw_only=True)
 class Task:
     """
-    What a finder is asked.
+    The request to a finder.
 
     Attributes:
         max_batch_size: The user's maximum.
         total_bytes: Memory of the device.
         fixed_bytes: What is taken before the first sample: weights, context.
-        bytes_per_sample: What the finder's own table says a sample takes; only dorado has one.
+        bytes_per_sample: Bytes of a sample by the finder's own table; only dorado has one.
         parameters: Trainable parameters of the network.
         cores: Cores of the host.
-        goal: What is to be as good as possible; the finders of this module know throughput, if that.
+        goal: The objective; the finders of this module know throughput at most.
     """
 
     max_batch_size: int
@@ -64,8 +63,8 @@ def lightning_power(runner: Runner, task: Task, *, init_val: int = 2, max_trials
     """
     PyTorch Lightning's default: double from 2 until it does not fit, then halve once.
 
-    The maximum ends the loop only after the doubling and before the run, so a size that was never
-    run, and is up to twice the maximum, is handed back.
+    The maximum ends the loop only after the doubling and before the run.  So the result may be a size that never ran and
+    is up to twice the maximum.
     """
     size = init_val
     for _ in range(max_trials):
@@ -135,8 +134,8 @@ def dorado(runner: Runner, task: Task, *, granularity: int = 32, most: int = 102
     """
     Oxford Nanopore's dorado `-b 0`: every multiple of 32 that should fit, the shorter of two steps.
 
-    What fits is read off a table of bytes per sample, with 1 GiB left free; running out of memory
-    all the same ends the search without an answer.
+    A table of bytes per sample decides what fits, with 1 GiB left free.  Out of memory below that limit ends the search
+    without a result.
     """
     room = (task.total_bytes - task.fixed_bytes - GIB) / task.bytes_per_sample
     largest = min(int(room), task.max_batch_size, most) // granularity * granularity

@@ -2,7 +2,7 @@
 Fake CPU hosts that switch between a fast and a slow state, as shared virtual machines do.
 
 A state lasts 5 to 40 s.  A step takes 1.2 to 1.6 times as long in the slow state, and how much longer differs between
-batch sizes.  Clock readings have 2 to 4 % of noise and 3 % of outliers.
+batch sizes.  Timings have 2 to 4 % of noise and 3 % of outliers.
 
     Ratios.PER_SIZE    each size has a ratio of its own; the truth is the fast state: the host without disturbance
     Ratios.SMOOTH      neighboring sizes have similar ratios, so that the two states have different best sizes; the
@@ -44,7 +44,7 @@ class Ratios(enum.StrEnum):
 @attrs.frozen(kw_only=True, eq=False)
 class Host:
     """
-    One fake host and the workload on it.
+    A fake host and the workload on it.
 
     Attributes:
         ratios: How the slow/fast ratio varies between sizes, and what the truth is.
@@ -109,12 +109,12 @@ class Host:
 
     @property
     def goal(self) -> Goal:
-        """What is asked."""
+        """The objective of a search."""
         return Goal(tolerance=TOLERANCE)
 
 
 def _draw_curve(rng: random.Random, top: int) -> Curve:
-    """Draw seconds of a step: mostly a plateau, at times with a slow rise, a cliff, or small teeth."""
+    """Draw seconds of a step: mostly a plateau, at times with a slow rise, a jump, or small waves."""
     full, half = 0.05 * 30 ** rng.random(), 64 ** rng.random()
     shape, amount = rng.choice(("plateau", "plateau", "rise", "cliff", "teeth")), rng.random()
     edge, period = top ** rng.uniform(0.5, 0.95), rng.uniform(0.7, 2.0)
@@ -158,11 +158,11 @@ class Session:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the virtual clock."""
         self._spend(seconds)
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
-        """Time so many steps, between two blocks of the reference where one is held."""
+        """Time `repeats` steps, between two blocks of the reference if there is one."""
         if step != self.step:
             raise ValueError("only the session's own step can be timed")
         if self._reference is None:

@@ -1,9 +1,9 @@
 """
 The ladders of real networks: 3 networks on 4 GPUs, training in float32 and inference in float16.
 
-Truth is what the model of time predicts for every batch size, asked for as the search asks for sizes.
-So that the search is not given the truth as its guess, its candidates have no predicted seconds, or
-wrong ones: twice as long, with the knee at a quarter or at four times of where it is.
+The truth is the prediction of the time model for every batch size.  The search must not get the truth as its guess.  So
+its candidates have no predicted seconds, or wrong ones: twice as long, with the knee at a quarter or four times its
+place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOISE, DRIFT, PREPARE_SECONDS, LOAD_SECONDS = 0.01, 0.03, 0.1, 0.5
 
 
 class Model:
-    """What the model of time says of one network, each size asked for once."""
+    """Predicted times of a network, each size computed once."""
 
     def __init__(self, name: str, gpu: str, mode: str, dtype: str) -> None:
         self.work = Workload.of(name, gpu, mode=mode, dtype=dtype)

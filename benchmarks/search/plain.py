@@ -34,7 +34,7 @@ class Callables(Traits):
         return affine(self.seconds_per_sample * self.half, self.seconds_per_sample)
 
     def ordinary(self, rng: random.Random) -> Curve:
-        """Draw a plateau, a sawtooth, or a broad crest."""
+        """Draw a plateau, a sawtooth, or a broad peak."""
         shape = rng.choice(("plateau", "plateau", "sawtooth", "crest"))
         if shape == "sawtooth":
             return self.sawtooth(rng)
@@ -115,7 +115,7 @@ def _rise_to_memory(traits: Callables, rng: random.Random) -> None:
 
 
 def _prime(traits: Callables, rng: random.Random) -> None:
-    """A narrow peak at a prime: as steep on both sides, or a tooth that falls at once behind it."""
+    """A narrow peak at a prime: as steep on both sides, or one that falls at once behind it."""
     top = traits.max_batch_size
     wanted = int(log_uniform(rng, max(11.0, top**0.5), 0.95 * top))
     prime = next(n for n in range(wanted, 1, -1) if all(n % d for d in range(2, math.isqrt(n) + 1)))

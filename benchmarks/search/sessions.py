@@ -1,9 +1,9 @@
 """
-Sessions on fake devices, quick enough for thousands of searches, whose true median reading is known.
+Sessions on fake devices, fast enough for thousands of searches, whose true median timing is known.
 
-They differ from those of `tests.fakes` in three things: a reading of many steps advances in leaps of
-some milliseconds instead of step by step, its noise may have heavy tails, and a session remembers
-how fast its device was, so that stated intervals can be judged.
+They differ from those of `tests.fakes` in three things.  A timing of many steps advances in leaps of some milliseconds
+instead of step by step.  Its noise may have heavy tails.  A session records how fast its device was, so that stated
+intervals can be judged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from cubatch.measure.runner import Reading
 from tests.fakes import BOOST_CLOCK_MHZ, Behaviour, FakeClock, FakeDevice, FakeRunner
 
-LEAP_SECONDS = 0.005  # behaviours are asked this often within a reading; they change within 0.2 s at the soonest
-SLOWEST, QUICKEST = 10.0, 0.5  # no reading is further off than this: even heavy tails end somewhere
+LEAP_SECONDS = 0.005  # interval of behaviors within a timing; they change after 0.2 s at the earliest
+SLOWEST, QUICKEST = 10.0, 0.5  # limits of the noise factor of a timing, also with heavy tails
 _DRAWS = 1024
 _MEDIAN_DRAWS = 200_000  # errs by 1/350 of a spread
 
@@ -28,13 +28,13 @@ _MEDIAN_DRAWS = 200_000  # errs by 1/350 of a spread
 @attrs.frozen
 class Noise:
     """
-    What a reading is multiplied by.
+    Noise factors of timings.
 
     Attributes:
-        spread: Relative spread of ordinary readings.
-        outliers: Share of readings that come out 5 % to 100 % too long.
-        freedom: Logarithms follow Student's t of so many degrees of freedom; None is the normal distribution.
-        late: Readings are late by `spread` times a lognormal factor of this sigma, never early; None is symmetric.
+        spread: Relative spread of ordinary timings.
+        outliers: Share of timings that are 5 % to 100 % too long.
+        freedom: Degrees of freedom of Student's t, which logarithms follow; None is the normal distribution.
+        late: Timings are late by `spread` times a lognormal factor of this sigma, never early; None is symmetric.
     """
 
     spread: float = 0.0
@@ -56,7 +56,7 @@ class Noise:
 
     @property
     def median(self) -> float:
-        """The factor that half of all readings are above."""
+        """Median of the factors."""
         return _median(self)
 
 
@@ -68,7 +68,7 @@ def _median(noise: Noise) -> float:
 @attrs.define
 class LoadsCode(Behaviour):
     """
-    The first step of a session takes longer by what loading code takes, whatever the batch size.
+    The first step of a session takes longer because code is loaded, at any batch size.
 
     Attributes:
         seconds: How much longer.
@@ -134,7 +134,7 @@ class Bimodal(Behaviour):
 @attrs.define
 class Scatters(Behaviour):
     """
-    Steps take longer or shorter from one visit to the next, and stay so within a visit.
+    Steps take longer or shorter from one trial to the next, by the same factor within a trial.
 
     Attributes:
         spread: Standard deviation of the logarithm.
@@ -149,7 +149,7 @@ class Scatters(Behaviour):
     _factor: float = attrs.field(init=False, default=1.0)
 
     def prepare(self, batch_size: int) -> None:  # noqa: ARG002
-        """Draw what this visit meets."""
+        """Draw the factor of this trial."""
         self._factor = math.exp(self._random.gauss(0.0, self.spread))
 
     def factor(self) -> float:
@@ -163,10 +163,10 @@ class SearchDevice(FakeDevice):
     A fake device for searches.
 
     Attributes:
-        readings: Noise of its readings; `noise` and `outliers` are not used.
-        is_stationary: It is as fast in the tenth second as in the hundredth, so that a reading has one true median.
-        tells_clock: Whether readings come with the SM clock.
-        tells_reference: Whether a size can be held as the reference, whose steps are timed before and after a reading.
+        readings: Noise of its timings; `noise` and `outliers` are not used.
+        is_stationary: Whether its speed is constant, so that a timing has one true median.
+        tells_clock: Whether timings come with the SM clock.
+        tells_reference: Whether a size can be held as the reference, which is timed before and after each timing.
     """
 
     readings: Noise = attrs.field(default=Noise(), kw_only=True)
@@ -180,7 +180,7 @@ class SearchDevice(FakeDevice):
 
 
 class QuickClock(FakeClock):
-    """The virtual clock of a session: it leaps over the steps of a reading."""
+    """The virtual clock of a session: it leaps over the steps of a timing."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -232,7 +232,7 @@ class Session(FakeRunner):
         self._speeds: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
 
     def draw_noise(self) -> float:
-        """Draw what a reading is multiplied by."""
+        """Draw the noise factor of a timing."""
         if not self._drawn:
             self._drawn = self._readings.sample(self._generator, _DRAWS).tolist()
         return self._drawn.pop()
@@ -253,13 +253,13 @@ class Session(FakeRunner):
         if self._reference is None:
             return None
         size, repeats = self._reference
-        speed = math.prod(one.factor() for one in self.behaviours if not isinstance(one, Scatters))
+        speed = math.prod(each.factor() for each in self.behaviours if not isinstance(each, Scatters))
         seconds = self.device.curve(size) * speed * self.draw_noise()
         self._clock.spend(seconds * repeats, busy=True)
         return seconds
 
     def leap(self, count: int) -> None:
-        """Run so many steps, some milliseconds at a time."""
+        """Run `count` steps, some milliseconds at a time."""
         batch_size, clock, behaviours = self._batch_size or 0, self._clock, self.behaviours
         unhindered = self._true_seconds * (self.reading_noise or 1.0)
         while count:
@@ -279,10 +279,10 @@ class Session(FakeRunner):
 
     def true_median(self, batch_size: int) -> float:
         """
-        Give the true median of a reading of this size.
+        Return the true median of a timing of this size.
 
-        Where the device changes its speed it is that of a reading at a random moment of this session,
-        throttled ones aside, as far as readings of more than one step tell.
+        If the device changes its speed, it is the median over random moments of this session without throttling, from
+        timings of more than one step.
         """
         speeds = self._speeds[False] or self._speeds[True]
         seconds = self.device.curve(batch_size)

@@ -1,15 +1,15 @@
 """
 Rivals that measure throughput, reimplemented from their published behavior, and three plain rules.
 
-`finders` says which facts they get for free.  The three plain rules belong to no product:
+`finders` lists the facts that they get for free.  The three plain rules belong to no product:
 they are what a careful person would write in an afternoon, and the yardstick of a search.
 
     rival               sizes                           a size is measured by
     aitune              powers of two, ascending        10 steps to warm up, 20 timed, their mean
     batchtune           multiples of 64 by memory       3 steps to warm up, 8 or 10 timed together, host clock
-    powers of two x 5   powers of two, ascending        the median of 5 readings
-    5 readings each     powers of two and 1.5 times     the median of 5 readings
-    successive halving  the same                        5 readings, then twice as many for the better half
+    powers of two x 5   powers of two, ascending        the median of 5 timings
+    5 readings each     powers of two and 1.5 times     the median of 5 timings
+    successive halving  the same                        5 timings, then twice as many for the better half
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.runner import Runner
 from cubatch.tuning import ladder
 
-SPAN_SECONDS = 0.01  # of a reading of the plain rules
+SPAN_SECONDS = 0.01  # of a timing of the plain rules
 WARMUPS = 2  # their discarded steps
 
 
@@ -42,8 +42,8 @@ def aitune(
     NVIDIA AITune's search for the batch size of the highest throughput.
 
     The user gives the sizes; powers of two are what its examples give.  Ascending, each is warmed up and
-    timed step by step; a size counts as a gain if 95 % of its throughput are not below the last gain's.
-    The third size in a row without one is the last, and whatever a size raises ends the list.  The highest
+    timed step by step.  A size counts as a gain if 95 % of its throughput is not below that of the last gain.
+    The third size in a row without a gain is the last one, and any error of a size ends the list.  The highest
     mean throughput wins.
     """
     throughputs: dict[int, float] = {}
@@ -82,9 +82,9 @@ def batchtune(
     """
     Search multiples of 64 below a memory limit that small batches foretell (batchtune 0.1.1).
 
-    Sizes double from 2 until a straight line through their memory says that the next one takes more than 90 %;
-    the line's limit is verified, 64 less each time.  Ten sizes spread below it are timed, the largest first, until
-    three in a row are no better; then every multiple of 64 within four of the best; then the best three, three times.
+    Sizes double from 2 until a straight line through their memory predicts more than 90 % for the next one.  The line's
+    limit is verified, 64 less each time.  Ten sizes spread below it are timed, the largest first, until three in a row
+    are no better.  Then every multiple of 64 within four of the best is timed, and the best three, three times.
     A data set as large as five times the maximum is assumed; under 64 samples it has no answer.
     """
     try:
@@ -122,7 +122,7 @@ def powers_of_two(runner: Runner, task: Task) -> int | None:
 
 
 def five_readings_each(runner: Runner, task: Task) -> int | None:
-    """Visit every size of the plain ladder once, for five readings; the smallest within tolerance wins."""
+    """Time every size of the plain ladder five times; the smallest within the tolerance wins."""
     readings: dict[int, list[float]] = {}
     for size in _ladder(task):
         _visit(runner, size, 5, readings)
@@ -151,7 +151,7 @@ TIMED: dict[str, Rival] = {
     "successive halving": successive_halving,
 }
 KNOW_LATENCY = frozenset({"powers of two x 5", "5 readings each", "successive halving"})
-"""Those that can be asked for latency, or to keep a limit of it."""
+"""Rules that know latency as an objective or a limit."""
 
 
 def _powers(most: int) -> list[int]:
@@ -163,7 +163,7 @@ def _ladder(task: Task) -> list[int]:
 
 
 def _visit(runner: Runner, size: int, count: int, readings: dict[int, list[float]]) -> bool:
-    """Prepare a size, warm it up, and take some readings of 10 ms or one step."""
+    """Prepare a size, warm it up, and take timings of 10 ms or one step."""
     try:
         runner.prepare(size)
         for _ in range(WARMUPS):

@@ -24,15 +24,15 @@ FINDERS: dict[str, Rival] = RIVALS | TIMED
 @attrs.frozen(kw_only=True)
 class Trial:
     """
-    What one finder did on one device.
+    Result of a finder on a device.
 
     Attributes:
         kind, device, finder: Class and number of the device, name of the finder.
         budget: Budget of cubatch in seconds; None for a rival, which has none.
         against: The rival whose seconds the budget is; None for a budget of the table.
-        batch_size: The answer; None where there is none.
+        batch_size: The result, or None.
         best_batch_size, knee, largest: The best, the ideal answer, the largest allowed; all by the truth.
-        regret: Beyond the tolerance; 1 where the answer cannot be used.
+        regret: Beyond the tolerance; 1 if the result cannot be used.
         usable: There is an answer, it fits, and it keeps the latency limit but for the tolerance.
         over_maximum, never_ran: Defects of the answer.
         gap: Where the ideal answer lies at a limit: the share of the largest allowed that the answer falls short.
@@ -88,7 +88,7 @@ def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult |
 
 
 def try_ours(case: Case, index: int, budget: float, against: str | None = None) -> Trial:
-    """Let our search have a device for so many seconds."""
+    """Run cubatch's search on a device with a budget in seconds."""
     runner = case.device()
     result = cubatch_search(runner, case, budget)
     trial = _trial(case, index, OURS, runner, result.batch_size if result else None)
@@ -110,7 +110,7 @@ def try_ours(case: Case, index: int, budget: float, against: str | None = None) 
 
 
 def try_rival(name: str, case: Case, index: int) -> Trial:
-    """Let a rival search a device, to its end."""
+    """Run a rival on a device to its end."""
     runner = case.device()
     return _trial(case, index, name, runner, FINDERS[name](runner, case.task))
 
@@ -152,7 +152,7 @@ def understands(name: str, case: Case) -> bool:
 @attrs.frozen(kw_only=True)
 class Request:
     """
-    What is to be tried on one device; another process can be asked it too.
+    The searches of one device; it can be sent to another process.
 
     Attributes:
         seed, index: The device.
@@ -171,7 +171,7 @@ class Request:
 
 
 def search_device(request: Request) -> list[Trial]:
-    """Let everybody search one device; an error says which one it was."""
+    """Run all searches of one device; an error names the device."""
     try:
         return _search_device(request)
     except Exception as error:

@@ -1,10 +1,9 @@
 """
 Devices that follow the wave law, and the classes that disturb the measuring of networks on them.
 
-A convolution is a grid of `ceil(n*p*q / TILE_M) * ceil(k / TILE_N)` blocks; its time is that of the SM
-with most of them, and a wave that is not full costs somewhat less than a full one:
-`tail + (1 - tail) * fill`, with tail = 1 as on V100 or 0.55 as on Turing.  A network's step is the sum
-over its layers, each with a launch overhead.
+A convolution is a grid of `ceil(n*p*q / TILE_M) * ceil(k / TILE_N)` blocks.  Its time is that of the SM with most of
+them.  A partial wave costs `tail + (1 - tail) * fill` of a full one, with tail = 1 as on V100 or 0.55 as on Turing.  A
+network's step is the sum over its layers, each with a launch overhead.
 """
 
 from __future__ import annotations
