@@ -41,12 +41,12 @@ def without(rule: str | None) -> Any:
 
 def search_device(rule: str | None, seed: int, index: int) -> dict[str, float]:
     """Return regret and seconds on one fake device, by budget."""
-    case, found = fake_devices.make(seed, index), {}
+    case, figures = fake_devices.make(seed, index), {}
     with without(rule):
         for budget in BUDGETS:
             trial = trials.try_ours(case, index, budget)
-            found |= {f"regret_{budget:g}": trial.regret, f"seconds_{budget:g}": trial.seconds}
-    return found
+            figures |= {f"regret_{budget:g}": trial.regret, f"seconds_{budget:g}": trial.seconds}
+    return figures
 
 
 def search_host(rule: str | None, seed: int, index: int) -> dict[str, float]:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             on_hosts = pool.map(functools.partial(search_host, rule, options.seed), range(options.hosts), chunksize=1)
             row: dict[str, Any] = {"without": rule}
             for group in (on_devices, on_hosts):
-                row |= {name: statistics.fmean(one[name] for one in group) for name in group[0]}
+                row |= {name: statistics.fmean(each[name] for each in group) for name in group[0]}
             rows.append(row)
             figures = ", ".join(
                 f"{name.replace('_', ' ')} {value:.2%}" if name.startswith("regret") else f"{value:.1f} s"

@@ -97,8 +97,8 @@ def measure(case: str, mode: str, rounds: int, threads: int) -> dict[str, Any]:
         batch_sizes = tuple(size for size in batch_sizes if size > 1)  # PyTorch refuses to normalise a single value
     order = random.Random(0)
     rows = [row(network, mode, batch_size, rounds, threads, order) for batch_size in batch_sizes]
-    mean = math.exp(sum(math.log(one["ratio"]) for one in rows) / len(rows))
-    ratios = "  ".join(f"{one['batch_size']}: {one['ratio']:.2f}" for one in rows)
+    mean = math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
+    ratios = "  ".join(f"{row['batch_size']}: {row['ratio']:.2f}" for row in rows)
     print(f"{case:26} {mode:10} {mean:5.2f}   {ratios}", flush=True)
     return {"network": case, "mode": mode, "mean_ratio": mean, "rows": rows}
 
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     torch.set_num_threads(options.threads)
-    found = [
+    networks = [
         measure(case, mode, options.rounds, options.threads) for case in options.networks for mode in options.modes
     ]
     if options.json:
@@ -132,12 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "schema": 2, "benchmark": "engine_cpu", **provenance(),
             "device": {"name": device.name, "threads": options.threads},
             "environment": environment(device) | {"torch": torch.__version__},
-            "rounds": options.rounds, "goal": GOAL, "worst_goal": WORST_GOAL, "networks": found,
+            "rounds": options.rounds, "goal": GOAL, "worst_goal": WORST_GOAL, "networks": networks,
         }  # fmt: skip
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    ratios = [one["ratio"] for case in found for one in case["rows"]]
-    return 0 if all(case["mean_ratio"] >= GOAL for case in found) and min(ratios) >= WORST_GOAL else 1
+    ratios = [row["ratio"] for case in networks for row in case["rows"]]
+    return 0 if all(case["mean_ratio"] >= GOAL for case in networks) and min(ratios) >= WORST_GOAL else 1
 
 
 if __name__ == "__main__":

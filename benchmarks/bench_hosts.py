@@ -87,9 +87,9 @@ def pair_rounds(host: Host, session: Session, seed: int, budget: float) -> tuple
         for n in Random(f"{seed}/{turn}").sample(sizes, len(sizes)):
             session.prepare(n)
             first = session.time(session.step, 1).seconds
-            found = session.time(session.step, max(1, int(0.01 / first)))
-            around = (found.reference_before_seconds or 1.0) + (found.reference_after_seconds or 1.0)
-            ratios[n].append(found.seconds / around)
+            timing = session.time(session.step, max(1, int(0.01 / first)))
+            around = (timing.reference_before_seconds or 1.0) + (timing.reference_after_seconds or 1.0)
+            ratios[n].append(timing.seconds / around)
     rates = {n: n / statistics.median(taken) for n, taken in ratios.items()}
     return min(n for n, rate in rates.items() if rate >= (1 - TOLERANCE) * max(rates.values())), None
 
@@ -98,13 +98,13 @@ OURS = "cubatch"
 FINDERS = {OURS: run_cubatch, "powers of two x 5": time_powers, "paired rounds": pair_rounds}
 
 
-def search(asked: Search) -> dict[str, Any]:
+def search(request: Search) -> dict[str, Any]:
     """Run one search and judge its answer by the truth."""
-    host = Host.draw(asked.family, asked.host, asked.spread, asked.ratios)
-    session = Session(host, asked.seed + 1000 * asked.host)
-    size, rate = FINDERS[asked.finder](host, session, asked.seed, asked.budget)
+    host = Host.draw(request.family, request.host, request.spread, request.ratios)
+    session = Session(host, request.seed + 1000 * request.host)
+    size, rate = FINDERS[request.finder](host, session, request.seed, request.budget)
     loss = host.loss(size)
-    return attrs.asdict(asked) | {
+    return attrs.asdict(request) | {
         "batch_size": size,
         "loss": loss,
         "regret": max(0.0, 1.0 - (1.0 - loss) / (1.0 - TOLERANCE)),
@@ -116,7 +116,7 @@ def search(asked: Search) -> dict[str, Any]:
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one row of figures for each spread of ratios and finder."""
-    found = []
+    summary = []
     for spread, finder in dict.fromkeys((row["spread"], row["finder"]) for row in rows):
         own = [row for row in rows if (row["spread"], row["finder"]) == (spread, finder)]
         sizes: dict[int, list[int]] = {}
@@ -124,7 +124,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             sizes.setdefault(row["host"], []).append(row["batch_size"] or 1)
         spreads, seconds = [max(of) / min(of) for of in sizes.values()], [row["seconds"] for row in own]
         errors = [abs(row["rate_error"]) for row in own if row["rate_error"] is not None]
-        found.append({
+        summary.append({
             "spread": spread,
             "finder": finder,
             "regret": statistics.fmean(row["regret"] for row in own),
@@ -135,7 +135,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "seconds_90": float(np.quantile(seconds, 0.9)),
             "rate_error": statistics.median(errors) if errors else None,
         })  # fmt: skip
-    return found
+    return summary
 
 
 def judge(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -148,13 +148,13 @@ def judge(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def run_all(asked: Sequence[Search], jobs: int) -> Iterator[dict[str, Any]]:
+def run_all(searches: Sequence[Search], jobs: int) -> Iterator[dict[str, Any]]:
     """Run searches in so many processes, in order."""
     if jobs < 2:
-        yield from map(search, asked)
+        yield from map(search, searches)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(search, asked, chunksize=4)
+        yield from pool.imap(search, searches, chunksize=4)
 
 
 def list_worst(rows: Sequence[Mapping[str, Any]], count: int) -> list[str]:
@@ -189,14 +189,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    asked = [
+    searches = [
         Search(options.family, host, float(spread), seed, finder, options.budget, options.ratios)
         for spread in options.spreads.split(",")
         for finder in options.finders.split(";")
         for host in range(options.hosts)
         for seed in range(options.seeds)
     ]
-    rows = list(run_all(asked, options.jobs))
+    rows = list(run_all(searches, options.jobs))
     summary = summarize(rows)
     judged = judge(summary) if options.ratios is Ratios.PER_SIZE else []
     for row in summary:

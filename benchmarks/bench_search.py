@@ -54,14 +54,14 @@ ALL_KINDS = (*KINDS, networks.NO_PRIOR, networks.WRONG_PRIOR)
 def requests(options: argparse.Namespace) -> list[Request]:
     """List what is to be tried."""
     rivals, against = options.rivals, options.against
-    asked = [
+    wanted = [
         Request(seed=options.seed, index=index, budgets=options.budgets, rivals=rivals, against=against)
         for index in numbers(options.devices, options.kinds)
     ]
     plain = [name for name in rivals if name in KNOW_LATENCY]
     for kind in (networks.NO_PRIOR, networks.WRONG_PRIOR):
         if kind in options.kinds:
-            asked += [
+            wanted += [
                 Request(
                     seed=options.seed,
                     index=number,
@@ -72,16 +72,16 @@ def requests(options: argparse.Namespace) -> list[Request]:
                 )
                 for number in range(len(networks.NETWORKS))
             ]
-    return asked
+    return wanted
 
 
-def search_all(asked: Sequence[Request], jobs: int) -> Iterator[list[Trial]]:
+def search_all(wanted: Sequence[Request], jobs: int) -> Iterator[list[Trial]]:
     """Try everything, in so many processes; the order is that of the requests."""
     if jobs < 2:
-        yield from map(search_device, asked)
+        yield from map(search_device, wanted)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(search_device, asked, chunksize=1)
+        yield from pool.imap(search_device, wanted, chunksize=1)
 
 
 def _json(content: Mapping[str, Any], trials: Sequence[Trial]) -> str:
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; exit status 1 where our search misses a goal."""
     options = _options(arguments)
     began = time.monotonic()
-    trials = [trial for found in search_all(requests(options), options.jobs) for trial in found]
+    trials = [trial for device_trials in search_all(requests(options), options.jobs) for trial in device_trials]
     rows = summary.summarise(trials, KINDS)
     compared = summary.compare(trials, KINDS)
     judged = summary.judge(rows, compared)

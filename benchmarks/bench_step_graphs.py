@@ -55,8 +55,8 @@ def compared(network, batch_size, *, device, clock, context, **options):
             clock.time(model.step, 3)
         for _ in range(ROUNDS):
             for way, model in ways.items():
-                one = clock.time(model.step, 1).seconds
-                repeats = max(1, min(MOST_REPEATS, round(SPAN_SECONDS / one)))
+                seconds_once = clock.time(model.step, 1).seconds
+                repeats = max(1, min(MOST_REPEATS, round(SPAN_SECONDS / seconds_once)))
                 seconds[way].append(clock.time(model.step, repeats).seconds)
         return {"batch_size": batch_size, "launch": ways["graph"].launch, "timings_seconds": seconds}
 

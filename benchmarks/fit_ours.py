@@ -34,11 +34,11 @@ RGB = 3  # channels: stored as four in networks, and by slow variants of what is
 def passes(result: dict[str, Any], device: Device) -> Iterator[tuple[str, float, float, float]]:
     """Return for each pass the predicted kernel family, its counted arithmetic and bytes, and its measured time."""
     items = [item for stage in result["stages"] if stage["name"] in {"gemm", "layers"} for item in stage["items"]]
-    for found in (item["result"] for item in items if item["status"] == "ok"):
-        case = found["case"]
+    for timed in (item["result"] for item in items if item["status"] == "ok"):
+        case = timed["case"]
         facts = dict(case["layer"])
         kind = KINDS.get(facts.pop("type"))
-        took = min((e["seconds"] for e in found["entries"] if e["side"] == "ours" and e.get("seconds")), default=0.0)
+        took = min((e["seconds"] for e in timed["entries"] if e["side"] == "ours" and e.get("seconds")), default=0.0)
         if kind is None or took <= SHORTEST or facts["c"] == RGB:
             continue
         layer, pass_ = kind(**facts), Pass(case["pass"])
@@ -48,10 +48,12 @@ def passes(result: dict[str, Any], device: Device) -> Iterator[tuple[str, float,
             yield product.kernel.family, product.seconds, moved / (device.peak_bytes_per_second or math.inf), took
 
 
-def fit(found: Sequence[tuple[str, float, float, float]]) -> tuple[float, dict[str, float], dict[str, tuple[Any, Any]]]:
+def fit(
+    passes: Sequence[tuple[str, float, float, float]],
+) -> tuple[float, dict[str, float], dict[str, tuple[Any, Any]]]:
     """Return the share of bandwidth, the factor of each family, and errors of its passes with and without it."""
-    families = sorted({family for family, *_ in found})
-    rows = {name: np.array([row[1:] for row in found if row[0] == name]).T for name in families}
+    families = sorted({family for family, *_ in passes})
+    rows = {name: np.array([row[1:] for row in passes if row[0] == name]).T for name in families}
 
     def errors(name: str, times: float, share: float) -> Any:
         arithmetic, moving, took = rows[name]

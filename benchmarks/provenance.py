@@ -37,7 +37,7 @@ def run_on(device: Device, benchmark: str) -> dict[str, Any]:
 
 def _of_checkout() -> str:
     try:
-        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     except OSError:  # there is no git
         return ""
-    return found.stdout.strip()
+    return done.stdout.strip()

@@ -73,8 +73,8 @@ KINDS: dict[str, Callable[..., str]] = {
 
 def pages(root: Path) -> list[Path]:
     """Return the Markdown pages that have a section."""
-    found = {path for pattern in PAGES for path in root.glob(pattern)}
-    return sorted(path for path in found if _SECTION.search(path.read_text(encoding="utf-8")))
+    paths = {path for pattern in PAGES for path in root.glob(pattern)}
+    return sorted(path for path in paths if _SECTION.search(path.read_text(encoding="utf-8")))
 
 
 def rendered(page: str, root: Path) -> str:

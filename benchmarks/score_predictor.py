@@ -49,21 +49,21 @@ def errors(rows: Rows, predicted: Array) -> Array:
 
 def summary(rows: Rows, predicted: Array, *, seed: int) -> dict[str, object]:
     """Sum up errors, with bootstrap intervals over shapes."""
-    found, rng = errors(rows, predicted), np.random.default_rng(seed)
+    percent, rng = errors(rows, predicted), np.random.default_rng(seed)
     _, shape = np.unique(rows.shape, return_inverse=True)
     count = int(shape.max()) + 1
-    by_shape = [found[shape == index] for index in range(count)] if count < 5000 else None
+    by_shape = [percent[shape == index] for index in range(count)] if count < 5000 else None
     means, medians = [], []
     for _ in range(200):
         drawn = rng.integers(count, size=count)
-        values = np.concatenate([by_shape[i] for i in drawn]) if by_shape else rng.choice(found, len(found))
+        values = np.concatenate([by_shape[i] for i in drawn]) if by_shape else rng.choice(percent, len(percent))
         means.append(values.mean())
         medians.append(np.median(values))
     kernel = 100 * np.abs(predicted / rows.seconds - 1)
     return {
         "rows": len(rows), "shapes": count, "gpus": sorted({str(slug) for slug in rows.gpu}),
-        "mean": round(float(found.mean()), 2), "mean_interval": _ends(means),
-        "median": round(float(np.median(found)), 2), "median_interval": _ends(medians),
+        "mean": round(float(percent.mean()), 2), "mean_interval": _ends(means),
+        "median": round(float(np.median(percent)), 2), "median_interval": _ends(medians),
         "mean_without_overhead": round(float(kernel.mean()), 2),
         "bias": round(float(100 * (np.exp(np.mean(np.log(predicted / rows.seconds))) - 1)), 1),
     }  # fmt: skip
@@ -81,7 +81,7 @@ def anchored(rows: Rows, predicted: Array, *, sd: float, unseen_sd: float, seed:
     median of normal draws varies pi / 2 times as much as their mean; `cubatch predict --anchors` does the same with two
     factors and whole networks (cubatch/tuning/sharpen.py).
     """
-    rng, found, weights = np.random.default_rng(seed), [], []
+    rng, means, weights = np.random.default_rng(seed), [], []
     for slug in np.unique(rows.gpu):
         of = np.flatnonzero(rows.gpu == slug)
         if len(of) <= ANCHORS:
@@ -92,13 +92,13 @@ def anchored(rows: Rows, predicted: Array, *, sd: float, unseen_sd: float, seed:
             known = rng.permutation(len(of)) < ANCHORS
             factor = np.exp(-weight * np.median(gap[known]))
             left = rows.take(np.isin(np.arange(len(rows)), of[~known]))
-            found.append(errors(left, predicted[of[~known]] * factor).mean())
+            means.append(errors(left, predicted[of[~known]] * factor).mean())
             weights.append(len(left))
-    if not found:
+    if not means:
         return {"rows": 0}
     return {
         "rows": len(rows), "shapes": len(np.unique(rows.shape)), "draws": DRAWS,
-        "mean": round(float(np.average(found, weights=weights)), 2), "mean_interval": _ends(found),
+        "mean": round(float(np.average(means, weights=weights)), 2), "mean_interval": _ends(means),
     }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def owned(rows: Rows) -> dict[str, tuple[str, float, float, int]]:
         np.array([f"{s}|{n}|{p}" for s, n, p in zip(rows.shape, rows.work.n, rows.work.pass_, strict=True)]),
     )
     tables = {str(slug): {case[i]: i for i in np.flatnonzero(rows.gpu == slug)} for slug in np.unique(rows.gpu)}
-    found = {}
+    best_sources = {}
     for target, mine in tables.items():
         means, counts = {}, {}
         for source, theirs in tables.items():
@@ -134,13 +134,13 @@ def owned(rows: Rows) -> dict[str, tuple[str, float, float, int]]:
                 means[source] = float(np.mean(100 * np.abs(guess / rows.seconds[here] - 1)))
         if means:
             best = min(means, key=lambda source: means[source])
-            found[target] = (
+            best_sources[target] = (
                 best,
                 round(means[best], 2),
                 round(float(np.median(list(means.values()))), 2),
                 counts[best],
             )
-    return found
+    return best_sources
 
 
 def score_source(rows: Rows, model: Fitted, fitted_rows: Mask, *, seed: int) -> dict[str, object]:
@@ -203,17 +203,17 @@ def _unseen_gpus(out: dict[str, object], rows: Rows, predicted: Array, model: Fi
 
 def table(scores: Mapping[str, Mapping[str, object]]) -> str:
     """Write the scores as lines of text."""
-    return "\n".join(f"{name}: {_line(found, GOALS.get(name))}" for name, found in scores.items())
+    return "\n".join(f"{name}: {_line(score, GOALS.get(name))}" for name, score in scores.items())
 
 
-def _line(found: Mapping[str, object], goal: tuple[float, float | None] | None) -> str:
-    if "mean" not in found:
-        return json.dumps(found)
-    interval = " [{}, {}]".format(*found["mean_interval"]) if "mean_interval" in found else ""
-    middle = f" / {found['median']}" if "median" in found else ""
-    bias = f", bias {found['bias']:+}" if "bias" in found else ""
+def _line(score: Mapping[str, object], goal: tuple[float, float | None] | None) -> str:
+    if "mean" not in score:
+        return json.dumps(score)
+    interval = " [{}, {}]".format(*score["mean_interval"]) if "mean_interval" in score else ""
+    middle = f" / {score['median']}" if "median" in score else ""
+    bias = f", bias {score['bias']:+}" if "bias" in score else ""
     wanted = "" if goal is None else "   goal " + " / ".join(str(value) for value in goal if value)
-    return f"{found['mean']}{interval}{middle} % ({found['rows']} rows, {found['shapes']} shapes{bias}){wanted}"
+    return f"{score['mean']}{interval}{middle} % ({score['rows']} rows, {score['shapes']} shapes{bias}){wanted}"
 
 
 def main() -> None:
@@ -229,9 +229,9 @@ def main() -> None:
     with np.load(RESULTS / "rows.npz") as file:
         known = file["fitted"]
     scores: dict[str, object] = {}
-    kept: dict[str, object] = {}
+    other_scores: dict[str, object] = {}
     if arguments.only and arguments.out and arguments.out.exists():
-        kept = json.loads(arguments.out.read_text())["scores"]
+        other_scores = json.loads(arguments.out.read_text())["scores"]
     for source in published.SOURCES:
         if arguments.only and source not in arguments.only:
             continue
@@ -239,9 +239,9 @@ def main() -> None:
             if rows.dtype == "float16" and not rows.tensor:
                 continue
             model = Fitted.load(path_of(rows.name))
-            found = score_source(rows, model, np.isin(fingerprints(rows), known), seed=arguments.seed)
-            print(table(found), flush=True)
-            scores |= found
+            rows_scores = score_source(rows, model, np.isin(fingerprints(rows), known), seed=arguments.seed)
+            print(table(rows_scores), flush=True)
+            scores |= rows_scores
     sweeps = cliffs(arguments.data)
     if sweeps:
         print(table({"cliffs": sweeps}))
@@ -254,7 +254,7 @@ def main() -> None:
     if arguments.out:
         from benchmarks.provenance import provenance
 
-        facts = {"schema": 1, "benchmark": "predictor", **provenance(), "goals": GOALS, "scores": kept | scores}
+        facts = {"schema": 1, "benchmark": "predictor", **provenance(), "goals": GOALS, "scores": other_scores | scores}
         arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 

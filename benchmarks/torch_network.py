@@ -145,24 +145,24 @@ def _layer(torch: Any, layer: Any) -> Any:
     nn = torch.nn
     match layer:
         case layers.Conv2d() | layers.MaxPool2d() | layers.AvgPool2d():
-            found = _window(nn, layer)
+            module = _window(nn, layer)
         case layers.BatchNorm2d():
-            found = nn.BatchNorm2d(layer.c, eps=layer.eps, momentum=layer.momentum)
+            module = nn.BatchNorm2d(layer.c, eps=layer.eps, momentum=layer.momentum)
         case layers.ReLU():
-            found = nn.ReLU(inplace=True)
+            module = nn.ReLU(inplace=True)
         case layers.GlobalAvgPool():
-            found = nn.AdaptiveAvgPool2d(1)
+            module = nn.AdaptiveAvgPool2d(1)
         case layers.Flatten():
-            found = nn.Flatten()
+            module = nn.Flatten()
         case layers.Dropout():
-            found = nn.Dropout(layer.p)
+            module = nn.Dropout(layer.p)
         case layers.Linear():
-            found = nn.Sequential(nn.Flatten(), nn.Linear(layer.c, layer.k, bias=layer.bias))
+            module = nn.Sequential(nn.Flatten(), nn.Linear(layer.c, layer.k, bias=layer.bias))
         case _ if layer.type in _PLAIN:
-            found = getattr(nn, _PLAIN[layer.type])()
+            module = getattr(nn, _PLAIN[layer.type])()
         case _:
             raise ValueError(f"PyTorch's side of the comparison has no module for {layer.type}")
-    return found
+    return module
 
 
 def _window(nn: Any, layer: Any) -> Any:

@@ -21,13 +21,13 @@ def answers(result: dict[str, Any]) -> str:
     cases = [case["finders"] for case in result["rows"]]
     rows = []
     for name in [row["finder"] for row in cases[0]]:
-        found = [row for case in cases for row in case if row["finder"] == name]
-        lost = [row["lost"] for row in found]
+        runs = [row for case in cases for row in case if row["finder"] == name]
+        lost = [row["lost"] for row in runs]
         mark = "**" if name == "cubatch" else ""
         rows.append([
             f"{mark}{name}{mark}", percent(statistics.fmean(lost)), percent(max(lost)),
             f"{sum(share <= CLOSE for share in lost)} of {len(lost)}",
-            f"{statistics.fmean(row['seconds'] for row in found):.1f}", str(sum(row["failures"] for row in found)),
+            f"{statistics.fmean(row['seconds'] for row in runs):.1f}", str(sum(row["failures"] for row in runs)),
         ])  # fmt: skip
     modules = dict.fromkeys(f"`{case['module']}`" for case in result["rows"])
     modes = " and ".join(dict.fromkeys(case["mode"] for case in result["rows"]))
@@ -125,23 +125,23 @@ def memory_errors(*results: dict[str, Any]) -> str:
 
 
 def _largest(row: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(size for size in row["sizes"] if size["batch_size"] == row["batch_size"])
-    return found
+    size_row: dict[str, Any] = next(size for size in row["sizes"] if size["batch_size"] == row["batch_size"])
+    return size_row
 
 
 def page_faults(result: dict[str, Any]) -> str:
     """Return throughput and page faults of each module and size under three settings of glibc's heap."""
     rates, gains = [], []
     for row in result["rows"]:
-        processes = [process for way in ("alone", "in_turns") for found in row[way].values() for process in found]
+        processes = [process for way in ("alone", "in_turns") for group in row[way].values() for process in group]
         visits = [visit for process in processes for visit in process["visits"]]
         for size in sorted({int(visit["batch_size"]) for visit in visits}):
             place = [f"`{row['module']}`", row["mode"], str(size)]
             cells = []
             for how in ("given_back", "raised"):
                 for way in ("alone", "in_turns"):
-                    found = _visits_of(row[way][how], size)
-                    cells += [_spread(found), format_count(_median(found, "page_faults"))]
+                    trials = _visits_of(row[way][how], size)
+                    cells += [_spread(trials), format_count(_median(trials, "page_faults"))]
             rates.append([*place, *cells])
             gains.append([*place, *_gains(row["alone"], size)])
     caption = (
@@ -162,10 +162,10 @@ def _visits_of(processes: Sequence[dict[str, Any]], size: int) -> list[Visit]:
 def _gains(alone: dict[str, list[dict[str, Any]]], size: int) -> list[str]:
     """Return the share of system time by default, then speed and memory with raised bounds and with kept memory."""
     visits = {how: _visits_of(processes, size) for how, processes in alone.items()}
-    seconds = {how: _median(found, "seconds") for how, found in visits.items() if found}
+    seconds = {how: _median(group, "seconds") for how, group in visits.items() if group}
     peaks = {
-        how: statistics.median(each["peak_bytes"] for each in found if each["visits"][0]["batch_size"] == size)
-        for how, found in alone.items()
+        how: statistics.median(each["peak_bytes"] for each in group if each["visits"][0]["batch_size"] == size)
+        for how, group in alone.items()
     }
     cells = [percent(_median(visits["given_back"], "system_share"), 0)]
     for how in ("raised", "kept"):

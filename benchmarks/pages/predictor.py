@@ -73,7 +73,9 @@ def _further(scores: dict[str, Any]) -> list[list[str]]:
     if cliffs:
         named, missed, invented = (len(cliffs[key]) for key in ("named_and_measured", "only_measured", "only_named"))
         text = f"{named} of {named + missed}, {named} of {named + invented}"
-        rows.append(["jumps over 10 % by wave quantization: recall, precision", text, "90 %, 70 %", "", str(cliffs["pairs"])])
+        rows.append(
+            ["jumps over 10 % by wave quantization: recall, precision", text, "90 %, 70 %", "", str(cliffs["pairs"])]
+        )
     return rows
 
 

@@ -50,7 +50,9 @@ def search_classes(result: dict[str, Any]) -> str:
     }  # fmt: skip
     kinds = list(dict.fromkeys(row["kind"] for row in result["summary"] if row["kind"] != _ALL))
     rows = [[kind, *(percent(regrets.get((kind, finder))) for finder in finders)] for kind in kinds]
-    return page(f"{origin(result)}: mean regret, cubatch with a budget of 60 s", table(["class", *map(_label, finders)], rows))
+    return page(
+        f"{origin(result)}: mean regret, cubatch with a budget of 60 s", table(["class", *map(_label, finders)], rows)
+    )
 
 
 def _label(finder: str) -> str:

@@ -66,7 +66,7 @@ def fit_constants(rows: Rows, *, seed: int, evaluations: int = 25) -> Fitted:
     names, slugs = list(START), sorted(rows.devices)
     index = np.searchsorted(slugs, rows.gpu)
     places = rows.places({})
-    found = [one for one in algorithms(rows.work, places.num_sms, transforms=not rows.tensor) if one.usable.any()]
+    known = [each for each in algorithms(rows.work, places.num_sms, transforms=not rows.tensor) if each.usable.any()]
     measured = np.log(rows.seconds)
     first = np.r_[np.log([START[name] for name in names]), np.zeros(2 * len(slugs))]
     spread = np.r_[np.full(len(names), _SD), np.full(2 * len(slugs), _SCALE_SD)]
@@ -79,7 +79,7 @@ def fit_constants(rows: Rows, *, seed: int, evaluations: int = 25) -> Fitted:
     def gaps(x: Array) -> Array:
         constants, scales = unpack(x)
         placed = attrs.evolve(places, compute=scales[index, 0], memory=scales[index, 1])
-        predicted = seconds(rows.work, placed, constants, found).min(axis=0)
+        predicted = seconds(rows.work, placed, constants, known).min(axis=0)
         gap = np.log(predicted) - measured
         return np.r_[gap / np.sqrt(1 + np.abs(gap) / _ROBUST), _WEIGHT * (x - first) / spread]
 
@@ -96,8 +96,8 @@ def analytic(model: Fitted, rows: Rows) -> Array:
 def columns(model: Fitted, rows: Rows) -> dict[str, Array]:
     """Describe rows to the residual."""
     places = rows.places(model.scales)
-    found = algorithms(rows.work, places.num_sms, transforms=model.transforms)
-    return tree_model.features(rows.work, places, found, seconds(rows.work, places, model.constants, found))
+    known = algorithms(rows.work, places.num_sms, transforms=model.transforms)
+    return tree_model.features(rows.work, places, known, seconds(rows.work, places, model.constants, known))
 
 
 def fit_trees(model: Fitted, rows: Rows, *, seed: int) -> Fitted:

@@ -50,10 +50,10 @@ def fit_gaussian_process(
     on = np.array([name in shared for name in SHARED_SD] + [True] * 4, float)
     within = [(log - _FAR, log + _FAR) for log in first]
     options = {"maxiter": _ROUNDS}
-    found = minimize(
+    solution = minimize(
         _improbable, first, (first, on, x, alike, gaps), "L-BFGS-B", jac=True, bounds=within, options=options
     ).x
-    lengths, variances = np.exp(found[: x.shape[1]]), np.exp(2 * found[x.shape[1] :]) * on
+    lengths, variances = np.exp(solution[: x.shape[1]]), np.exp(2 * solution[x.shape[1] :]) * on
     covariance, _ = _covariance(x / lengths, alike, variances)
     return GaussianProcess(
         lengths=lengths.astype(np.float32), points=(x / lengths).astype(np.float32),

@@ -79,7 +79,7 @@ class Rows:
         """Return the rows of a mask."""
         gpu = self.gpu[mask]
         return attrs.evolve(
-            self, work=self.work.take(mask), devices={slug: one for slug, one in self.devices.items() if slug in gpu},
+            self, work=self.work.take(mask), devices={slug: self.devices[slug] for slug in self.devices if slug in gpu},
             gpu=gpu, seconds=self.seconds[mask], overhead=self.overhead[mask], shape=self.shape[mask],
         )  # fmt: skip
 
@@ -92,23 +92,23 @@ class Rows:
         """Return each row's GPU with its factors."""
         names = list(self.devices)
         index = np.searchsorted(np.array(sorted(names)), self.gpu)
-        found = [self.devices[name] for name in sorted(names)]
+        devices = [self.devices[name] for name in sorted(names)]
 
         def column(values: Sequence[float | None]) -> Array:
             return np.array(values, float)[index]
 
         kind = self.dtype if self.tensor else "float32"
         return Places(
-            peak=column([one.peak_flops_per_second.get(kind) for one in found]),
-            bandwidth=column([one.peak_bytes_per_second for one in found]),
-            num_sms=column([one.num_sms for one in found]),
-            l2_bytes=column([l2_of(one) for one in found]),
-            lanes=column([lanes(one) for one in found]),
+            peak=column([device.peak_flops_per_second.get(kind) for device in devices]),
+            bandwidth=column([device.peak_bytes_per_second for device in devices]),
+            num_sms=column([device.num_sms for device in devices]),
+            l2_bytes=column([l2_of(device) for device in devices]),
+            lanes=column([lanes(device) for device in devices]),
             element_bytes=np.full(len(self), 4.0 if self.dtype == "float32" else 2.0),
-            compute=column([scales.get(one.slug, (1.0, 1.0))[0] for one in found]),
-            memory=column([scales.get(one.slug, (1.0, 1.0))[1] for one in found]),
-            gpu=np.array([one.slug for one in found])[index],
-            kin=np.array([kin_of(one) for one in found])[index],
+            compute=column([scales.get(device.slug, (1.0, 1.0))[0] for device in devices]),
+            memory=column([scales.get(device.slug, (1.0, 1.0))[1] for device in devices]),
+            gpu=np.array([device.slug for device in devices])[index],
+            kin=np.array([kin_of(device) for device in devices])[index],
         )
 
 
@@ -132,8 +132,8 @@ def _texts(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
 
 
 def _gpus(rows: Sequence[Mapping[str, str]]) -> tuple[dict[str, Device], np.ndarray]:
-    found = {name: find_device(name) for name in sorted({row["gpu"] for row in rows})}
-    return {one.slug: one for one in found.values()}, np.array([found[row["gpu"]].slug for row in rows])
+    by_name = {name: find_device(name) for name in sorted({row["gpu"] for row in rows})}
+    return {device.slug: device for device in by_name.values()}, np.array([by_name[row["gpu"]].slug for row in rows])
 
 
 def _shapes(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> np.ndarray:
@@ -161,11 +161,11 @@ def _neusight(folder: Path) -> list[Rows]:
     for slug in devices:
         of = gpu == slug
         overhead[of] = _drifting_floor(latency[of], position[of], _numbers(rows, "gflop")[of])
-    found = Rows(
+    measured = Rows(
         NEUSIGHT, _square(rows), devices, gpu, latency - overhead, overhead,
         _shapes(rows, ("c_in", "c_out", "in_hw", "kernel", "stride")),
     )  # fmt: skip
-    return [found.take(latency >= 2 * overhead)]
+    return [measured.take(latency >= 2 * overhead)]
 
 
 def _drifting_floor(latency: Array, position: Array, gflop: Array) -> Array:
@@ -202,10 +202,10 @@ def _deepbench(folder: Path, name: str) -> list[tuple[list[dict[str, str]], str,
         return []
     rows = [row for row in _read(path) if row["suite"] == "train"]
     kinds = (("fp32", "float32", False), ("fp16_storage", "float16", False), ("fp16_mixed_tensorop", "float16", True))
-    found = [
+    sets = [
         ([row for row in rows if row["precision"].startswith(kind)], dtype, tensor) for kind, dtype, tensor in kinds
     ]
-    return [item for item in found if item[0]]
+    return [item for item in sets if item[0]]
 
 
 def _multiple(row: Mapping[str, str], *names: str) -> bool:
@@ -229,14 +229,18 @@ def _deepbench_conv(folder: Path) -> list[Rows]:
             for row in rows
             if row[column] and float(row[column]) >= 0.02 and (not tensor or _multiple(row, "c", "k"))
         ]  # fmt: skip
-        kept = [row for row, _ in cases]
+        case_rows = [row for row, _ in cases]
         columns = ("fwd_ms", "bwd_inputs_ms", "bwd_params_ms")
         time = np.array([float(row[columns[pass_]]) for row, pass_ in cases]) / 1e3
         work = Work.of(
             np.array([pass_ for _, pass_ in cases]), groups=1.0, dilation=1.0,
-            **{name: _numbers(kept, column) for name, column in names.items()},
+            **{name: _numbers(case_rows, column) for name, column in names.items()},
         )  # fmt: skip
-        out.append(Rows(CONV, work, *_gpus(kept), time, np.zeros(len(kept)), _shapes(kept, shape), dtype, tensor))
+        out.append(
+            Rows(
+                CONV, work, *_gpus(case_rows), time, np.zeros(len(case_rows)), _shapes(case_rows, shape), dtype, tensor
+            )
+        )
     return out
 
 

@@ -26,11 +26,11 @@ _NEXT_TO = 2
 
 def ladders(rows: Rows) -> Iterator[np.ndarray]:
     """Return the rows of each layer, pass and GPU that was measured at two batch sizes or more, smallest first."""
-    found: dict[tuple[object, ...], dict[float, int]] = {}
+    groups: dict[tuple[object, ...], dict[float, int]] = {}
     names = zip(rows.gpu, rows.shape, rows.work.pass_, rows.work.n, strict=True)
     for index, (gpu, shape, pass_, n) in enumerate(names):
-        found.setdefault((gpu, shape, pass_), {}).setdefault(n, index)
-    for sizes in found.values():
+        groups.setdefault((gpu, shape, pass_), {}).setdefault(n, index)
+    for sizes in groups.values():
         if len(sizes) > 1:
             yield np.array([sizes[n] for n in sorted(sizes)])
 

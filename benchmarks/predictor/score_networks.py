@@ -90,8 +90,8 @@ def _published(folder: Path) -> list[tuple[str, str, str, str, int, float]]:
         ("deep_learning_benchmark_u39kun.csv", "gpu", "batch", "time_ms"),
     ):
         for row in _rows(folder / name):
-            one = row.get("n_gpus", "1") == "1" and row.get("framework", "PyTorch").startswith("PyTorch")
-            if one and row["precision"] in _DTYPES and network(row["model"].lower()) is not None:
+            is_single = row.get("n_gpus", "1") == "1" and row.get("framework", "PyTorch").startswith("PyTorch")
+            if is_single and row["precision"] in _DTYPES and network(row["model"].lower()) is not None:
                 mode = "training" if row["mode"].startswith("train") else "inference"
                 key = (row[gpu], row["model"].lower(), mode, _DTYPES[row["precision"]], int(row[batch]))
                 cases.setdefault(key, []).append(float(row[time]) / 1e3)
@@ -114,14 +114,14 @@ def networks(folder: Path) -> dict[str, Mapping[str, object]]:
     framework loses between kernels.  `passes.FRAMEWORK_SD` was chosen on these very rows, so that the share inside
     shows that choice, not how well it holds elsewhere.
     """
-    found: dict[str, list[tuple[float, bool]]] = {}
+    groups: dict[str, list[tuple[float, bool]]] = {}
     for gpu, model, mode, dtype, batch, measured in _published(folder):
         spec = network(model)
         device = _device(gpu)
         if spec is not None and device is not None and peak_flops_per_second(device, dtype) is not None:
             step = predict_step(spec, [batch], device, mode=mode, dtype=dtype)
             inside = bool(step.low[0] <= measured <= step.high[0])
-            found.setdefault(f"networks, {mode}, {dtype}", []).append((float(step.seconds[0]) / measured, inside))
+            groups.setdefault(f"networks, {mode}, {dtype}", []).append((float(step.seconds[0]) / measured, inside))
     return {
         name: {
             "cases": len(rows),
@@ -129,5 +129,5 @@ def networks(folder: Path) -> dict[str, Mapping[str, object]]:
             "bias_of_network": round(100 * (float(np.exp(np.mean(np.log([ratio for ratio, _ in rows])))) - 1), 1),
             "inside_interval": round(100 * float(np.mean([inside for _, inside in rows])), 1),
         }
-        for name, rows in sorted(found.items())
+        for name, rows in sorted(groups.items())
     }

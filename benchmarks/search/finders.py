@@ -63,8 +63,8 @@ def lightning_power(runner: Runner, task: Task, *, init_val: int = 2, max_trials
     """
     PyTorch Lightning's default: double from 2 until it does not fit, then halve once.
 
-    The maximum ends the loop only after the doubling and before the run.  So the result may be a size that never ran and
-    is up to twice the maximum.
+    The maximum ends the loop only after the doubling and before the run.  So the result may be a size that never ran,
+    up to twice the maximum.
     """
     size = init_val
     for _ in range(max_trials):

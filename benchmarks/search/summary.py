@@ -94,7 +94,7 @@ def compare(trials: Sequence[Trial], kinds: Iterable[str]) -> list[Row]:
             keys = [key for key in ours if key[0] == kind or (fake and key[0] not in (NO_PRIOR, WRONG_PRIOR))]
             if not keys:
                 continue
-            regret, rival_regret = ([found[key].regret for key in keys] for found in (ours, theirs))
+            regret, rival_regret = ([by_case[key].regret for key in keys] for by_case in (ours, theirs))
             rows.append({
                 "kind": kind,
                 "rival": rival,
@@ -134,12 +134,12 @@ class Target:
 
     def value(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Look the figure up; None where it was not measured."""
-        found: Any = next(
+        value: Any = next(
             (row for row in rows if (row["kind"], row["finder"], row["budget"]) == (self.kind, OURS, self.budget)), None
         )
         for name in self.path:
-            found = found and found[name]
-        return None if found is None else float(found)
+            value = value and value[name]
+        return None if value is None else float(value)
 
 
 LOST = "classes lost to a rival in its own seconds"
@@ -172,12 +172,12 @@ GOALS = (
 
 def judge(rows: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]] = ()) -> list[Row]:
     """Return for each measured goal whether it is met."""
-    found = [(target.what, target.value(rows), target.low, target.high) for target in GOALS]
+    figures = [(target.what, target.value(rows), target.low, target.high) for target in GOALS]
     if compared:
         lost = sum(row["verdict"] == "worse" for row in compared if row["kind"] != ALL)
-        found.append((LOST, float(lost), 0.0, 0.0))
+        figures.append((LOST, float(lost), 0.0, 0.0))
     return [
         {"what": what, "value": value, "low": low, "high": high, "met": low <= value <= high}
-        for what, value, low, high in found
+        for what, value, low, high in figures
         if value is not None
     ]

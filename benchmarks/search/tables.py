@@ -57,12 +57,12 @@ def coverage(rows: Rows) -> str:
         if row["kind"] != ALL or row["finder"] != OURS:
             continue
         for which in ("stationary", "every"):
-            found = row["coverage"][which]
+            coverage = row["coverage"][which]
             cells.append([
                 name_of(row),
                 which,
                 *(
-                    "-" if found[what] is None else f"{percent(found[what]['share'])} of {found[what]['of']}"
+                    "-" if coverage[what] is None else f"{percent(coverage[what]['share'])} of {coverage[what]['of']}"
                     for what in ("intervals", "answer", "fastest")
                 ),
             ])  # fmt: skip
