@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -158,7 +159,7 @@ def load(path: Path = LIST) -> list[Item]:
         InvalidSpec: If an item lacks a field, or has an unknown field, an invalid value or the name of another item.
     """
     try:
-        content = files.parsed_toml(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidData(str(path), f"it cannot be read: {files.reason(error)}") from error
     tables = content.get("item")

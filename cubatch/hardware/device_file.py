@@ -7,6 +7,7 @@ predictions are made for it, nothing is measured on it.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ SUFFIX = ".toml"
 _LONGEST_TEXT = 1000
 _LEAST, _MOST = 1e-6, 2**53
 """Of any figure, in the unit of its key: beyond them it is none of a device."""
-_MOST_BYTES = 2**20
 
 
 @attrs.frozen
@@ -121,7 +121,7 @@ def read(name: str) -> Device:
     """
     path = Path(name)
     try:
-        table = files.parsed_toml(files.read_text(path, _MOST_BYTES))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(
             "device", name, f"a TOML file that can be read ({files.reason(error)})", _REMEDY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -69,11 +70,11 @@ def load_spec(path: str | Path) -> Spec:
     if not isinstance(path, str | os.PathLike):
         raise InvalidSpec("spec file", path, "the path of a .toml or .json file")
     path = Path(path)
-    readers: dict[str, Callable[[str], Any]] = {".toml": files.parsed_toml, ".json": _parsed_json}
+    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": _parsed_json}
     if path.suffix.lower() not in readers:
         raise InvalidSpec("spec file", str(path), "a .toml or .json file")
     try:
-        text = files.read_text(path)
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         allowed = f"a text file that can be read ({files.reason(error)})"
         raise InvalidSpec("spec file", str(path), allowed) from None

@@ -31,7 +31,6 @@ MEASURED_SD = 0.02
 """Of any median, however alike its timings: another board, another day."""
 FEW_SD = 0.1
 """Of a median of under five timings at least, which have no interval: judgement."""
-MOST_BYTES = 64 * 2**20
 """Of an anchor's file."""
 MOST_ANCHORS = 100
 """Results to learn from: each takes five predictions of its network."""
@@ -178,7 +177,7 @@ def _load(path: str | Path, place: str) -> TuningResult:
     if not isinstance(path, str | Path):
         raise InvalidArgument(place, path, "a tuning result or a path to its JSON")
     try:
-        text = files.read_text(path, MOST_BYTES)
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
     if other := _other(text):

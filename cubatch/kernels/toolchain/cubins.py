@@ -137,8 +137,8 @@ def _write(folder: Path, key: str, cubin: bytes | None, facts: Mapping[str, Any]
     path = folder / f"{key}.cubin"
     # The facts come last: whoever finds them finds the code they were written for, or one that is refused.
     if cubin is not None:
-        whole_file.write(path, cubin, is_shared=True)
-    whole_file.write(path.with_suffix(".json"), json.dumps(facts).encode(), is_shared=True)
+        whole_file.write(path, cubin)
+    whole_file.write(path.with_suffix(".json"), json.dumps(facts).encode())
     return path
 
 

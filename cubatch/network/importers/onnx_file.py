@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.network.extents import Extents
 from cubatch.network.graph import Network
@@ -80,7 +79,6 @@ def read(
     except ImportError as error:
         raise MissingDependency("onnx", "load_onnx", "onnx") from error
     try:
-        files.open_regular(path).close()
         model = onnx.load(str(path))
     except Exception as error:  # its decoders raise what they like
         raise InvalidSpec("ONNX file", str(path), f"a file that onnx can read ({error})") from error
