@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from collections.abc import Sequence
 from numbers import Integral
 
 _BYTE_UNITS = {
@@ -142,6 +143,17 @@ def format_percent(fraction: float) -> str:
     return f"{_three_figures(100 * fraction)} %" if fraction < _WHOLE_PERCENT else f"{100 * fraction:.0f} %"
 
 
+def format_tenths(fraction: float) -> str:
+    """
+    Write an uncertainty as a percentage with one decimal.
+
+    Example:
+        >>> format_tenths(0.0232), format_tenths(1.37)
+        ('2.3 %', '137.0 %')
+    """
+    return f"{100 * fraction:.1f} %"
+
+
 def format_whole_percent(fraction: float, *, at_most: bool = False) -> str:
     """
     Write a fraction as a whole percentage: the nearest, or for a bound one that it does not exceed.
@@ -185,6 +197,17 @@ def format_objective(value: float, objective: str) -> str:
         ('27 462 samples/s', '5.00 ms')
     """
     return format_seconds(value) if objective == "latency" else f"{format_count(value)} {OBJECTIVE_UNITS[objective]}"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """
+    Write a list as in a sentence.
+
+    Example:
+        >>> join_words(["8", "16", "32"]), join_words(["8"])
+        ('8, 16 and 32', '8')
+    """
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 OBJECTIVE_UNITS = {"throughput": "samples/s", "latency": "time of one batch", "energy": "samples/J"}

@@ -54,8 +54,7 @@ def candidates(
     from cubatch.hardware import probe
     from cubatch.report.tables import candidates as candidates_table
     from cubatch.report.tables import common
-    from cubatch.tuning import explain as explaining
-    from cubatch.tuning import ladder
+    from cubatch.tuning import candidate_layers, ladder
 
     console.check_writable(json=json)
     spec = read_spec(model, input_shape, classes, opaque=opaque)
@@ -67,7 +66,7 @@ def candidates(
         "max_batch_size": max_batch_size, "memory_limit": memory_limit,
     }  # fmt: skip
     found = ladder.candidates(spec, **options)
-    rows = explaining.explain(spec, **options) if explain else None
+    rows = candidate_layers.explain(spec, **options) if explain else None
     title = f"{model}, {mode}, {dtype}, {gpu}: batch sizes worth measuring"
     grids = [candidates_table.candidates(found, title=title)]
     grids += [] if rows is None else [candidates_table.explained(rows)]

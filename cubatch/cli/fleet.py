@@ -114,7 +114,7 @@ def tune(
             raise
         result, refusal = error.partial, error
     payload = result.to_mapping()
-    tables = [fleet_table.compared(payload, width=console.line_width())]
+    tables = [fleet_table.compared(result, width=console.line_width())]
     if share is not None:
         try:
             payload["shares"] = result.shares(share)

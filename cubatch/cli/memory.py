@@ -81,20 +81,25 @@ def memory(
             if mode is not None or each == "inference":  # which takes less: training does not fit either
                 raise
             largest[each] = 0
-    modes: dict[str, dict[str, Any]] = {}
+    modes: dict[str, footprint.ModeMemory] = {}
     for each in asked:
         rules = memory_rules.rules_of_thumb(
             spec, batch_size=batch_size, memory=limit if largest[each] else None, mode=each, **options
         )
-        modes[each] = {
-            "footprint": planner.footprint(spec, batch_size=batch_size, mode=each, **options).to_mapping(),
-            "rules_of_thumb": [common.plain(rule.to_mapping()) for rule in rules],
-            "max_batch_size": largest[each],
+        planned = planner.footprint(spec, batch_size=batch_size, mode=each, **options)
+        modes[each] = footprint.ModeMemory(planned, rules, largest[each])
+    listed = {
+        each: {
+            "footprint": taken.footprint.to_mapping(),
+            "rules_of_thumb": [common.plain(rule.to_mapping()) for rule in taken.rules],
+            "max_batch_size": taken.max_batch_size,
         }
+        for each, taken in modes.items()
+    }
     of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
     trained = f", training by {optimizer}" if "training" in asked else ""
     title = f"{model} on {found}, {dtype}, batch {batch_size}{of_target}{trained}: memory of a step"
-    payload = {"schema": 2, "modes": modes, "memory": limit}
+    payload = {"schema": 2, "modes": listed, "memory": limit}
     options.pop("target_batch_size", None)
     members = plan(Workload.of(spec, mode=asked[-1], **options), batch_size).members
     grids = footprint.modes(

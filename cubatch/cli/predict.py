@@ -27,7 +27,7 @@ from cubatch.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    pass
 
 
 def predict(
@@ -105,17 +105,14 @@ def predict(
         "memory_limit": memory_limit, "latency_limit": latency_limit, "optimizer": optimizer, "recompute": recompute,
     }  # fmt: skip
     width = console.line_width()
-    found: list[Mapping[str, Any]]
-    payload: Mapping[str, Any]
     if devices is None:
-        payload = tuning_forecast.predict(spec, device=device, **options).to_mapping()
-        found = [payload]
-        tables = [forecast_table.fitted(payload, width=width)]
-        tables += [forecast_table.layers(payload, width=width)] if explain else []
+        predicted = tuning_forecast.predict(spec, device=device, **options)
+        found, payload = [predicted], predicted.to_mapping()
+        tables = [forecast_table.fitted(predicted, width=width)]
+        tables += [forecast_table.layers(predicted, width=width)] if explain else []
     else:
         compared = comparison.compare(spec, devices.split(","), prices=paid, **options)
-        payload = compared.to_mapping()
-        found = payload["forecasts"]
+        found, payload = list(compared.forecasts.values()), compared.to_mapping()
         costs = compared.cost_per_million_samples
         tables = [forecast_table.compared(found, compared.failed, width=width, costs=costs)]
     console.emit(tables, payload, json)

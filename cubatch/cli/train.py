@@ -122,7 +122,7 @@ def train(
     except KeyboardInterrupt as stop:
         if done:
             partial = [common.plain(epoch) for epoch in done]
-            console.emit([training.epochs(partial, title=title)], {"schema": 1, "epochs": partial}, json)
+            console.emit([training.epochs(done, title=title)], {"schema": 1, "epochs": partial}, json)
         kept = "nothing is kept (--checkpoint FILE keeps a run)"
         if checkpoint is not None:
             is_there = checkpoint.is_file()
@@ -131,7 +131,7 @@ def train(
         raise typer.Exit(console.INTERRUPTED) from stop
     facts = common.plain(trained)
     ends = {"diverged": trained.diverged, "stopped_early": trained.stopped_early}
-    console.emit([training.epochs(facts["epochs"], title=title, **ends)], {"schema": 1, **facts}, json)
+    console.emit([training.epochs(trained.epochs, title=title, **ends)], {"schema": 1, **facts}, json)
 
 
 def _batch(arranged: Arranged) -> str:

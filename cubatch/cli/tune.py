@@ -182,5 +182,4 @@ def _spec(model: str, library: str, input_shape: str | None, classes: int | None
 def _show(result: TuningResult, json_path: str | None) -> None:
     from cubatch.report.tables import result as result_table
 
-    mapping = result.to_mapping()
-    console.emit([result_table.fitted(mapping, width=console.line_width())], mapping, json_path)
+    console.emit([result_table.fitted(result, width=console.line_width())], result.to_mapping(), json_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from cubatch.report.tables import training as table
+from cubatch.shown import Shown
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +49,7 @@ class Step:
 
 
 @attrs.frozen(kw_only=True)
-class Training:
+class Training(Shown):
     """
     What a training run gave.
 
@@ -83,14 +83,3 @@ class Training:
     def to_mapping(self) -> dict[str, Any]:
         """Give the run as a plain mapping, for JSON."""
         return attrs.asdict(self)
-
-    def __str__(self) -> str:
-        """Give the table that `cubatch train` prints."""
-        title = f"{self.model}, {self.dtype}, batch {self.target_batch_size}, {self.optimizer}"
-        facts = self.to_mapping()
-        ends = {name: facts[name] for name in ("diverged", "stopped_early")}
-        return table.epochs(facts["epochs"], title=f"{title}, learning rate {self.learning_rate:g}", **ends).text()
-
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show in IPython what print shows."""
-        printer.text(str(self))

@@ -9,7 +9,7 @@ import attrs
 
 from cubatch import checks
 from cubatch.errors import InvalidArgument
-from cubatch.report.grid import Grid
+from cubatch.shown import Shown
 from cubatch.tuning.forecast_record import Forecast
 from cubatch.tuning.results import Measurement, TuningResult
 
@@ -80,7 +80,7 @@ class FleetDevice:
 
 
 @attrs.frozen(kw_only=True)
-class FleetResult:
+class FleetResult(Shown):
     """
     The results of a fleet.
 
@@ -144,25 +144,6 @@ class FleetResult:
                 for device in self.devices
             ],
         }
-
-    def table(self) -> str:
-        """Return a table with a line per device, and the errors."""
-        return self._grid().text()
-
-    def __str__(self) -> str:
-        """Return the table."""
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        """Return the table as HTML for a notebook."""
-        from cubatch.report import html
-
-        return html.tables([self._grid()])
-
-    def _grid(self) -> Grid:
-        from cubatch.report.tables import fleet
-
-        return fleet.compared(self.to_mapping())
 
 
 def _shared(batch_size: int, workers: Mapping[str, tuple[float, int]]) -> dict[str, int]:

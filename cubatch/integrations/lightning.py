@@ -15,8 +15,6 @@ from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_state import SavedState
-from cubatch.report.answer import answer
-from cubatch.report.facts import is_recommended
 from cubatch.tuning import notes
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
@@ -73,17 +71,16 @@ class _Finder:
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
         for remark in Inputs.of((batch,), None).remarks():
             rank_zero_warn(notes.sentence(notes.of_remark(remark)))
-        found = self.result.to_mapping()
-        self.optimal_batch_size = self.result.batch_size if is_recommended(found) else None
+        self.optimal_batch_size = self.result.batch_size if self.result.recommended else None
         if self.optimal_batch_size is not None:
             lightning_setattr(pl_module, self._batch_arg_name, self.optimal_batch_size)
         _reset_dataloaders(trainer)  # they are there already, with the old size
         if trainer.state.fn != "fit":
             trainer._active_loop.reset()  # noqa: SLF001 - as Lightning's finder does
         if self.optimal_batch_size is None:
-            rank_zero_warn(f"{answer(found)} {self._batch_arg_name} stays as it is: raise budget.")
+            rank_zero_warn(f"{self.result.reasons[0]} {self._batch_arg_name} stays as it is.")
             return
-        rank_zero_info(answer(found))
+        rank_zero_info(self.result.reasons[0])
         for loader in trainer._active_loop._combined_loader.flattened:  # noqa: SLF001 - as Lightning's finder does
             if (size := getattr(loader, "batch_size", None)) not in {None, self.optimal_batch_size}:
                 rank_zero_warn(

@@ -20,6 +20,8 @@ from cubatch import checks
 from cubatch.errors import InvalidArgument
 
 STATUSES = ("ok", "dropped", "out_of_memory", "over_limit", "not_run", "timeout", "error", "interrupted")
+TIMED = ("ok", "dropped")
+"""Statuses of sizes that the search looked at and that are within every limit."""
 
 _ALL_PERCENT = 100
 

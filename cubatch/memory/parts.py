@@ -13,14 +13,12 @@ from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory.plan import bytes_alive, plan
 from cubatch.network.graph import INPUT, Spec, as_network
 from cubatch.network.models import SpecLike
-from cubatch.report import html
-from cubatch.report.grid import Grid
-from cubatch.report.tables import footprint as table
+from cubatch.shown import Shown
 from cubatch.workload import Workload, accumulating
 
 
 @attrs.frozen(kw_only=True)
-class Footprint:
+class Footprint(Shown):
     """
     All device memory of one configuration, in bytes.
 
@@ -55,25 +53,6 @@ class Footprint:
     def to_mapping(self) -> dict[str, Any]:
         """Give the footprint as a plain mapping, for JSON."""
         return attrs.asdict(self) | {"layers": [dict(layer) for layer in self.layers]}
-
-    def __str__(self) -> str:
-        """Give the table, so that print shows what a person wants to know."""
-        return self.table()
-
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show in IPython what print shows."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """Show in a notebook the same tables."""
-        return html.tables(self._grids())
-
-    def table(self) -> str:
-        """Write the footprint by part and by layer as text."""
-        return "\n\n".join(grid.text() for grid in self._grids())
-
-    def _grids(self) -> list[Grid]:
-        return table.footprint(self.to_mapping(), title=f"batch {self.batch_size}: memory of a step")
 
 
 def footprint(

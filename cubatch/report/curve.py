@@ -1,30 +1,20 @@
 """
 What the picture of a tuning result shows, before anything is drawn.
 
-The PNG of `plot` and the SVG of `html` draw the same curve: points with intervals, the tolerance
-band, the sizes that gave no timing, the few reasons worth a label, and where the axis is ticked.
-That is decided here once, from the schema-1 mapping of a result, so the two cannot disagree.
+Points with intervals, the tolerance band, the sizes that gave no timing, the few reasons worth a label, and
+where the axis is ticked: decided here, drawn in `plot`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 
-from cubatch.report.facts import (
-    is_only_noise,
-    is_predicted,
-    is_recommended,
-    measurements_of,
-    ran_out_of_memory,
-    setting,
-    share_of_best,
-    subject,
-    value_of,
-)
+from cubatch.report.settings import setting_of
+from cubatch.tuning.explain import ran_out_of_memory
+from cubatch.tuning.results import BatchSizeResult
 from cubatch.units import OBJECTIVE_UNITS, format_bytes, format_objective
 
 STATUS_WORDS = {
@@ -56,7 +46,6 @@ class Point:
         kept: Whether the size was in the running for the answer (status ok).
         tied: Whether it cannot be told from the fastest.
         label: Batch size and value: "batch 64: 27 462 samples/s".
-        text: All about it in one line, for a tooltip.
     """
 
     batch_size: int
@@ -66,7 +55,6 @@ class Point:
     kept: bool
     tied: bool
     label: str
-    text: str
 
 
 @attrs.frozen(kw_only=True)
@@ -109,65 +97,49 @@ class Curve:
     predicted: bool
 
 
-def curve_of(result: Mapping[str, Any]) -> Curve:
-    """
-    Decide what the picture of a tuning result shows.
-
-    Args:
-        result: A tuning result in the JSON form of schema 1.  `"predicted": true` marks a prediction.
-
-    Returns:
-        Curve: points, marks, labels and ticks, ready to draw.
-    """
-    objective = result.get("objective") or "throughput"
-    predicted = is_predicted(result)
-    tied, shares = set(result.get("tied_with") or ()), share_of_best(result)
+def curve_of(result: BatchSizeResult) -> Curve:
+    """Decide what the picture of a result or a prediction shows."""
+    objective, tied = result.objective, set(result.ties)
     points, absent = [], []
-    for measurement in sorted(measurements_of(result), key=lambda m: int(m["batch_size"])):
-        batch_size, value = int(measurement["batch_size"]), value_of(measurement, objective)
-        status = measurement.get("status") or "ok"
+    for n, measurement in result.sizes.items():
+        value = measurement.value(objective)
         if value is None:
-            absent.append((batch_size, RULED_OUT if status == "dropped" else STATUS_WORDS.get(status, status)))
+            is_ruled_out = measurement.status == "dropped"
+            absent.append((n, RULED_OUT if is_ruled_out else STATUS_WORDS.get(measurement.status, "not run")))
             continue
-        label = f"batch {batch_size}: {format_objective(value[0], objective)}"
-        text = [label]
-        text += [] if status in ("ok", "predicted") else [STATUS_WORDS.get(status, status)]
-        text += [", ".join(measurement.get("reasons") or ())]
         points.append(
             Point(
-                batch_size=batch_size, value=value[0], low=value[1], high=value[2], kept=status in ("ok", "predicted"),
-                tied=batch_size in tied
-                and (predicted or not is_only_noise(shares.get(batch_size), measurement.get("throughput_interval"))),
-                label=label, text="; ".join(part for part in text if part),
+                batch_size=n, value=value[0], low=value[1], high=value[2], kept=measurement.status == "ok",
+                tied=n in tied, label=f"batch {n}: {format_objective(value[0], objective)}",
             )
         )  # fmt: skip
     by_size = {point.batch_size: point for point in points}
-    answer, fastest = by_size.get(result.get("batch_size") or 0), by_size.get(result.get("fastest_batch_size") or 0)
-    sizes = [point.batch_size for point in points] + [size for size, _ in absent]
-    if not is_recommended(result):  # of one size nothing is the best
+    answer, fastest = by_size.get(result.batch_size or 0), by_size.get(result.fastest_batch_size or 0)
+    sizes = list(result.sizes)
+    if not result.recommended:  # of one size nothing is the best
         answer = fastest = None
     limit = _limit(result, sizes)
     x_low, x_high = _x_range(sizes + ([limit[0]] if limit else []))
     values = [point.value for point in points if point.value > 0]
-    word = "predicted" if predicted else "measured"
+    word = "predicted" if result.predicted else "measured"
     return Curve(
-        title=("Predicted: " if predicted else "") + f"{subject(result)}, {_GOALS.get(objective, objective)}",
-        subtitle=setting(result),
-        y_label=f"{OBJECTIVE_UNITS.get(objective, objective)} ({word})",
+        title=("Predicted: " if result.predicted else "") + f"{result.subject}, {_GOALS[objective]}",
+        subtitle=setting_of(result),
+        y_label=f"{OBJECTIVE_UNITS[objective]} ({word})",
         log_y=objective == "latency" and bool(values) and max(values) > 20 * min(values),
         points=tuple(points),
         absent=tuple(absent),
         answer=answer,
         fastest=fastest,
-        band=_band(fastest, result, objective),
+        band=_band(fastest, result),
         limit=limit,
-        band_label=f"within {100 * float(result.get('tolerance') or 0):g} % of the best",
+        band_label=f"within {100 * (result.tolerance or 0):g} % of the best",
         label_above=_highest_near(answer, points, x_low, x_high),
         labels=_labels(result, points, [p.batch_size for p in (answer, fastest) if p]),
         x_low=x_low,
         x_high=x_high,
         ticks=ticks(sizes, x_low, x_high),
-        predicted=predicted,
+        predicted=result.predicted,
     )
 
 
@@ -195,22 +167,22 @@ _GOALS = {"throughput": "samples per second by batch size", "latency": "time of 
           "energy": "samples per joule by batch size"}  # fmt: skip
 
 
-def _band(fastest: Point | None, result: Mapping[str, Any], objective: str) -> tuple[float, float] | None:
+def _band(fastest: Point | None, result: BatchSizeResult) -> tuple[float, float] | None:
     if fastest is None:
         return None
-    tolerance = float(result.get("tolerance") or 0.0)
-    if objective == "latency":
+    tolerance = result.tolerance or 0.0
+    if result.objective == "latency":
         return fastest.value, fastest.value * (1 + tolerance)
     return fastest.value * (1 - tolerance), fastest.value
 
 
-def _limit(result: Mapping[str, Any], sizes: Sequence[int]) -> tuple[int, str] | None:
-    """Give the largest batch that fits, unless it does not, or lies so far right that it would squeeze the curve."""
-    largest = result.get("largest_batch_size")
+def _limit(result: BatchSizeResult, sizes: Sequence[int]) -> tuple[int, str] | None:
+    """Return the largest batch that fits, unless it does not, or lies so far right that it would squeeze the curve."""
+    largest = result.largest_batch_size
     if not largest or not sizes or largest > 4 * max(sizes) or ran_out_of_memory(result) is not None:
         return None
-    memory = (result.get("limits") or {}).get("memory_bytes")
-    return int(largest), f"largest that fits{f' in {format_bytes(memory)}' if memory else ''}: {largest}"
+    memory = result.limits.get("memory_bytes")
+    return largest, f"largest that fits{f' in {format_bytes(memory)}' if memory else ''}: {largest}"
 
 
 def _x_range(sizes: Sequence[int]) -> tuple[float, float]:
@@ -227,9 +199,8 @@ def _highest_near(answer: Point | None, points: Sequence[Point], x_low: float, x
     return max(point.high for point in points if abs(math.log(point.batch_size / answer.batch_size)) <= reach)
 
 
-def _labels(result: Mapping[str, Any], points: Sequence[Point], taken: Sequence[int]) -> tuple[tuple[Point, str], ...]:
+def _labels(result: BatchSizeResult, points: Sequence[Point], taken: Sequence[int]) -> tuple[tuple[Point, str], ...]:
     """Pick the steps that a reason explains: local peaks and falls beyond their intervals, largest first, apart."""
-    reasons = {int(m["batch_size"]): m.get("reasons") or () for m in measurements_of(result)}
     steps = []
     for before, point, after in zip(points, points[1:], points[2:], strict=False):
         peak = point.low > before.high and point.low > after.high
@@ -237,7 +208,7 @@ def _labels(result: Mapping[str, Any], points: Sequence[Point], taken: Sequence[
         if not (peak or fall):
             continue
         prefixes = _OF_FALLS if fall else _OF_PEAKS
-        telling = [r for prefix in prefixes for r in reasons.get(point.batch_size, ()) if r.startswith(prefix)]
+        telling = [r for prefix in prefixes for r in result.sizes[point.batch_size].reasons if r.startswith(prefix)]
         if telling:
             height = abs(point.value - (before.value + after.value) / 2) / point.value
             steps.append((height, point, telling[0]))

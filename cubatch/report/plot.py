@@ -1,17 +1,18 @@
-"""The figure of a tuning result as a file: what `curve` decided to show, drawn by Matplotlib."""
+"""The figure of a result, for a file or a page: what `curve` decided to show, drawn by Matplotlib."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cubatch.report.curve import RULED_OUT, Curve, Point, curve_of
 from cubatch.report.plots import style
+from cubatch.tuning.results import BatchSizeResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 _MARKS = {
@@ -23,37 +24,39 @@ _MARKS = {
 _EDGE = 0.2  # a label this near to an end of the axis turns inwards
 
 
-def tuning_curve(
-    result: Mapping[str, Any], path: str | Path, *, width_inches: float = 9.0, height_inches: float = 5.2
-) -> None:
+def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
     """
-    Draw a tuning result: the objective against batch size, with the answer and what decided it.
+    Draw a result into a file: the objective against batch size, with the recommendation and what decided it.
 
     The picture shows every measured size with its interval, sizes dropped early in grey, sizes
-    that gave no timing as marks at the bottom, the answer, the fastest and its ties, the band
+    that gave no timing as marks at the bottom, the recommended size, the fastest and its ties, the band
     within tolerance of the fastest, the largest batch that fits, and the few reasons that explain
     a step.  The batch axis is logarithmic to base 2.
 
     Args:
-        result: A tuning result in the JSON form of schema 1.
+        result: A tuning result or a prediction.
         path: Where the figure goes; the ending chooses the format: .png, .svg or .pdf.
-        width_inches: Width of the figure.
-        height_inches: Height of the figure.
 
     Raises:
         MissingDependency: If Matplotlib is not installed.
         InvalidArgument: If the ending is none of the three, or the file cannot be written.
     """
     style.check(path)
-    figure, axes = style.sheet(width_inches, height_inches)
-    _draw(axes, curve_of(result), result.get("objective") or "throughput")
+    style.save(figure_of(curve_of(result), result.objective), path)
+
+
+def figure_of(shown: Curve, objective: str, *, titled: bool = True) -> Figure:
+    """Draw a curve; without its title where the page around it has one."""
+    figure, axes = style.sheet(9.0, 5.2 if titled else 4.6)
+    _draw(axes, shown, objective, titled=titled)
     if axes.get_legend_handles_labels()[0]:
         style.legend(figure)
-    style.save(figure, path)
+    return figure
 
 
-def _draw(axes: Axes, shown: Curve, objective: str) -> None:
-    style.head(axes, shown.title, shown.subtitle, pad=24)
+def _draw(axes: Axes, shown: Curve, objective: str, *, titled: bool) -> None:
+    if titled:
+        style.head(axes, shown.title, shown.subtitle, pad=24)
     style.batch_axis(axes, shown.x_low, shown.x_high, shown.ticks)
     axes.set_ylabel(shown.y_label)
     top = 1.16 * max(point.high for point in shown.points) if shown.points else None

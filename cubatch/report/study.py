@@ -7,9 +7,10 @@ from typing import Any
 
 from cubatch.report import html, lines
 from cubatch.report.curve import Curve, curve_of
-from cubatch.report.facts import setting
-from cubatch.report.page import facts_of
-from cubatch.report.tables.study import grids, signed
+from cubatch.report.plots import style
+from cubatch.report.settings import setting, tables
+from cubatch.report.tables.study import grids
+from cubatch.tuning.results import TuningResult
 
 Figure = lines.Lines | Curve
 _MARKS = ("crest", "Coulom", "power of two", "multiple of 8")
@@ -22,59 +23,55 @@ def page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: A study in the JSON form of schema 1.
     """
-    _, *tables = grids(payload)
+    _, *measured = grids(payload)
     sections = [
         html.Section(heading="The question", texts=payload["question"]),
-        *(_section(figure) for figure in figures(payload)),
-        *(html.Section(heading=grid.title, table=grid) for grid in tables),
+        *(html.Section(heading=figure.title, figure=_drawn(figure)) for figure in figures(payload)),
+        *(html.Section(heading=grid.title, table=grid) for grid in measured),
         html.Section(heading="How it was measured", texts=payload["method"]),
         html.Section(heading="How to repeat it", commands=[payload["command"]]),
     ]
     return html.article(
         title=payload["title"],
-        subtitle=f"{payload['model']}: {setting(payload)}",
+        subtitle=f"{payload['model']}: {setting_of(payload)}",
         answer=payload["answer"],
         points=payload["points"],
         sections=sections,
-        facts=facts_of(payload),
+        facts=tables(payload),
     )
 
 
-def _section(figure: Figure) -> html.Section:
-    if isinstance(figure, Curve):
-        drawing, legend = html.figures(figure, "throughput"), html.legend_of(figure)
-    else:
-        drawing, legend = lines.figures(figure), figure.legend
-    return html.Section(heading=figure.title, figure=drawing, legend=legend)
+def setting_of(payload: Mapping[str, Any]) -> str:
+    """Return where, how and when a study was measured in one line."""
+    return setting(payload, payload["device"].get("name"))
+
+
+def _drawn(figure: Figure) -> html.Figure:
+    from cubatch.report.plots.study import figure_of
+
+    return html.Figure(figure.title, style.data_url(figure_of(figure)) if style.is_installed() else "")
 
 
 def figures(payload: Mapping[str, Any]) -> Sequence[Figure]:
     """Return the figures of a study; none if nothing was measured."""
     if payload["study"] in {"small-batch-floor", "hyperparameter"}:
-        return [curve_of(payload["result"])]
+        return [curve_of(TuningResult.from_mapping(payload["result"]))]
     return [figure for figure in _FIGURES[payload["study"]](payload) if figure.series]
 
 
 def _series(label: str, points: Iterable[Sequence[Any]], *, is_computed: bool = False) -> list[lines.Series]:
-    """Return a series of (batch size, value, interval or None, details), without the points that have no value."""
+    """Return a series of (batch size, value, interval or None), without the points that have no value."""
     dots = [
-        lines.Dot(
-            batch_size=n, value=value, low=(interval or [value])[0], high=(interval or [value])[-1],
-            text=f"batch {n}: {value:.4g}{', '.join(['', *details])}",
-        )
-        for n, value, interval, *details in points
+        lines.Dot(batch_size=n, value=value, low=(interval or [value])[0], high=(interval or [value])[-1])
+        for n, value, interval in points
         if value is not None
-    ]  # fmt: skip
+    ]
     return [lines.Series(label=label, dots=dots, is_computed=is_computed)] if dots else []
 
 
 def _powers_of_two(payload: Mapping[str, Any]) -> list[lines.Lines]:
     compared = sorted(payload["comparisons"], key=lambda c: c["batch_size"])
-    ratios = [
-        (c["batch_size"], c["ratio"], c["interval"], f"{signed(c['ratio'] - 1)} to {c['reference']}", c["verdict"])
-        for c in compared
-    ]
-    series = _series("ratio, 90 % interval", ratios)
+    series = _series("ratio, 90 % interval", ((c["batch_size"], c["ratio"], c["interval"]) for c in compared))
     series += _series("equal", ((c["batch_size"], 1.0, None) for c in compared), is_computed=True)
     title = "Samples per second relative to the nearest power of two"
     return [lines.Lines(title=title, y_label="ratio of samples/s", series=series, log_x=True, log_y=True)]
@@ -100,7 +97,7 @@ def _numpy_mnist(payload: Mapping[str, Any]) -> list[lines.Lines]:
 
 def _waves(payload: Mapping[str, Any]) -> list[lines.Lines]:
     rows = [row for row in payload["sizes"] if row["samples_per_second"] is not None]
-    measured = [(row["batch_size"], row["samples_per_second"], row["interval"], *row["marks"]) for row in rows]
+    measured = [(row["batch_size"], row["samples_per_second"], row["interval"]) for row in rows]
     series = _series("measured, 90 % interval", measured)
     for key, label in (("rule", "the rule, through the first crest"), ("predicted", "predicted by the time model")):
         series += _series(label, ((row["batch_size"], row[key], None) for row in rows), is_computed=True)
@@ -145,7 +142,7 @@ def _seeds(
         values = [value for run in row["runs"] if (value := value_of(run)) is not None and value > 0]
         if row["policy"] == policy and values:
             mean = sum(values) / len(values)
-            yield row["batch_size"], mean, (min(values), max(values)), f"learning rate {row['learning_rate']:g}"
+            yield row["batch_size"], mean, (min(values), max(values))
 
 
 _FIGURES: dict[str, Callable[[Mapping[str, Any]], list[lines.Lines]]] = {

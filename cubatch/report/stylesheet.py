@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 _LIGHT = """color-scheme: light; --ink: #1d2126; --soft: #5c6670; --rule: #dde2e7; --paper: #ffffff; --card: #f4f7fa;
-  --blue: #0072b2; --orange: #c24e00; --green: #009e73; --red: #b22222; --mark: #fff3e6;"""
+  --orange: #c24e00; --red: #b22222; --mark: #fff3e6;"""
 _DARK = """color-scheme: dark; --ink: #e6e9ec; --soft: #9aa5b0; --rule: #343b43; --paper: #15181c; --card: #1f242a;
-  --blue: #56b4e9; --orange: #ff9d4d; --green: #35c79a; --red: #ff7b7b; --mark: #33271a;"""
+  --orange: #ff9d4d; --red: #ff7b7b; --mark: #33271a;"""
 # What JupyterLab, VS Code and Colab say of their themes, whatever the reader's system has.
 _LIGHT_THEMES = 'body[data-jp-theme-light="true"] .cubatch, body.vscode-light .cubatch, html[theme="light"] .cubatch'
 _DARK_THEMES = 'body[data-jp-theme-light="false"] .cubatch, body.vscode-dark .cubatch, html[theme="dark"] .cubatch'
@@ -38,31 +38,18 @@ ul.soft { padding-left: 1.2rem; font-size: .86rem; overflow-wrap: anywhere; }
 .facts th { border-bottom: 1px solid var(--rule); font-weight: 400; color: var(--soft); width: 45%; }
 .facts td { overflow-wrap: anywhere; }
 summary { margin: 1rem 0 .5rem; font-weight: 600; cursor: pointer; }
-progress { accent-color: var(--blue); width: 12rem; vertical-align: middle; margin-right: .8rem; }
-svg.narrow { display: none; }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; } svg text { fill: var(--ink); }
-svg .soft { fill: var(--soft); } .grid { stroke: var(--rule); } .axis { stroke: var(--soft); }
-.line { fill: none; stroke: var(--blue); stroke-width: 1.5; opacity: .7; } .dotted { stroke-dasharray: 2 4; }
-.line.second, .bar.second { stroke: var(--orange); } .dot.second { fill: var(--orange); }
-.line.third, .bar.third { stroke: var(--green); } .dot.third { fill: var(--green); }
-.bar { stroke: var(--blue); stroke-width: 1.2; } .dot { fill: var(--blue); } .band { fill: var(--green); opacity: .22; }
-.out { fill: var(--paper); stroke: var(--soft); } .tie { fill: none; stroke: var(--blue); stroke-width: 1.5; }
-.star { fill: var(--orange); stroke: var(--paper); } svg text.lead { fill: var(--orange); font-weight: 600; }
-.limit { stroke: var(--red); stroke-dasharray: 6 4; }
-svg text.limit-label, svg text.gone { fill: var(--red); stroke: none; }
-svg.narrow { font-size: 13px; }
+.figure { width: 100%; max-width: 60rem; height: auto; background: #ffffff; border-radius: 4px; }
 pre { background: var(--card); padding: .6rem .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-.legend { display: flex; flex-wrap: wrap; gap: .1rem 1.4rem; font-size: .85rem; color: var(--soft); margin: 0; }
 """
 _NARROW = """
-svg.wide-figure { display: none; } svg.narrow { display: block; } th, td { padding: .3rem .4rem; }
+th, td { padding: .3rem .4rem; }
 .wide th { white-space: normal; vertical-align: bottom; }
 .sticky th:nth-child(-n+2), .sticky td:nth-child(-n+2) { position: sticky; left: 0; background: var(--paper); }
 .sticky th:nth-child(2), .sticky td:nth-child(2) { left: 1.6rem; } .sticky tr.mark td { background: var(--mark); }
 .sticky td:last-child { white-space: nowrap; } .sticky table { border-collapse: separate; border-spacing: 0; }
 """
 _PRINTED = """
-.wide { overflow: visible; } h2 { break-after: avoid; } tr, svg, pre, .answer { break-inside: avoid; }
+.wide { overflow: visible; } h2 { break-after: avoid; } tr, img, pre, .answer { break-inside: avoid; }
 """
 
 

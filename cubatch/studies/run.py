@@ -13,7 +13,6 @@ from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.hardware import load
 from cubatch.report import study as report
 from cubatch.report.plots import study as figure
-from cubatch.report.tables.common import joined
 from cubatch.studies.generalisation import generalisation
 from cubatch.studies.memory_rules import memory_rules
 from cubatch.studies.numpy_mnist import numpy_mnist
@@ -23,6 +22,7 @@ from cubatch.studies.study_request import Study, StudyRequest
 from cubatch.studies.sweep import powers_of_two, small_batch_floor
 from cubatch.studies.wave_quantization import waves
 from cubatch.tuning.limits import Limits
+from cubatch.units import join_words
 
 SCHEMA = 1
 STUDIES: dict[str, Study] = {
@@ -68,7 +68,7 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
         raise InvalidArgument("study", name, "one of " + ", ".join(STUDIES))
     study = STUDIES[name]
     if request.data is not None and not study.uses_images:
-        users = joined([other for other in STUDIES if STUDIES[other].uses_images])
+        users = join_words([other for other in STUDIES if STUDIES[other].uses_images])
         raise InvalidArgument("data", str(request.data), f"left out: only {users} train on images")
     if request.budget is not None:
         Limits.of(None, None, budget=request.budget)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cubatch.report.tables.common import joined
 from cubatch.search.events import Event
 from cubatch.studies.study_request import Findings, Study, StudyRequest, tuning_facts
-from cubatch.units import format_percent
+from cubatch.units import format_percent, join_words
 
 WITHIN = 0.05
 _METHOD = [
@@ -71,7 +70,7 @@ def answer(sizes: Sequence[int]) -> str:
         return (
             f"Only {sizes[0]}: every other measured size costs more than {share} of the throughput, or is close to it."
         )
-    return f"{joined([str(n) for n in sizes])}: each costs at most {share} of the throughput."
+    return f"{join_words([str(n) for n in sizes])}: each costs at most {share} of the throughput."
 
 
 hyperparameter = Study(

@@ -10,11 +10,10 @@ import attrs
 
 from cubatch.measure import stopping
 from cubatch.measure.records import PER_VISIT
-from cubatch.report.tables.common import joined
 from cubatch.report.tables.study import signed
 from cubatch.studies.study_request import TOO_FEW_TRIALS
 from cubatch.tuning.results import Measurement
-from cubatch.units import format_percent
+from cubatch.units import format_percent, join_words
 
 TOLERANCE = 0.01
 WIDE = 0.02
@@ -115,7 +114,7 @@ def list_verdicts(comparisons: Sequence[SizeComparison]) -> str:
             if c.verdict == verdict
         ]
         if named:
-            parts.append(f"{label}: {joined(named)}")
+            parts.append(f"{label}: {join_words(named)}")
     return "; ".join(parts)
 
 
@@ -142,6 +141,6 @@ def doubts(comparisons: Sequence[SizeComparison], missing: Sequence[tuple[int, i
             "certain. An idle machine narrows it."
         )
     if missing:
-        pairs = joined([f"{size} vs {reference}" for size, reference in missing])
+        pairs = join_words([f"{size} vs {reference}" for size, reference in missing])
         lines.append(f"Not compared: {pairs}; the budget allowed too few trials.")
     return lines

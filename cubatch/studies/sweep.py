@@ -8,11 +8,10 @@ from typing import Any
 import attrs
 
 from cubatch.errors import InvalidArgument, NothingMeasured
-from cubatch.report.tables.common import joined
 from cubatch.studies.size_comparison import TOLERANCE, SizeComparison, answer_slower, compare, doubts
 from cubatch.studies.study_request import Findings, Study, StudyRequest, tuning_facts
 from cubatch.tuning.results import TuningResult
-from cubatch.units import format_percent, format_seconds
+from cubatch.units import format_percent, format_seconds, join_words
 
 
 @attrs.frozen(kw_only=True)
@@ -145,7 +144,7 @@ def _plan_powers(request: StudyRequest) -> SweepPlan:
             for c in comparisons
             if c.verdict != "unclear" and published.get(c.batch_size, c.verdict) != c.verdict
         ]
-        points = [f"Unlike what was published: {joined(differing)}."] if differing else []
+        points = [f"Unlike what was published: {join_words(differing)}."] if differing else []
         rows = [c.to_mapping() | {"published": published.get(c.batch_size)} for c in comparisons]
         return Conclusion(answer=answer_slower(neighbors), points=points, details={"comparisons": rows})
 

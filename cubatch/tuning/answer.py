@@ -12,16 +12,18 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import attrs
+
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
-from cubatch.report.facts import is_above
 from cubatch.search.noise import usable
 from cubatch.search.posterior import Posterior
 from cubatch.search.recommend import is_favored
-from cubatch.tuning import wording
+from cubatch.tuning import explain
 from cubatch.tuning.decision import UNSEEN, Fate, decide
+from cubatch.tuning.explain import Evidence
 from cubatch.tuning.results import Measurement, TuningResult
 
 _REMEDIES = {
@@ -76,7 +78,7 @@ def answer(
         device_bytes: What the process takes of the device in all, as predicted, by batch size, where known.
         layers: By batch size, one mapping per layer and pass; `occupancy` and `fill` are averaged over
             them, weighted by "seconds" if all have it, else by "predicted_seconds".
-        caveats: Sentences that stand before the reasons: what they rest on is less than it seems.
+        caveats: Sentences that stand right after the recommendation: the timings themselves are in doubt.
         notes: Further sentences, such as what the store refused.
         partial: Give a result without an answer instead of raising NothingMeasured: after Ctrl-C.
 
@@ -115,74 +117,68 @@ def answer(
         header.get("limits") or {}
     )
     header |= {name: header.get(name) or {} for name in ("device", "environment")}
-    values = {
-        m.batch_size: value
+    able = [
+        m.batch_size
         for m in measurements
-        if m.status == "ok" and (value := wording.value_of(m, goal.objective)) is not None
-    }
-    facts: dict[str, Any] = {"batch_size": None, "fastest_batch_size": None, "tied_with": (), "decided_by": None}
+        if m.status == "ok" and m.value(goal.objective) is not None and posterior.has_cost(m.batch_size)
+    ]
+    result = TuningResult(
+        **header,
+        objective=goal.objective,
+        tolerance=goal.tolerance,
+        seconds_spent=measured.seconds_spent,
+        batch_size=None,
+        fastest_batch_size=None,
+        largest_batch_size=largest_batch_size,
+        largest_measured=max((n for n, taken in timings.items() if taken), default=None),
+        tied_with=(),
+        decided_by=None,
+        reference=posterior.reference,
+        reasons=(),
+        measurements=tuple(measurements),
+    )
     reasons: list[str] = []
-    able = [n for n in values if posterior.has_cost(n)]
+    could_gain = {n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None}
     if able:
-        by_size = {m.batch_size: m for m in measurements}
         favored = None if asked else {c.batch_size for c in ladder if is_favored(c)}
         found = posterior.recommend(able, favored)
-        chosen, fastest, ties = found.batch_size, found.fastest, found.equal
         decision = decide(
-            [_fate(m, outcomes.get(n), posterior) for n, m in by_size.items()],
-            chosen=chosen,
-            fastest=fastest,
-            ties=ties,
+            [_fate(m, outcomes.get(m.batch_size), posterior) for m in measurements],
+            chosen=found.batch_size,
+            fastest=found.fastest,
+            ties=found.equal,
             goal=goal,
             largest_batch_size=largest_batch_size,
             max_batch_size=header["limits"]["max_batch_size"],
             asked=asked,
             multiple=multiple,
         )
-        facts = {
-            "batch_size": chosen,
-            "fastest_batch_size": fastest,
-            "tied_with": list(ties),
-            "decided_by": decision.limit,
-        }
-        reasons = wording.sentences(
-            by_size[chosen],
-            by_size[fastest],
-            measurements,
-            goal=goal,
-            tied_with=ties,
+        result = attrs.evolve(
+            result,
+            batch_size=found.batch_size,
+            fastest_batch_size=found.fastest,
+            tied_with=found.equal,
+            decided_by=decision.limit,
+        )
+        evidence = Evidence(
             decision=decision,
             posterior=posterior,
             throttled_only=[n for n, taken in used.items() if taken and taken[0].throttled],
-            l2=header.get("l2") if header["device"].get("kind") != "cpu" else None,
+            could_gain=could_gain,
             needed={
                 n: (o.facts["needed_seconds"], o.facts["left_seconds"])
                 for n, o in outcomes.items()
                 if "needed_seconds" in o.facts
             },
-            could_gain={n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None},
         )
-        if header["device"].get("kind") == "cpu" and posterior.reference is None and len(posterior.sizes) > 1:
-            reasons.append(
-                "No reference step was timed around the candidates: sizes are compared by shuffled rounds alone, "
-                "which a host that changes its speed disturbs."
-            )
+        reasons = explain.details(result, evidence)
     elif not partial:
         if any(m.status == "ok" for m in measurements):
             raise EnergyNotAvailable(str(header["device"].get("name") or "the device"))
         raise _nothing(measurements, goal)
-    return TuningResult(
-        **header,
-        **facts,
-        objective=goal.objective,
-        tolerance=goal.tolerance,
-        seconds_spent=measured.seconds_spent,
-        largest_batch_size=largest_batch_size,
-        largest_measured=max((n for n, taken in timings.items() if taken), default=None),
-        reference=posterior.reference,
-        reasons=[*caveats, *reasons, *notes],
-        measurements=tuple(measurements),
-    )
+    lead = explain.headline(result, posterior)
+    without = explain.sizes_without_result(result, could_gain)
+    return attrs.evolve(result, reasons=[lead, *caveats, *reasons, *without, *notes])
 
 
 def _measurement(
@@ -271,19 +267,19 @@ def _fate(measurement: Measurement, outcome: Outcome | None, posterior: Posterio
 
 def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured:
     first = min(measurements, key=lambda m: m.batch_size, default=None)
-    if first is not None and first.status == "over_limit" and is_above(first.latency_seconds, goal.latency_limit):
+    if first is not None and first.status == "over_limit" and first.exceeds(goal.latency_limit):
         # All larger ones take longer still: whatever became of them, only another limit helps.
         smaller = " or allow smaller batch sizes" if first.batch_size > 1 else ""
-        reason = f"batch size {wording.breaks_latency_limit(first, goal)}"
+        reason = f"batch size {explain.breaks_latency_limit(first, goal.latency_limit or 0.0)}"
         return NothingMeasured(reason, f"Raise latency_limit{smaller}.", _NO_ANSWER)
     statuses = {m.status for m in measurements}
-    reason = wording.count_statuses(measurements, goal) or "there are no candidates"
+    reason = explain.count_statuses(measurements, {"latency_seconds": goal.latency_limit}) or "there are no candidates"
     untried = {"dropped", "not_run"}
     if "error" in statuses and statuses <= {"error", *untried} and not any(m.latency_seconds for m in measurements):
         return NothingMeasured(reason, _ALL_FAILED)
     if "error" in statuses:  # which no budget mends, and smaller sizes come first
         statuses.discard("not_run")
-    over = [is_above(m.latency_seconds, goal.latency_limit) for m in measurements if m.status == "over_limit"]
+    over = [m.exceeds(goal.latency_limit) for m in measurements if m.status == "over_limit"]
     remedies = [remedy for status, remedy in _REMEDIES.items() if status in statuses]
     remedies += ["Raise memory_limit."] if not all(over) else []
     remedies += ["Raise latency_limit."] if any(over) else []

@@ -17,7 +17,7 @@ from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.network.models import SpecLike
-from cubatch.report.grid import Grid
+from cubatch.shown import Shown
 from cubatch.tuning import forecast
 from cubatch.tuning.forecast_record import Forecast
 from cubatch.tuning.limits import MOST_SIZES
@@ -27,7 +27,7 @@ _MILLION = 1e6
 
 
 @attrs.frozen(kw_only=True)
-class Comparison:
+class Comparison(Shown):
     """
     What was predicted of several GPUs; nothing of it was measured.
 
@@ -60,30 +60,6 @@ class Comparison:
             "prices_per_hour": dict(self.prices),
             "cost_per_million_samples": self.cost_per_million_samples,
         }
-
-    def __str__(self) -> str:
-        """Give the table, so that print shows what a person wants to know."""
-        return self.table()
-
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show in IPython what print shows."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """Show in a notebook the same table."""
-        from cubatch.report import html
-
-        return html.tables([self._grid()])
-
-    def table(self) -> str:
-        """Give a line a GPU, and which is the fastest."""
-        return self._grid().text()
-
-    def _grid(self) -> Grid:
-        from cubatch.report.tables import forecast as tables
-
-        facts = self.to_mapping()
-        return tables.compared(facts["forecasts"], self.failed, costs=self.cost_per_million_samples)
 
 
 def compare(

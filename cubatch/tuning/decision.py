@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import attrs
 
 from cubatch.measure.goal import Goal
-from cubatch.report.facts import TIMED
+from cubatch.measure.records import TIMED
 
 SPAN = 2  # how far beyond the answer must have been looked to say that it lies inside
 NEAR_SHARE = 0.02  # how near to what failed the largest that ran must lie, or 1, for its limit to have been met

@@ -1,90 +1,590 @@
-"""Waves, padding and predicted time of each layer at each candidate."""
+"""
+Every sentence about a result or a prediction: what to use, how sure that is, why, and what else to know.
+
+The sentences are made once, from typed values, and kept in `reasons`: the table, the page, the notebook and the JSON
+show the same text.  The first one is enough: the recommendation, its value, and how sure it is.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from cubatch.choices import Dtype, Library, Mode
-from cubatch.estimate import roofline
-from cubatch.estimate.on_sms import on_sms
-from cubatch.hardware import arithmetic, probe
-from cubatch.hardware.arithmetic import tensor_core_multiple
+import attrs
+
+from cubatch.estimate.blocks import crest_batch_size
+from cubatch.estimate.step import COUNTED
+from cubatch.hardware import architectures
 from cubatch.hardware.facts import Device
-from cubatch.kernels.resources import recorded_figures
-from cubatch.measure.records import Candidate
-from cubatch.network import graph, models
-from cubatch.network.graph import Node
-from cubatch.network.layer import Layer, extents
-from cubatch.network.models import SpecLike
+from cubatch.hardware.waves import busiest_sm_blocks, fill
+from cubatch.measure.stopping import MIN_ROUNDS
+from cubatch.network.extents import MAX_EXTENT
+from cubatch.network.graph import Network
 from cubatch.network.passes import Pass
-from cubatch.tuning.ladder import candidates
+from cubatch.search.posterior import Posterior
+from cubatch.tuning.anchors import Anchor
+from cubatch.tuning.decision import FAILURE, Decision
+from cubatch.tuning.forecast_record import Forecast, PassShare
+from cubatch.tuning.forecast_waves import alike, blocks_by_batch_size
+from cubatch.tuning.results import NOISY_SHARE, BatchSizeResult, Measurement, TuningResult
+from cubatch.tuning.sharpen import Sharpened
+from cubatch.units import (
+    format_count,
+    format_objective,
+    format_percent,
+    format_seconds,
+    format_tenths,
+    format_value,
+    join_words,
+)
+
+_FLOOR_SHARE = 0.1  # latencies this near to the lowest count as the same
+_NEIGHBOR_SHARE = 1 / 8  # how near a size must be to a power of two to be compared with it
+_GUESS_SHARE = 0.5  # half an interval beyond this share of its median makes the recommendation a guess
+_MAX_SIZES = 6  # named in a sentence
+_MAX_POWERS = 3  # powers of two that are compared with a neighbor
+_MAX_PASSES = 3  # passes named in a sentence
+_MAX_REASON = 160  # characters of a foreign message in a sentence; the measurement keeps all of it
+
+_BEST = {"throughput": "fastest", "latency": "lowest latency", "energy": "best samples per joule"}
+_EQUAL = {"throughput": "equally fast", "latency": "equally fast", "energy": "equally efficient"}
+_WORSE = {"throughput": "are slower", "latency": "take longer", "energy": "use more energy per sample"}
+_REFUSED = ("out_of_memory", "over_limit")
+_NONE: Mapping[int, Any] = MappingProxyType({})
+_FAILED = {"out_of_memory": "ran out of memory", "timeout": "timed out", "error": "failed"}
 
 
-def explain(
-    spec: SpecLike,
-    found: Sequence[Candidate] | None = None,
-    *,
-    device: Device | str | None = None,
-    mode: Mode = "inference",
-    dtype: Dtype = "float32",
-    library: Library = "auto",
-    **options: Any,
-) -> list[dict[str, Any]]:
+@attrs.frozen(kw_only=True)
+class Evidence:
     """
-    Return for each candidate the waves of each layer's blocks, and channels that need padding for Tensor Cores.
+    What a recommendation rests on, beside the measurements.
+
+    Attributes:
+        decision: What ended the sizes above the recommended one.
+        posterior: What the timings say about each size and about differences of sizes.
+        throttled_only: Sizes that have none but throttled timings.
+        could_gain: Share of the best that a size which was not tried might gain, where that is known.
+        needed: Seconds that a trial of a size would have taken, and seconds that were left.
+    """
+
+    decision: Decision
+    posterior: Posterior
+    throttled_only: Sequence[int] = ()
+    could_gain: Mapping[int, float] = _NONE
+    needed: Mapping[int, tuple[float, float]] = _NONE
+
+
+# --- measured results -----------------------------------------------------------------------------------------
+
+
+def headline(result: TuningResult, posterior: Posterior) -> str:
+    """Return the recommendation, its value, and how sure it is."""
+    if result.batch_size is None:
+        return _interrupted(result)
+    n = result.batch_size
+    chosen, equal = result.sizes[n], _equal(result)
+    value = f"{_value(result, n)}{_doubt(result, chosen)}"
+    if not result.recommended:
+        is_cut = any(m.status == "not_run" for m in result.sizes.values())
+        within = f" within {result.budget_seconds:g} s" if is_cut and result.budget_seconds else ""
+        remedy = ": raise budget" if is_cut else ""
+        alone = f"Only batch size {n} was measured{within}: {value}."
+        return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
+    if len(result.sizes) == 1:
+        asked = " No other size was asked for." if result.decided_by == "batch_sizes" else ""
+        return f"Use batch size {n}: {value}.{asked}"
+    if n in equal and len(equal) > 1:
+        noise = format_tenths(max(_noise(posterior, m, result.fastest_batch_size or n) for m in equal))
+        alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise})"
+        end = "largest" if result.objective == "latency" else "smallest"
+        why = (
+            ""
+            if n == equal[-1 if end == "largest" else 0]
+            else f", the {end} expected within {_tolerance(result)} of the best"
+        )
+        return f"{alike_}; use {n}{why}: {value}."
+    return f"Use batch size {n}: {value}, {_rank(result, n)}."
+
+
+def details(result: TuningResult, evidence: Evidence) -> list[str]:
+    """Return why the recommended size is not another one, and what else is known of the sizes."""
+    return [
+        *_fastest(result, evidence.posterior),
+        *_noisy_ties(result),
+        *_limit(result, evidence.decision, evidence.needed),
+        *_floor(result),
+        *_occupancy(result.sizes[result.batch_size or 0]),
+        *_powers_of_two(result, evidence.posterior),
+        *_noisy(result),
+        *_throttled(result, evidence.throttled_only),
+        *_cache(result),
+        *_unpaired(result, evidence.posterior),
+    ]
+
+
+def sizes_without_result(result: TuningResult, could_gain: Mapping[int, float] = _NONE) -> list[str]:
+    """Return which sizes gave no result, and why; then how far memory would reach."""
+    sizes = result.sizes.values()
+    untried = [m for m in sizes if m.status == "not_run"]
+    unreached = [m for m in sizes if m.status == "interrupted" and m.latency_seconds is None]
+    ruled_out = [m for m in sizes if m.status == "dropped" and m.latency_seconds is None]
+    end = next((m for m in sizes if m.status in _FAILED and m.batch_size > (result.largest_measured or 0)), None)
+    above = [m for m in ruled_out if end is not None and m.batch_size > end.batch_size]
+    below = [m for m in ruled_out if m not in above]
+    gain = max((could_gain[m.batch_size] for m in untried if m.batch_size in could_gain), default=None)
+    gained = "" if gain is None or gain > 1 else f" (up to {_percent(gain)} to gain)"
+    others = count_statuses([m for m in sizes if m not in untried and m not in unreached], result.limits)
+    return [
+        *([f"Not expected to be better, from the timings of neighbors: {_names(below)}."] if below else []),
+        *(
+            [f"Not tried, because {end.batch_size} {_FAILED[end.status]}: {_names(above)}."]
+            if end is not None and above
+            else []
+        ),
+        *([f"Not tried, because the budget ended{gained}: {_names(untried)}. Raise budget."] if untried else []),
+        *([f"Not reached before the interruption: {_names(unreached)}."] if unreached else []),
+        *([f"Without a result: {others}."] if others else []),
+        *_largest(result),
+    ]
+
+
+def count_statuses(measurements: Sequence[Measurement], limits: Mapping[str, object]) -> str:
+    """Return which sizes ended in which way, each way with the reason of its first size."""
+    limit = _latency_limit(limits)
+    ways: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        if m.status in ("ok", "dropped"):
+            continue
+        way = m.status.replace("_", " ")
+        if m.status == "over_limit":
+            way = "above the latency limit" if m.exceeds(limit) else "over the memory limit"
+        ways.setdefault(way, []).append(m)
+    return "; ".join(f"{way}: {_names(group)}{_first_reason(group, limit)}" for way, group in ways.items())
+
+
+def breaks_latency_limit(measurement: Measurement, limit: float) -> str:
+    """Return how long a size takes that is above the latency limit."""
+    seconds, count = format_seconds(measurement.latency_seconds or 0.0), _count(len(measurement.timings_seconds))
+    return f"{measurement.batch_size} takes {seconds} ({count}), above the latency limit of {format_seconds(limit)}"
+
+
+def _interrupted(result: TuningResult) -> str:
+    values = {n: value[0] for n, m in result.sizes.items() if (value := m.value(result.objective)) is not None}
+    if not values:
+        return "There is no recommendation yet: nothing was measured before the interruption."
+    best = (min if result.objective == "latency" else max)(values, key=lambda n: values[n])
+    known = f"{_value(result, best)}, {_count(len(result.sizes[best].timings_seconds))}"
+    return f"Interrupted; best so far: batch size {best} ({known}). Run it again to continue."
+
+
+def _rank(result: BatchSizeResult, n: int) -> str:
+    """Return how the recommended size compares with the others."""
+    latency = result.objective == "latency"
+    if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
+        return "the only size that ran within the limits"
+    best = f"the {_BEST[result.objective]}"
+    if n == result.fastest_batch_size:
+        return best if result.predicted else f"{best} of the measured sizes"
+    end = "largest" if latency else "smallest"
+    return f"the {end} size within {_tolerance(result)} of {best} ({result.fastest_batch_size})"
+
+
+def _doubt(result: TuningResult, chosen: Measurement) -> str:
+    """Return what limits the trust in a value, in parentheses."""
+    width, timings = chosen.half_width, len(chosen.timings_seconds)
+    words = [
+        f"± {format_tenths(width)}" if width is not None else "",
+        _count(timings) if timings < MIN_ROUNDS else "",
+        "a guess: raise budget" if (width or 0.0) > _GUESS_SHARE else "",
+        "on a busy machine" if result.disturbed else "",
+    ]
+    told = ", ".join(filter(None, words))
+    return f" ({told})" if told else ""
+
+
+def _equal(result: BatchSizeResult) -> list[int]:
+    """Return the fastest size and its ties, ascending."""
+    return sorted({result.fastest_batch_size or 0, *result.ties})
+
+
+def _noise(posterior: Posterior, n: int, other: int) -> float:
+    """Return half the 90 % interval of the ratio of two sizes."""
+    if n == other:
+        return 0.0
+    low, high = posterior.ratio_interval(n, other)
+    return math.expm1((high - low) / 2)
+
+
+def _fastest(result: TuningResult, posterior: Posterior) -> list[str]:
+    n, fastest, equal = result.batch_size or 0, result.fastest_batch_size or 0, _equal(result)
+    if n == fastest:
+        return []
+    found = [f"The best is {_value(result, fastest)} at {fastest}; {n} reaches {_share(result, n)} of it."]
+    if n not in equal and len(equal) > 1:
+        noise = format_tenths(max(_noise(posterior, m, fastest) for m in equal))
+        found.append(f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise}).")
+    return found
+
+
+def _noisy_ties(result: TuningResult) -> list[str]:
+    words = []
+    for n in result.noisy_ties:
+        width = result.sizes[n].half_width
+        words.append(f"{n} ({_share(result, n)} of it{'' if width is None else f', ± {format_tenths(width)}'})")
+    return [f"Too noisy to compare with {result.fastest_batch_size}: {join_words(words)}."] if words else []
+
+
+def _floor(result: TuningResult) -> list[str]:
+    """Return the size below which a batch costs the same time."""
+    timed = {n: m.latency_seconds for n, m in result.sizes.items() if m.latency_seconds is not None}
+    lowest = min(timed.values(), default=0.0)
+    flat = list(itertools.takewhile(lambda n: timed[n] <= (1 + _FLOOR_SHARE) * lowest, timed))
+    if not flat or flat[-1] < 2 * flat[0]:
+        return []
+    same = f"Up to {flat[-1]} samples, a batch takes about the same time ({format_seconds(lowest)})"
+    return [f"{same}: smaller batches leave the device idle."]
+
+
+def _occupancy(chosen: Measurement) -> list[str]:
+    words = [
+        text.format(format_percent(share))
+        for text, share in (
+            ("{} of the SMs' warp slots are used (occupancy)", chosen.occupancy),
+            ("{} of SM time is used (fill)", chosen.fill),
+        )
+        if share is not None
+    ]
+    counted = [f"At {chosen.batch_size}, counted for cubatch kernels, {' and '.join(words)}."] if words else []
+    clock = chosen.sm_clock_mhz
+    return [*counted, *([] if clock is None else [f"At {chosen.batch_size} the SMs ran at {clock:.0f} MHz."])]
+
+
+def _powers_of_two(result: TuningResult, posterior: Posterior) -> list[str]:
+    """Compare powers of two with the nearest other size that was measured, those near the recommended size first."""
+    sizes = [n for n, m in result.sizes.items() if m.is_measured]
+    near = sorted((n for n in sizes if n & (n - 1) == 0), key=lambda n: abs(math.log(n / (result.batch_size or 1))))
+    found = []
+    for power in near:
+        others = [n for n in sizes if n & (n - 1) and abs(n - power) <= _NEIGHBOR_SHARE * power]
+        if others:
+            other = min(others, key=lambda n: (abs(n - power), n))
+            found.append(_compare(power, other, posterior.ratio_interval(power, other)))
+    return [f"Powers of two against neighboring sizes: {'; '.join(found[:_MAX_POWERS])}."] if found else []
+
+
+def _compare(power: int, other: int, interval: tuple[float, float]) -> str:
+    low, high = interval
+    if low <= 0 <= high:
+        return f"{power} and {other} are equally fast"
+    word, ends = ("faster", (-high, -low)) if high < 0 else ("slower", (low, high))
+    least, most = (format_percent(math.expm1(end)) for end in ends)
+    return f"{power} is {least if least == most else f'{least} to {most}'} {word} per sample than {other}"
+
+
+def _noisy(result: TuningResult) -> list[str]:
+    """Warn where the best size is known too badly to compare others with it."""
+    width = result.sizes[result.fastest_batch_size or 0].half_width or 0.0
+    if width <= NOISY_SHARE:
+        return []
+    more = " or with a larger budget" if result.decided_by == "budget" else ""
+    text = f"Timings vary widely (± {format_tenths(width)} at the fastest size), so other sizes may be as good"
+    return [f"{text}. Measure again on a quiet machine{more}."]
+
+
+def _throttled(result: TuningResult, throttled_only: Sequence[int]) -> list[str]:
+    count = sum(m.throttled for m in result.measurements)
+    if not count:
+        return []
+    only = f", except those of {join_words(list(map(str, throttled_only)))}" if throttled_only else ""
+    return [f"{_count(count)} at a throttled clock {'is' if count == 1 else 'are'} not counted{only}."]
+
+
+def _cache(result: TuningResult) -> list[str]:
+    if result.l2 is None or result.device.get("kind") == "cpu":
+        return []
+    if result.l2 == "cold":
+        return ["The L2 cache is cold: steps rotate over several sets of buffers."]
+    return ["The L2 cache is warm: steps ran back to back, as they do in use."]
+
+
+def _unpaired(result: TuningResult, posterior: Posterior) -> list[str]:
+    if result.device.get("kind") != "cpu" or posterior.reference is not None or len(posterior.sizes) < 2:  # noqa: PLR2004
+        return []
+    text = "No reference step was timed: sizes are compared by shuffled rounds alone"
+    return [f"{text}. A host that changes its speed may disturb the comparison."]
+
+
+def _largest(result: BatchSizeResult) -> list[str]:
+    """Return how far memory reaches by the plan, and what ran."""
+    largest, ran = result.largest_batch_size, getattr(result, "largest_measured", None)
+    if largest is None:
+        return []
+    failed = ran_out_of_memory(result)
+    if failed is not None:
+        one = "it" if failed == largest else str(failed)
+        text = f"By the memory plan {largest} fits, but {one} ran out of memory"
+    else:
+        text = f"The largest batch size that fits is {largest} by the memory plan"
+    return [f"{text}; the largest that ran is {ran}." if ran else f"{text}."]
+
+
+def ran_out_of_memory(result: BatchSizeResult) -> int | None:
+    """Return the smallest size above all that ran that fits by the plan and ran out of memory."""
+    largest = result.largest_batch_size or 0
+    ran = max((n for n, m in result.sizes.items() if m.latency_seconds is not None), default=0)
+    failed = (n for n, m in result.sizes.items() if m.status == "out_of_memory")
+    return next((n for n in failed if ran < n <= largest), None)
+
+
+# --- which limit decided, measured or predicted ----------------------------------------------------------------
+
+
+def _limit(result: BatchSizeResult, decision: Decision, needed: Mapping[int, tuple[float, float]] = _NONE) -> list[str]:
+    """Return what kept the recommended size from being larger."""
+    limit = decision.limit
+    if limit in ("peak", "plateau"):
+        return [_curve(result, decision)]
+    if limit == "budget":
+        return _untried(result, needed)
+    if limit == "max_batch_size":
+        top = max(decision.reach, decision.top)
+        return [f"max_batch_size decides: a size above {top} was not allowed and may be faster."]
+    if limit == "batch_sizes":
+        return [_listed(result, decision)] if len(result.sizes) > 1 else []
+    return [{"memory": _memory, "latency_limit": _latency}.get(limit or "", _unknown)(result, decision)]
+
+
+def _curve(result: BatchSizeResult, decision: Decision) -> str:
+    n, top, reach = result.batch_size or 0, decision.top, decision.reach
+    word = "predicted" if result.predicted else "measured"
+    span = f"({word} up to {top}{f', estimated up to {reach}' if reach > top else ''})"
+    last = max((m for m in result.tied_with if m > n), default=n)
+    if decision.limit == "peak" or result.objective == "latency":
+        if last == top and reach == top:
+            within = "the model's error" if result.predicted else "the noise"
+            return f"Larger sizes, up to {top}, are as fast within {within}."
+        return f"{f'Sizes above {last}' if last > n else 'Larger sizes'} {_WORSE[result.objective]} {span}."
+    width = 0.0 if result.predicted else result.sizes[result.fastest_batch_size or n].half_width or 0.0
+    doubt = f", as far as a noise of ± {format_tenths(width)} shows" if width > NOISY_SHARE else ""
+    return f"Larger sizes gain at most {_tolerance(result)} {span}{doubt}."
+
+
+def _memory(result: BatchSizeResult, decision: Decision) -> str:
+    failed = None if decision.edge is None else result.sizes.get(decision.edge[0])
+    if failed is not None and failed.status == "out_of_memory":
+        return f"Memory is the limit: {decision.top} ran, {failed.batch_size} ran out of memory."
+    fits = result.largest_batch_size if result.predicted else decision.top
+    return f"Memory is the limit: nothing larger than {fits} fits. With more memory a larger size may be faster."
+
+
+def _latency(result: BatchSizeResult, decision: Decision) -> str:
+    slow = None if decision.edge is None else result.sizes.get(decision.edge[0])
+    limit = _latency_limit(result.limits) or 0.0
+    if slow is None or slow.latency_seconds is None or result.predicted:
+        return f"The latency limit decides: the next larger size takes longer than {format_seconds(limit)}."
+    return f"The latency limit decides: {decision.top} keeps it; {breaks_latency_limit(slow, limit)}."
+
+
+def _listed(result: BatchSizeResult, decision: Decision) -> str:
+    n, top = result.batch_size or 0, decision.top
+    refused = next((m.batch_size for m in result.sizes.values() if m.batch_size > top and m.status in _REFUSED), None)
+    if refused is not None:
+        return f"batch_sizes decides: it has nothing between {top} and {refused}, which was refused."
+    return f"batch_sizes decides: it has nothing larger than {max(n, decision.reach)}; a larger size may be faster."
+
+
+def _untried(result: BatchSizeResult, needed: Mapping[int, tuple[float, float]]) -> list[str]:
+    """Return how many sizes were not tried, and what a trial of the smallest would have taken."""
+    untried = [n for n, m in result.sizes.items() if n > (result.batch_size or 0) and m.status == "not_run"]
+    count = "1 larger size was" if len(untried) == 1 else f"{len(untried)} larger sizes were"
+    found = [f"The budget decides: {count} not tried and may be faster."]
+    first = next((n for n in untried if n in needed), None)
+    if first is not None:
+        need, left = (format_seconds(seconds) for seconds in needed[first])
+        found.append(f"A trial of {first} was expected to take about {need}; {left} were left.")
+    return found
+
+
+def _unknown(result: BatchSizeResult, decision: Decision) -> str:
+    """Return what is known where no limit was met."""
+    n, top, limit = result.batch_size or 0, decision.top, _latency_limit(result.limits)
+    beyond = [m for m in result.sizes.values() if m.batch_size > top]
+    if any(m.status == "interrupted" for m in result.sizes.values() if m.batch_size > n):
+        return f"The interruption decides: sizes larger than {n} were not measured to their end."
+    if decision.edge is not None and decision.edge[1] == FAILURE:
+        failed = result.sizes[decision.edge[0]]
+        how = _FAILED.get(failed.status, "failed")
+        return f"Larger sizes are unknown: {top} ran, {failed.batch_size} {how}{_first_reason([failed], limit)}."
+    refused = next((m for m in beyond if m.status in _REFUSED), None)
+    gap = "nothing larger gave a timing"
+    if refused is not None:
+        how = "does not fit" if result.predicted else "failed" if refused.latency_seconds is None else "too slow"
+        gap = (
+            f"nothing between {top} and {refused.batch_size} ({how}) was {'predicted' if result.predicted else 'timed'}"
+        )
+    return f"The limiting factor is unknown: {gap}."
+
+
+# --- predictions ----------------------------------------------------------------------------------------------
+
+
+def predicted(found: Forecast, network: Network, sharpened: Sharpened) -> tuple[str, ...]:
+    """
+    Return the recommendation of a prediction and its reasons.
 
     Args:
-        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        found: The candidates; None calls `candidates` with all the arguments.
-        device: A GPU; the list is empty for a CPU, which has no SMs.
-        mode, dtype, library: As for `candidates`.
-        options: Further arguments of `candidates`.
-
-    Returns:
-        list[dict]: A row per candidate and distinct matrix product of the network; layers of equal extents share a
-            row. Keys: `batch_size`, `layer` (the first), `layers` (their number), `pass`, the figures of
-            `on_sms.on_sms` (waves, the last one, the busiest SM, fill), `predicted_seconds` of all these layers, and
-            `padding`: for each of c and k that is no multiple for Tensor Cores, the next one, as {"c": 8}.
-
-    Raises:
-        InvalidArgument: If an argument cannot be used.
-
-    Example:
-        >>> rows = explain("go-net", [Candidate(28), Candidate(29)], device="v100-sxm2-16gb", library="im2col")
-        >>> [(row["layers"], row["blocks"], row["busiest_sm_blocks"]) for row in rows]
-        [(80, 79, 1), (80, 82, 2)]
+        found: The forecast, whose reasons are still missing.
+        network: What was predicted.
+        sharpened: What the anchors did to it.
     """
-    gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
-    chosen = arithmetic.resolve_library(library, gpu, dtype)
-    if gpu.num_sms is None:
-        return []
-    if found is None:
-        found = candidates(resolved, device=gpu, mode=mode, dtype=dtype, library=library, **options)
-    multiple = tensor_core_multiple(gpu, dtype)
-    alike: dict[object, list[tuple[Node, Pass]]] = {}
-    for node, pass_ in graph.layer_passes(resolved, mode):
-        if node.layer.gemms(pass_, 1):
-            alike.setdefault((pass_, extents(node.layer)), []).append((node, pass_))
-    rows, budget = [], recorded_figures()
-    for size, same in itertools.product((candidate.batch_size for candidate in found), alike.values()):
-        node, pass_ = same[0]
-        seconds = roofline.layer_seconds(node.layer, pass_, size, gpu, dtype)
-        rows.append({
-            "batch_size": size,
-            "layer": node.name,
-            "layers": len(same),
-            "pass": pass_.value,
-            **on_sms(node.layer, pass_, size, device=gpu, dtype=dtype, library=chosen, budget=budget),
-            "predicted_seconds": None if seconds is None else seconds * len(same),
-            "padding": _padding(node.layer, multiple),
-        })  # fmt: skip
-    return rows
+    n, top = found.batch_size, max(n for n in found.seconds if not found.why_not(n))
+    over = next(((m, "latency_limit") for m in found.sizes if m > top), None)
+    ends = (found.sizes[n].value(found.objective) or (0.0, 0.0, 0.0))[1:]
+    low, high = (format_value(end, found.objective) for end in ends)
+    value = f"{_value(found, n)} (90 % interval {low} to {high})"
+    rank = _rank(found, n) if len(found.seconds) > 1 else "the only size that fits and was asked for"
+    groups = alike(found.passes)
+    return (
+        f"Predicted, not measured: use batch size {n}: {value}, {rank}.",
+        *_predicted_ties(found),
+        *_limit(found, Decision(found.decided_by, top, top, over)),
+        *_longest_passes(found, groups),
+        *_wave(found, network, groups),
+        *_anchors(found, sharpened),
+        *_largest(found),
+    )
 
 
-def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
-    """Return the channels (of one group) that are no multiple for Tensor Cores, rounded up."""
-    if multiple is None:
-        return {}
-    return {name: -(-size // multiple) * multiple for name, size in layer.product_channels.items() if size % multiple}
+def forecast_notes(found: Forecast, known: Sequence[Anchor]) -> tuple[str, ...]:
+    """
+    Return what the figures of a forecast do not hold, after what the model itself says.
+
+    Args:
+        found: The forecast, with the model's notes.
+        known: Its anchors: where they are of our kernels, it is not said that none was timed.
+    """
+    plan = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
+    timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
+    ours = f"Times of cubatch kernels are clocks counted in the compiled code, corrected by measurements: {timed}."
+    told = (ours if timed and note in COUNTED.values() else note for note in found.notes)
+    return (*told, *_unknown_architecture(found.device), plan)
+
+
+def _unknown_architecture(device: Device) -> Iterator[str]:
+    asked = device.compute_capability
+    if asked is not None and asked not in architectures.known():
+        like = architectures.like(asked)
+        name, of = ("{}.{}".format(*each) for each in (asked, like.compute_capability))
+        yield f"Compute capability {name} is unknown; its SMs are assumed to be those of {of}, {like.name}."
+
+
+def _predicted_ties(found: Forecast) -> Iterator[str]:
+    if found.tied_with:
+        smaller = [n for n in found.tied_with if n < found.batch_size]
+        as_good = f" {smaller[0]} may do as well: measure to be sure." if smaller else ""
+        sizes = join_words(_shorten(list(map(str, found.tied_with))))
+        yield f"The model cannot tell {found.fastest_batch_size} from {sizes}.{as_good}"
+
+
+def _longest_passes(found: Forecast, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
+    """Yield what takes longest, and what bounds the whole."""
+    words = [
+        f"{_pass_name(group[0])}{f' and {len(group) - 1} like it' if len(group) > 1 else ''} "
+        f"({format_percent(sum(share.share for share in group))}{f', {group[0].bound}' if group[0].bound else ''})"
+        for group in groups[:_MAX_PASSES]
+    ]
+    yield f"Longest by prediction at batch {found.batch_size}: {', '.join(words)}."
+    if all(share.bound for share in found.passes):
+        compute = format_percent(sum(share.share for share in found.passes if share.bound == "compute"))
+        yield f"{compute} of the predicted time is bound by arithmetic, the rest by memory."
+
+
+def _wave(found: Forecast, network: Network, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
+    """Yield how the blocks of the longest product fall on the SMs."""
+    share = next((group[0] for group in groups if group[0].blocks), None)
+    if share is None or share.blocks is None:
+        return
+    num_sms, n = found.device.num_sms or 1, found.batch_size
+    busiest = busiest_sm_blocks(share.blocks, num_sms)
+    name, filled = _pass_name(share), format_percent(fill(share.blocks, num_sms))
+    text = f"{name} runs as {share.algorithm} in {share.blocks} blocks: {busiest} on the busiest of {num_sms} SMs"
+    layer = next(node.layer for node in network.nodes if node.name == share.layer)
+    grid = blocks_by_batch_size(layer, Pass(share.pass_), share.algorithm, n, share.blocks)
+    more = ""
+    if grid is not None and grid(1) < grid(MAX_EXTENT):
+        more = f"; beyond batch {crest_batch_size(busiest, blocks=grid, num_sms=num_sms)} it has more"
+    yield f"{text}, {filled} filled{more}."
+
+
+def _anchors(found: Forecast, sharpened: Sharpened) -> Iterator[str]:
+    if found.anchors:
+        ratios = [f"{ratio:.2f} ({name})" for name, ratio in zip(found.anchors, sharpened.ratios, strict=True)]
+        yield f"Measurements correct this prediction; measured over predicted time: {', '.join(ratios)}."
+        yield (
+            f"On {found.device}, arithmetic takes {sharpened.compute:.2f} times and memory {sharpened.memory:.2f} "
+            "times as long as by its data sheet."
+        )
+
+
+def _pass_name(share: PassShare) -> str:
+    return share.layer if share.pass_ == Pass.FPROP.value else f"{share.layer} {share.pass_}"
+
+
+# --- words ----------------------------------------------------------------------------------------------------
+
+
+def _value(result: BatchSizeResult, n: int) -> str:
+    value = result.sizes[n].value(result.objective)
+    text = "" if value is None else format_objective(value[0], result.objective)
+    return f"{text} per batch" if result.objective == "latency" else text
+
+
+def _share(result: BatchSizeResult, n: int) -> str:
+    return format_percent(result.shares[n])
+
+
+def _tolerance(result: BatchSizeResult) -> str:
+    return _percent(result.tolerance or 0.0)
+
+
+def _percent(share: float) -> str:
+    return f"{float(f'{100 * share:.2g}'):g} %"
+
+
+def _count(timings: int) -> str:
+    return f"{format_count(timings)} timing{'' if timings == 1 else 's'}"
+
+
+def _latency_limit(limits: Mapping[str, object]) -> float | None:
+    found = limits.get("latency_seconds")
+    return found if isinstance(found, float) else None
+
+
+def _first_reason(group: Sequence[Measurement], limit: float | None) -> str:
+    first = group[0]
+    if first.status == "over_limit" and first.exceeds(limit):
+        return f" ({format_seconds(first.latency_seconds or 0.0)}, {_count(len(first.timings_seconds))})"
+    whose = f"{first.batch_size}: " if len(group) > 1 else ""
+    why = textwrap.shorten(first.stop_reason, _MAX_REASON, placeholder=" …")
+    return f" ({whose}{why})" if why else ""
+
+
+def _names(measurements: Sequence[Measurement]) -> str:
+    return join_words(_shorten([str(m.batch_size) for m in measurements]))
+
+
+def _shorten(words: list[str]) -> list[str]:
+    rest = len(words) - _MAX_SIZES
+    return words if rest <= 1 else [*words[:_MAX_SIZES], f"{rest} more"]
+
+
+def _span(sizes: Sequence[int], result: BatchSizeResult) -> str:
+    """Name sizes by their ends where nothing that was measured between them is missing, else one by one."""
+    inside = [n for n, m in result.sizes.items() if m.is_measured and sizes[0] <= n <= sizes[-1]]
+    if len(sizes) > 2 and len(inside) == len(sizes):  # noqa: PLR2004 - of two, both are named
+        return f"from {sizes[0]} to {sizes[-1]}"
+    return join_words(_shorten(list(map(str, sizes))))

@@ -31,7 +31,7 @@ from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
 from cubatch.search import bisection
 from cubatch.tuning import anchors as anchored
-from cubatch.tuning import forecast_wording
+from cubatch.tuning import explain
 from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.decision import Fate, decide
 from cubatch.tuning.forecast_record import Forecast, PassShare
@@ -128,8 +128,8 @@ def predict(
 
     # Recommend.
     draft = _draft(work, goal, limits, ladder, sharpened, room, known)
-    sentences = forecast_wording.sentences(draft, as_network(work.spec), sharpened)
-    return attrs.evolve(draft, reasons=sentences, notes=forecast_wording.notes(draft, known))
+    sentences = explain.predicted(draft, as_network(work.spec), sharpened)
+    return attrs.evolve(draft, reasons=sentences, notes=explain.forecast_notes(draft, known))
 
 
 def _asked(

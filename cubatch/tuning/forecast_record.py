@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
-from cubatch.tuning.results import SCHEMA
+from cubatch.tuning.results import SCHEMA, BatchSizeResult, Measurement
 from cubatch.units import format_seconds
 
 _SETTINGS = (
     "mode", "dtype", "objective", "tolerance", "library", "optimizer", "recompute", "batch_size",
     "fastest_batch_size", "largest_batch_size", "tied_with", "decided_by", "reasons", "notes",
+)  # fmt: skip
+_PREDICTED = (
+    "batch_size", "status", "stop_reason", "reasons", "latency_seconds", "latency_interval", "samples_per_second",
+    "throughput_interval", "predicted_seconds", "predicted_peak_bytes", "roofline_fraction",
 )  # fmt: skip
 _DEVICE_FACTS = ("name", "kind", "slug", "compute_capability", "num_sms", "memory_bytes")
 
@@ -51,7 +54,7 @@ class PassShare:
 
 
 @attrs.frozen(kw_only=True)
-class Forecast:
+class Forecast(BatchSizeResult):
     """
     The predicted answer, everything it rests on, and why; nothing of it was measured.
 
@@ -77,6 +80,7 @@ class Forecast:
         notes: What the model has never seen of what was asked, and how sure it is, in sentences.
     """
 
+    predicted: ClassVar[bool] = True
     spec_name: str
     spec: Mapping[str, Any] = attrs.field(hash=False)
     input_shape: tuple[int, ...]
@@ -123,14 +127,41 @@ class Forecast:
             return f"predicted above the latency limit of {format_seconds(limit)}"
         return ""
 
+    @property
+    def sizes(self) -> Mapping[int, Measurement]:
+        """What is predicted of each batch size, ascending, in the form of a measurement without timings."""
+        rates, spreads = self.samples_per_second, self.throughput_interval
+        return {
+            n: Measurement(
+                batch_size=n,
+                status="over_limit" if self.why_not(n) else "ok",
+                stop_reason=self.why_not(n),
+                reasons=candidate.reasons,
+                latency_seconds=self.seconds.get(n),
+                latency_interval=self.interval.get(n),
+                samples_per_second=rates.get(n),
+                throughput_interval=spreads.get(n),
+                predicted_seconds=self.seconds.get(n),
+                predicted_peak_bytes=self.peak_bytes[n],
+                roofline_fraction=self.roofline_seconds[n] / self.seconds[n] if n in self.roofline_seconds else None,
+            )
+            for candidate in self.candidates
+            for n in (candidate.batch_size,)
+        }
+
+    @property
+    def device_facts(self) -> Mapping[str, Any]:
+        """Name, kind and other facts of the GPU."""
+        facts = self.device.to_mapping()
+        return {name: facts[name] for name in _DEVICE_FACTS}
+
     def to_mapping(self) -> dict[str, Any]:
         """
-        Give the forecast as plain mappings and lists, in the form of a tuning result's JSON.
+        Return the forecast as plain mappings and lists, in the form of a tuning result's JSON.
 
         `"predicted": true` marks it, entries of "measurements" have the status "predicted" or "over_limit", and
         what only a run can know is missing, so that nobody takes it for a measurement.
         """
-        rates, spreads, device = self.samples_per_second, self.throughput_interval, self.device.to_mapping()
         mapping = {
             "schema": SCHEMA,
             "predicted": True,
@@ -138,30 +169,16 @@ class Forecast:
             "anchors": self.anchors,
             "spec": dict(self.spec),
             "input_shape": self.input_shape,
-            "device": {name: device[name] for name in _DEVICE_FACTS},
+            "device": self.device_facts,
             "limits": dict(self.limits),
             **{name: getattr(self, name) for name in _SETTINGS},
             "passes": [
                 {name.rstrip("_"): value for name, value in attrs.asdict(share).items()} for share in self.passes
             ],
             "measurements": [
-                {
-                    "batch_size": n,
-                    "status": "over_limit" if self.why_not(n) else "predicted",
-                    "stop_reason": self.why_not(n),
-                    "reasons": candidate.reasons,
-                    "latency_seconds": self.seconds.get(n),
-                    "latency_interval": self.interval.get(n),
-                    "samples_per_second": rates.get(n),
-                    "throughput_interval": spreads.get(n),
-                    "predicted_seconds": self.seconds.get(n),
-                    "predicted_peak_bytes": self.peak_bytes[n],
-                    "roofline_fraction": self.roofline_seconds[n] / self.seconds[n]
-                    if n in self.roofline_seconds
-                    else None,
-                }
-                for candidate in self.candidates
-                for n in (candidate.batch_size,)
+                {name: getattr(m, name) for name in _PREDICTED}
+                | {"status": m.status if m.status == "over_limit" else "predicted"}
+                for m in self.sizes.values()
             ],
         }
         plain: dict[str, Any] = json.loads(json.dumps(mapping, allow_nan=False))
@@ -170,34 +187,3 @@ class Forecast:
     def to_json(self, *, indent: int | None = None) -> str:
         """Write the forecast as JSON: `to_mapping`."""
         return json.dumps(self.to_mapping(), ensure_ascii=False, indent=indent)
-
-    def __str__(self) -> str:
-        """Give the table, so that print shows what a person wants to know."""
-        return self.table()
-
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show in IPython what print shows."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """Show in a notebook the curve and the table."""
-        from cubatch.report import page
-
-        return page.notebook(self.to_mapping())
-
-    def table(self) -> str:
-        """Give the forecast as a table for a terminal, with the answer and why beneath."""
-        from cubatch.report.tables import forecast
-
-        return forecast.table(self.to_mapping())
-
-    def plot(self, path: str | Path) -> None:
-        """
-        Draw the predicted objective against batch size, with its intervals, into a .png, .svg or .pdf file.
-
-        Raises:
-            MissingDependency: If Matplotlib is not installed.
-        """
-        from cubatch.report.plots import forecast as forecast_figure
-
-        forecast_figure.curves([self.to_mapping()], path)

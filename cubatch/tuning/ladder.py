@@ -24,36 +24,23 @@ from cubatch.measure.records import Candidate
 from cubatch.memory import fit
 from cubatch.memory.plan import plan
 from cubatch.network.models import SpecLike
-from cubatch.report import html
-from cubatch.report.facts import subject
-from cubatch.report.grid import Grid
-from cubatch.report.tables import candidates as table
+from cubatch.shown import Shown
 from cubatch.tuning.crests import Proposal, by_turns, coulom, crests, slowest
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note
+from cubatch.units import visible
 from cubatch.workload import Workload
 
 MOST = 40
 ASKED = ("asked for",)
 
 
-class Candidates(list[Candidate]):
-    """A list of candidates that IPython shows as a table."""
+class Candidates(list[Candidate], Shown):
+    """A list of candidates with a title above its table."""
 
     def __init__(self, found: Iterable[Candidate], title: str) -> None:
         super().__init__(found)
-        self._title = title
-
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show the table of `cubatch candidates` in IPython."""
-        printer.text(self._grid().text())
-
-    def _repr_html_(self) -> str:
-        """Show the same table in a notebook."""
-        return html.tables([self._grid()])
-
-    def _grid(self) -> Grid:
-        return table.candidates(self, title=self._title)
+        self.title = title
 
 
 def candidates(
@@ -117,8 +104,7 @@ def candidates(
     limits = Limits.of(batch_sizes, max_batch_size)
     room = memory_limit_of(work.device, memory_limit)
     found = timed(work, propose(work, limits, room, fit.largest(work, max(1, room.bytes)))).candidates
-    name = subject({"spec": work.spec.to_mapping()})
-    return Candidates(found, f"{name}, {mode}, {dtype}, {work.device}: batch sizes worth measuring")
+    return Candidates(found, f"{visible(work.name)}, {mode}, {dtype}, {work.device}: batch sizes worth measuring")
 
 
 @attrs.frozen

@@ -18,7 +18,7 @@ from cubatch.units import format_bytes
 WARNINGS = frozenset({
     "answered_from_cache", "cached_interference", "cache_discarded", "cache_continued", "interference", "cpu_quota",
 })  # fmt: skip
-"""Codes of notes that come before the recommendation: they put the timings themselves in doubt."""
+"""Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
 _TEXT: Mapping[str, str] = {
     # --- cached timings
@@ -95,7 +95,7 @@ class Note:
 
     @property
     def is_warning(self) -> bool:
-        """Whether it comes before the recommendation."""
+        """Whether it comes right after the recommendation."""
         return self.code in WARNINGS
 
 

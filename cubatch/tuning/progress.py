@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cubatch.report import html
 from cubatch.search.events import Event
 
 Show = Callable[[Event], None]
@@ -35,7 +35,8 @@ def shown(progress: Show | None, *, now: Callable[[], float] = time.monotonic) -
 
     def picture(event: Event | None) -> dict[str, str]:
         text = "" if event is None else event.so_far
-        drawn = "" if event is None else html.progress(event.done, event.total, text)
+        bar_of = "" if event is None else f'<progress value="{event.done:.3f}" max="{event.total:.3f}"></progress> '
+        drawn = f"{bar_of}{html.escape(text)}"
         return {"text/plain": text, "text/html": drawn}
 
     bar: Any = display(picture(None), raw=True, display_id=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import attrs
 from attrs import field, validators
@@ -13,16 +13,18 @@ from attrs import field, validators
 from cubatch import checks, files
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.measure.goal import OBJECTIVES
-from cubatch.measure.records import STATUSES
-from cubatch.report import facts
-from cubatch.report.facts import TIMED
+from cubatch.measure.records import STATUSES, TIMED
+from cubatch.shown import Shown
 from cubatch.tuning.data_parallel import DataParallel, data_parallel
-from cubatch.units import shown
+from cubatch.units import shown, visible
 
 SCHEMA = 1
 MOST_MEASUREMENTS = 2000
 """Of a result: more sizes than a run looks at, and few enough to be drawn."""
 _MOST_TOLD = 300  # characters of what a validator says
+NOISY_SHARE = 0.05
+"""Half an interval beyond this share of its median is wide."""
+_TIED_SHARE = 0.9  # a tie below this share of the best is due to its noise alone
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget")
 
 
@@ -119,6 +121,35 @@ class Measurement:
     fill: float | None = field(default=None, converter=checks.amount)
     layers: tuple[dict[str, Any], ...] = field(default=(), hash=False, converter=checks.mappings)
 
+    def value(self, objective: str) -> tuple[float, float, float] | None:
+        """
+        Return the value of the objective and its 90 % interval; None where it was not measured.
+
+        Throughput is in samples per second, latency in seconds, energy in samples per joule (without an interval).
+        """
+        if objective == "energy":
+            rate = 1 / self.joules_per_sample if self.joules_per_sample else None
+            return None if rate is None else (rate, rate, rate)
+        is_latency = objective == "latency"
+        value = self.latency_seconds if is_latency else self.samples_per_second
+        interval = self.latency_interval if is_latency else self.throughput_interval
+        return None if value is None else (value, *(interval or (value, value)))
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the throughput's interval, as a share of the throughput."""
+        interval, rate = self.throughput_interval, self.samples_per_second
+        return (interval[1] - interval[0]) / (2 * rate) if interval and rate else None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the size has a time and is within every limit."""
+        return self.status in TIMED and self.latency_seconds is not None
+
+    def exceeds(self, latency_limit: float | None) -> bool:
+        """Return whether a step takes longer than the latency limit."""
+        return self.latency_seconds is not None and latency_limit is not None and self.latency_seconds > latency_limit
+
 
 def _measurements(value: Iterable[Measurement]) -> tuple[Measurement, ...]:
     found = checks.items(value)
@@ -185,8 +216,108 @@ def _launch(value: Any) -> dict[str, Any] | None:
     return found
 
 
+class BatchSizeResult(Shown):
+    """
+    What a measured result and a prediction have in common: a recommended batch size, and how it is shown.
+
+    Attributes:
+        predicted: Whether nothing was measured.
+        The others are those of `TuningResult`.
+    """
+
+    __slots__ = ()
+    predicted: ClassVar[bool] = False
+    spec: Mapping[str, Any] | None
+    objective: str
+    tolerance: float | None
+    limits: Mapping[str, Any]
+    batch_size: int | None
+    fastest_batch_size: int | None
+    largest_batch_size: int | None
+    tied_with: tuple[int, ...]
+    decided_by: str | None
+    reasons: tuple[str, ...]
+
+    @property
+    def sizes(self) -> Mapping[int, Measurement]:
+        """The measurement of each batch size, ascending."""
+        raise NotImplementedError
+
+    @property
+    def device_facts(self) -> Mapping[str, Any]:
+        """Name, kind and other facts of the device."""
+        raise NotImplementedError
+
+    @property
+    def subject(self) -> str:
+        """Name of the network, else the kind of layer, else "a callable"."""
+        spec = self.spec or {}
+        return visible(str(spec.get("name") or spec.get("type") or "a callable"), keep="")
+
+    @property
+    def recommended(self) -> bool:
+        """Whether `batch_size` was compared with another size, or lies right below a limit."""
+        sizes = self.sizes
+        timed = sum(m.latency_seconds is not None for m in sizes.values())
+        is_compared = len(sizes) == 1 or timed > 1 or self.decided_by in ("memory", "latency_limit")
+        return self.batch_size is not None and (is_compared or self.predicted)
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Share of the best value (1) that each size within the limits reaches."""
+        is_latency = self.objective == "latency"
+        within = {n: m.value(self.objective) for n, m in self.sizes.items() if m.status != "over_limit"}
+        values = {n: value[0] for n, value in within.items() if value is not None and value[0] > 0}
+        if not values:
+            return {}
+        best = values.get(self.fastest_batch_size or 0) or (min if is_latency else max)(values.values())
+        return {n: best / value if is_latency else value / best for n, value in values.items()}
+
+    @property
+    def noisy_ties(self) -> tuple[int, ...]:
+        """Ties that are far worse than the fastest by their median, and known too badly to rule them out."""
+        if self.predicted:
+            return ()
+        sizes, shares = self.sizes, self.shares
+        wide = {n for n, m in sizes.items() if m.half_width is None or m.half_width > NOISY_SHARE}
+        return tuple(n for n in self.tied_with if shares.get(n, 1.0) < _TIED_SHARE and n in wide)
+
+    @property
+    def ties(self) -> tuple[int, ...]:
+        """Ties that are not due to their noise alone."""
+        noisy = set(self.noisy_ties)
+        return tuple(n for n in self.tied_with if n not in noisy)
+
+    def plot(self, path: str | Path) -> None:
+        """
+        Draw the objective against batch size into a .png, .svg or .pdf file.
+
+        Raises:
+            MissingDependency: If Matplotlib is not installed.
+            InvalidArgument: If the ending is none of the three, or the file cannot be written.
+        """
+        from cubatch.report import plot
+
+        plot.tuning_curve(self, path)
+
+    def report(self, path: str | Path) -> None:
+        """
+        Write one self-contained HTML page.
+
+        Raises:
+            InvalidArgument: If no file can be written there.
+        """
+        from cubatch.report import page
+
+        try:
+            Path(path).write_text(page.html(self), encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            remedy = f"{files.reason(error)}."
+            raise InvalidArgument("path", str(path), "a file that can be written", remedy) from error
+
+
 @attrs.frozen(kw_only=True)
-class TuningResult:
+class TuningResult(BatchSizeResult):
     """
     The answer of a tuning run, everything it rests on, and why; in JSON it is schema 1 of docs/reference/api.md.
 
@@ -244,9 +375,14 @@ class TuningResult:
     )
 
     @property
-    def recommended(self) -> bool:
-        """Whether `batch_size` was compared with anything: another size, or a limit met right above it."""
-        return facts.is_recommended(self.to_mapping())
+    def sizes(self) -> Mapping[int, Measurement]:
+        """The measurement of each batch size, ascending."""
+        return {m.batch_size: m for m in sorted(self.measurements, key=lambda m: m.batch_size)}
+
+    @property
+    def device_facts(self) -> Mapping[str, Any]:
+        """Name, kind and other facts of the device."""
+        return self.device
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -264,7 +400,7 @@ class TuningResult:
         return json.dumps(mapping, allow_nan=False, ensure_ascii=False, indent=indent)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give what `to_json` writes as plain mappings and lists."""
+        """Return what `to_json` writes as plain mappings and lists."""
         mapping: dict[str, Any] = json.loads(self.to_json())
         return mapping
 
@@ -285,6 +421,11 @@ class TuningResult:
             data = json.loads(text, parse_constant=_refuse_constant)
         except (TypeError, ValueError, RecursionError) as error:  # TypeError: no text
             raise InvalidData(source, f"not JSON: {error}") from error
+        return cls.from_mapping(data, source=source)
+
+    @classmethod
+    def from_mapping(cls, data: object, *, source: str = "tuning result") -> TuningResult:
+        """Read what `to_mapping` gave, as `from_json` does."""
         if not isinstance(data, dict):
             raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result")
         if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
@@ -334,52 +475,6 @@ class TuningResult:
             if all(max(n, other) >= _APART * min(n, other) for other in kept):
                 kept.append(n)
         return {n: able[n] for n in sorted(kept)}
-
-    def __str__(self) -> str:
-        """Give the table, so that print shows what a person wants to know."""
-        return self.table()
-
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show in IPython what print shows."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """Show in a notebook the page that `report` writes."""
-        from cubatch.report import page
-
-        return page.notebook(self.to_mapping())
-
-    def table(self) -> str:
-        """Give the result as a table for a terminal, with the answer and why beneath."""
-        from cubatch.report.tables import result
-
-        return result.table(self.to_mapping())
-
-    def plot(self, path: str | Path) -> None:
-        """
-        Draw the objective against batch size into a .png, .svg or .pdf file.
-
-        Raises:
-            MissingDependency: If Matplotlib is not installed.
-        """
-        from cubatch.report import plot
-
-        plot.tuning_curve(self.to_mapping(), path)
-
-    def report(self, path: str | Path) -> None:
-        """
-        Write one self-contained HTML page.
-
-        Raises:
-            InvalidArgument: If no file can be written there.
-        """
-        from cubatch.report import page
-
-        try:
-            Path(path).write_text(page.html(self.to_mapping()), encoding="utf-8")
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-            remedy = f"{files.reason(error)}."
-            raise InvalidArgument("path", str(path), "a file that can be written", remedy) from error
 
 
 _Record = TypeVar("_Record")

@@ -34,7 +34,7 @@ from cubatch.measure.runner import Reading
 from cubatch.network import models
 from cubatch.network.specfile import load_spec
 from cubatch.report import page
-from cubatch.tuning.explain import explain
+from cubatch.tuning.candidate_layers import explain
 from cubatch.tuning.results import TuningResult
 from tests.fuzz.edits import CORPUS, WORDS, bitten, documents, edited
 

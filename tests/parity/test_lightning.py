@@ -145,12 +145,13 @@ def result_of(**found):
 def test_a_size_that_was_compared_with_none_takes_no_place_of_the_users(tmp_path, monkeypatch):
     """Lightning goes on with the size that the data module had, and it is told why."""
     one = result_of(
-        measurements=[measurement(1, 0.01), measurement(8, None, "not_run")], batch_size=1, decided_by="budget"
-    )
+        measurements=[measurement(1, 0.01), measurement(8, None, "not_run")], batch_size=1, decided_by="budget",
+        reasons=["There is no recommendation: raise budget."],
+    )  # fmt: skip
     monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: one)
     model, data, finder = Counter(), Data(), CubatchBatchSizeFinder(**SHORT)
     finder.optimal_batch_size = 4  # of an earlier stage
-    with pytest.warns(UserWarning, match=r"no recommendation.*batch_size stays as it is: raise budget"):
+    with pytest.warns(UserWarning, match=r"no recommendation: raise budget\. batch_size stays as it is"):
         trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=data)
     assert (data.batch_size, finder.optimal_batch_size, set(model.seen_by_fit)) == (2, None, {2})
 

@@ -9,7 +9,7 @@ import pkgutil
 import random
 
 import cubatch as cb
-from cubatch.tuning.explain import explain
+from cubatch.tuning.candidate_layers import explain
 
 FEW = 100  # objects that are no question's, as the interpreter's own
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cubatch.tuning.results import TuningResult
+
 
 def measurement(batch_size: int, seconds: float | None = None, status: str = "ok", **more: Any) -> dict[str, Any]:
     """One measurement; without a time, one that never ran."""
@@ -76,6 +78,11 @@ def tuned(**more: Any) -> dict[str, Any]:
             measurement(256, status="out_of_memory", stop_reason="needs 1.20 GiB, 1.00 GiB may be used"),
         ],
     } | more
+
+
+def result_of(**more: Any) -> TuningResult:
+    """The same as a record."""
+    return TuningResult.from_mapping(tuned(**more))
 
 
 def about(

@@ -1,19 +1,20 @@
 """
 The figure of predictions: a curve for each GPU with its interval as a band, the answers, and what fits in memory.
 
-It reads only the JSON form of a prediction, and says in title, axis and legend that nothing was measured.
+Title, axis and legend say that nothing was measured.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cubatch.report.curve import Curve, Point, curve_of, ticks
-from cubatch.report.facts import setting
 from cubatch.report.plots import style
+from cubatch.report.settings import setting_of
+from cubatch.tuning.forecast_record import Forecast
 from cubatch.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _INCHES, _INCHES_A_GPU = 5.0, 0.2  # height of the figure, and of a line of its 
 _MARKS = "band: predicted 90 % interval; star: predicted answer; dotted: largest batch that fits, by the memory plan"
 
 
-def curves(forecasts: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
     """
     Draw predictions of one network: the objective against batch size, one curve for each GPU.
 
@@ -33,7 +34,7 @@ def curves(forecasts: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     and a dotted line at the largest batch that fits.  The batch axis is logarithmic to base 2.
 
     Args:
-        forecasts: Predictions in the JSON form of schema 1 that differ in the GPU only, at least one.
+        forecasts: Predictions that differ in the GPU only, at least one.
         path: Where the figure goes: .png, .svg or .pdf.
 
     Raises:
@@ -41,9 +42,9 @@ def curves(forecasts: Sequence[Mapping[str, Any]], path: str | Path) -> None:
         InvalidArgument: If the ending is none of the three, or the file cannot be written.
     """
     style.check(path)
-    shown, objective = [curve_of(forecast) for forecast in forecasts], forecasts[0]["objective"]
+    shown, objective = [curve_of(forecast) for forecast in forecasts], forecasts[0].objective
     figure, axes = style.sheet(9.0, _INCHES + _INCHES_A_GPU * len(shown))
-    where = setting({**forecasts[0], "device": None}) if len(shown) > 1 else shown[0].subtitle
+    where = setting_of(forecasts[0], with_device=False) if len(shown) > 1 else shown[0].subtitle
     style.head(axes, shown[0].title, f"{where}\n{_MARKS}", pad=38)
     _scale(axes, shown, objective)
     axes.set_ylabel(shown[0].y_label)
@@ -81,11 +82,11 @@ def _draw(axes: Axes, curve: Curve, dash: str, colour: str, label: str) -> None:
                       fontweight="bold", color=colour, zorder=6)  # fmt: skip
 
 
-def _legend(forecast: Mapping[str, Any], curve: Curve) -> str:
+def _legend(forecast: Forecast, curve: Curve) -> str:
     """Say the GPU, its answer and the largest batch that fits."""
     parts = [f"predicted answer {curve.answer.label}"] if curve.answer else []
-    room, largest = forecast["limits"]["memory_bytes"], forecast["largest_batch_size"]
-    return "; ".join([style.plain(forecast["device"]["name"]), *parts, f"up to {largest} fit in {format_bytes(room)}"])
+    room, largest = forecast.limits["memory_bytes"], forecast.largest_batch_size
+    return "; ".join([style.plain(forecast.device.name), *parts, f"up to {largest} fit in {format_bytes(room)}"])
 
 
 def _xy(points: Sequence[Point]) -> tuple[list[int], list[float]]:

@@ -7,6 +7,9 @@ global state (back end, pyplot) is not touched.
 
 from __future__ import annotations
 
+import base64
+import importlib.util
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -137,3 +140,18 @@ def save(figure: Figure, path: str | Path) -> None:
         figure.savefig(path, facecolor="white")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise InvalidArgument("plot file", str(path), "a file that can be written", f"{error}.") from error
+
+
+def is_installed() -> bool:
+    """Return whether Matplotlib can be imported."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def data_url(figure: Figure) -> str:
+    """Return a figure as an SVG in a `data:` URL, for an <img> of a page: nothing in it can reach the page."""
+    import matplotlib as mpl
+
+    written = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "cubatch"}):  # equal figures are equal files
+        figure.savefig(written, format="svg", facecolor="white", metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}"

@@ -55,14 +55,3 @@ def shape(extents: Sequence[int]) -> str:
         '28 x 28 x 1'
     """
     return " x ".join(str(extent) for extent in extents)
-
-
-def joined(words: Sequence[str]) -> str:
-    """
-    List words in a sentence.
-
-    Example:
-        >>> joined(["8", "16", "32"]), joined(["8"])
-        ('8, 16 and 32', '8')
-    """
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

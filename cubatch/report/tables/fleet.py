@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.report.grid import WIDTH, Grid
+from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_count, format_metric
 
 
-def compared(fleet: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
+def compared(fleet: FleetResult, *, width: int = WIDTH) -> Grid:
     """
-    Lay out the answers of a fleet.
+    Lay out the recommendations of a fleet.
 
     Args:
-        fleet: A FleetResult in its JSON form.
+        fleet: What was measured and predicted.
         width: Characters per line.
-
-    Returns:
-        A grid.
     """
-    devices = fleet["devices"]
+    devices = fleet.devices
     rows = [
         (
-            device["name"],
-            str(len(device["workers"])) if device["workers"] else None,
-            _told(str, device["batch_size"]),
-            _told(format_count, device["samples_per_second"]),
-            _told(format_bytes, device["peak_bytes"]),
-            _told(format_metric, device["cost_per_million_samples"]),
-            "failed" if device["error"] else "predicted" if device["predicted"] else "measured",
+            device.name,
+            str(len(device.workers)) if device.workers else None,
+            written(str, device.batch_size),
+            written(format_count, device.samples_per_second),
+            written(format_bytes, device.peak_bytes),
+            written(format_metric, device.cost_per_million_samples),
+            _status(device),
         )
         for device in devices
     ]
     columns = ("device", "workers", "batch", "samples/s", "memory", "per million samples", "status")
-    notes = [f"{device['name']}: {device['error']}" for device in devices if device["error"]]
-    found = [place for place, device in enumerate(devices) if device["samples_per_second"]]
+    notes = [f"{device.name}: {device.error}" for device in devices if device.error]
+    found = [place for place, device in enumerate(devices) if device.samples_per_second]
     grid = Grid(title="By kind of device", columns=columns, rows=rows, marked=found[:1], notes=notes)
     return grid.fit(width, ("memory", "workers"))
 
@@ -46,5 +44,5 @@ def shared(shares: Mapping[str, int]) -> Grid:
     return Grid(title="Shares of a batch", columns=("worker", "samples"), rows=rows)
 
 
-def _told(form: Any, value: Any) -> str | None:
-    return None if value is None else str(form(value))
+def _status(device: FleetDevice) -> str:
+    return "failed" if device.error else "predicted" if device.forecast is not None else "measured"

@@ -1,25 +1,26 @@
 """
 What `cubatch predict` prints: the table of a prediction, GPUs side by side, and the layers behind an answer.
 
-It reads only the JSON form of predictions, so that a kept one prints alike; every line with a figure says that it is
-predicted.
+Every line with a figure says that it is predicted.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import attrs
 
-from cubatch.report.facts import setting, subject, value_of
 from cubatch.report.grid import WIDTH, Grid
+from cubatch.report.settings import setting_of
 from cubatch.report.tables import result as result_table
-from cubatch.report.tables.common import joined, written
-from cubatch.units import format_bytes, format_objective, format_percent, format_seconds, format_value
+from cubatch.report.tables.common import written
+from cubatch.tuning.forecast_record import Forecast, PassShare
+from cubatch.tuning.forecast_waves import alike
+from cubatch.tuning.results import Measurement
+from cubatch.units import format_bytes, format_objective, format_percent, format_seconds, format_value, join_words
 
 _KERNEL = re.compile(r"(?:_(f\dx\d))?_[a-z]+\d+_(simt|mma|hopper|winograd)_(\d\w*?)(?:_v\d+)?$")
 _FEWER_OPERATIONS = re.compile("winograd|fft|.*_winograd_")  # how the names of such algorithms begin
@@ -43,44 +44,27 @@ _LAYERS_NOTE = (
 )
 
 
-def table(result: Mapping[str, Any], *, width: int = WIDTH) -> str:
-    """
-    Write a prediction as plain text: the table, the answer and why, what the model has not seen.
-
-    Args:
-        result: A prediction in the JSON form of schema 1.
-        width: Characters per line.
-
-    Returns:
-        The lines, without a final newline.
-    """
-    return fitted(result, width=width).text(width)
-
-
-def fitted(result: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
+def fitted(result: Forecast, *, width: int = WIDTH) -> Grid:
     """
     Lay out a prediction: the table of a tuning result, with the interval of each rate in place of its half width.
 
     Args:
-        result: A prediction in the JSON form of schema 1.
+        result: The prediction.
         width: Characters per line.
-
-    Returns:
-        A grid.
     """
-    measurements = sorted(result["measurements"], key=lambda m: int(m["batch_size"]))
+    measurements = result.sizes.values()
     whole = result_table.tuning_grid(result)
-    whole = whole.renamed("±", _INTERVAL, [_interval(m["throughput_interval"]) for m in measurements])
+    whole = whole.renamed("±", _INTERVAL, [_interval(m.throughput_interval) for m in measurements])
     whole = whole.renamed("status", "status", [_status(m) for m in measurements])
     content = whole.fit(width, [_INTERVAL if name == "±" else name for name in result_table.DISPENSABLE])
-    over = any((m["roofline_fraction"] or 0) > 1 for m in measurements) and "roofline" in content.columns
-    spares = any(_FEWER_OPERATIONS.match(one["algorithm"]) for one in result["passes"])
-    notes = [*content.notes, *([result["notes"]] if result["notes"] else [])]
+    over = any((m.roofline_fraction or 0) > 1 for m in measurements) and "roofline" in content.columns
+    spares = any(_FEWER_OPERATIONS.match(one.algorithm) for one in result.passes)
+    notes = [*content.notes, *([result.notes] if result.notes else [])]
     return attrs.evolve(content, notes=[*notes, *([_ROOFLINE_NOTE] if over and spares else [])])
 
 
 def compared(
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[Forecast],
     failed: Mapping[str, str],
     *,
     width: int = WIDTH,
@@ -90,7 +74,7 @@ def compared(
     Lay out what is predicted of several GPUs for one network, a line each.
 
     Args:
-        results: Predictions in the JSON form of schema 1 that differ in the GPU only, at least one, the best first.
+        results: Predictions that differ in the GPU only, at least one, the best first.
         failed: Why there is none, by the name of the GPU.
         width: Characters per line.
         costs: What a million samples cost, by the name of the GPU, where it is known.
@@ -98,7 +82,7 @@ def compared(
     Returns:
         A grid.
     """
-    objective = results[0]["objective"]
+    objective = results[0].objective
     answers = [(result, _answer(result)) for result in results]
     best, low, high = _value(answers[0][1], objective)
     rows: list[list[Any]] = []
@@ -107,15 +91,15 @@ def compared(
         rows.append([
             "≈" if rows and lowest <= high and highest >= low else "" if rows else "→",
             _name(result),
-            str(answer["batch_size"]),
-            format_seconds(answer["latency_seconds"]),
-            format_value(answer["samples_per_second"], "throughput"),
-            _interval(answer["throughput_interval"]),
+            str(answer.batch_size),
+            written(format_seconds, answer.latency_seconds),
+            format_value(result.samples_per_second[answer.batch_size], "throughput"),
+            _interval(answer.throughput_interval),
             format_percent(best / value if objective == "latency" else value / best),
-            str(result["largest_batch_size"]),
-            written(format_bytes, answer["predicted_peak_bytes"]),
+            str(result.largest_batch_size),
+            written(format_bytes, answer.predicted_peak_bytes),
             written(_amount, costs.get(_name(result))),
-            _bound(result["passes"]),
+            _bound(result.passes),
             _PREDICTED,
         ])  # fmt: skip
     rows += [["", name, *[None] * 9, "cannot"] for name in failed]
@@ -134,8 +118,8 @@ def compared(
         "status",
     ]
     tied = any(row[0] == "≈" for row in rows)
-    shared = setting({**results[0], "device": None})
-    whole = Grid(title=f"Predicted: {subject(results[0])}, {shared}, by GPU", columns=names, rows=rows, marked=[0])
+    shared = setting_of(results[0], with_device=False)
+    whole = Grid(title=f"Predicted: {results[0].subject}, {shared}, by GPU", columns=names, rows=rows, marked=[0])
     grid = whole.fit(width, ("bound by", "of fastest", "largest", "memory", "time"))
     explained = [words for column, words in _EXPLAINED.items() if column in grid.columns]
     notes = [
@@ -154,64 +138,56 @@ def _amount(price: float) -> str:
     return f"{price:#.3g}".rstrip(".") if price < 1000 else f"{price:.0f}"  # noqa: PLR2004
 
 
-def layers(result: Mapping[str, Any], *, width: int = WIDTH) -> Grid:
+def layers(result: Forecast, *, width: int = WIDTH) -> Grid:
     """
     Lay out the passes of the step at the answer, those that take longest first; equal ones share a line.
 
     Args:
-        result: A prediction in the JSON form of schema 1.
+        result: The prediction.
         width: Characters per line.
-
-    Returns:
-        A grid.
     """
-    num_sms = result["device"]["num_sms"]
-    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for one in result["passes"]:
-        kind = one["pass"], one["algorithm"], one["blocks"], one["bound"], one["seconds"]
-        alike.setdefault(kind, []).append(one)
-    groups = sorted(alike.values(), key=lambda group: -sum(one["share"] for one in group))
+    groups = alike(result.passes)
     rows, covered = [], 0.0
     for place, group in enumerate(groups):
         if covered > _SHOWN_SHARE or place == _SHOWN_LINES:
             rows += _summed([one for others in groups[place:] for one in others])
             break
-        covered += sum(one["share"] for one in group)
+        covered += sum(one.share for one in group)
         first = group[0]
-        facts = [_shortened(first["algorithm"]), first["bound"], *_fall(first["blocks"], num_sms)]
-        name = first["layer"] + (f", +{len(group) - 1}" if len(group) > 1 else "")
-        rows.append([name, first["pass"], *_taken(group), *facts, _PREDICTED])
+        facts = [_shortened(first.algorithm), first.bound, *_fall(first.blocks, result.device.num_sms or 1)]
+        name = first.layer + (f", +{len(group) - 1}" if len(group) > 1 else "")
+        rows.append([name, first.pass_, *_taken(group), *facts, _PREDICTED])
     names = ["layer", "pass", "time", "share", "runs as", "bound by", "blocks", "busiest SM", "fill", "status"]
-    title = f"Predicted: where the time of a step goes at batch {result['batch_size']}"
+    title = f"Predicted: where the time of a step goes at batch {result.batch_size}"
     grid = Grid(title=title, columns=names, rows=rows, notes=[_LAYERS_NOTE])
     return grid.fit(width, ("busiest SM", "blocks", "bound by", "share", "fill"))
 
 
-def _status(measurement: Mapping[str, Any]) -> str:
-    if measurement["status"] == _PREDICTED:
+def _status(measurement: Measurement) -> str:
+    if measurement.status != "over_limit":
         return _PREDICTED
-    return "does not fit" if measurement["latency_seconds"] is None else f"{_PREDICTED} too slow"
+    return "does not fit" if measurement.latency_seconds is None else f"{_PREDICTED} too slow"
 
 
 def _interval(interval: Sequence[float] | None) -> str | None:
     return None if interval is None else " to ".join(format_value(rate, "throughput") for rate in interval)
 
 
-def _answer(result: Mapping[str, Any]) -> Any:
-    return {m["batch_size"]: m for m in result["measurements"]}[result["batch_size"]]
+def _answer(result: Forecast) -> Measurement:
+    return result.sizes[result.batch_size]
 
 
-def _value(answer: Mapping[str, Any], objective: str) -> tuple[float, float, float]:
-    """Give the value that the objective looks at, and its interval: an answer has both."""
-    return cast("tuple[float, float, float]", value_of(answer, objective))
+def _value(answer: Measurement, objective: str) -> tuple[float, float, float]:
+    """Return the value that the objective looks at, and its interval: a predicted answer has both."""
+    return answer.value(objective) or (0.0, 0.0, 0.0)
 
 
-def _verdict(answers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], objective: str) -> str:
-    """Say which GPU is predicted to be fastest, and by how much."""
+def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str) -> str:
+    """Return which GPU is predicted to be fastest, and by how much."""
     (result, answer), *others = answers
     value = _value(answer, objective)[0]
     text = f"Predicted, not measured: {_name(result)} is the fastest, {format_objective(value, objective)} with batch"
-    text += f" {answer['batch_size']}"
+    text += f" {answer.batch_size}"
     if not others:
         return f"{text}."
     following = _value(others[0][1], objective)[0]
@@ -223,35 +199,37 @@ def _cheapest(costs: Mapping[str, float], names: Sequence[str]) -> str:
     """Name the cheapest of the GPUs whose price is known, and those of which it is not."""
     first = f"The cheapest is {min(costs, key=lambda name: costs[name])}, by the prices given"
     unpriced = [name for name in names if name not in costs]
-    return f"{first}; of {joined(unpriced)} none is." if unpriced else f"{first}."
+    have = "has" if len(unpriced) == 1 else "have"
+    return f"{first}; {join_words(unpriced)} {have} no price." if unpriced else f"{first}."
 
 
-def _told(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Give the notes of several predictions, each once, after the GPUs that it holds for where it is not all."""
+def _told(results: Sequence[Forecast]) -> list[str]:
+    """Return the notes of several predictions, each once, after the GPUs that it holds for where it is not all."""
     holds: dict[str, dict[str, None]] = {}
     for result in results:
-        for note in result["notes"]:
-            holds.setdefault(note.replace(result["device"]["name"], "this GPU"), {})[_name(result)] = None
+        for note in result.notes:
+            holds.setdefault(note.replace(result.device.name, "this GPU"), {})[_name(result)] = None
     return [note if len(gpus) == len(results) else f"{', '.join(gpus)}: {note}" for note, gpus in holds.items()]
 
 
-def _name(result: Mapping[str, Any]) -> str:
-    return str(result["device"].get("slug") or result["device"]["name"])
+def _name(result: Forecast) -> str:
+    return result.device.slug or result.device.name
 
 
-def _bound(passes: Sequence[Mapping[str, Any]]) -> str | None:
+def _bound(passes: Sequence[PassShare]) -> str | None:
     """Name the roof that most of the time lies under, with its share."""
-    shares: Counter[str] = Counter()
+    shares: dict[str, float] = {}
     for one in passes:
-        if one["bound"] is not None:
-            shares[one["bound"]] += one["share"]
-    return ", ".join(f"{bound} {format_percent(share)}" for bound, share in shares.most_common(1)) or None
+        if one.bound is not None:
+            shares[one.bound] = shares.get(one.bound, 0.0) + one.share
+    bound = max(shares, key=shares.__getitem__, default=None)
+    return None if bound is None else f"{bound} {format_percent(shares[bound])}"
 
 
-def _summed(rest: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def _summed(rest: Sequence[PassShare]) -> list[list[Any]]:
     """Lay out the passes that hardly count in a line for those that compute, and one for those that only move bytes."""
-    moving = [one for one in rest if one["blocks"] is None]
-    kinds = {"products": [one for one in rest if one["blocks"] is not None], "bytes": moving}
+    moving = [one for one in rest if one.blocks is None]
+    kinds = {"products": [one for one in rest if one.blocks is not None], "bytes": moving}
     return [
         [f"{len(passes)} more", None, *_taken(passes), kind, *[None] * 4, _PREDICTED]
         for kind, passes in kinds.items()
@@ -259,9 +237,9 @@ def _summed(rest: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     ]
 
 
-def _taken(passes: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _taken(passes: Sequence[PassShare]) -> tuple[str, str]:
     """Write the time of passes together, and its share of the step."""
-    return format_seconds(sum(one["seconds"] for one in passes)), format_percent(sum(one["share"] for one in passes))
+    return format_seconds(sum(one.seconds for one in passes)), format_percent(sum(one.share for one in passes))
 
 
 def _fall(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str | None]:

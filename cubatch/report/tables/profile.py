@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cubatch.report.grid import Grid
-from cubatch.report.tables.common import joined, plain
-from cubatch.units import format_count, format_metric, format_percent, format_seconds
+from cubatch.report.tables.common import plain
+from cubatch.units import format_count, format_metric, format_percent, format_seconds, join_words
 
 if TYPE_CHECKING:
     from cubatch.measure.profile_records import StepProfile
@@ -79,7 +79,7 @@ def shares(profile: Mapping[str, Any]) -> str:
         for index, (cause, seconds) in enumerate(ranked)
         if seconds / total >= _LEAST_SHARE
     ]
-    return f"Of the time, {joined(parts)}."
+    return f"Of the time, {join_words(parts)}."
 
 
 def sizes(profiles: Sequence[Mapping[str, Any]]) -> Grid:

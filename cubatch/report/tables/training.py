@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
 
+from cubatch.engine.training_run import Epoch
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_count, format_seconds
 
 
-def epochs(
-    done: Sequence[Mapping[str, Any]], *, title: str, diverged: bool = False, stopped_early: bool = False
-) -> Grid:
+def epochs(done: Sequence[Epoch], *, title: str, diverged: bool = False, stopped_early: bool = False) -> Grid:
     """Lay out a training run, one line for each epoch."""
     rows = [
         [
-            epoch["number"],
-            written(lambda loss: f"{loss:.4f}", epoch["loss"]),
-            f"{100 * epoch['test_accuracy']:.2f} %",
-            format_seconds(epoch["seconds"]),
-            format_count(epoch["samples_per_second"]),
+            epoch.number,
+            written(lambda loss: f"{loss:.4f}", epoch.loss if math.isfinite(epoch.loss) else None),
+            f"{100 * epoch.test_accuracy:.2f} %",
+            format_seconds(epoch.seconds),
+            format_count(epoch.samples_per_second),
         ]
         for epoch in done
     ]

@@ -16,7 +16,7 @@ from cubatch.network.layers import ReLU
 from cubatch.report import letters
 from cubatch.report.grid import Grid, Listed
 from tests.unit.commands import on_a_terminal
-from tests.unit.tuned import tuned
+from tests.unit.tuned import result_of
 
 ROOT = Path(cubatch.__file__).parent.parent
 SIGNS = "\x1b]0;mine\x07\x1b[2J\x9b\u202e\r"
@@ -159,9 +159,7 @@ def test_a_spec_of_somebody_else_says_nothing_to_the_terminal(tmp_path, line):
 
 def test_a_row_that_was_kept_says_nothing_to_the_terminal(tmp_path):
     """M10: `store show` of a result whose names are of another program."""
-    from cubatch.report.tables import result
-
-    text = result.table(tuned(spec={"name": SIGNS}, device={"name": SIGNS}, reasons=[SIGNS]))
+    text = result_of(spec={"name": SIGNS}, device={"name": SIGNS}, reasons=[SIGNS]).table()
     assert [sign for sign in text if not sign.isprintable() and sign != "\n"] == []
 
 

@@ -174,9 +174,9 @@ def test_the_table_says_what_the_json_says(run, options):
         assert m["reasons"][0][:8] in line
     assert re.findall(r"^→ +(\d+) ", out, re.MULTILINE) == [str(found["batch_size"])]
     text = " ".join(out.split())
-    assert f"Predicted, not measured: use batch size {found['batch_size']} on Tesla V100-SXM2-16GB" in text
+    assert f"Predicted, not measured: use batch size {found['batch_size']}" in text
     assert all(reason in text for reason in [*found["reasons"], *found["notes"]])
-    assert f"largest batch size that fits, by the plan, is {found['largest_batch_size']}" in text
+    assert f"largest batch size that fits is {found['largest_batch_size']}" in text
 
 
 def test_json_is_the_forecast_that_python_gives(run, tmp_path):

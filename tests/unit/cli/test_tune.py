@@ -84,7 +84,7 @@ def test_tune_prints_the_table_and_the_answer(run):
     code, out, err = run("tune", "mlp")
 
     assert (code, err) == (0, "")
-    assert "Use batch size 64 on Test GPU" in out
+    assert "The curve is flat from batch 64 on." in out
     assert "3 000" in out
 
 
@@ -107,10 +107,10 @@ def test_json_plot_and_report_go_to_their_files_and_the_table_stays(run, tmp_pat
     code, out, err = run("tune", "mlp", "--json", files[0], "--plot", files[1], "--report", files[2])
 
     assert code == 0
-    assert "Use batch size 64" in out
+    assert "The curve is flat from batch 64 on." in out
     assert json.loads(files[0].read_text())["batch_size"] == 64
     assert files[1].read_bytes().startswith(b"\x89PNG")
-    assert "Use batch size 64" in files[2].read_text()
+    assert "The curve is flat from batch 64 on." in files[2].read_text()
     assert all(f"wrote {path}" in err for path in files[1:])
 
 
@@ -145,7 +145,7 @@ def test_interrupted_tuning_shows_what_there_is_and_exits_with_130(run, autotune
 
     assert code == 130
     assert "3 000" in out
-    assert "There is no answer yet" in out
+    assert "The curve is flat from batch 64 on." in out
     assert err == "cubatch: interrupted; what was measured is kept; the same command goes on with it\n"
 
 

@@ -161,7 +161,7 @@ def test_recompute_lowers_the_plan():
 def test_a_footprint_prints_the_tables_of_the_command():
     """By part and by layer, an empty line between, as `cubatch memory` lays them out."""
     whole = footprint("mlp", batch_size=8, device="cpu")
-    parts, layers = tables.footprint(whole.to_mapping(), title="batch 8: memory of a step")
+    parts, layers = tables.footprint(whole, title="batch 8: memory of a step")
     assert str(whole) == whole.table() == f"{parts.text()}\n\n{layers.text()}"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
+from cubatch.measure.records import Candidate
 from cubatch.report.grid import WIDTH
 from cubatch.report.plots import forecast
 from cubatch.report.tables import forecast as forecast_table
@@ -13,32 +14,32 @@ from cubatch.units import format_percent, format_seconds
 from tests.unit.predictions import fastest_first, lines_of, one_pass, predicted
 from tests.unit.tables import rows_of
 
+# 64 samples take 31.25 ms.
+LATE = {"max_batch_size": None, "memory_bytes": 2**30, "latency_seconds": 0.03}
+
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
 def test_on_a_narrow_line_the_interval_goes_before_the_answer():
     """80 characters hold batch, time and rate of every size, one line each."""
-    text = forecast_table.table(predicted(), width=80)
+    text = forecast_table.fitted(predicted(), width=80).text(80)
     assert max(map(len, text.splitlines())) <= 80
     assert len(lines_of(text)) == 4
     assert lines_of(text)[1].split()[:5] == ["32", "16.0", "ms", "2", "000"]
 
 
 def test_above_the_roofline_a_note_says_how_that_can_be():
-    """Winograd's algorithm needs fewer operations, where it runs; with nothing above or shown nobody has to be told."""
-    found = predicted()
+    """Winograd's algorithm needs fewer operations, where it runs; with nothing above or shown nothing is explained."""
     for algorithm, fraction, told in (
         ("winograd 4x4 64x64", 0.9, False),
         ("winograd 4x4 64x64", 1.2, True),
         ("fft 32", 1.2, True),
         ("conv2d_fprop_implicit_gemm_f16_mma_256x128x32_v8", 1.2, False),
     ):
-        found["passes"][2]["algorithm"] = algorithm
-        found["measurements"][1]["roofline_fraction"] = fraction
-        text = forecast_table.table(found)
+        found = predicted(passes=(one_pass("fc", 1, 1, algorithm=algorithm),), roofline_seconds={32: fraction * 0.016})
+        text = forecast_table.fitted(found).text()
         assert (format_percent(fraction) in text, "fewer operations" in text) == (True, told)
-    found["passes"][2]["algorithm"] = "winograd 2x2"
-    narrow = forecast_table.table(found, width=70)
+    narrow = forecast_table.fitted(predicted(roofline_seconds={32: 1.2 * 0.016}), width=70).text(70)
     assert "roofline" not in narrow
     assert "fewer operations" not in narrow
 
@@ -46,11 +47,9 @@ def test_above_the_roofline_a_note_says_how_that_can_be():
 @pytest.mark.parametrize("factor", [1.001, 1.25, 3.0])
 def test_no_candidate_takes_two_lines(factor):
     """However narrow or wide the intervals are, the reasons get what is left of the line."""
-    found = predicted(factor=factor)
-    found["measurements"][2]["status"] = "over_limit"
-    for m in found["measurements"]:
-        m["reasons"] = ["0.75 of the memory limit", "coulom n=16", "crest 12 of layer1.0.conv1"]
-    shown = lines_of(forecast_table.table(found))
+    reasons = ("0.75 of the memory limit", "coulom n=16", "crest 12 of layer1.0.conv1")
+    found = predicted(factor=factor, limits=LATE, candidates=tuple(Candidate(n, reasons) for n in (16, 32, 64, 256)))
+    shown = lines_of(forecast_table.fitted(found).text())
     assert len(shown) == 4
     assert max(map(len, shown)) <= WIDTH
 
@@ -242,9 +241,7 @@ def test_gpus_far_apart_are_drawn_on_a_logarithmic_axis(drawn, rate, scale):
 
 def test_sizes_over_the_latency_limit_are_hollow(drawn):
     """They have a predicted time, and cannot be the answer."""
-    slow = predicted()
-    slow["measurements"][2]["status"] = "over_limit"
-    axes, _ = drawn(slow)
+    axes, _ = drawn(predicted(limits=LATE, fastest_batch_size=32))
     (hollow,) = (line for line in axes.lines if line.get_markerfacecolor() == "white" and len(line.get_xdata()))
     assert list(hollow.get_xdata()) == [64]
     assert list(axes.lines[0].get_xdata()) == [16, 32]

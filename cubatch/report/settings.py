@@ -1,0 +1,103 @@
+"""Under what a result was measured or predicted: one line for a title, and two-column tables for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cubatch.report.tables.common import shape, written
+from cubatch.tuning.results import BatchSizeResult
+from cubatch.units import format_bytes, format_seconds, visible
+
+
+def setting(known: Mapping[str, Any], device: str | None) -> str:
+    """Return device, mode, dtype, library and date in one line, as far as they are known."""
+    library, created = known.get("library"), str(known.get("created") or "")
+    parts = [
+        device,
+        known.get("mode"),
+        known.get("dtype"),
+        f"library {library}" if library else None,
+        "activations computed again" if known.get("recompute") else None,
+        created[: len("2026-11-20")],
+    ]
+    return visible(", ".join(str(part) for part in parts if part), keep="")
+
+
+def setting_of(result: BatchSizeResult, *, with_device: bool = True) -> str:
+    """Return under what a result was measured or predicted in one line."""
+    return setting(_facts(result), result.device_facts.get("name") if with_device else None)
+
+
+def tables_of(result: BatchSizeResult) -> dict[str, dict[str, object]]:
+    """Return the titled two-column tables of the page of a result."""
+    return tables(_facts(result), vitals(result))
+
+
+def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = None) -> dict[str, dict[str, object]]:
+    """
+    Return titled two-column tables of what was known and asked; what is unknown is left out.
+
+    Args:
+        known: Fields of a TuningResult.
+        measured: What the GPU was like while it was measured.
+    """
+    limits, device = known.get("limits") or {}, dict(known.get("device") or {})
+    for key, name in (("memory_bytes", "memory"), ("free_bytes", "free_memory")):
+        device[name] = written(format_bytes, device.pop(key, None))
+    if (capability := device.get("compute_capability")) is not None:
+        device["compute_capability"] = ".".join(str(part) for part in capability)
+    settings = {
+        **{key: known.get(key) for key in ("mode", "dtype", "objective", "tolerance", "optimizer", "library")},
+        "input_shape": shape(known.get("input_shape") or ()) or None,
+        "recompute": known.get("recompute"),
+        "max_batch_size": limits.get("max_batch_size"),
+        "memory_limit": written(format_bytes, limits.get("memory_bytes")),
+        "latency_limit": written(format_seconds, limits.get("latency_seconds")),
+        "budget": written(format_seconds, known.get("budget_seconds")),
+        "spent": written(format_seconds, known.get("seconds_spent")),
+        "seed": known.get("seed"),
+        "L2 cache": known.get("l2"),
+        "decided_by": known.get("decided_by"),
+        "created": known.get("created"),
+    }
+    environment = dict(known.get("environment") or {})
+    if launch := environment.pop("launch", None):
+        way = "in one CUDA graph" if launch["graph"] else f"one by one: {launch['refusal']}"
+        environment["launches a step"] = f"{launch['launches'] or 'unknown'}, {way}"
+    titled = {"Device": device, "While measured": measured or {}, "Settings": settings, "Environment": environment}
+    return {
+        name: {key.replace("_", " "): value for key, value in facts.items() if value not in (None, "")}
+        for name, facts in titled.items()
+    }
+
+
+def vitals(result: BatchSizeResult) -> dict[str, object]:
+    """Return what the GPU was like: where it was hottest and fullest, and how it did the recommended size."""
+    sizes = result.sizes.values()
+    chosen = result.sizes.get(result.batch_size or 0)
+    power, busy = (None, None) if chosen is None else (chosen.power_watts, chosen.utilization_percent)
+
+    def most(values: Iterable[tuple[float | None, int]], write: Callable[[float], str]) -> str | None:
+        found = max(((value, n) for value, n in values if value is not None), default=None)
+        return None if found is None else f"{write(found[0])}, at batch size {found[1]}"
+
+    return {
+        "hottest": most(((m.temperature_celsius, m.batch_size) for m in sizes), "{:.0f} °C".format),
+        "fullest": most(
+            ((m.used_bytes, m.batch_size) for m in sizes),
+            lambda size: f"{format_bytes(size)} of the GPU's memory in use",
+        ),
+        "power at the recommended size": written("{:.0f} W".format, power),
+        "busy at the recommended size": written("{:.0f} % of the time".format, busy),
+    }
+
+
+_FIELDS = (
+    "mode", "dtype", "objective", "tolerance", "optimizer", "library", "input_shape", "recompute", "limits",
+    "budget_seconds", "seconds_spent", "seed", "l2", "decided_by", "created", "environment",
+)  # fmt: skip
+
+
+def _facts(result: BatchSizeResult) -> dict[str, Any]:
+    return {name: getattr(result, name, None) for name in _FIELDS} | {"device": dict(result.device_facts)}

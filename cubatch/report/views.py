@@ -1,0 +1,72 @@
+"""How each record is shown: its tables by its class, as text or as an output of a notebook."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+from cubatch.engine.training_run import Training
+from cubatch.fleet.fleet_result import FleetResult
+from cubatch.memory.parts import Footprint
+from cubatch.report import html as written
+from cubatch.report import page
+from cubatch.report.grid import Grid
+from cubatch.report.tables import candidates, fleet, footprint, forecast, result, training
+from cubatch.tuning.comparison import Comparison
+from cubatch.tuning.forecast_record import Forecast
+from cubatch.tuning.ladder import Candidates
+from cubatch.tuning.results import BatchSizeResult, TuningResult
+
+
+def text(record: Any) -> str:
+    """Return the tables of a record as plain text."""
+    return "\n\n".join(grid.text() for grid in grids(record))
+
+
+def html(record: Any) -> str:
+    """Return the page of a result, or the tables of another record, as an output of a notebook."""
+    return page.notebook(record) if isinstance(record, BatchSizeResult) else written.tables(grids(record))
+
+
+@singledispatch
+def grids(record: Any) -> list[Grid]:
+    """Return the tables of a record."""
+    raise TypeError(f"no table shows {type(record).__name__}")
+
+
+@grids.register
+def _(record: TuningResult) -> list[Grid]:
+    return [result.fitted(record)]
+
+
+@grids.register
+def _(record: Forecast) -> list[Grid]:
+    return [forecast.fitted(record)]
+
+
+@grids.register
+def _(record: Comparison) -> list[Grid]:
+    forecasts = list(record.forecasts.values())
+    return [forecast.compared(forecasts, record.failed, costs=record.cost_per_million_samples)]
+
+
+@grids.register
+def _(record: FleetResult) -> list[Grid]:
+    return [fleet.compared(record)]
+
+
+@grids.register
+def _(record: Footprint) -> list[Grid]:
+    return footprint.footprint(record, title=f"batch {record.batch_size}: memory of a step")
+
+
+@grids.register
+def _(record: Candidates) -> list[Grid]:
+    return [candidates.candidates(record, title=record.title)]
+
+
+@grids.register
+def _(record: Training) -> list[Grid]:
+    title = f"{record.model}, {record.dtype}, batch {record.target_batch_size}, {record.optimizer}"
+    ends = {"diverged": record.diverged, "stopped_early": record.stopped_early}
+    return [training.epochs(record.epochs, title=f"{title}, learning rate {record.learning_rate:g}", **ends)]

@@ -1,0 +1,35 @@
+"""Records that show themselves: printed, in IPython, and in a notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Shown:
+    """
+    A record of which `report` makes tables or a page.
+
+    Each method looks for the view of its own class, so that records need not know how they look.
+    """
+
+    __slots__ = ()
+
+    def table(self) -> str:
+        """Return the record as tables for a terminal."""
+        from cubatch.report import views
+
+        return views.text(self)
+
+    def __str__(self) -> str:
+        """Return the tables."""
+        return self.table()
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
+        """Show the tables in IPython."""
+        printer.text(Shown.table(self))
+
+    def _repr_html_(self) -> str:
+        """Show the tables, or the page of a result, in a notebook."""
+        from cubatch.report import views
+
+        return views.html(self)

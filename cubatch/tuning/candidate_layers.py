@@ -1,0 +1,90 @@
+"""Waves, padding and predicted time of each layer at each candidate."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from cubatch.choices import Dtype, Library, Mode
+from cubatch.estimate import roofline
+from cubatch.estimate.on_sms import on_sms
+from cubatch.hardware import arithmetic, probe
+from cubatch.hardware.arithmetic import tensor_core_multiple
+from cubatch.hardware.facts import Device
+from cubatch.kernels.resources import recorded_figures
+from cubatch.measure.records import Candidate
+from cubatch.network import graph, models
+from cubatch.network.graph import Node
+from cubatch.network.layer import Layer, extents
+from cubatch.network.models import SpecLike
+from cubatch.network.passes import Pass
+from cubatch.tuning.ladder import candidates
+
+
+def explain(
+    spec: SpecLike,
+    found: Sequence[Candidate] | None = None,
+    *,
+    device: Device | str | None = None,
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    library: Library = "auto",
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """
+    Return for each candidate the waves of each layer's blocks, and channels that need padding for Tensor Cores.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
+        found: The candidates; None calls `candidates` with all the arguments.
+        device: A GPU; the list is empty for a CPU, which has no SMs.
+        mode, dtype, library: As for `candidates`.
+        options: Further arguments of `candidates`.
+
+    Returns:
+        list[dict]: A row per candidate and distinct matrix product of the network; layers of equal extents share a
+            row. Keys: `batch_size`, `layer` (the first), `layers` (their number), `pass`, the figures of
+            `on_sms.on_sms` (waves, the last one, the busiest SM, fill), `predicted_seconds` of all these layers, and
+            `padding`: for each of c and k that is no multiple for Tensor Cores, the next one, as {"c": 8}.
+
+    Raises:
+        InvalidArgument: If an argument cannot be used.
+
+    Example:
+        >>> rows = explain("go-net", [Candidate(28), Candidate(29)], device="v100-sxm2-16gb", library="im2col")
+        >>> [(row["layers"], row["blocks"], row["busiest_sm_blocks"]) for row in rows]
+        [(80, 79, 1), (80, 82, 2)]
+    """
+    gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
+    chosen = arithmetic.resolve_library(library, gpu, dtype)
+    if gpu.num_sms is None:
+        return []
+    if found is None:
+        found = candidates(resolved, device=gpu, mode=mode, dtype=dtype, library=library, **options)
+    multiple = tensor_core_multiple(gpu, dtype)
+    alike: dict[object, list[tuple[Node, Pass]]] = {}
+    for node, pass_ in graph.layer_passes(resolved, mode):
+        if node.layer.gemms(pass_, 1):
+            alike.setdefault((pass_, extents(node.layer)), []).append((node, pass_))
+    rows, budget = [], recorded_figures()
+    for size, same in itertools.product((candidate.batch_size for candidate in found), alike.values()):
+        node, pass_ = same[0]
+        seconds = roofline.layer_seconds(node.layer, pass_, size, gpu, dtype)
+        rows.append({
+            "batch_size": size,
+            "layer": node.name,
+            "layers": len(same),
+            "pass": pass_.value,
+            **on_sms(node.layer, pass_, size, device=gpu, dtype=dtype, library=chosen, budget=budget),
+            "predicted_seconds": None if seconds is None else seconds * len(same),
+            "padding": _padding(node.layer, multiple),
+        })  # fmt: skip
+    return rows
+
+
+def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
+    """Return the channels (of one group) that are no multiple for Tensor Cores, rounded up."""
+    if multiple is None:
+        return {}
+    return {name: -(-size // multiple) * multiple for name, size in layer.product_channels.items() if size % multiple}
