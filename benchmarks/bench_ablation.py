@@ -5,7 +5,8 @@ Leave out one rule of the search after the other, and print what that costs.
 
 Each variant searches the same fake devices (`search.fake_devices`, budgets of 60 and 10 s) and the same fake hosts
 (`search.hosts`, 60 s).  The seeds are not those on which constants were chosen.  A rule is kept if leaving it out moves
-a mean regret by more than 0.1 %, or if it is what keeps a promise: limits are bisected, named sizes are measured.
+a mean regret by more than 0.1 %, or if it keeps a promise.  Promises are that limits are bisected and named sizes are
+measured.
 """
 
 from __future__ import annotations

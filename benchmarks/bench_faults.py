@@ -4,10 +4,10 @@ Tune on devices, in processes and on disks that fail, and check that no timing a
     python -m benchmarks.bench_faults --devices 1760 --processes 270 --jobs 6 --json benchmarks/results/faults.json
     python -m benchmarks.bench_faults --kinds "worker killed;parent killed" --processes 20
 
-Devices are fakes in virtual time: memory that runs out at random steps or is not monotone, errors that persist in a
-process, hangs, deaths, suspensions, kills of the tuner, disks that are full or fail.  Processes are a real tuner and
-its worker, which are killed, stopped, interrupted and restarted.  Several tuners share one store, a limit of file
-sizes simulates a full disk, and reads fail with EIO (which needs a C compiler).
+Devices are fakes in virtual time.  Their memory runs out at random steps or is not monotone, and errors persist in a
+process.  Steps hang, workers die or are suspended, the tuner is killed, and disks are full or fail.  Processes are a
+real tuner and its worker, which are killed, stopped, interrupted and restarted.  Several tuners share one store, a
+limit of file sizes simulates a full disk, and reads fail with EIO (which needs a C compiler).
 
 Each run is restarted until it ends by itself, and then checked:
 
@@ -45,9 +45,9 @@ from benchmarks.provenance import provenance
 KINDS = (*devices.KINDS, *processes.KINDS)
 
 
-def try_one(seed: int, asked: tuple[str, int]) -> Trial:
-    """Run the trial of a kind and number; what it raises is no answer."""
-    name, number = asked
+def try_one(seed: int, kind: tuple[str, int]) -> Trial:
+    """Run the trial of a kind and number; an exception counts as no result."""
+    name, number = kind
     logging.disable(logging.WARNING)  # retries, by the thousand
     place = devices if name in devices.KINDS else processes
     try:
@@ -57,12 +57,12 @@ def try_one(seed: int, asked: tuple[str, int]) -> Trial:
 
 
 def requests(kinds: Sequence[str], num_devices: int, num_processes: int) -> list[tuple[str, int]]:
-    """List the trials: so many on devices and so many in processes, whose kinds take turns."""
-    asked = []
+    """Return the trials on devices and in processes, whose kinds take turns."""
+    wanted = []
     for known, count in ((devices.KINDS, num_devices), (processes.KINDS, num_processes)):
         names = [name for name in known if name in kinds]
-        asked += [(names[number % len(names)], number // len(names)) for number in range(count if names else 0)]
-    return sorted(asked, key=lambda one: (KINDS.index(one[0]), one[1]))
+        wanted += [(names[number % len(names)], number // len(names)) for number in range(count if names else 0)]
+    return sorted(wanted, key=lambda kind: (KINDS.index(kind[0]), kind[1]))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -88,9 +88,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _before(path: Path | None, seed: int) -> dict[str, Any]:
     """Read what an earlier call wrote, if it was of this commit and seed."""
     if path is not None and path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        if (found["commit"], found["seed"]) == (provenance()["commit"], seed):
-            return found
+        earlier: dict[str, Any] = json.loads(path.read_text())
+        if (earlier["commit"], earlier["seed"]) == (provenance()["commit"], seed):
+            return earlier
     return {"summary": [], "bad": []}
 
 
@@ -99,13 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, began = _options(arguments), time.monotonic()
     before = _before(options.json, options.seed)
     known = {row["kind"] for row in before["summary"]}
-    asked = [one for one in requests(options.kinds, options.devices, options.processes) if one[0] not in known]
+    wanted = [kind for kind in requests(options.kinds, options.devices, options.processes) if kind[0] not in known]
     ask = functools.partial(try_one, options.seed)
     if options.jobs < 2:
-        trials = [ask(one) for one in asked]
+        trials = [ask(kind) for kind in wanted]
     else:
         with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-            trials = pool.map(ask, asked, chunksize=1)
+            trials = pool.map(ask, wanted, chunksize=1)
     rows, bad = judging.summarise(trials), [attrs.asdict(trial) for trial in trials if not trial.is_good]
     for row in rows:
         sys.stdout.write(", ".join(f"{name} {value}" for name, value in row.items()) + "\n")

@@ -4,7 +4,7 @@ Compare batch-size finders on fake CPU hosts that switch between a fast and a sl
     python -m benchmarks.bench_hosts --hosts 100 --seeds 10 --jobs 2 --json benchmarks/results/hosts.json
     python -m benchmarks.bench_hosts --hosts 20 --seeds 4 --spreads 0.05 --finders cubatch --worst 5
 
-Each host is searched several times, with other noise and other times of its states.  Per finder the table says
+Each host is searched several times, with other noise and other times of its states.  Per finder the table shows
 
     regret      share of the best rate lost beyond the tolerance, by the truth of `search.hosts.Ratios`
     spread      largest over smallest answer for the same host: median and 90th percentile over hosts
@@ -42,7 +42,7 @@ GOALS: Mapping[float, Mapping[str, float]] = {
 
 @attrs.frozen
 class Search:
-    """One search: which host, with which ratios, and which noise."""
+    """A search: its host, ratios and noise."""
 
     family: int
     host: int
@@ -149,7 +149,7 @@ def judge(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run_all(searches: Sequence[Search], jobs: int) -> Iterator[dict[str, Any]]:
-    """Run searches in so many processes, in order."""
+    """Run searches in `jobs` processes, in order."""
     if jobs < 2:
         yield from map(search, searches)
         return

@@ -33,17 +33,17 @@ VISITS = 0.02  # from one to the next
 PREPARE_SECONDS, LOAD_SECONDS = 0.1, 0.2
 WITHIN = 0.03
 HOSTS = {
-    "a host that stays": {"moves": False, "tells": False},
-    "a host that moves": {"moves": True, "tells": False},
-    "a host that moves, and tells": {"moves": True, "tells": True},
-    "the same, and visits differ": {"moves": True, "tells": True, "visits": VISITS},
-    "a host that stays, and visits differ": {"moves": False, "tells": True, "visits": VISITS},
+    "constant host": {"moves": False, "tells": False},
+    "changing host": {"moves": True, "tells": False},
+    "changing host with a reference": {"moves": True, "tells": True},
+    "changing host with a reference, trials differ": {"moves": True, "tells": True, "visits": VISITS},
+    "constant host with a reference, trials differ": {"moves": False, "tells": True, "visits": VISITS},
 }
 
 
 @attrs.frozen
 class Search:
-    """One search of one curve: seconds of a step by batch size, a host of HOSTS, a seed, a budget in seconds."""
+    """A search of a curve: seconds of a step by batch size, a host of HOSTS, a seed, a budget in seconds."""
 
     curve: Mapping[int, float]
     host: str
@@ -52,7 +52,7 @@ class Search:
 
 
 class Measured(Traits):
-    """A module on a host: seconds of a step by batch size, whether the host moves, and whether a reference tells."""
+    """A module on a host: seconds of a step by batch size, and whether the host changes and slows the reference."""
 
     def __init__(
         self, rng: random.Random, curve: Mapping[int, float], *, moves: bool, tells: bool, visits: float = 0.0

@@ -5,7 +5,7 @@ Compare the predicted memory of cubatch's engine with the memory that a process 
     python -m benchmarks.bench_memory --device cuda --library cubatch --json memory.json
 
 Each case runs STEPS steps in a worker of its own, as in tuning.  "Used" is what NVML reports on a GPU, context
-included, or the growth of the resident set on a CPU.  Sizes fill --shares of the available memory (on a CPU: --room);
+included, or the growth of the resident set on a CPU.  Sizes fill --shares of the available memory (on a CPU: `--room`);
 the last one is the largest that is predicted to fit.  On a GPU a first run of `mlp` learns the process overhead.  A
 busy machine does not disturb this benchmark.
 """
@@ -57,12 +57,12 @@ def sizes(work: Workload, limit: int, least: int, shares: Sequence[float]) -> li
 
 
 def taken(work: Workload, batch_size: int) -> dict[str, Any]:
-    """Run a size in a worker and say what was said and what was taken."""
+    """Run a size in a worker; return predicted and used bytes."""
     kept_back = room.memory_limit(work.device).reserve_bytes
-    said = device_bytes(work, batch_size, kept_back)
+    predicted = device_bytes(work, batch_size, kept_back)
     device = "cpu" if work.device.kind == "cpu" else f"cuda:{work.device.index}"
     arguments = {"spec": work.spec.to_mapping(), "device": device, **work.settings, "seed": 0}
-    row = {"batch_size": batch_size, "planned": plan(work, batch_size).total, "said": said}
+    row = {"batch_size": batch_size, "planned": plan(work, batch_size).total, "said": predicted}
     runner = RemoteRunner(FactoryRef("cubatch.measure.network_runner:network_runner", arguments))
     try:
         runner.prepare(batch_size)
@@ -119,7 +119,7 @@ def _line(row: dict[str, Any]) -> str:
         return f"{case}, FAILED: {row['failed']}"
     away = row["said"] - row["took"]
     return (
-        f"{case}, held {row['held'] / MIB:.1f}, said {row['said'] / MIB:.1f}, took {row['took'] / MIB:.1f} "
+        f"{case}, held {row['held'] / MIB:.1f}, predicted {row['said'] / MIB:.1f}, used {row['took'] / MIB:.1f} "
         f"({away / MIB:+.1f} MiB, {away / row['took']:+.1%}; the plan alone {row['planned'] / row['took'] - 1:+.1%})"
     )
 

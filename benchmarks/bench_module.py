@@ -6,7 +6,7 @@ Compare `autotune_module` on real PyTorch modules with an exhaustive sweep and w
 
 All finders get the same module, memory limit and maximum; cubatch also has a budget.  The sweep times powers of two,
 1.5 times these and every recommended size in interleaved rounds.  Its medians name the best size.  The best of many
-noisy medians is too high, so judges measure each loss again: the recommended and the best size take turns in fresh
+noisy medians is too high, so judges measure each loss again.  The recommended and the best size take turns in fresh
 processes, and the loss is the median of their ratios.  If the interval of a loss of cubatch contains 3 %, more judges
 run, up to MOST_JUDGES.  A size that does not run within the limit loses 100 %.  "Another sweep" is a second sweep in a
 process of its own: no finder can be expected to agree better.
@@ -163,7 +163,7 @@ def ratios(
 
 def judge(case: dict[str, Any], options: argparse.Namespace) -> None:
     """
-    Say of each answer what it lost against the best size: the median over turns in several processes.
+    Add to each finder its loss against the best size: the median over turns in several processes.
 
     Where the best size has not run in any of those, they go on; where no size ran at all there is nothing to judge.
     """

@@ -7,8 +7,8 @@ Compare the memory that `autotune_module` predicts with the memory that steps us
 Each module runs in a process of its own, with a limit of its use at one sample plus ROOM.  A few small sizes run
 first, as in tuning.  Then the largest size that is predicted to fit runs STEPS steps, and again a larger one while the
 used memory allows a tenth more.  The prediction just before a size ran is compared with the growth of the resident set
-or, on a GPU, with PyTorch's allocator, and with a fake-tensor trace alone.  A busy machine does not disturb this
-benchmark.
+or, on a GPU, with PyTorch's allocator.  A fake-tensor trace alone is scored as well.  A busy machine does not disturb
+this benchmark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cubatch.measure.runner import FactoryRef
 MIB = 2**20
 STEPS = 4
 GREW, LESS = 1.1, 0.97
-LARGE = 2**34  # bytes: within a terabyte nothing could be said of `encoder` on an H200, within its memory it could
+LARGE = 2**34  # bytes: with a limit of a terabyte `encoder` had no prediction on an H200
 LOOK_SECONDS = 3.0  # as of a budget of 60 s
 _KIND = {"loss": None, "optimizer": "sgd", "autocast": None, "channels_last": False, "compiled": False}
 
@@ -48,13 +48,13 @@ def opened(name: str, mode: str, device: str, limit: int) -> RemoteRunner:
 
 
 def score(name: str, mode: str, device: str, room: int) -> dict[str, Any]:
-    """Climb to the largest size that fits, and compare what was said with what was taken."""
+    """Run up to the largest size that fits; return predicted and used bytes."""
     first = opened(name, mode, device, LARGE)
-    looked = first.call("look", seconds=0.0, top=0)
+    trace = first.call("look", seconds=0.0, top=0)
     first.close()
-    if looked["first"] is None:
-        return {"module": name, "mode": mode, "why_not": looked["why_not"]}
-    limit = looked["first"] + room
+    if trace["first"] is None:
+        return {"module": name, "mode": mode, "why_not": trace["why_not"]}
+    limit = trace["first"] + room
     runner = opened(name, mode, device, limit)
     size = runner.call("look", seconds=LOOK_SECONDS, top=None)["largest"]
     ran = 0
@@ -95,13 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for mode in options.modes:
             row = score(name, mode, device.address, options.room * MIB)
             if "why_not" in row:
-                print(f"{name} {mode}: nothing can be said of its memory: {row['why_not']}")
+                print(f"{name} {mode}: its memory cannot be predicted: {row['why_not']}")
                 continue
             rows.append(row)
             last = row["sizes"][-1]
             print(
-                f"{name} {mode}: batch size {row['batch_size']}, said {last['said'] // MIB} MiB, took "
-                f"{last['took'] // MIB} ({row['error']:+.1%}); walked alone {row['walked_error']:+.1%}; the most "
+                f"{name} {mode}: batch size {row['batch_size']}, predicted {last['said'] // MIB} MiB, used "
+                f"{last['took'] // MIB} ({row['error']:+.1%}); trace alone {row['walked_error']:+.1%}; the most "
                 f"{row['most']:.1%} of the limit"
             )
             sys.stdout.flush()

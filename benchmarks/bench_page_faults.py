@@ -34,7 +34,7 @@ MODULES = ("resnet50", "mobilenet_v3_large", "convnext_tiny")
 SIZES = {"inference": (16, 128), "training": (8, 32)}
 ALONE: Mapping[str, Mapping[str, str]] = {"given_back": {}, "raised": heap.RAISED, "kept": heap.KEPT}
 IN_TURNS = ("given_back", "raised")
-VISITS = 2  # to each size, where they are visited in turns
+VISITS = 2  # trials of each size in turns
 WARM_UP = 3
 SECONDS = 2.0
 
@@ -58,14 +58,14 @@ def visit(runner: ModuleRunner, batch_size: int) -> dict[str, float]:
 
 
 def read_all(name: str, mode: str, order: Sequence[int]) -> dict[str, Any]:
-    """Visit sizes in this process; its largest resident set is that since the last batch was drawn."""
+    """Time sizes in this process; return them and its largest resident set since the last batch was drawn."""
     runner = runner_of(name, mode, UNBOUNDED, "cpu")
     visits = [visit(runner, batch_size) for batch_size in order]
     return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "visits": visits}
 
 
 def started(name: str, mode: str, order: Sequence[int], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Have a process of its own visit sizes, with variables that say how freed memory is kept and no others."""
+    """Time sizes in a new process, with the given variables of glibc's heap and no others."""
     others = {*heap.KEPT, *heap.RAISED, "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD"}
     bare = {key: value for key, value in os.environ.items() if key not in others}
     command = [sys.executable, "-m", "benchmarks.bench_page_faults", "--one", name, mode, *map(str, order)]

@@ -14,7 +14,7 @@ sizes are compared with each other, so that a slow minute of the host cancels.
 
 The best of many noisy medians is too large, so a loss is overestimated by about the noise of one median.  The interval
 resamples rounds.  The rate error compares the reported with the judged rate.  Its normalized form needs a result that
-contains its own reference: the judge measures that size too, and the ratio of both speeds scales the judged rate.
+contains its own reference.  The judge measures that size too, and the ratio of both speeds scales the judged rate.
 
 Rivals stop at the maximum of the tuner (else 4096) or where the next size would exceed the budget of the tuner.
 """

@@ -76,7 +76,7 @@ def requests(options: argparse.Namespace) -> list[Request]:
 
 
 def search_all(wanted: Sequence[Request], jobs: int) -> Iterator[list[Trial]]:
-    """Try everything, in so many processes; the order is that of the requests."""
+    """Try everything, in `jobs` processes; the order is that of the requests."""
     if jobs < 2:
         yield from map(search_device, wanted)
         return

@@ -1,12 +1,12 @@
 """
-Fit what products by our kernels take over what is counted, to a pass of `benchmarks.gpu_pass`.
+Fit the ratio of measured to counted time of products by cubatch's kernels, to a pass of `benchmarks.gpu_pass`.
 
     python -m benchmarks.fit_ours benchmarks/results/h200-sxm/2026-11-26-2572091.json
 
-For each family: times * counted arithmetic, or bytes at a share of the bandwidth, whichever is longer, and one launch.
-The share is the same for all families.  What is minimised is the mean distance of logarithms, over passes of
-convolutions and linear layers that take as long as several launches, each by its fastest variant.  What it prints are
-the constants of `cubatch/estimate/ours.py`.
+For each family a product takes a launch and the longer of two times: factor * counted arithmetic, or bytes at a share
+of the bandwidth.  The share is the same for all families.  The fit minimizes the mean distance of logarithms over the
+fastest variants of convolutions and linear layers that take several launches.  It prints the constants of
+`cubatch/estimate/ours.py`.
 """
 
 from __future__ import annotations

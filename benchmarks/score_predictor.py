@@ -4,10 +4,10 @@ Score the time model against published measurements, and against rules that need
     python -m benchmarks.score_predictor --data DIR [--out FILE]
 
 DIR holds CSV files as benchmarks/predictor/published.py reads them.  Rows that the model was fitted to are predicted
-by models fitted again without their shape, and without their GPU; all others by the model as it is shipped.  Errors
-are |predicted / measured - 1| of the published time, which includes the harness overhead (published.py); without it
-they are "mean_without_overhead".  Intervals hold 90 of 100 bootstrap draws of whole shapes, or of rows where almost
-every row is a shape of its own.
+by models fitted again without their shape, and without their GPU.  All others are predicted by the shipped model.
+Errors are |predicted / measured - 1| of the published time, which includes the harness overhead (published.py).
+Without it they are "mean_without_overhead".  Intervals hold 90 of 100 bootstrap draws of whole shapes, or of rows
+where almost every row is a shape of its own.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def anchored(rows: Rows, predicted: Array, *, sd: float, unseen_sd: float, seed:
     """
     Sum up errors with ten rows of each GPU known, which move all others of it by one factor.
 
-    The factor is the median of theirs, drawn to one by how unsure the model is of a GPU that it has not seen, and a
-    median of normal draws varies pi / 2 times as much as their mean; `cubatch predict --anchors` does the same with two
-    factors and whole networks (cubatch/tuning/sharpen.py).
+    The factor is the median of their factors, shrunk towards one by the uncertainty of an unseen GPU.  A median of
+    normal draws varies pi / 2 times as much as their mean.  `cubatch predict --anchors` does the same with two factors
+    and whole networks (cubatch/tuning/sharpen.py).
     """
     rng, means, weights = np.random.default_rng(seed), [], []
     for slug in np.unique(rows.gpu):
@@ -111,9 +111,9 @@ def roofline(rows: Rows) -> Array:
 
 def owned(rows: Rows) -> dict[str, tuple[str, float, float, int]]:
     """
-    Give the error of "time on another GPU times the ratio of rooflines", by target GPU: best source and median source.
+    Return the error of "time on another GPU times the ratio of rooflines" by target GPU: best and median source.
 
-    Flattered: the best source is chosen by its error on the target, which is unknown beforehand.
+    Flattered: the best source is chosen by its error on the target, which is unknown in advance.
     """
     floor, case = (
         roofline(rows),

@@ -1,1 +1,1 @@
-"""PyTorch modules: what `autotune_module` answers on them, and what it says of their memory."""
+"""PyTorch modules, the finders that run on them, and judges of their recommendations."""

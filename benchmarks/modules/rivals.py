@@ -31,7 +31,7 @@ class Unguarded:
 
     Attributes:
         failures: How often that did not fit.
-        gave_up: Whoever times sizes in turn has met one that takes too long.
+        gave_up: Whether a size took too long for the time limit.
     """
 
     def __init__(self, runner: ModuleRunner, limit: int) -> None:
@@ -81,7 +81,7 @@ def asked(top: int, limit: int, first: int, each: float, parameters: int, cores:
 
 
 def ask(name: str, runner: Unguarded, task: Task) -> dict[str, Any]:
-    """Let a finder search, and say what it answered, how long it took, and how often it ran out of memory."""
+    """Run a finder; return its result, its seconds and how often it ran out of memory."""
     began = runner.clock.now()
     error = ""
     try:

@@ -79,8 +79,8 @@ def _torchvision() -> ModuleType:
     """
     Import torchvision, also with a PyTorch without CUDA.
 
-    The registry's wheel is built for CUDA; without it none of its own operators is there (`nms` and the like), which
-    classifiers do not use, and to describe what is not there is an error.
+    The registry's wheel is built for CUDA.  Without CUDA its own operators such as `nms` are missing, and describing a
+    missing operator is an error.  Classifiers do not use them.
     """
     described = torch.library.register_fake
 

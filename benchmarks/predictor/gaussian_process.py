@@ -1,11 +1,11 @@
 """
 Fitting the Gaussian process of what the constants leave: see `cubatch.estimate.vendor.gaussian_process`.
 
-Beside what the process knows there are errors that it cannot tell: of a shape and pass, alike on all GPUs, on kin and
-on one GPU, and more alike the nearer the batches; and of each measurement.  Without them, twenty measurements of a
-shape would count as twenty shapes.  All variances and lengths are those under which the errors are most probable
-(Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, 5.4), each drawn to where the search starts: a
-few dozen shapes say little about them.
+Errors have further parts that the process does not model.  One belongs to a shape and pass, on all GPUs, on kin or on
+one GPU, and is more alike the nearer the batches.  Another belongs to each measurement.  Without them, twenty
+measurements of a shape would count as twenty shapes.  Variances and lengths maximize the likelihood (Rasmussen and
+Williams, Gaussian Processes for Machine Learning, 2006, 5.4).  Each has a prior around its start, since a few dozen
+shapes hardly determine them.
 """
 
 from __future__ import annotations

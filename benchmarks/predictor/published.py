@@ -172,8 +172,8 @@ def _drifting_floor(latency: Array, position: Array, gflop: Array) -> Array:
     """
     Fit what the harness adds, which grows with the row's place in its file (predictor.md, 0).
 
-    The 5 % quantile of the rows with least work (a fifth), as a parabola of the position: by asymmetric weights, since
-    a quantile is where 5 of 100 rows lie below.
+    It is the 5 % quantile of the rows with least work (a fifth), as a parabola of the position.  Asymmetric weights put
+    5 of 100 rows below it.
     """
     small = gflop <= np.quantile(gflop, 0.2)
     x = np.stack([np.ones(small.sum()), position[small], position[small] ** 2], axis=1)

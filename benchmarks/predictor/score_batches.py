@@ -1,4 +1,4 @@
-"""Whether a prediction finds the right batch size: the knee of a ladder, and the cliffs of a dense sweep."""
+"""Whether a prediction finds the right batch size: the knee of a ladder, and the jumps of a dense sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cubatch.network.passes import Pass
 NEAR = 0.95
 """Share of the best throughput that the knee reaches."""
 DROP = 0.1
-"""Share of the throughput that is lost at a cliff."""
+"""Share of the throughput that is lost at a jump."""
 _NEXT_TO = 2
 
 
@@ -64,7 +64,7 @@ def knees(rows: Rows, predicted: Array, *, seed: int) -> dict[str, object]:
 
 def cliffs(folder: Path) -> dict[str, object]:
     """
-    Say which cliffs between neighbouring batch sizes of published sweeps the law of waves names, and which it invents.
+    Return the jumps between neighboring batch sizes of published sweeps: named by wave quantization, missed, invented.
 
     The law alone: tiles of 128 x 128 and the blocks of the busiest SM, no constant of any model.
     """

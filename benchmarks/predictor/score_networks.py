@@ -108,11 +108,11 @@ def _device(name: str) -> Device | None:
 
 def networks(folder: Path) -> dict[str, Mapping[str, object]]:
     """
-    Say how far whole networks lie from what was published, and how many inside of their interval.
+    Return the errors of whole networks against published times, and the share inside their interval.
 
-    The published times hold what a prediction leaves out: copies to the device, the loss, the optimiser, and what the
-    framework loses between kernels.  `passes.FRAMEWORK_SD` was chosen on these very rows, so that the share inside
-    shows that choice, not how well it holds elsewhere.
+    The published times include copies to the device, the loss, the optimizer and the framework's overhead between
+    kernels, which predictions leave out.  `passes.FRAMEWORK_SD` was chosen on these rows.  So the share inside shows
+    that choice, not how well it holds elsewhere.
     """
     groups: dict[str, list[tuple[float, bool]]] = {}
     for gpu, model, mode, dtype, batch, measured in _published(folder):

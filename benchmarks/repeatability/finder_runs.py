@@ -75,7 +75,7 @@ def _run(batch_size: int | None, rate: float | None, seconds: float, error: str 
 
 
 def _double(workload: Workload, budget: float, size: int, visit: Callable[[Stepper, int], None]) -> tuple[float, str]:
-    """Visit doubled sizes; return the seconds and the reason for the end: "maximum", "budget" or "memory"."""
+    """Run doubled sizes; return the seconds and the reason for the end: "maximum", "budget" or "memory"."""
     workloads.bound_memory()
     stepper, last = workload.build(), 0.0  # the budget of the tuner does not include this either
     began = workloads.now()

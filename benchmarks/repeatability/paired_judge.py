@@ -1,8 +1,8 @@
 """
 The judge: batch sizes in shuffled rounds, compared within each round.
 
-It does not divide by a reference step as the tuner does: the steps of a large candidate leave the caches without the
-reference, so that a judge that divided found the largest sizes faster by up to 30 %.
+It does not divide by a reference step as the tuner does.  The steps of a large candidate evict the reference from the
+caches.  A judge that divided found the largest sizes faster by up to 30 %.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESAMPLES = 1000  # of the bootstrap
 
 def sizes_to_judge(runs: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
     """
-    Return the sizes of each round of the judge, and the slow sizes of rivals that only its first round visits.
+    Return the sizes of each round of the judge, and the slow sizes of rivals that only its first round runs.
 
     Recommended sizes and the references of results are always among them.  Powers of two and 1.5 times these lie from
     half of the smallest recommendation to twice the largest, without the answers of Lightning's rule.  Of
@@ -79,7 +79,7 @@ def judged_sizes(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     Return the rate and the loss of each size by the samples of the judge.
 
-    Samples of a slow round are corrected: the slowdown of a round is the median over sizes of each sample divided by
+    Samples of a slow round are corrected.  The slowdown of a round is the median over sizes of each sample divided by
     the median of its size.
     """
     logs = {int(size): np.log(taken) for size, taken in verdict["samples"].items()}

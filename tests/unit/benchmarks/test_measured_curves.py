@@ -27,8 +27,8 @@ def test_a_curve_is_in_seconds_of_a_step(result):
 
 def test_what_an_answer_lost_is_against_the_best_of_all_sizes(result):
     """At 16 there is a peak: whoever finds it loses nothing; a budget of a step or two ends before it."""
-    share, seconds = lost(Search(curves(result)["m inference"], "a host that stays", "0", 30.0))
+    share, seconds = lost(Search(curves(result)["m inference"], "constant host", "0", 30.0))
     assert share <= 0.01
     assert 0 < seconds < 30
-    hurried, _ = lost(Search(curves(result)["m inference"], "a host that stays", "0", 0.05))
+    hurried, _ = lost(Search(curves(result)["m inference"], "constant host", "0", 0.05))
     assert hurried > 0.1
