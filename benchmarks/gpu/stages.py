@@ -157,7 +157,7 @@ def _trainings(_: Device) -> list[Item]:
     return [
         Item(
             f"{name}, batch {batch_size}, {dtype}",
-            functools.partial(training.training_step, name, batch_size, dtype),
+            functools.partial(training.whole_step, name, "training", batch_size, dtype, ("eager",)),
             seconds=15.0,
             limit_seconds=90.0,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import types
@@ -13,9 +14,8 @@ from benchmarks.gpu import small
 from benchmarks.gpu.items import Session
 from cubatch.bench import rivals
 from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.guard import Guarded, begun
+from cubatch.bench.guard import begun
 from cubatch.bench.records import OURS
-from cubatch.bench.rivals import VENDOR
 from cubatch.bench.target import Target
 from cubatch.hardware.nvml import Monitor
 from cubatch.measure.runner import Clock
@@ -77,65 +77,6 @@ def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, s
         runner.close()
 
 
-def training_step(name: str, batch_size: int, dtype: str, session: Session) -> dict[str, Any]:
-    """A training step of ours beside PyTorch's eager one, channels last and mixed precision; images per second."""
-    name, batch_size = _sized(name, batch_size, session)
-    runner = _runner(
-        name, session, mode="training", dtype=dtype, optimizer="momentum", library="cubatch",
-        choice_seconds=CHOICE_SECONDS,
-    )  # fmt: skip
-    try:
-        runner.prepare(batch_size)
-        entrants = [Entrant("cubatch", OURS, runner.step)]
-        theirs = _theirs(name, batch_size, dtype, session.target)
-        failure = theirs if isinstance(theirs, str) else None
-        if isinstance(theirs, Guarded):
-            entrants.append(Entrant("PyTorch eager, channels_last, AMP", VENDOR, theirs))
-        found = compared_steps(entrants, batch_size, runner.clock)
-        if isinstance(theirs, Guarded) and theirs.failure:  # in the middle: ours are still right
-            failure = theirs.failure
-            del found["images_per_second"][entrants[1].name], found["timings"][entrants[1].name]
-            found |= {"ratio": None, "ratio_interval": None}
-        return found | {"dtype": dtype, "network": name, "vendor_failure": failure}
-    finally:
-        runner.close()
-
-
-def _theirs(name: str, batch_size: int, dtype: str, target: Target) -> Guarded | str | None:
-    """Give PyTorch's step, done once; None where there is none, and why where it failed."""
-    torch = rivals.torch_of(target.module)
-    if torch is None:
-        return None
-
-    def bind() -> Callable[[], None]:
-        rivals.set_precision(torch, dtype, benchmark=True)
-        return torch_network.training_step(models.build(name), batch_size, dtype)
-
-    return begun(bind, target)
-
-
-def compared_steps(entrants: list[Entrant], batch_size: int, clock: Clock) -> dict[str, Any]:
-    """
-    Time steps in turns.
-
-    Args:
-        entrants: Ours, then the vendor's, if there is one.
-        batch_size: Images of a step.
-        clock: What times them.
-    """
-    Contest(clock, SPAN_SECONDS).run(entrants, STEP_SECONDS)
-    found: dict[str, Any] = {
-        "batch_size": batch_size,
-        "images_per_second": {entrant.name: batch_size / (entrant.seconds or float("nan")) for entrant in entrants},
-        "timings": {entrant.name: [plain(timing) for timing in entrant.timings] for entrant in entrants},
-        "ratio": None,
-        "ratio_interval": None,
-    }
-    if len(entrants) > 1:
-        found |= _ratio(entrants[0], entrants[1])
-    return found
-
-
 def _ratio(ours: Entrant, theirs: Entrant) -> dict[str, Any]:
     """Return the seconds of a rival's step divided by ours, with a confidence interval from the rounds of both."""
     by_round = [{timing.round: timing.seconds for timing in entrant.used} for entrant in (theirs, ours)]
@@ -153,7 +94,7 @@ def whole_step(
     Time a whole step of cubatch and of PyTorch rivals in the same rounds.
 
     Args:
-        name: A key of `TORCHVISION`.
+        name: A network of `cubatch models`.
         mode: "training" or "inference".
         batch_size: Images of a step.
         dtype: The type of cubatch's step and of inference; training uses automatic mixed precision of it.
@@ -161,21 +102,18 @@ def whole_step(
         session: The session of the pass.
 
     Returns:
-        dict: Medians with confidence intervals in seconds, and each rival's ratio to cubatch. If PyTorch or
-            torchvision is missing, only the reason, and "unavailable" as the status: the item did not fail.
+        dict: Medians with confidence intervals in seconds, and each rival's ratio to cubatch. If PyTorch is
+            missing, or torchvision for a network that needs it, only the reason, and "unavailable" as the status.
     """
     name, batch_size = _sized(name, batch_size, session)
     facts = {"network": name, "mode": mode, "dtype": dtype, "batch_size": batch_size}
     torch = rivals.torch_of(session.target.module)
     if torch is None:
         return facts | {"status": "unavailable", "message": "PyTorch with CUDA is not installed"}
-    if _torchvision() is None:
-        return facts | {"status": "unavailable", "message": "torchvision is not installed"}
-    if name not in TORCHVISION:  # the network of a rehearsal
-        return facts | {
-            "status": "unavailable",
-            "message": f"there is no {name} among the networks of torchvision that are compared",
-        }
+    try:
+        build = _builder(name)
+    except ValueError as error:
+        return facts | {"status": "unavailable", "message": f"torchvision is not installed; {error}"}
     runner = _runner(
         name, session, mode=mode, dtype=dtype, optimizer="momentum", library="cubatch", choice_seconds=CHOICE_SECONDS
     )
@@ -183,7 +121,7 @@ def whole_step(
         runner.prepare(batch_size)
         return facts | compared_with_rivals(
             runner.step,
-            {rival: _binder(torch, name, mode, batch_size, dtype, rival) for rival in rival_names},
+            {rival: _binder(torch, build, name, mode, batch_size, dtype, rival) for rival in rival_names},
             batch_size,
             runner.clock,
             session.target,
@@ -253,10 +191,31 @@ def _torchvision() -> types.ModuleType | None:
     return module
 
 
+def _builder(name: str) -> Callable[[], Any]:
+    """
+    Return a function that builds a network for PyTorch: torchvision's, else cubatch's layers as PyTorch's modules.
+
+    Raises:
+        ValueError: If torchvision is missing and PyTorch has no module for a layer.
+    """
+    if name in TORCHVISION and _torchvision() is not None:
+        return functools.partial(torchvision_module, name)
+    network = models.build(name)
+    torch_network.module(network)  # raises for a layer that has no module
+    return functools.partial(torch_network.module, network)
+
+
 def _binder(
-    torch: Any, name: str, mode: str, batch_size: int, dtype: str, rival: str, device: str = "cuda"
+    torch: Any,
+    build: Callable[[], Any],
+    name: str,
+    mode: str,
+    batch_size: int,
+    dtype: str,
+    rival: str,
+    device: str = "cuda",
 ) -> Callable[[], Callable[[], Any]]:
-    """Return a function that builds the step of a torchvision network, compiles it and warms it up."""
+    """Return a function that builds the step of a PyTorch network, compiles it and warms it up."""
 
     def bind() -> Callable[[], Any]:
         rivals.set_precision(torch, dtype, benchmark=True)
@@ -264,7 +223,7 @@ def _binder(
         h, w, c = network.input_shape
         layout = torch.contiguous_format if name in TRANSFORMERS else torch.channels_last
         stored = getattr(torch, dtype) if mode == "inference" else torch.float32
-        module = torchvision_module(name).to(device, dtype=stored, memory_format=layout)
+        module = build().to(device, dtype=stored, memory_format=layout)
         x = torch.randn(batch_size, c, h, w, device=device, dtype=stored).to(memory_format=layout)
         labels = torch.randint(0, network.output_shape[-1], (batch_size,), device=device)
         mode_of_rival, trained = COMPILE_MODES[rival], labels if mode == "training" else None

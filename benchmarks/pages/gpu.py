@@ -284,8 +284,18 @@ def _as_fused(row: Row) -> Row:
 
 
 def _trained(result: Mapping[str, Any]) -> list[Row]:
-    """Return the items that compare a training step with PyTorch eager alone; `compiled` shows the others."""
-    return [item for item in items_of(result, "training") if item["status"] == "ok" and item.get("ratio") is not None]
+    """Return training steps that were timed against PyTorch eager; earlier passes have the ratio in the item itself."""
+    found = []
+    for item in items_of(result, "training"):
+        eager = item.get("rivals", {}).get("eager", {}) if item.get("mode") == "training" else {}
+        if eager.get("ratio") is not None:
+            sides = {"cubatch": item["cubatch"], "PyTorch": eager}
+            speeds = {side: figures["images_per_second"] for side, figures in sides.items()}
+            ratio = {name: eager[name] for name in ("ratio", "ratio_interval")}
+            found.append(item | ratio | {"images_per_second": speeds})
+        elif item["status"] == "ok" and item.get("ratio") is not None:
+            found.append(item)
+    return found
 
 
 def _mean(members: Sequence[tuple[Row, bool]], name: str) -> str:

@@ -74,6 +74,15 @@ def test_a_rival_is_the_network_that_cubatch_times(name):
     assert head.weight.any()
 
 
+def test_without_torchvision_convolutional_networks_are_built_of_pytorchs_modules(monkeypatch):
+    """Layer by layer as cubatch has them; of a transformer the reason is given."""
+    monkeypatch.setattr(training, "_torchvision", lambda: None)
+    module = training._builder("resnet50")()
+    assert sum(parameter.numel() for parameter in module.parameters()) == models.build("resnet50").parameters
+    with pytest.raises(ValueError, match="tokens"):
+        training._builder("deit-tiny")
+
+
 @pytest.mark.parametrize(("name", "mode"), [("mobilenet-v3-large", "inference"), ("deit-tiny", "training")])
 def test_a_step_of_a_rival_is_built_and_warmed_up(name, mode, monkeypatch):
     """Three steps run before timing. CNNs are channels last; only inference stores parameters in 16 bits."""
@@ -87,7 +96,7 @@ def test_a_step_of_a_rival_is_built_and_warmed_up(name, mode, monkeypatch):
 
     monkeypatch.setattr(torch_network, "torch_step", built)
     monkeypatch.setattr(training.rivals, "set_precision", lambda *_, **__: None)
-    training._binder(torch, name, mode, 2, "bfloat16", "eager", device="cpu")()
+    training._binder(torch, training._builder(name), name, mode, 2, "bfloat16", "eager", device="cpu")()
     ((module, x, labels),) = made
     stored = torch.bfloat16 if mode == "inference" else torch.float32
     assert {parameter.dtype for parameter in module.parameters()} == {x.dtype} == {stored}

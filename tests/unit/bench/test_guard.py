@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import attrs
 import numpy as np
 import pytest
 
-from benchmarks.gpu import training
 from cubatch.bench import measure, rivals
 from cubatch.bench.contest import Contest
 from cubatch.bench.guard import twice
@@ -166,37 +163,6 @@ def test_a_cudnn_that_does_not_know_the_gpu_costs_its_version_alone(monkeypatch)
 
     monkeypatch.setattr(rivals, "_torch", lambda: Torch)
     assert rivals.versions() == {"torch": "2.11.0", "cudnn": None}
-
-
-@pytest.mark.parametrize("fails_at", [1, 4])
-def test_a_training_step_of_ours_is_timed_where_pytorchs_fails(world, monkeypatch, fails_at):
-    """At once, as on a GPU that its build has no code for, or later for want of memory; the file says why."""
-    calls = []
-
-    class Runner:
-        clock = world
-        prepare = close = lambda *_: None
-
-        def step(self):
-            world.launched.append("ours")
-
-    def theirs(*_):
-        def step():
-            calls.append(1)
-            if len(calls) >= fails_at:
-                raise RuntimeError("no kernel image")
-            world.launched.append("theirs")
-
-        return step
-
-    monkeypatch.setattr(training, "_runner", lambda *_, **__: Runner())
-    monkeypatch.setattr(training.rivals, "torch_of", lambda _: "torch")
-    monkeypatch.setattr(training.rivals, "set_precision", lambda *_, **__: None)
-    monkeypatch.setattr(training.torch_network, "training_step", theirs)
-    session = SimpleNamespace(target=Gpu().target(world), small=False)
-    found = training.training_step("resnet50", 256, "float16", session)
-    assert list(found["images_per_second"]) == list(found["timings"]) == ["cubatch"]
-    assert (found["ratio"], found["vendor_failure"]) == (None, "RuntimeError: no kernel image")
 
 
 def test_a_way_that_fails_beside_one_that_runs_leaves_its_side_present(world, monkeypatch):

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import attrs
 import pytest
 
 from benchmarks import gpu_pass, render
-from benchmarks.gpu import items, plan, tensor_cases, training
+from benchmarks.gpu import items, plan, tensor_cases
 from benchmarks.gpu import stages as gpu_stages
 from benchmarks.gpu_pass import Run
 from benchmarks.pages import gpu
 from benchmarks.pages.gpu_rows import limit_of, rows_of
 from cubatch.bench import cases, measure
-from cubatch.bench.contest import Entrant
 from cubatch.bench.implementations import TENSOR_FAMILIES
 from cubatch.errors import CompileError
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
 from cubatch.network import layers as kinds
 from cubatch.network.passes import Pass
-from tests.unit.bench_fakes import World, enter
 from tests.unit.benchmarks.passes import FACTS, conv_case, entry, item_of, ran, result_of
 
 H200, V100 = catalogue.find("h200-sxm"), catalogue.find("v100-sxm2-16gb")
@@ -169,65 +166,6 @@ def test_a_stage_goes_on_where_every_tenth_item_hangs():
     assert isinstance(run, Run)
 
 
-# --- a training step -----------------------------------------------------------------------------------------------
-
-
-def test_training_steps_are_compared_in_the_same_rounds(monkeypatch):
-    """Ours takes 0.1 s and PyTorch's 0.08: 2560 and 3200 images per second, a ratio of 0.8."""
-    world = enter(World(), monkeypatch)
-    world.seconds = {"ours": 0.1, "theirs": 0.08}
-    entrants = [
-        Entrant(name, side, lambda name=name: world.launched.append(name))
-        for name, side in (("ours", "ours"), ("theirs", "vendor"))
-    ]
-    found = training.compared_steps(entrants, 256, world)
-    assert found["images_per_second"] == pytest.approx({"ours": 2560, "theirs": 3200})
-    assert found["ratio"] == pytest.approx(0.8)
-    assert found["ratio_interval"] == pytest.approx([0.8, 0.8])
-    assert len(found["timings"]["ours"]) == len(found["timings"]["theirs"]) >= 5
-    json.dumps(found, allow_nan=False)
-
-
-def test_without_pytorch_there_is_no_ratio(monkeypatch):
-    """Ours is timed all the same."""
-    world = enter(World(), monkeypatch)
-    found = training.compared_steps([Entrant("ours", "ours", lambda: world.launched.append("x"))], 32, world)
-    assert (found["ratio"], found["ratio_interval"]) == (None, None)
-    assert found["images_per_second"]["ours"] == pytest.approx(32 / 1e-3)
-
-
-@pytest.mark.parametrize("has_torch", [True, False])
-def test_a_training_step_prepares_both_sides_and_lets_go_of_ours(has_torch, monkeypatch):
-    """The same network, batch and type on both; PyTorch's libraries are told the precision; ours is closed."""
-    world, said = enter(World(), monkeypatch), []
-
-    def runner(name, session, **options):
-        said.append((name, options["dtype"], options["mode"], options["library"]))
-        return SimpleNamespace(
-            clock=world,
-            prepare=said.append,
-            step=lambda: world.launched.append("ours"),
-            close=lambda: said.append("closed"),
-        )
-
-    def theirs(network, batch_size, dtype):
-        said.append((network.name, batch_size, dtype))
-        return lambda: world.launched.append("theirs")
-
-    monkeypatch.setattr(training, "_runner", runner)
-    monkeypatch.setattr(training.rivals, "torch_of", lambda _: "torch" if has_torch else None)
-    monkeypatch.setattr(training.rivals, "set_precision", lambda *given, **named: said.append((*given, named)))
-    monkeypatch.setattr(training.torch_network, "training_step", theirs)
-    session = SimpleNamespace(target=world.target(), small=False)
-    found = training.training_step("resnet50", 256, "float16", session)
-    assert (found["network"], found["dtype"], found["batch_size"]) == ("resnet50", "float16", 256)
-    both = [("torch", "float16", {"benchmark": True}), ("resnet50", 256, "float16")] if has_torch else []
-    assert said == [("resnet50", "float16", "training", "cubatch"), 256, *both, "closed"]
-    assert len(found["images_per_second"]) == 1 + has_torch
-    text = gpu.training(result_of(training=([{"name": "x", "status": "ok"} | found], 0)))
-    assert ("| resnet50 | float16 | 256 |" in text) == has_torch
-
-
 # --- tables --------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +266,19 @@ def test_training_steps_are_listed_with_both_sides():
     lines = [line for line in gpu.training(SYNTHETIC).splitlines() if line.startswith("| resnet50")]
     assert lines[0] == "| resnet50 | float16 | 256 | 2560 | 3200 | 0.80 (0.79 to 0.81) |"
     assert len(lines) == 2
+
+
+def test_a_step_that_was_timed_with_all_rivals_counts_against_eager_too():
+    """Whichever item has it; in inference it is no training step, and without eager there is nothing to compare."""
+    figures = {"images_per_second": 1280.0, "ratio": 2.0, "ratio_interval": None, "failure": None}
+    item = {
+        "name": "x", "status": "ok", "network": "resnet50", "mode": "training", "dtype": "float16", "batch_size": 256,
+        "cubatch": {"images_per_second": 2560.0}, "rivals": {"eager": figures, "compile": figures | {"ratio": 0.5}},
+    }  # fmt: skip
+    result = result_of(training=([item, item | {"mode": "inference"}, item | {"rivals": {"compile": figures}}], 0))
+    lines = [line for line in gpu.training(result).splitlines() if line.startswith("| resnet50")]
+    assert lines == ["| resnet50 | float16 | 256 | 2560 | 1280 | 2.00 |"]
+    assert "ratio to PyTorch eager | 1.00 | 2.000 | 1 | yes |" in gpu.goals(result)
 
 
 def test_what_the_hardware_does_otherwise_is_listed():
