@@ -67,7 +67,7 @@ def score(name: str, mode: str, device: str, room: int) -> dict[str, Any]:
         runner.time(STEPS)
         runner.release()
         ran, size = size, runner.call("look", seconds=0.0, top=0)["largest"]
-    rows = runner.call("ran")
+    rows = runner.call("history")
     runner.close()
     if not rows:
         return {"module": name, "mode": mode, "why_not": "what its steps take cannot be read on this machine"}

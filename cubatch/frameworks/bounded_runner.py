@@ -51,7 +51,7 @@ class BoundedRunner(abc.ABC):
         self._steps, self._page_faults = 0, PageFaults()
         self._tidied_at: int | None = None
         self._asked: set[int] = set()
-        self._has_looked = False
+        self._is_informed = False
 
     @abc.abstractmethod
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
@@ -99,7 +99,7 @@ class BoundedRunner(abc.ABC):
             MemoryLook: `memory_bytes` may be less than the limit of the constructor.
         """
         plan = self._planned(top or None)
-        self._has_looked = True
+        self._is_informed = True
         if plan is None:
             raised = self._raised() if top is None else None
             return {
@@ -149,18 +149,18 @@ class BoundedRunner(abc.ABC):
         return None if plan is None else plan.at(batch_size)
 
     @property
-    def foreseen(self) -> MemoryForecast | None:
+    def forecast(self) -> MemoryForecast | None:
         """
         Return the present prediction: the largest size that fits, and the bytes of the sizes asked for so far.
 
         None if `look` was not called: a resumed run steps few sizes, so the cached prediction is better.
         """
-        if (plan := self._plan) is None or not self._has_looked:
+        if (plan := self._plan) is None or not self._is_informed:
             return None
         return {"largest": plan.largest(self._memory_limit), "bytes": [(n, plan.at(n)) for n in sorted(self._asked)]}
 
     @property
-    def ran(self) -> list[dict[str, int]]:
+    def history(self) -> list[dict[str, int]]:
         """Return for each `batch_size` that ran: bytes predicted just before (`said`), measured (`took`) and traced."""
         if (plan := self._plan) is None:
             return []
@@ -184,7 +184,8 @@ class BoundedRunner(abc.ABC):
     def report(self) -> MemoryReport:
         """Return what is known about memory."""
         return {
-            "ran": self.ran, "foreseen": self.foreseen, "remarks": self.remarks, "page_faults": self.page_faults,
+            "history": self.history, "forecast": self.forecast, "remarks": self.remarks,
+            "page_faults": self.page_faults,
         }  # fmt: skip
 
     def prepare(self, batch_size: int) -> None:

@@ -115,7 +115,9 @@ class OnnxRuntimeRunner(BoundedRunner):
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(self._path.parent)
             )
-        session = self._told(lambda: self._ort.InferenceSession(model, options, providers=[provider]), "loading")
+        session = self._translate_errors(
+            lambda: self._ort.InferenceSession(model, options, providers=[provider]), "loading"
+        )
         if session.get_providers()[0] != self._provider:  # it falls back on the CPU, and only prints why
             raise self._without_cuda()
         return session
@@ -132,10 +134,10 @@ class OnnxRuntimeRunner(BoundedRunner):
                 binding.bind_output(name, self._kind, self._index)
 
         def step(_held: object = values) -> None:
-            self._told(lambda: session.run_with_iobinding(binding), "a step")
+            self._translate_errors(lambda: session.run_with_iobinding(binding), "a step")
             binding.synchronize_outputs()
 
-        self._told(bind, "inputs")
+        self._translate_errors(bind, "inputs")
         return binding, step
 
     def _drawn(self, batch_size: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -159,7 +161,7 @@ class OnnxRuntimeRunner(BoundedRunner):
             found = f"a node that was not found: axis 0 of its result has the extents {one} and {two}"
             raise self._graph.fixed_by(self._graph.fixing_node() or found)
 
-    def _told(self, call: Callable[[], Any], what: str) -> Any:
+    def _translate_errors(self, call: Callable[[], Any], what: str) -> Any:
         """Call ONNX Runtime and translate out-of-memory errors."""
         try:
             return call()

@@ -32,7 +32,7 @@ from cubatch.measure.runner import Remark
 
 _PATIENCE = dt.timedelta(days=1)  # the others wait while rank 0 works; its death is noticed at once
 
-_DEEDS: Mapping[str, Callable[..., Any]] = {
+_COMMANDS: Mapping[str, Callable[..., Any]] = {
     "put_aside": ModuleRunner.put_aside,
     "draw": ModuleRunner.draw,
     "rehearse": ModuleRunner.rehearse,
@@ -89,27 +89,27 @@ class Ranks:
         """Return the smallest memory limit of all ranks; ranks on one host share its free memory."""
         mine = room.bytes
         if device.kind == "cpu":
-            neighbours = self.gathered(socket.gethostname()).count(socket.gethostname())
-            mine = min(mine, memory_limit(device).bytes // neighbours + held)
-        least = min(self.gathered(mine))
+            neighbors = self.gather(socket.gethostname()).count(socket.gethostname())
+            mine = min(mine, memory_limit(device).bytes // neighbors + held)
+        least = min(self.gather(mine))
         if least == room.bytes:
             return room
         note = f"the least that any of {self.size} ranks may take, which share what their hosts have"
         return attrs.evolve(room, bytes=least, note=note, is_lowered=True)
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Return the value of each rank, by its number; a collective operation."""
         values: list[Any] = [None] * self.size
         self._distributed.all_gather_object(values, value, group=self._group)
         return values
 
-    def told(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """Return the value of rank 0; a collective operation."""
         values = [value]
         self._distributed.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
-    def do(self, runner: ModuleRunner, deed: str, *arguments: Any) -> list[Any]:
+    def do(self, runner: ModuleRunner, command: str, *arguments: Any) -> list[Any]:
         """
         Run a command on the runners of all ranks and return the result of each; called by rank 0.
 
@@ -117,14 +117,14 @@ class Ranks:
             Exception: Raised by the command on this rank.
             CubatchError: Raised on another rank, which the message names.
         """
-        self.told((deed, arguments))
+        self.broadcast((command, arguments))
         value, own = None, None
         try:
-            value = _DEEDS[deed](runner, *arguments)
+            value = _COMMANDS[command](runner, *arguments)
         except Exception as error:  # noqa: BLE001 - raised again when all have answered
             own = error
-            self._tell(deed, error)
-        outcomes = self.gathered(_Outcome(value, None if own is None else self._named(own)))
+            self._log_failure(command, error)
+        outcomes = self.gather(_Outcome(value, None if own is None else self._as_cubatch_error(own)))
         if own is not None:
             raise own
         for outcome in outcomes:
@@ -132,7 +132,7 @@ class Ranks:
                 raise outcome.error
         return [outcome.value for outcome in outcomes]
 
-    def answered(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
+    def run(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
         """
         Run `decide` on rank 0; the other ranks follow its commands.
 
@@ -147,11 +147,11 @@ class Ranks:
             CubatchError: The error of `decide`, on every rank.
         """
         try:
-            return self._decided(runner, decide)
+            return self._run(runner, decide)
         finally:
             self._distributed.destroy_process_group(self._group)
 
-    def _decided(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
+    def _run(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
         if self.rank:
             followed: T = self._follow(runner)
             return followed
@@ -159,35 +159,37 @@ class Ranks:
             result = decide(lambda limit, _seed: RankedRunner(self, runner, limit))
         except Exception as error:
             with contextlib.suppress(Exception):  # ranks may have died
-                self.told(("end", _Outcome(error=error if isinstance(error, CubatchError) else self._named(error))))
+                self.broadcast(
+                    ("end", _Outcome(error=error if isinstance(error, CubatchError) else self._as_cubatch_error(error)))
+                )
             raise
-        self.told(("end", _Outcome(result)))
+        self.broadcast(("end", _Outcome(result)))
         return result
 
     def _follow(self, runner: ModuleRunner) -> Any:
         while True:
-            deed, said = self.told()
-            if deed == "end":
-                if said.error is not None:
-                    raise said.error
-                return said.value
+            command, payload = self.broadcast()
+            if command == "end":
+                if payload.error is not None:
+                    raise payload.error
+                return payload.value
             try:
-                outcome = _Outcome(_DEEDS[deed](runner, *said))
+                outcome = _Outcome(_COMMANDS[command](runner, *payload))
             except Exception as error:  # noqa: BLE001 - rank 0 raises it
-                _log.info("rank %d could not %s", self.rank, deed, exc_info=True)
-                self._tell(deed, error)
-                outcome = _Outcome(error=self._named(error))
-            self.gathered(outcome)
+                _log.info("rank %d could not %s", self.rank, command, exc_info=True)
+                self._log_failure(command, error)
+                outcome = _Outcome(error=self._as_cubatch_error(error))
+            self.gather(outcome)
 
-    def _tell(self, deed: str, error: Exception) -> None:
+    def _log_failure(self, command: str, error: Exception) -> None:
         """Log an error in a collective step at once: the other ranks wait until their group's timeout."""
-        if deed in _TOGETHER:
+        if command in _TOGETHER:
             text = (
                 "rank %d failed in a step with the others, who may wait for it until their process group's timeout: %s"
             )
             _log.warning(text, self.rank, f"{type(error).__name__}: {error}")
 
-    def _named(self, error: Exception) -> CubatchError:
+    def _as_cubatch_error(self, error: Exception) -> CubatchError:
         """Return an error of this rank in a form that another rank can raise."""
         text = f"rank {self.rank} raised {type(error).__name__}: {error}"
         if is_out_of_memory(error):
@@ -226,8 +228,8 @@ class RankedRunner(BoundedRunner):
         """Return the page faults of steps on this rank."""
         return self._runner.page_faults
 
-    def _do(self, deed: str, *arguments: Any) -> list[Any]:
-        return self._ranks.do(self._runner, deed, *arguments)
+    def _do(self, command: str, *arguments: Any) -> list[Any]:
+        return self._ranks.do(self._runner, command, *arguments)
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Trace steps without data; the result is the same on all ranks."""

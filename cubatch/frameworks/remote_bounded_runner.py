@@ -20,7 +20,7 @@ class RemoteBoundedRunner(RemoteRunner):
 
     def __init__(self, factory: FactoryRef, *, remedy: str) -> None:
         super().__init__(factory, remedy=remedy)
-        self._report = MemoryReport(ran=[], foreseen=None, remarks=[], page_faults=[])
+        self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
 
     def look(self, *, seconds: float, top: int | None) -> MemoryLook:
         """Let the worker find out what steps take: see `BoundedRunner.look`."""

@@ -182,14 +182,15 @@ class MemoryReport(TypedDict):
     What a runner knows of memory after its last step; JSON can hold it.
 
     Keys:
-        ran: Of each `batch_size` that ran: what was `said` of it just before, what it `took`, what the trace says.
-        foreseen: None if it has not looked.
+        history: For each `batch_size` that ran: bytes predicted just before (`said`), measured (`took`) and traced
+            (`walked`).
+        forecast: None if `look` was not called.
         remarks: What a user should know.
         page_faults: Rows of `PageFaults`.
     """
 
-    ran: list[dict[str, int]]
-    foreseen: MemoryForecast | None
+    history: list[dict[str, int]]
+    forecast: MemoryForecast | None
     remarks: list[Remark]
     page_faults: list[dict[str, Any]]
 

@@ -155,7 +155,7 @@ def _tune_present(
         memory = ranks.room(resolved, memory, held)
         notes.append(note("ranks", count=ranks.size))
         runner = module.runner(memory.bytes, request.limits.seed)
-        return ranks.answered(runner, lambda make: tune(make, ranks=ranks.size))
+        return ranks.run(runner, lambda make: tune(make, ranks=ranks.size))
 
 
 def _check_device(module: TorchModule, device: Device | str | None) -> Device:

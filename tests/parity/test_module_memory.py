@@ -88,8 +88,8 @@ def test_no_size_above_the_limit_is_tried_and_the_largest_comes_near_it(on_devic
     runner.prepare(91)  # after some between the largest that was looked at and this
     runner.release()
     assert max(module.sizes) == 91
-    assert all(row["took"] == takes(row["batch_size"]) for row in runner.ran)
-    assert all(row["said"] == pytest.approx(row["took"], rel=0.05) for row in runner.ran[2:])
+    assert all(row["took"] == takes(row["batch_size"]) for row in runner.history)
+    assert all(row["said"] == pytest.approx(row["took"], rel=0.05) for row in runner.history[2:])
     tuned(module, memory_limit=limit)
     assert max(module.sizes) <= 100
 
@@ -166,7 +166,7 @@ def test_a_heap_is_kept_in_order_only_where_it_might_take_more_than_the_limit(on
     assert runner.meter.is_tidy
     assert runner.remarks == [{"code": "heap_compacted", "values": {"batch_size": 350}}]
     runner.release()
-    assert max(row["took"] for row in runner.ran) <= limit
+    assert max(row["took"] for row in runner.history) <= limit
 
 
 def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch, malloc_is_not_chosen):
@@ -213,7 +213,7 @@ def test_what_was_not_told_is_not_learned(on_device, monkeypatch):
     monkeypatch.setattr(Device, "peak", lambda self: None)
     runner = runner_of(module, 100 * MIB)
     facts = runner.look(seconds=10.0, top=None)
-    assert runner.ran == []
+    assert runner.history == []
     largest = runner._planned().largest(100 * MIB)
     assert facts["largest"] == largest
     runner.prepare(largest)

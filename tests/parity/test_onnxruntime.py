@@ -283,7 +283,7 @@ def test_memory_that_was_taken_is_learned_from(files):
     if None in taken.values():
         pytest.skip("this kernel does not let the peak be reset")
     assert taken[1024] - taken[64] >= 960 * 64 * 14 * 14 * 4
-    assert [row["batch_size"] for row in runner.ran][-1] == 1024
+    assert [row["batch_size"] for row in runner.history][-1] == 1024
     assert runner.predicted(1024) >= runner.predicted(64) + 900 * 64 * 14 * 14 * 4
 
 

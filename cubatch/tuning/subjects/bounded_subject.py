@@ -136,9 +136,9 @@ class BoundedSubject(Subject):
             notes += [of_remark(remark) for remark in report["remarks"]]
             sizes = {timing.batch_size for timing in measured.timings}
             messages = page_faults.told(report["page_faults"], sizes) or ladder.facts.get("page_faults", [])
-            predicted = {row["batch_size"]: row["said"] for row in report["ran"]}
+            predicted = {row["batch_size"]: row["said"] for row in report["history"]}
             largest = ladder.largest
-            if (forecast := report["foreseen"]) is not None:
+            if (forecast := report["forecast"]) is not None:
                 largest = forecast["largest"] or ladder.largest
                 if not limits.batch_sizes:
                     largest = min(size for size in (largest, ladder.largest) if size)

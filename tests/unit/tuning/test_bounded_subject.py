@@ -26,7 +26,7 @@ DEVICE = FakeDevice(affine(0.02, 1e-6))  # the largest size is the best by far
 class Bounded(FakeRunner):
     """A session that knows beforehand that a sample takes 1 KiB."""
 
-    worker_pid, foreseen = None, None
+    worker_pid, forecast = None, None
 
     def __init__(self, memory_limit):
         super().__init__(DEVICE)
@@ -40,7 +40,7 @@ class Bounded(FakeRunner):
 
     def report(self):
         """Of memory it has learned nothing but what is foreseen."""
-        return {"ran": [], "foreseen": self.foreseen, "remarks": [], "page_faults": []}
+        return {"history": [], "forecast": self.forecast, "remarks": [], "page_faults": []}
 
 
 @attrs.define(kw_only=True)
@@ -71,7 +71,7 @@ class Learns(Bounded):
     TIMES = 1.0
 
     @property
-    def foreseen(self):
+    def forecast(self):
         each = int(self.TIMES * KIB)
         return {"largest": self.memory_limit // each, "bytes": [[n, n * each] for n in (1, 64)]}
 
