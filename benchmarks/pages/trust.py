@@ -19,15 +19,16 @@ def _search(result: dict[str, Any]) -> list[str]:
     return ["search with a budget of 60 s", lost, known]
 
 
-def _repeatability(result: dict[str, Any]) -> list[str]:
-    rows = [row for case in result["workloads"] for row in case["summary"] if row["finder"] == "cubatch"]
+def _repeatability(*results: dict[str, Any]) -> list[str]:
+    cases = [case for result in results for case in result["workloads"]]
+    rows = [row for case in cases for row in case["summary"] if row["finder"] == "cubatch"]
     spreads, losses = [row["spread"] for row in rows], [row["mean_loss"] for row in rows]
     runs = max(row["runs"] for row in rows)
     facts = (
         f"recommended sizes of {runs} runs within a factor of {statistics.median(spreads):.1f} in the median and "
         f"{max(spreads):.1f} at most; mean loss {percent(min(losses))} to {percent(max(losses))}"
     )
-    return ["the same answer twice, on a CPU", facts, f"{len(rows)} workloads, {result['device']}"]
+    return ["the same answer twice, on a CPU", facts, f"{len(rows)} workloads, {results[0]['device']}"]
 
 
 def _memory(result: dict[str, Any]) -> list[str]:
@@ -66,7 +67,16 @@ def _training(result: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def trust(*results: dict[str, Any]) -> str:
-    """Return one row each for results of search, repeatability, tuning, predictions, engine and training, in order."""
-    lines = (_search, _repeatability, _memory, _predictions, _engine, _training)
-    return table(["what", "measured", "on"], [line(result) for line, result in zip(lines, results, strict=True)])
+def trust(search: dict[str, Any], *results: dict[str, Any]) -> str:
+    """
+    Return one row for each question.
+
+    Args:
+        search: Result of the search.
+        results: Results of repeatability, one or several, then of tuning, predictions, engine and training, one each.
+    """
+    lines = (_memory, _predictions, _engine, _training)
+    repeated, others = results[: -len(lines)], results[-len(lines) :]
+    rows = [_search(search), _repeatability(*repeated)]
+    rows += [line(result) for line, result in zip(lines, others, strict=True)]
+    return table(["what", "measured", "on"], rows)
