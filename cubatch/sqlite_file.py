@@ -1,7 +1,7 @@
 """
 SQLite files that several processes share: opening, checking, locking, and the reasons of failures.
 
-In WAL mode with `synchronous=NORMAL` a commit outlives a killed process and costs microseconds; a power cut may lose
+In WAL mode with `synchronous=NORMAL` a commit outlives a killed process and costs microseconds.  A power cut may lose
 the last commits but does not damage the file.  WAL needs memory that all processes share, so a file on a network file
 system uses the rollback journal.
 """
@@ -63,8 +63,8 @@ def connect(
         path: The file.
         schema: CREATE statements of the tables.
         version: The number of the schema, kept as `user_version`.
-        on_replaced: A file that is damaged or of an older version is renamed and a new one created; then this is called
-            with the new name of the old file and the reason.  Without it, both are errors.
+        on_replaced: Without it, a file that is damaged or of an older version is an error.  With it, such a file is
+            renamed and a new one created, and this is called with the file's new name and the reason.
 
     Returns:
         A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
@@ -83,7 +83,7 @@ def connect(
                 raise
             # A failing disk may look like damage: it fails these reads too, or the second attempt succeeds.
             content, _ = path.read_bytes(), [journal.read_bytes() for journal in _journals(path) if journal.exists()]
-            if path.suffix != ".sqlite3" and not content.startswith(_MAGIC):  # somebody's script or spec
+            if path.suffix != ".sqlite3" and not content.startswith(_MAGIC):  # a script or a spec of the user
                 raise StoreError(str(path), "it is no database", "Name a new file.") from error
             with contextlib.suppress(sqlite3.DatabaseError, _OldSchema):
                 return _open(path, schema, version)

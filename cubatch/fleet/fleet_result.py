@@ -19,7 +19,7 @@ _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
 @attrs.frozen(kw_only=True)
 class FleetDevice:
     """
-    One distinct device of a fleet.
+    A distinct device of a fleet.
 
     Attributes:
         name: Its name, unique in the fleet.

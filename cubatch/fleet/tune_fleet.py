@@ -66,8 +66,8 @@ def autotune_fleet(
         layer_spec: A layer, a Network, a mapping, a model's name or a path to a spec file.
         client: A `distributed.Client`, or a scheduler's address: "tcp://10.0.0.1:8786".
         batch_sizes: Measure exactly these.
-        predict: Names of GPUs that are not in the fleet; their results are predicted for the library of the fleet's
-            GPUs and anchored by their measurements; without GPUs, for the vendor's library.
+        predict: Names of GPUs that are not in the fleet.  Their results are predicted for the library of the fleet's
+            GPUs, anchored by their measurements; without GPUs, for the vendor's library.
         prices: Cost of one hour by device name, as the result lists it, in any currency.
         store: As for `autotune`, on the workers; a path is a path there.
         progress: Called with a device's name and a sentence about it.

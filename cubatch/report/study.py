@@ -13,7 +13,7 @@ from cubatch.report.tables.study import grids
 from cubatch.tuning.results import TuningResult
 
 Figure = lines.Lines | Curve
-_MARKS = ("crest", "Coulom", "power of two", "multiple of 8")
+_MARKS = ("full wave", "Coulom", "power of two", "multiple of 8")
 
 
 def page(payload: Mapping[str, Any]) -> str:
@@ -99,13 +99,13 @@ def _waves(payload: Mapping[str, Any]) -> list[lines.Lines]:
     rows = [row for row in payload["sizes"] if row["samples_per_second"] is not None]
     measured = [(row["batch_size"], row["samples_per_second"], row["interval"]) for row in rows]
     series = _series("measured, 90 % interval", measured)
-    for key, label in (("rule", "the rule, through the first crest"), ("predicted", "predicted by the time model")):
+    for key, label in (("rule", "the rule, through the first full wave"), ("predicted", "predicted by the time model")):
         series += _series(label, ((row["batch_size"], row[key], None) for row in rows), is_computed=True)
     marks = [
         (kind, [row["batch_size"] for row in rows if any(mark.partition(" n=")[0] == kind for mark in row["marks"])])
         for kind in _MARKS
     ]
-    title = "Samples per second around the crests"
+    title = "Samples per second around full waves"
     return [lines.Lines(title=title, y_label="samples/s", series=series, marks=[mark for mark in marks if mark[1]])]
 
 

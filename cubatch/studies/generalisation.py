@@ -1,8 +1,8 @@
 """
 `generalisation`: whether a network trained in large batches does worse on images that it has not seen.
 
-Keskar et al. (2016, arXiv:1609.04836) found that large batches converge to sharp minima and test worse; Goyal et al.
-(2017, arXiv:1706.02677) that a learning rate which grows with the batch closes much of the gap.
+Keskar et al. (2016, arXiv:1609.04836) found that large batches converge to sharp minima and test worse.  Goyal et al.
+(2017, arXiv:1706.02677) found that a learning rate which grows with the batch closes much of the gap.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PATTERNS, _NOISE = (96.0, 160.0), 64.0  # of generated images
 
 @attrs.frozen
 class Cell:
-    """One training run: its batch size, learning rate and seed."""
+    """A training run: its batch size, learning rate and seed."""
 
     batch_size: int
     learning_rate: float
@@ -99,7 +99,7 @@ def run(request: StudyRequest, budget: float) -> Findings:
         if cell.name not in cache.findings:
             if spent >= budget:
                 continue
-            cache.add(cell.name, _train(request, network, images, epochs, cell, (number, len(cells))))
+            cache.add(cell.name, _train(request, network, images, epochs, cell=cell, progress=(number, len(cells))))
         spent += cache.findings[cell.name]["spent_seconds"]
     rows = [
         summarize(policy, group[0], runs)
@@ -159,6 +159,7 @@ def _train(
     network: Network,
     images: tuple[Dataset, Dataset],
     epochs: int,
+    *,
     cell: Cell,
     progress: tuple[int, int],
 ) -> dict[str, Any]:
@@ -350,7 +351,7 @@ def _method(request: StudyRequest, network: Network, images: tuple[Dataset, Data
 generalisation = Study(
     title="Do large batches learn worse?",
     question=(
-        "Large batches use the hardware well, but networks trained with them are said to end in sharp minima and to "
+        "Large batches use the hardware well, but networks trained with them reportedly end in sharp minima and "
         "do worse on unseen data (Keskar et al., 2016), unless the learning rate grows with the batch (Goyal et al., "
         "2017). How large is the difference here, and how much time is saved?"
     ),

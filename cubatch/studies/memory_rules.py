@@ -23,7 +23,7 @@ _METHOD = [
         "block in which the memory plan places every buffer. The plan is computed before anything runs."
     ),
     (
-        "On a GPU the driver is asked too; its figure includes the context and libraries. The formula for the largest "
+        "On a GPU the driver reports its figure too, with the context and libraries. The formula for the largest "
         "batch is compared with the largest that the plan fits into the available memory."
     ),
 ]
@@ -162,7 +162,7 @@ memory_rules = Study(
     title="What do rules of thumb for memory miss?",
     question=(
         "A network takes twice its file on disk, some say; three times with gradients and momentum, say others; "
-        "somebody measured 4.5 times and asked why. None of these rules knows the batch size. How far off are they?"
+        "one user measured 4.5 times. None of these rules knows the batch size. How far off are they?"
     ),
     model="mnist-cnn",
     modes=("inference", "training"),

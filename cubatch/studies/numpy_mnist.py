@@ -1,8 +1,8 @@
 """
 `numpy-mnist`: why a larger batch does not train faster on a CPU.
 
-The published question: a CNN in plain NumPy on MNIST, 5 epochs: 1200 s at batch 1, 940 at 4, 890 at 8, about 850 at
-16, 32 and 256.  Why no faster?  The advice was to profile.
+The published question is about 5 epochs of a CNN in plain NumPy on MNIST.  They took 1200 s at batch 1, 940 s at 4,
+890 s at 8, and about 850 s at 16, 32 and 256.  The advice was to profile.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def answer(epochs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def points(epochs: Sequence[Mapping[str, Any]], profiles: Sequence[dict[str, Any]]) -> list[str]:
-    """Return how many epochs were trained, the causes of the time, and the sizes that something disturbed."""
+    """Return how many epochs were trained, the causes of the time, and the sizes that interference affected."""
     trained = ", ".join(f"{row['epochs_trained']} at batch {row['batch_size']}" for row in epochs)
     largest = f"the time at batch {profiles[-1]['batch_size']}"
     lines = [
@@ -183,7 +183,7 @@ def points(epochs: Sequence[Mapping[str, Any]], profiles: Sequence[dict[str, Any
     if disturbed:
         lines.append(
             f"Batch {', '.join(disturbed)}: steps with and without timed calls took very different times, so another "
-            "process probably disturbed them."
+            "process probably interfered."
         )
     return lines
 
@@ -191,7 +191,7 @@ def points(epochs: Sequence[Mapping[str, Any]], profiles: Sequence[dict[str, Any
 numpy_mnist = Study(
     title="Why does a larger batch not train faster?",
     question=(
-        "Somebody wrote a CNN in plain NumPy and trained it on MNIST for 5 epochs: 1200 s at batch 1, 940 s at 4, "
+        "One user wrote a CNN in plain NumPy and trained it on MNIST for 5 epochs: 1200 s at batch 1, 940 s at 4, "
         "890 s at 8, and about 850 s at 16, 32 and 256. Why does it not become faster with the batch? The advice was "
         "to profile."
     ),

@@ -40,12 +40,11 @@ class Sharpness:
 
 def sharpness(network: Network, images: Any, labels: Any, *, device: Device, seed: int = 0) -> Sharpness | None:
     """
-    Give the largest eigenvalue of the Hessian of the mean loss over some samples.
+    Return the largest eigenvalue of the Hessian of the mean loss over some samples.
 
-    That is what Cohen et al. (2021, arXiv:2103.00065) call sharpness.  It is found by the method of Lanczos (1950),
-    whose products of the Hessian with a direction v are differences of gradients, (g(w + e v) - g(w - e v)) / 2e.
-    The curvature of a function can be changed without changing the function (Dinh et al., 2017, arXiv:1703.04933), so
-    it compares weights of one network, trained in one way, only.
+    Cohen et al. (2021, arXiv:2103.00065) call it sharpness.  The Lanczos method (1950) computes it.  Its products of
+    the Hessian with a direction v are differences of gradients, (g(w + e v) - g(w - e v)) / 2e.  Compare only weights
+    of one network, trained in one way: rescaling weights changes the curvature (Dinh et al., 2017, arXiv:1703.04933).
 
     Args:
         network: With its weights.
@@ -80,7 +79,7 @@ def sharpness(network: Network, images: Any, labels: Any, *, device: Device, see
 
 
 def _of(model: Model, images: Any, labels: Any, seed: int) -> Sharpness:
-    """Give it of a model that trains at a learning rate of 0."""
+    """Return the sharpness of a model that trains at a learning rate of 0."""
     model.prepare(len(images))
     landscape = _Landscape(model, images, labels)
     start = np.random.default_rng(seed).standard_normal(landscape.weights.size)
@@ -89,8 +88,8 @@ def _of(model: Model, images: Any, labels: Any, seed: int) -> Sharpness:
         product = landscape.curvature(basis[-1])
         rows[number, number] = basis[-1] @ product
         for _ in range(2):  # rounding would bring directions back that were found before
-            for one in basis:
-                product -= (one @ product) * one
+            for vector in basis:
+                product -= (vector @ product) * vector
         rest = float(np.linalg.norm(product))
         values, vectors = np.linalg.eigh(rows[: number + 1, : number + 1])
         largest, unsure = float(values[-1]), rest * abs(float(vectors[-1, -1]))
@@ -112,22 +111,22 @@ class _Landscape:
         self.weights = np.concatenate([self._snapshot[name].ravel() for name in self._names]).astype(np.float64)
 
     def curvature(self, direction: Any) -> Any:
-        """Give the Hessian times a direction of length 1."""
+        """Return the Hessian times a direction of length 1."""
         forth, back = (self._gradient(self.weights + step * direction) for step in (STEP, -STEP))
         return (forth - back) / (2 * STEP)
 
     def _gradient(self, weights: Any) -> Any:
         begin, moved = 0, dict(self._snapshot)
         for name in self._names:
-            kept = self._snapshot[name]
-            moved[name] = weights[begin : begin + kept.size].reshape(kept.shape).astype(kept.dtype)
-            begin += kept.size
+            array = self._snapshot[name]
+            moved[name] = weights[begin : begin + array.size].reshape(array.shape).astype(array.dtype)
+            begin += array.size
         self._model.restore(moved)
         self._model.load(self._images, self._labels)
         self._model.step()
-        found = {
+        gradients = {
             f"parameters.{layer}.{name}": np.asarray(backend.to_host(array), np.float64)
             for layer, arrays in self._model.gradients.items()
             for name, array in arrays.items()
         }
-        return np.concatenate([found[name].ravel() for name in self._names])
+        return np.concatenate([gradients[name].ravel() for name in self._names])

@@ -113,7 +113,7 @@ class StudyRequest:
 @attrs.frozen(kw_only=True)
 class Findings:
     """
-    What a study found.
+    The answer of a study, with its numbers.
 
     Attributes:
         facts: Where, how and when it was measured, in JSON form.

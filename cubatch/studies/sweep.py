@@ -159,7 +159,7 @@ def _plan_powers(request: StudyRequest) -> SweepPlan:
 powers_of_two = sweep(
     title="Is a power of two faster?",
     question=(
-        "Many people train with batches of 32, 64, 128: powers of two are said to suit memory pages, alignment and "
+        "Many people train with batches of 32, 64, 128: powers of two reportedly suit memory pages, alignment and "
         "the hardware's units. If that were so, the neighbors of a power of two, such as 127 and 129, would be clearly "
         "slower per sample. Are they?"
     ),

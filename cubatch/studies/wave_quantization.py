@@ -27,14 +27,15 @@ from cubatch.tuning.results import TuningResult
 from cubatch.workload import Workload
 
 MULTIPLE = 8
-CREST, PAST_CREST, COULOM, POWER, MULTIPLES = "crest", "past crest", "Coulom", "power of two", f"multiple of {MULTIPLE}"
-_NUM_CRESTS = 2
-_SMALLEST_CREST = 4  # the smallest with sizes on both sides
-_AROUND = (8, 3)  # sizes measured on each side of a crest: full and quick
+FULL_WAVE, PAST_FULL_WAVE = "full wave", "past full wave"
+COULOM, POWER, MULTIPLES = "Coulom", "power of two", f"multiple of {MULTIPLE}"
+_NUM_FULL_WAVES = 2
+_SMALLEST = 4  # the smallest with sizes on both sides
+_AROUND = (8, 3)  # sizes measured on each side of a full wave: full and quick
 _LIMIT = 1024
 _CPU_NOTE = (
     "A CPU has no SMs and no waves of blocks: here samples are distributed over threads, and the others wait for the "
-    "busiest thread. It is the same rule with other numbers, and a crest at each multiple of the threads; nothing is "
+    "busiest thread. The rule is the same, with a full wave at each multiple of the threads; nothing is "
     "measured about blocks on SMs. cubatch occupancy KERNEL --device NAME --model MODEL --sweep batch-size computes "
     "those for any GPU."
 )
@@ -50,7 +51,7 @@ class Distribution:
         unit: "SM" or "thread".
         count: Number of units.
         busiest: Pieces of work of the busiest unit, by batch size.
-        crests: One or two batch sizes after which the busiest unit has more work, ascending.
+        full_waves: One or two batch sizes after which the busiest unit has more work, ascending.
         coulom: Batch sizes of Coulom's rule, by their n.
     """
 
@@ -58,7 +59,7 @@ class Distribution:
     unit: str
     count: int
     busiest: Callable[[int], int]
-    crests: tuple[int, ...]
+    full_waves: tuple[int, ...]
     coulom: Mapping[int, int]
 
     def rate(self, batch_size: int) -> float:
@@ -68,15 +69,15 @@ class Distribution:
 
 def distribute(work: Workload, limit: int) -> Distribution:
     """
-    Return how a batch is distributed over a device, with its crests below the limit.
+    Return how a batch is distributed over a device, with its full waves below the limit.
 
     Raises:
-        InvalidArgument: If nothing is distributed, or there is no crest below the limit.
+        InvalidArgument: If nothing is distributed, or there is no full wave below the limit.
 
     Example:
         >>> work = Workload.of("go-net", "v100-sxm2-16gb", mode="inference", dtype="float32", library="im2col")
         >>> distribution = distribute(work, 1000)
-        >>> distribution.items, distribution.crests, [distribution.busiest(n) for n in (28, 29, 56, 57)]
+        >>> distribution.items, distribution.full_waves, [distribution.busiest(n) for n in (28, 29, 56, 57)]
         ('blocks of conv1', (28, 56), [1, 2, 2, 3])
         >>> distribution.coulom[3]
         85
@@ -89,8 +90,8 @@ def _over_sms(work: Workload, limit: int) -> Distribution:
     if num_sms is None:
         raise InvalidArgument("device", str(work.device), "a GPU whose SMs are known")
     passes = slowest(work, limit)[:1]
-    tops = [one.batch_size for one in crests(passes, num_sms, limit) if one.kind == "crest"]
-    tops = sorted(n for n in tops if _SMALLEST_CREST <= n < limit)[:_NUM_CRESTS]
+    tops = [proposal.batch_size for proposal in crests(passes, num_sms, limit) if proposal.kind == "crest"]
+    tops = sorted(n for n in tops if _SMALLEST <= n < limit)[:_NUM_FULL_WAVES]
     if not tops:
         allowed = f"a network whose slowest layer fills all SMs equally at a batch size from 4 to {limit - 1}"
         raise InvalidArgument("model", work.name, allowed, "Use smaller inputs or a larger --max-batch-size.")
@@ -100,7 +101,7 @@ def _over_sms(work: Workload, limit: int) -> Distribution:
         unit="SM",
         count=num_sms,
         busiest=lambda n: busiest_sm_blocks(blocks(n), num_sms),
-        crests=tuple(tops),
+        full_waves=tuple(tops),
         coulom=_coulom_sizes(work, num_sms, limit),
     )
 
@@ -118,9 +119,7 @@ def _coulom_sizes(work: Workload, num_sms: int, limit: int) -> dict[int, int]:
 def _over_threads(work: Workload, limit: int) -> Distribution:
     threads = work.device.threads or 1
     levels = (2**k for k in range(1, limit.bit_length()))
-    tops = [
-        n for level in levels if _SMALLEST_CREST <= (n := level * threads) < limit and plan(work, n).members == threads
-    ]
+    tops = [n for level in levels if _SMALLEST <= (n := level * threads) < limit and plan(work, n).members == threads]
     if threads == 1 or not tops:
         allowed = f"a network whose samples several threads share at a batch size below {limit}"
         remedy = f"This CPU has {threads} threads; one thread runs short steps, since the others would wait."
@@ -130,27 +129,27 @@ def _over_threads(work: Workload, limit: int) -> Distribution:
         unit="thread",
         count=threads,
         busiest=lambda n: plan(work, n).shard,
-        crests=tuple(tops[:_NUM_CRESTS]),
+        full_waves=tuple(tops[:_NUM_FULL_WAVES]),
         coulom={},
     )
 
 
-def window(crest: int, around: int, limit: int) -> range:
+def window(full: int, around: int, limit: int) -> range:
     """
-    Return the sizes around a crest: `around` on either side, at most half of the crest.
+    Return the sizes around a full wave: `around` on either side, at most half of the full wave.
 
     Example:
         >>> window(28, 8, 1000), window(4, 8, 1000)
         (range(20, 37), range(2, 7))
     """
-    reach = min(around, crest // 2)
-    return range(crest - reach, min(crest + reach, limit) + 1)
+    reach = min(around, full // 2)
+    return range(full - reach, min(full + reach, limit) + 1)
 
 
 def marks(batch_size: int, distribution: Distribution) -> list[str]:
-    """Return the rules that suggest a batch size: crest, past crest, Coulom's, power of two, multiple of 8."""
-    rules = [PAST_CREST] if batch_size - 1 in distribution.crests else []
-    rules += [CREST] if batch_size in distribution.crests else []
+    """Return the rules that suggest a batch size: full wave, past full wave, Coulom's, power of two, multiple of 8."""
+    rules = [PAST_FULL_WAVE] if batch_size - 1 in distribution.full_waves else []
+    rules += [FULL_WAVE] if batch_size in distribution.full_waves else []
     rules += [f"{COULOM} n={n}" for n, size in distribution.coulom.items() if size == batch_size]
     if not batch_size & (batch_size - 1):
         rules.append(POWER)
@@ -160,36 +159,36 @@ def marks(batch_size: int, distribution: Distribution) -> list[str]:
 
 
 def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, int, str]]:
-    """Pair each size just past a crest with it, and each size of a common rule with the nearest crest."""
-    pairs = [(crest + 1, crest, PAST_CREST) for crest in distribution.crests]
+    """Pair each size just past a full wave with it, and each size of a common rule with the nearest full wave."""
+    pairs = [(full + 1, full, PAST_FULL_WAVE) for full in distribution.full_waves]
     for size in sizes:
-        crest = min(distribution.crests, key=lambda top: abs(top - size))
-        rules = {mark.partition(" n=")[0] for mark in marks(size, distribution)} - {CREST, PAST_CREST}
-        pairs += [(size, crest, rule) for rule in sorted(rules) if size != crest]
+        full = min(distribution.full_waves, key=lambda top: abs(top - size))
+        rules = {mark.partition(" n=")[0] for mark in marks(size, distribution)} - {FULL_WAVE, PAST_FULL_WAVE}
+        pairs += [(size, full, rule) for rule in sorted(rules) if size != full]
     return pairs
 
 
 def conclude(
     distribution: Distribution, sizes: Sequence[int], result: TuningResult, comparisons: Sequence[SizeComparison]
 ) -> Conclusion:
-    """Answer whether the sizes just past the crests are slower, and how sizes of common rules compare."""
+    """Answer whether the sizes just past the full waves are slower, and how sizes of common rules compare."""
     measured = {m.batch_size: m for m in result.measurements}
     tops, points = [], []
-    for crest in distribution.crests:
-        rule_ratio = distribution.rate(crest + 1) / distribution.rate(crest)
-        seconds = [measured[n].predicted_seconds for n in (crest, crest + 1)]
-        predicted_ratio = (crest + 1) * seconds[0] / (crest * seconds[1]) if seconds[0] and seconds[1] else None
-        busiest = [distribution.busiest(n) for n in (crest, crest + 1)]
+    for full in distribution.full_waves:
+        rule_ratio = distribution.rate(full + 1) / distribution.rate(full)
+        seconds = [measured[n].predicted_seconds for n in (full, full + 1)]
+        predicted_ratio = (full + 1) * seconds[0] / (full * seconds[1]) if seconds[0] and seconds[1] else None
+        busiest = [distribution.busiest(n) for n in (full, full + 1)]
         tops.append(
-            {"batch_size": crest, "busiest": busiest, "rule_ratio": rule_ratio, "predicted_ratio": predicted_ratio}
+            {"batch_size": full, "busiest": busiest, "rule_ratio": rule_ratio, "predicted_ratio": predicted_ratio}
         )
         predicted = "" if predicted_ratio is None else f", the time model predicts {signed(predicted_ratio - 1)}"
-        points.append(f"{crest + 1} vs {crest}: the rule expects {signed(rule_ratio - 1)} samples/s{predicted}.")
+        points.append(f"{full + 1} vs {full}: the rule expects {signed(rule_ratio - 1)} samples/s{predicted}.")
     for rule in (COULOM, POWER, MULTIPLES):
         of_rule = [c for c in comparisons if c.rule == rule]
         if of_rule:
-            points.append(f"{rule[0].upper()}{rule[1:]} vs nearest crest: {list_verdicts(of_rule)}.")
-    first = distribution.crests[0]
+            points.append(f"{rule[0].upper()}{rule[1:]} vs nearest full wave: {list_verdicts(of_rule)}.")
+    first = distribution.full_waves[0]
     first_rate = measured[first].samples_per_second
     rows: list[dict[str, Any]] = []
     for n in sizes:
@@ -209,11 +208,11 @@ def conclude(
             }
         )
     return Conclusion(
-        answer=answer_slower([c for c in comparisons if c.rule == PAST_CREST]),
+        answer=answer_slower([c for c in comparisons if c.rule == PAST_FULL_WAVE]),
         points=points,
         details={
             "distribution": {name: getattr(distribution, name) for name in ("items", "unit", "count")},
-            "crests": tops,
+            "full_waves": tops,
             "sizes": rows,
         },
     )
@@ -222,13 +221,13 @@ def conclude(
 def _plan(request: StudyRequest) -> SweepPlan:
     limit = request.largest(_LIMIT)
     distribution = distribute(request.work, limit)
-    sizes = sorted({n for top in distribution.crests for n in window(top, _AROUND[request.quick], limit)})
+    sizes = sorted({n for top in distribution.full_waves for n in window(top, _AROUND[request.quick], limit)})
     method = [
         (
-            f"The {distribution.items} are distributed over {distribution.count} {distribution.unit}s; a crest is the "
-            f"largest batch before the busiest {distribution.unit} gets more. Every batch around the crests is "
+            f"The {distribution.items} are distributed over {distribution.count} {distribution.unit}s. A full wave is "
+            f"the largest batch before the busiest {distribution.unit} gets more. Every batch around the full waves is "
             f"measured. The rule in the figure: samples/s proportional to the batch over the {distribution.items} of "
-            f"the busiest {distribution.unit}, drawn through the first crest."
+            f"the busiest {distribution.unit}, drawn through the first full wave."
         )
     ]
     if distribution.coulom:
@@ -246,9 +245,9 @@ waves = sweep(
     title="Does one sample too many cost a wave?",
     question=(
         "A GPU distributes the blocks of a layer over its SMs, and a step lasts as long as the busiest SM. A batch at "
-        "which all SMs have the same number of blocks, a crest, should be fast, and one sample more should cost the "
+        "which all SMs have the same number of blocks, a full wave, should be fast. One sample more should cost the "
         "time of a block for hardly any work. Remi Coulom chose batch sizes for Go networks by this rule. Is the "
-        "size just past a crest slower, and by how much?"
+        "size just past a full wave slower, and by how much?"
     ),
     model="go-net",
     modes=("inference",),

@@ -124,7 +124,7 @@ def _numpy_mnist(payload: Mapping[str, Any]) -> list[Grid]:
 
 
 def _waves(payload: Mapping[str, Any]) -> list[Grid]:
-    distribution, first = payload["distribution"], payload["crests"][0]["batch_size"]
+    distribution, first = payload["distribution"], payload["full_waves"][0]["batch_size"]
     rates = {row["batch_size"]: row["samples_per_second"] for row in payload["sizes"]}
     rows: list[list[Cell]] = [
         [
@@ -140,8 +140,8 @@ def _waves(payload: Mapping[str, Any]) -> list[Grid]:
     ]
     busiest = f"{distribution['items'].partition(' ')[0]} of busiest {distribution['unit']}"
     columns = ["batch", "samples/s", f"relative to {first}", "by the rule", "predicted", busiest, "suggested by"]
-    marked = [place for place, row in enumerate(payload["sizes"]) if "crest" in row["marks"]]
-    return [Grid(title="Every batch around the crests", columns=columns, rows=rows, marked=marked)]
+    marked = [place for place, row in enumerate(payload["sizes"]) if "full wave" in row["marks"]]
+    return [Grid(title="Every batch around full waves", columns=columns, rows=rows, marked=marked)]
 
 
 def _share(value: float | None, of: float | None) -> str | None:

@@ -114,9 +114,9 @@ def of_epochs():
 
 
 def of_waves():
-    """One crest at 28, between powers of two and multiples of 8; batch 30 was not measured."""
-    past, slower = compared(29, 28, 0.7, 0.05, "slower", "past crest"), compared(32, 28, 0.79, 0.01, "slower")
-    marks = {24: ["multiple of 8"], 28: ["crest", "Coulom n=1"], 29: ["past crest"], 32: ["power of two"]}
+    """One full wave at 28, between powers of two and multiples of 8; batch 30 was not measured."""
+    past, slower = compared(29, 28, 0.7, 0.05, "slower", "past full wave"), compared(32, 28, 0.79, 0.01, "slower")
+    marks = {24: ["multiple of 8"], 28: ["full wave", "Coulom n=1"], 29: ["past full wave"], 32: ["power of two"]}
     rows = [
         {
             "batch_size": n,
@@ -131,11 +131,11 @@ def of_waves():
     ]
     return payload(
         "waves",
-        crests=[{"batch_size": 28, "busiest": [1, 2], "rule_ratio": 29 / 56, "predicted_ratio": 0.6}],
+        full_waves=[{"batch_size": 28, "busiest": [1, 2], "rule_ratio": 29 / 56, "predicted_ratio": 0.6}],
         sizes=rows,
         distribution={"items": "blocks of conv1", "unit": "SM", "count": 80},
         answer=answer_slower([past]),
-        points=[f"Power of two vs nearest crest: {list_verdicts([slower])}."],
+        points=[f"Power of two vs nearest full wave: {list_verdicts([slower])}."],
         result=tuned(),
     )
 

@@ -63,7 +63,7 @@ def test_what_was_not_measured_is_no_dot():
     """Batch 30 has no rate: the rule has four sizes as the measured ones have."""
     (shown,) = study.figures(payloads.of_waves())
     assert [[dot.batch_size for dot in one.dots] for one in shown.series] == [[24, 28, 29, 32]] * 3
-    assert dict(shown.marks) == {"crest": [28], "Coulom": [28], "power of two": [32], "multiple of 8": [24]}
+    assert dict(shown.marks) == {"full wave": [28], "Coulom": [28], "power of two": [32], "multiple of 8": [24]}
 
 
 def test_nothing_known_is_a_page_too():

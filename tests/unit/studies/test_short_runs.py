@@ -73,19 +73,19 @@ def test_memory_rules_of_a_network_without_parameters(tmp_path):
 
 
 @pytest.mark.case("coulom-rule")
-@pytest.mark.skipif((probe.device("cpu").threads or 1) < 2, reason="one thread has no crest")
+@pytest.mark.skipif((probe.device("cpu").threads or 1) < 2, reason="one thread has no full")
 def test_waves(tmp_path):
-    """Each size around two crests is measured three times, and the page says that a CPU has no SMs."""
+    """Each size around two full waves is measured three times, and the page says that a CPU has no SMs."""
     layers = [{"type": "conv2d", "k": 64, "r": 3, "s": 3, "pad": 1}]
     spec = {"name": "board", "input_shape": [19, 19, 64], "layers": layers}
     payload = short("waves", tmp_path, spec, budget=60.0)
     threads = probe.device("cpu").threads
-    windows = [wave_quantization.window(crest, 3, 10**6) for crest in (2 * threads, 4 * threads)]
+    windows = [wave_quantization.window(full, 3, 10**6) for full in (2 * threads, 4 * threads)]
     assert [row["batch_size"] for row in payload["sizes"]] == sorted({n for sizes in windows for n in sizes})
-    assert [top["batch_size"] for top in payload["crests"]] == [2 * threads, 4 * threads]
-    past = [c for c in payload["comparisons"] if c["rule"] == "past crest"]
+    assert [top["batch_size"] for top in payload["full_waves"]] == [2 * threads, 4 * threads]
+    past = [c for c in payload["comparisons"] if c["rule"] == "past full wave"]
     assert [(c["batch_size"], c["reference"], c["trials"]) for c in past] == [
-        (crest + 1, crest, [3, 3]) for crest in (2 * threads, 4 * threads)
+        (full + 1, full, [3, 3]) for full in (2 * threads, 4 * threads)
     ]
     assert len(payload["question"]) == 2
     assert tmp_path / "figure.svg" in run.write(payload, tmp_path)

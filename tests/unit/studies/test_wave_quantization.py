@@ -1,4 +1,4 @@
-"""`waves`: the crests on GPUs and CPUs, and the conclusions from timings whose truth is known."""
+"""`waves`: the full waves on GPUs and CPUs, and the conclusions from timings whose truth is known."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measured(size, seconds_per_sample):
 
 @pytest.mark.case("coulom-rule")
 @pytest.mark.parametrize(("device", "num_sms"), [("v100-sxm2-16gb", 80), ("rtx-2080-ti", 68)])
-def test_crests_of_the_founding_example_are_coulombs(device, num_sms):
+def test_full_waves_of_the_founding_example_are_coulombs(device, num_sms):
     """
     Go boards of 19 x 19 with 128 channels: 128 filters are one tile wide, so 16384 outputs are a block.
 
@@ -55,44 +55,44 @@ def test_crests_of_the_founding_example_are_coulombs(device, num_sms):
     """
     distribution = waves.distribute(work(device=device), 1000)
     by_rule = [n * (1 << 14) * num_sms // (19 * 19 * 128) for n in (1, 2)]
-    assert list(distribution.crests) == by_rule == [distribution.coulom[n] for n in (1, 2)]
+    assert list(distribution.full_waves) == by_rule == [distribution.coulom[n] for n in (1, 2)]
     assert distribution.count == num_sms
 
 
 @given(st.integers(2, 64))
-def test_on_a_cpu_crests_are_multiples_of_the_threads(threads):
+def test_on_a_cpu_full_waves_are_multiples_of_the_threads(threads):
     """All threads have as many samples there, and one has one more just past it."""
     distribution = waves.distribute(on_threads(threads), 10_000)
-    assert distribution.crests == (2 * threads, 4 * threads)
-    for crest in distribution.crests:
-        assert distribution.busiest(crest) == crest // threads
-        assert distribution.busiest(crest + 1) == crest // threads + 1
+    assert distribution.full_waves == (2 * threads, 4 * threads)
+    for full in distribution.full_waves:
+        assert distribution.busiest(full) == full // threads
+        assert distribution.busiest(full + 1) == full // threads + 1
     assert distribution.coulom == {}
 
 
 @pytest.mark.parametrize(("workload", "limit"), [(on_threads(1), 64), (on_threads(2, "mlp"), 64), (work(), 4)])
-def test_a_workload_without_crests_is_rejected(workload, limit):
-    """One thread; steps so short that one thread runs them; a limit below the first crest."""
+def test_a_workload_without_full_waves_is_rejected(workload, limit):
+    """One thread; steps so short that one thread runs them; a limit below the first full wave."""
     with pytest.raises(InvalidArgument) as caught:
         waves.distribute(workload, limit)
     assert caught.value.field == "model"
 
 
 @given(st.integers(4, 3000), st.integers(1, 16))
-def test_windows_have_both_sides(crest, around):
-    """The crest, the size just past it, and sizes of at least half of it."""
-    sizes = waves.window(crest, around, 5000)
-    assert {crest - 1, crest, crest + 1} <= set(sizes)
-    assert sizes[0] >= crest / 2
+def test_windows_have_both_sides(full, around):
+    """The full, the size just past it, and sizes of at least half of it."""
+    sizes = waves.window(full, around, 5000)
+    assert {full - 1, full, full + 1} <= set(sizes)
+    assert sizes[0] >= full / 2
     assert len(sizes) <= 2 * around + 1
-    assert max(waves.window(crest, around, crest + 1)) == crest + 1
+    assert max(waves.window(full, around, full + 1)) == full + 1
 
 
 @pytest.mark.parametrize(
     ("size", "marks"),
     [
-        (28, ["crest", "Coulom n=1"]),
-        (29, ["past crest"]),
+        (28, ["full wave", "Coulom n=1"]),
+        (29, ["past full wave"]),
         (64, ["power of two"]),
         (24, ["multiple of 8"]),
         (85, ["Coulom n=3"]),
@@ -106,19 +106,19 @@ def test_marks_name_the_rules_of_a_size(size, marks):
 
 @pytest.mark.parametrize(("slowdown", "word"), [(1.4, "Yes"), (1.0, "No"), (0.9, "No")])
 def test_the_conclusion_follows_the_size_just_past_the_crest(slowdown, word):
-    """A sample takes `slowdown` times as long above 28; the rule's curve passes through the first crest."""
-    distribution = attrs.evolve(waves.distribute(work(), 1000), crests=(28,))
+    """A sample takes `slowdown` times as long above 28; the rule's curve passes through the first full wave."""
+    distribution = attrs.evolve(waves.distribute(work(), 1000), full_waves=(28,))
     sizes = range(20, 37)
     by_size = {n: measured(n, 1e-3 * (slowdown if n > 28 else 1.0)) for n in sizes}
     pairs = waves._pairs(sizes, distribution)
     assert set(pairs) == {
-        (29, 28, "past crest"), (24, 28, "multiple of 8"), (32, 28, "power of two"),
+        (29, 28, "past full wave"), (24, 28, "multiple of 8"), (32, 28, "power of two"),
     }  # fmt: skip
     comparisons = [compare(by_size[size], by_size[reference], rule=rule) for size, reference, rule in pairs]
     result = SimpleNamespace(measurements=[*by_size.values()])
     conclusion = waves.conclude(distribution, sizes, result, comparisons)
     assert conclusion.answer.startswith(word)
-    assert conclusion.details["crests"][0]["rule_ratio"] == pytest.approx(29 / 28 / 2)
+    assert conclusion.details["full_waves"][0]["rule_ratio"] == pytest.approx(29 / 28 / 2)
     rule = {row["batch_size"]: row["rule"] for row in conclusion.details["sizes"]}
     assert rule[28] == pytest.approx(1000)
     assert rule[29] == pytest.approx(1000 * 29 / 28 / 2)
