@@ -66,6 +66,11 @@ def bounds(case: Case, operands: Arrays, want: Arrays, again: Again) -> dict[str
     return given
 
 
+def stored_unit(dtype: str) -> float:
+    """Return the unit roundoff of a stored element."""
+    return _STORED.get(dtype, (_ROUNDED, 0.0))[0]
+
+
 def winograd_bounds(case: Case, operands: Arrays, want: Arrays, again: Again, outputs: int) -> dict[str, Any]:
     """
     Bound the errors of a convolution in float32 that Winograd's algorithm computes.

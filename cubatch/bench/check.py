@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.bench.bounds import bounds, winograd_bounds
+from cubatch.bench.bounds import bounds, stored_unit, winograd_bounds
 from cubatch.bench.cases import Case
 from cubatch.engine import functional
 from cubatch.engine.backend import of, to_host
@@ -75,13 +75,19 @@ class Expected:
             name: array if case.operands[name].kind == "counts" else _values(array) for name, array in operands.items()
         }
         changes = self._changes(operands)
+        self._operands, self._option_changes = operands, changes
         self._want = _call(case, operands, changes)
         again = functools.partial(_call, case, changes=changes)
         self._bounds: dict[int | None, dict[str, Any]] = {None: bounds(case, operands, self._want, again)}
         self._bounds_of = functools.partial(winograd_bounds, case, operands, self._want, again)
 
     def check(
-        self, arrays: Mapping[str, Any], *, outputs: int | None = None, names: Collection[str] | None = None
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        outputs: int | None = None,
+        names: Collection[str] | None = None,
+        stored_between: int = 0,
     ) -> Check:
         """
         Compare what a kernel wrote with what is right.
@@ -90,6 +96,7 @@ class Expected:
             arrays: All of the case.
             outputs: Results along an axis that it computed at a time by Winograd's algorithm; None: by the direct sum.
             names: Results that are compared; None: all.
+            stored_between: Times that a result is stored before it is done, by one kernel for the next: each rounds it.
         """
         if outputs is not None and outputs not in self._bounds:
             self._bounds[outputs] = self._bounds_of(outputs)
@@ -100,6 +107,8 @@ class Expected:
                 continue
             got = _values(self._cut(name, arrays[name]))
             error, bound = np.abs(got - want), np.broadcast_to(found[name], want.shape)
+            if stored_between:
+                bound = bound + stored_between * stored_unit(self._case.dtype_of(name)) * self._sizes[name]
             with np.errstate(divide="ignore", invalid="ignore"):
                 units = np.where(error == 0, 0.0, error / bound)
             units = np.where(np.isnan(units), np.inf, units)
@@ -110,6 +119,11 @@ class Expected:
                 index = ", ".join(str(int(i)) for i in place)
                 where = f"{name}[{index}] of the sample: {got[place]:.7g}, right is {want[place]:.7g}"
         return Check(worst, compared, where)
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, Any]:
+        """The results of the sizes of all terms, which no result on the way exceeds."""
+        return _call(self._case, {name: np.abs(array) for name, array in self._operands.items()}, self._option_changes)
 
     def _cut(self, name: str, array: Any) -> np.ndarray[Any, Any]:
         """Bring the sample of an array to the host."""

@@ -241,7 +241,7 @@ def _bound(
     try:
         steps, returned = twice(bind, target)
         found = rival.results(returned) if rival.results else None
-        check = expected.check({**sets[0], **(found or {})}, names=found)
+        check = expected.check({**sets[0], **(found or {})}, names=found, stored_between=rival.stored_between)
     except Exception as error:  # noqa: BLE001 - whatever a library raises
         reason = failure(error)
         target.synchronize()  # raises where the context is broken: nothing of ours would run either

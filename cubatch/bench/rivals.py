@@ -61,6 +61,7 @@ class Rival:
         results: Gives the results by name, laid out as the case's arrays, from what a step returns, all that are
             compared; None: the step writes them into the arrays.
         slack: How many of the bounds of our kernels they may be off.
+        stored_between: How often a result is stored by one kernel for the next, where our kernels store it once.
         alternatives: Other ways of the same library, of which the fastest is its best.
         name: Its key in RIVALS, which heads its columns; `rivals` fills it in.
     """
@@ -69,6 +70,7 @@ class Rival:
     bind: Callable[[Mapping[str, Any]], Step]
     results: Callable[[Any], Mapping[str, Any]] | None = None
     slack: float = 1.0
+    stored_between: int = 0
     alternatives: tuple[Rival, ...] = ()
     name: str = attrs.field(default="", kw_only=True)
 
@@ -208,7 +210,7 @@ def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleTyp
         return {name: _array(torch, each, module) for name, each in zip(case.results, returned, strict=True)}
 
     library = ("cuBLAS (torch)" if case.epilogue else "cuBLAS (torch.mm)") if torch.cuda.is_available() else "torch"
-    return Rival(library, bind, results if case.epilogue else None)
+    return Rival(library, bind, results if case.epilogue else None, stored_between=len(case.epilogue))
 
 
 def _finished_product(torch: types.ModuleType, case: Case, tensors: Mapping[str, Any]) -> Step:
@@ -260,7 +262,8 @@ def _convolution(
             set_precision(torch, case.dtype, benchmark=benchmark)
             return step({name: _tensor(torch, array) for name, array in case.unpadded(arrays).items()})
 
-        return Rival(library, bind, results, slack=_WINOGRAD if is_fast else 1.0)
+        slack = _WINOGRAD if is_fast else 1.0
+        return Rival(library, bind, results, slack=slack, stored_between=len(case.epilogue))
 
     first, *others = (rival(library, step) for library, step in cudnn.steps(torch, case, layer).items())
     return attrs.evolve(first, alternatives=tuple(others))

@@ -161,6 +161,25 @@ def test_a_fused_case_is_the_convolution_with_all_that_follows(residual, dtype):
     assert checked(case, lambda arrays: result(arrays, clamp=-np.inf)) > 1
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_rival_may_store_what_its_kernels_hand_on(dtype):
+    """A product, a factor and term, and a sum, each rounded: right where that is known; a lost term never is."""
+    plain = cases.of_layer(layers.Linear(c=200, k=40), Pass.FPROP, 60, dtype)
+    case = fused.with_epilogue(plain, folded=True, residual=True)
+    arrays = target.fill(np, case, 1)
+    expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+    value = {name: array.astype(np.float64) for name, array in arrays.items()}
+
+    def result(*, shift=1.0):
+        product = (value["x"] @ value["w"].T).astype(dtype)
+        scaled = (product * value["scale"] + shift * value["shift"]).astype(dtype)
+        return {**arrays, "out": (scaled + value["residual"]).astype(dtype)}
+
+    assert expected.check(result(), stored_between=3).passed
+    assert expected.check(result()).passed == (dtype == "float32")
+    assert not expected.check(result(shift=0.0), stored_between=3).passed
+
+
 def test_a_fused_case_moves_its_residual_once_more():
     """Beside x, w, b and y; it does no more arithmetic that counts."""
     plain, whole = (conv_relu(CONV, 3, "float16", residual=residual) for residual in (False, True))
