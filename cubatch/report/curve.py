@@ -26,10 +26,10 @@ STATUS_WORDS = {
     "error": "error",
     "interrupted": "interrupted",
 }
-RULED_OUT = "ruled out by its neighbours"  # dropped without a timing
+RULED_OUT = "ruled out by neighbors"  # dropped without a timing
 _MAX_TICKS = 12
 _MAX_LABELS = 4
-_LABEL_REACH = 0.2  # how far the answer's label stretches to either side, as a share of the axis
+_LABEL_REACH = 0.2  # how far the label of the recommended size stretches to either side, as a share of the axis
 # Reasons that explain a step of the curve; "power of two" and "asked for" explain nothing.
 _OF_PEAKS, _OF_FALLS = ("crest", "coulom", "tensor-core"), ("past crest", "coulom")
 
@@ -43,8 +43,8 @@ class Point:
         batch_size: Samples per step.
         value: What is drawn upwards, in the unit of `Curve.y_label`.
         low, high: Ends of its interval; equal to `value` where none is known.
-        kept: Whether the size was in the running for the answer (status ok).
-        tied: Whether it cannot be told from the fastest.
+        kept: Whether the size could be recommended (status ok).
+        tied: Whether it is tied with the fastest.
         label: Batch size and value: "batch 64: 27 462 samples/s".
     """
 
@@ -68,10 +68,10 @@ class Curve:
         log_y: Whether the y axis is logarithmic (latencies that span decades).
         points: Measured sizes, ascending.
         absent: (batch size, words) of the sizes that gave no timing, ascending.
-        answer, fastest: Points, or None where there is no answer.
+        answer, fastest: Points of the recommended and the fastest size; None where there is none.
         band, band_label: The values within tolerance of the best, None where there is no best; and its words.
         limit: Largest batch that fits, when the picture reaches it; and its words.
-        label_above: The value above which the answer's label touches nothing; None without an answer.
+        label_above: The value above which the label of `answer` touches nothing; None without one.
         labels: (point, reason) of the few steps that a reason explains.
         x_low, x_high: Ends of the axis of batch sizes.
         ticks: Batch sizes to write on that axis.

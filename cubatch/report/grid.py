@@ -58,7 +58,7 @@ class Listed:
     texts: tuple[str, ...] = attrs.field(converter=_as_texts)
 
     def __str__(self) -> str:
-        """Give all of them."""
+        """Return all texts."""
         return ", ".join(self.texts)
 
     def within(self, width: int) -> str | None:
@@ -146,7 +146,7 @@ class Grid:
 
     def fit(self, width: int, dispensable: Sequence[str] = ()) -> Grid:
         """
-        Give each row one line, whatever the width.
+        Give each row one line at any width.
 
         Args:
             width: Characters per line.
@@ -170,7 +170,7 @@ class Grid:
 
     def text(self, width: int = WIDTH, room: float = math.inf) -> str:
         """
-        Write the grid as plain text: no colour, no box, fit for a pipe.
+        Write the grid as plain text: no color, no box, fit for a pipe.
 
         Columns of numbers are flush right.  Where the lines would be wider, the last column is wrapped, and where they
         still are, each row is written by itself; not at the width of a pipe, whose reader has no end of a line.
@@ -186,7 +186,7 @@ class Grid:
 
     def rich(self, width: int = WIDTH, room: int = 0) -> Text:
         """
-        Give the lines of a table for a colour terminal: headings dim, marked rows and their note stand out.
+        Return the lines of a table for a color terminal: headings dim, marked rows and their note stand out.
 
         Args:
             width: Characters per line.
@@ -215,7 +215,7 @@ class Grid:
         return Filled(tuple(places), tuple(self.columns[place] for place in places), rows, right)
 
     def _lines(self, width: int, room: float) -> Iterator[tuple[str, str]]:
-        """Give lines with their roles: title, head, row, marked, answer (the first note if a row is marked), note."""
+        """Yield lines with their roles: title, head, row, marked, answer (the first note if a row is marked), note."""
         shape = self.filled()
         if self.title:
             yield from ((line, "title") for line in _wrap(self.title, width))

@@ -1,5 +1,5 @@
 """
-A self-contained HTML page, or an output of a notebook: an answer, a figure, tables.  No script, nothing fetched.
+A self-contained HTML page, or an output of a notebook: reasons, a figure, tables.  No script, nothing fetched.
 
 What a result puts on it is decided in `page`; here is how that is written, in `stylesheet` how it looks.
 
@@ -60,7 +60,7 @@ class Parts:
 @attrs.frozen(kw_only=True)
 class Section:
     """
-    A part of an article, under a heading of its own; whatever is empty is not there.
+    A part of an article, under a heading of its own; empty parts are left out.
 
     Attributes:
         heading: What it is called.
@@ -111,8 +111,8 @@ def article(
         sections: Top to bottom.
         facts: Titled two-column tables of what was known and asked.
     """
-    told = "\n".join(_section(section) for section in sections)
-    body = f"{_lead(subtitle, [answer, *points], predicted=False)}\n{told}\n{_all_facts(facts, 'h2')}"
+    parts = "\n".join(_section(section) for section in sections)
+    body = f"{_lead(subtitle, [answer, *points], predicted=False)}\n{parts}\n{_all_facts(facts, 'h2')}"
     return _page(title, body)
 
 
@@ -170,7 +170,7 @@ def tables(grids: Iterable[Grid]) -> str:
 
 
 def framed(content: str) -> str:
-    """Give an output of a notebook the style that it needs, which holds for nothing else."""
+    """Wrap an output of a notebook with its style, which holds for nothing else."""
     return f'<div class="cubatch"><style>{STYLE}</style>\n{content}\n</div>'
 
 

@@ -15,7 +15,7 @@ _SIGNS = str.maketrans({
 
 def can_write(text: str, encoding: str | None) -> bool:
     """
-    Say whether an encoding has all letters of a text.
+    Return whether an encoding has all letters of a text.
 
     Example:
         >>> can_write("± 1 %", "utf-8"), can_write("± 1 %", "ascii"), can_write("1 %", None)

@@ -64,7 +64,7 @@ def _draw(axes: Axes, shown: Curve, objective: str, *, titled: bool) -> None:
     style.rule(axes)
     _draw_references(axes, shown)
     _draw_points(axes, shown)
-    _draw_answer(axes, shown)
+    _draw_recommendation(axes, shown)
 
 
 def _draw_references(axes: Axes, shown: Curve) -> None:
@@ -92,19 +92,19 @@ def _draw_points(axes: Axes, shown: Curve) -> None:
     at_bottom = axes.get_xaxis_transform()
     for words in sorted({words for _, words in shown.absent}):
         sizes = [size for size, why in shown.absent if why == words]
-        marker, colour = _MARKS.get(words, ("D", style.RED))
-        axes.plot(sizes, [0.03] * len(sizes), marker, transform=at_bottom, color=colour, markersize=6, mew=1.6,
+        marker, color = _MARKS.get(words, ("D", style.RED))
+        axes.plot(sizes, [0.03] * len(sizes), marker, transform=at_bottom, color=color, markersize=6, mew=1.6,
                   label=words, clip_on=False)  # fmt: skip
 
 
-def _draw_answer(axes: Axes, shown: Curve) -> None:
+def _draw_recommendation(axes: Axes, shown: Curve) -> None:
     word = "predicted " if shown.predicted else ""
     if shown.fastest is not None and shown.fastest is not shown.answer:
         axes.plot(shown.fastest.batch_size, shown.fastest.value, "^", markersize=9, color=style.BLUE,
                   label=f"{word}fastest: {shown.fastest.batch_size}", zorder=4)  # fmt: skip
     if shown.answer is not None and shown.label_above is not None:
         axes.plot(shown.answer.batch_size, shown.answer.value, "*", markersize=17, color=style.ORANGE, mec="white",
-                  label=f"{word}answer: {shown.answer.batch_size}", zorder=5)  # fmt: skip
+                  label=f"recommended: {shown.answer.batch_size}", zorder=5)  # fmt: skip
         at = math.log(shown.answer.batch_size / shown.x_low) / math.log(shown.x_high / shown.x_low)
         side = "left" if at < _EDGE else "right" if at > 1 - _EDGE else "center"
         axes.annotate(

@@ -13,7 +13,7 @@ _LIGHT = """color-scheme: light; --ink: #1d2126; --soft: #5c6670; --rule: #dde2e
   --orange: #c24e00; --red: #b22222; --mark: #fff3e6;"""
 _DARK = """color-scheme: dark; --ink: #e6e9ec; --soft: #9aa5b0; --rule: #343b43; --paper: #15181c; --card: #1f242a;
   --orange: #ff9d4d; --red: #ff7b7b; --mark: #33271a;"""
-# What JupyterLab, VS Code and Colab say of their themes, whatever the reader's system has.
+# What JupyterLab, VS Code and Colab say of their themes; it overrides the reader's system.
 _LIGHT_THEMES = 'body[data-jp-theme-light="true"] .cubatch, body.vscode-light .cubatch, html[theme="light"] .cubatch'
 _DARK_THEMES = 'body[data-jp-theme-light="false"] .cubatch, body.vscode-dark .cubatch, html[theme="dark"] .cubatch'
 _RULES = """

@@ -1,7 +1,7 @@
 """
-The figure of predictions: a curve for each GPU with its interval as a band, the answers, and what fits in memory.
+The figure of predictions: a curve per GPU with its interval, the recommended size, and the largest that fits.
 
-Title, axis and legend say that nothing was measured.
+Title and axis say that nothing was measured.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 _LOG_SPAN = 8  # GPUs this far apart are drawn on a logarithmic axis
 _INCHES, _INCHES_A_GPU = 5.0, 0.2  # height of the figure, and of a line of its legend
-_MARKS = "band: predicted 90 % interval; star: predicted answer; dotted: largest batch that fits, by the memory plan"
+_MARKS = "band: predicted 90 % interval; star: recommended; dotted: largest batch that fits, by the memory plan"
 
 
 def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
     """
     Draw predictions of one network: the objective against batch size, one curve for each GPU.
 
-    Each curve has its 90 % interval as a band, a star at the answer, hollow points at sizes over the latency limit,
-    and a dotted line at the largest batch that fits.  The batch axis is logarithmic to base 2.
+    Each curve has its 90 % interval as a band, a star at the recommended size, hollow points at sizes over the
+    latency limit, and a dotted line at the largest batch that fits.  The batch axis is logarithmic to base 2.
 
     Args:
         forecasts: Predictions that differ in the GPU only, at least one.
@@ -49,9 +49,9 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
     _scale(axes, shown, objective)
     axes.set_ylabel(shown[0].y_label)
     style.rule(axes)
-    looks = itertools.cycle(itertools.product(style.DASHES, style.COLOURS))
-    for forecast, curve, (dash, colour) in zip(forecasts, shown, looks, strict=False):
-        _draw(axes, curve, dash, colour, _legend(forecast, curve))
+    looks = itertools.cycle(itertools.product(style.DASHES, style.COLORS))
+    for forecast, curve, (dash, color) in zip(forecasts, shown, looks, strict=False):
+        _draw(axes, curve, dash, color, _legend(forecast, curve))
     style.legend(figure, loc="outside lower left", ncols=1)
     style.save(figure, path)
 
@@ -66,25 +66,25 @@ def _scale(axes: Axes, shown: Sequence[Curve], objective: str) -> None:
     style.value_axis(axes, objective, 1.08 * max(point.high for point in points), log=is_wide)
 
 
-def _draw(axes: Axes, curve: Curve, dash: str, colour: str, label: str) -> None:
+def _draw(axes: Axes, curve: Curve, dash: str, color: str, label: str) -> None:
     kept, over = [point for point in curve.points if point.kept], [point for point in curve.points if not point.kept]
     sizes, values = _xy(kept)
-    axes.fill_between(sizes, [point.low for point in kept], [point.high for point in kept], color=colour, alpha=0.16,
+    axes.fill_between(sizes, [point.low for point in kept], [point.high for point in kept], color=color, alpha=0.16,
                       linewidth=0)  # fmt: skip
-    axes.plot(sizes, values, color=colour, linewidth=1.6, linestyle=dash, marker="o", markersize=3.5, label=label)
-    axes.plot(*_xy(over), "o", markersize=4, color=colour, mfc="white")
+    axes.plot(sizes, values, color=color, linewidth=1.6, linestyle=dash, marker="o", markersize=3.5, label=label)
+    axes.plot(*_xy(over), "o", markersize=4, color=color, mfc="white")
     if curve.limit is not None:
-        axes.axvline(curve.limit[0], color=colour, linestyle=":", linewidth=1.2)
+        axes.axvline(curve.limit[0], color=color, linestyle=":", linewidth=1.2)
     if curve.answer is not None:
         at = curve.answer.batch_size, curve.answer.value
-        axes.plot(*at, "*", markersize=15, color=colour, mec="white", zorder=5)
+        axes.plot(*at, "*", markersize=15, color=color, mec="white", zorder=5)
         axes.annotate(str(at[0]), at, xytext=(0, 10), textcoords="offset points", ha="center", fontsize=9,
-                      fontweight="bold", color=colour, zorder=6)  # fmt: skip
+                      fontweight="bold", color=color, zorder=6)  # fmt: skip
 
 
 def _legend(forecast: Forecast, curve: Curve) -> str:
-    """Say the GPU, its answer and the largest batch that fits."""
-    parts = [f"predicted answer {curve.answer.label}"] if curve.answer else []
+    """Return the GPU, its recommended size and the largest batch that fits."""
+    parts = [f"recommended: {curve.answer.label}"] if curve.answer else []
     room, largest = forecast.limits["memory_bytes"], forecast.largest_batch_size
     return "; ".join([style.plain(forecast.device.name), *parts, f"up to {largest} fit in {format_bytes(room)}"])
 

@@ -11,7 +11,7 @@ from cubatch.report.tables import profile as table
 from cubatch.units import format_percent
 
 _MOST_ROWS = 24
-_COLOURS = dict(zip(table.MEANINGS, style.COLOURS, strict=False))
+_COLORS = dict(zip(table.MEANINGS, style.COLORS, strict=False))
 
 
 def draw(payload: Mapping[str, Any], path: str | Path) -> None:
@@ -50,16 +50,16 @@ def _bars(
     places, ends = range(len(names)), [0.0] * len(names)
     longest = max(sum(of.values()) for of in parts)
     scale, unit = (1e3, "ms") if longest >= 1e-3 else (1e6, "µs")  # noqa: PLR2004 - a millisecond
-    for cause, colour in _COLOURS.items():
+    for cause, color in _COLORS.items():
         widths = [scale * of[cause] for of in parts]
         if any(widths):
-            axes.barh(places, widths, left=ends, color=colour, label=cause, height=0.72)
+            axes.barh(places, widths, left=ends, color=color, label=cause, height=0.72)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     axes.set_yticks(places, [style.plain(name) for name in names], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     style.rule(axes, "x")
-    style.legend(figure, ncols=len(_COLOURS))
+    style.legend(figure, ncols=len(_COLORS))
     style.save(figure, path)
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Okabe and Ito's palette: told apart by colour-blind readers and in grey.
+# Okabe and Ito's palette: distinguishable for color-blind readers and in grey.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#b22222", "#7a7a7a"
 # For several curves, without its yellow, which is too pale for a line; then again in another dash.
-COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", "#000000", "#e69f00")
+COLORS = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", "#000000", "#e69f00")
 DASHES = ("-", "--", "-.")
 _SUBTITLE, _RULE = "#444444", "#e4e4e4"
 _LONGEST_LINE = 160  # letters of a title: no figure has room for more
@@ -125,7 +125,7 @@ def legend(
     loc: Literal["outside lower center", "outside lower left"] = "outside lower center",
     ncols: int = 4,
 ) -> None:
-    """Say beneath the axes what the marks mean."""
+    """Write what the marks mean beneath the axes."""
     figure.legend(loc=loc, ncols=ncols, fontsize=8.5, frameon=False)
 
 

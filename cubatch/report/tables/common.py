@@ -1,4 +1,4 @@
-"""How values of all kinds stand in a table, and in the JSON beside it."""
+"""How values of all kinds are written in a table and in JSON."""
 
 from __future__ import annotations
 

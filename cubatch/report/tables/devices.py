@@ -33,5 +33,5 @@ def devices(found: Sequence[Device], *, title: str) -> Grid:
 
 
 def _option(device: Device) -> str:
-    """Give what `--device` takes to mean it: a GPU of this machine by its place."""
+    """Return the value of `--device` for a device: of a GPU in this machine its index."""
     return f"cuda:{device.index or 0}" if device.live and device.kind == "cuda" else device.slug or device.kind

@@ -75,7 +75,7 @@ def _fits(found: Mapping[str, ModeMemory], limit: int, why: str, target: int | N
 
 
 def _in(modes: Sequence[str], found: Sized) -> str:
-    """Name the modes, where there are several."""
+    """Return the modes in words if there are several."""
     return f" in {join_words(modes)}" if len(found) > 1 else ""
 
 

@@ -1,5 +1,5 @@
 """
-What `cubatch predict` prints: the table of a prediction, GPUs side by side, and the layers behind an answer.
+What `cubatch predict` prints: the table of a prediction, GPUs side by side, and the time of each layer.
 
 Every line with a figure says that it is predicted.
 """
@@ -31,7 +31,7 @@ _ROOFLINE_NOTE = (
     "Predicted above 100 % of the roofline: Winograd's and other algorithms compute the same with fewer operations "
     "than the roofline counts."
 )
-_COMPARED_NOTE = "Each line is a GPU at its predicted answer"
+_COMPARED_NOTE = "Each line is a GPU at its recommended size"
 _EXPLAINED = {
     "memory": "“memory” is what the plan takes there",
     "largest": "“largest” fits into all of it",
@@ -125,7 +125,7 @@ def compared(
     notes = [
         _verdict(answers, objective),
         *([_cheapest(costs, [_name(result) for result in results])] if costs else []),
-        *([told] if (told := _told(results)) else []),
+        *([common] if (common := _distinct_notes(results)) else []),
         *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
         f"{'; '.join([_COMPARED_NOTE, ', '.join(explained)] if explained else [_COMPARED_NOTE])}.",
         f"→ fastest{', ≈ its predicted interval reaches that of the fastest' if tied else ''}.",
@@ -140,7 +140,7 @@ def _amount(price: float) -> str:
 
 def layers(result: Forecast, *, width: int = WIDTH) -> Grid:
     """
-    Lay out the passes of the step at the answer, those that take longest first; equal ones share a line.
+    Lay out the passes of a step at the recommended size, those that take longest first; equal ones share a line.
 
     Args:
         result: The prediction.
@@ -178,7 +178,7 @@ def _answer(result: Forecast) -> Measurement:
 
 
 def _value(answer: Measurement, objective: str) -> tuple[float, float, float]:
-    """Return the value that the objective looks at, and its interval: a predicted answer has both."""
+    """Return the value that the objective looks at, and its interval: a predicted size has both."""
     return answer.value(objective) or (0.0, 0.0, 0.0)
 
 
@@ -196,14 +196,14 @@ def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str) ->
 
 
 def _cheapest(costs: Mapping[str, float], names: Sequence[str]) -> str:
-    """Name the cheapest of the GPUs whose price is known, and those of which it is not."""
+    """Return the cheapest of the GPUs with a price, and the GPUs without one."""
     first = f"The cheapest is {min(costs, key=lambda name: costs[name])}, by the prices given"
     unpriced = [name for name in names if name not in costs]
     have = "has" if len(unpriced) == 1 else "have"
     return f"{first}; {join_words(unpriced)} {have} no price." if unpriced else f"{first}."
 
 
-def _told(results: Sequence[Forecast]) -> list[str]:
+def _distinct_notes(results: Sequence[Forecast]) -> list[str]:
     """Return the notes of several predictions, each once, after the GPUs that it holds for where it is not all."""
     holds: dict[str, dict[str, None]] = {}
     for result in results:
@@ -217,7 +217,7 @@ def _name(result: Forecast) -> str:
 
 
 def _bound(passes: Sequence[PassShare]) -> str | None:
-    """Name the roof that most of the time lies under, with its share."""
+    """Return what bounds most of the time, with its share."""
     shares: dict[str, float] = {}
     for one in passes:
         if one.bound is not None:
@@ -243,7 +243,7 @@ def _taken(passes: Sequence[PassShare]) -> tuple[str, str]:
 
 
 def _fall(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str | None]:
-    """Say how blocks fall on the SMs: their number, those of the busiest, and the share of SM time at work."""
+    """Return the number of blocks, that of the busiest SM, and the share of SM time in use."""
     if not blocks:
         return None, None, None
     busiest = -(-blocks // num_sms)
@@ -252,7 +252,7 @@ def _fall(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str
 
 def _shortened(algorithm: str) -> str:
     """
-    Leave out of a kernel's name what stands beside it.
+    Return a kernel's name without what other columns show.
 
     Example:
         >>> _shortened("conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4"), _shortened("winograd 4x4")

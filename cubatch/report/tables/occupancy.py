@@ -44,7 +44,7 @@ class Answer:
 
 
 def answers(found: Sequence[Answer], device: Device, sm: Architecture, *, title: str) -> Grid:
-    """Lay out answers, a line each; a single one with what each resource would allow by itself."""
+    """Lay out a line per launch; a single one with the blocks that each resource allows."""
     names = ["variant", "threads", "registers", "shared", "blocks/SM", "occupancy", "limited by"]
     names += ["batch", "blocks", "waves", "last wave", "busiest SM", "fill"]
     rows = [_line(one, several=len(found) > 1) for one in found]
@@ -117,7 +117,7 @@ def sweep(found: Sweep) -> Grid:
 
 def advice(found: Sweep) -> str:
     """
-    Say which nearest value is better than the present one.
+    Return the nearest value that is better than the present one, as a sentence.
 
     Such as "Nearest better: 80 registers (16 fewer) make 3 blocks and 37.5 % instead of 25.0 %."
     """
@@ -167,7 +167,7 @@ def batch_sweep(found: BatchSweep, *, subject: str) -> Grid:
 
 
 def batch_advice(found: BatchSweep) -> str | None:
-    """Say which crest near the present batch size keeps more of the SMs at work; None where no batch was given."""
+    """Return the crest near the batch size that keeps more SMs busy, as a sentence; None without a batch size."""
     now, better = found.grid, found.better
     if now is None:
         return None
@@ -182,7 +182,7 @@ def batch_advice(found: BatchSweep) -> str | None:
 def mapping(
     device: Device, found: Sequence[Answer], swept: Sweep | BatchSweep | None, place: tuple[Layer, Pass] | None
 ) -> dict[str, Any]:
-    """Give answers and a sweep as plain JSON."""
+    """Return launches and a sweep as plain mappings for JSON."""
     launches = [
         {
             "kernel": one.name,
@@ -211,7 +211,7 @@ def _remarks(*found: str) -> str | None:
 
 
 def subject(needs: Needs) -> str:
-    """Name a launch that is no kernel of ours: "256 threads, 96 registers, 16.00 KiB of shared memory"."""
+    """Return the name of a launch without a kernel: "256 threads, 96 registers, 16.00 KiB of shared memory"."""
     return f"{needs.threads} threads, {needs.registers} registers, {format_bytes(needs.shared_bytes)} of shared memory"
 
 

@@ -16,14 +16,14 @@ MEANINGS = {
     "products": "matrix products",
     "copies": "copies that lay data out for them",
     "elementwise": "passes over arrays",
-    "overhead": "calls, whatever they do",
+    "overhead": "calls, apart from their work",
     "waiting": "threads that wait for another",
 }
 _LEAST_SHARE = 0.0005  # of a step; what takes less is no row
 
 
 def mapping(found: Sequence[StepProfile], model: str) -> dict[str, Any]:
-    """Give profiles of one network as JSON has them."""
+    """Return profiles of one network as plain mappings for JSON."""
     first = found[0]
     return {
         "schema": 1, "model": model, **first.work.settings, "device": str(first.work.device),
@@ -33,7 +33,7 @@ def mapping(found: Sequence[StepProfile], model: str) -> dict[str, Any]:
 
 
 def title(payload: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
-    """Name what was profiled, and how fast it ran."""
+    """Return what was profiled, and how fast it ran."""
     what = f"{payload['model']}, {payload['mode']}, {payload['dtype']}, batch {profile['batch_size']}"
     seconds, rate = format_seconds(profile["step_seconds"]), format_count(profile["samples_per_second"])
     return f"{what}, on {payload['device']}: {seconds} a step, {rate} samples/s"
@@ -66,7 +66,7 @@ def layers(profile: Mapping[str, Any], *, title: str) -> Grid:
 
 def shares(profile: Mapping[str, Any]) -> str:
     """
-    Say what the time of a step goes to, most first.
+    Return what the time of a step goes to, longest first.
 
     Example:
         >>> shares({"causes": {"products": 3.0, "copies": 0.0, "elementwise": 1.0, "overhead": 0.0, "waiting": 0.0}})
@@ -100,12 +100,12 @@ def sizes(profiles: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """Name a row: its layer, and the layers that its pass does on the way."""
+    """Return the name of a row: its layer, and the layers fused into its pass."""
     return " + ".join([row["layer"] or {"update": "optimizer"}.get(row["pass"], row["pass"]), *row["then"]])
 
 
 def verdict(profiles: Sequence[Mapping[str, Any]]) -> str:
-    """Say what makes the slowest size slower than the fastest."""
+    """Return what makes the slowest size slower than the fastest."""
     each = [{cause: seconds / one["batch_size"] for cause, seconds in one["causes"].items()} for one in profiles]
     taken = [one["step_seconds"] / one["batch_size"] for one in profiles]
     slow, fast = taken.index(max(taken)), taken.index(min(taken))

@@ -51,7 +51,7 @@ def tuning_grid(result: BatchSizeResult) -> Grid:
 
 def fitted(result: BatchSizeResult, *, width: int = WIDTH) -> Grid:
     """
-    Lay out a result with one line per batch size, whatever the width.
+    Lay out a result with one line per batch size at any width.
 
     Where the line is too narrow, the columns that can be done without go first; the reasons get
     what is left, and say how many more there are.
@@ -83,7 +83,7 @@ def has_row(measurement: Measurement, result: BatchSizeResult) -> bool:
 
 
 def listed(measurements: Sequence[Measurement]) -> str:
-    """Name sizes in a line, of many as many as can be read."""
+    """List sizes in a line, at most twelve."""
     sizes = [str(m.batch_size) for m in measurements]
     rest = len(sizes) - _MAX_LISTED
     return ", ".join(sizes) if rest <= 1 else f"{', '.join(sizes[:_MAX_LISTED])} and {rest} more"

@@ -65,7 +65,7 @@ def _facts(title: str, facts: Mapping[str, Any]) -> Grid:
 
 
 def _input(identity: Mapping[str, Any]) -> str | None:
-    """Give the extents of a sample, as far as they were given as numbers."""
+    """Return the extents of a sample, as far as they are numbers."""
     spec = identity.get("spec")
     if not isinstance(spec, Mapping):
         return None

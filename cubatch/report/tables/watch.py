@@ -69,7 +69,7 @@ def _row(gpu: Mapping[str, Any], now: Mapping[str, Any], peaks: Mapping[str, flo
 
 
 def _lines(gpu: Mapping[str, Any]) -> list[str]:
-    """Say why nothing was seen of a GPU, or who holds its memory."""
+    """Return why a GPU could not be read, or which processes hold its memory."""
     name = f"GPU {gpu['gpu']['index']}{' (a slice)' if str(gpu['gpu']['uuid']).startswith('MIG-') else ''}"
     if gpu["problem"]:
         return [f"{name}: {gpu['problem']}"]

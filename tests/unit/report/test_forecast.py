@@ -208,15 +208,14 @@ def test_the_picture_holds_curve_band_answer_and_limit(drawn):
     (star,) = (line for line in axes.lines if line.get_marker() == "*")
     assert (*star.get_xdata(), *star.get_ydata()) == (32, 2000)
     assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [200]
-    assert legend == ["Test GPU; predicted answer batch 32: 2 000 samples/s; up to 200 fit in 1.00 GiB"]
+    assert legend == ["Test GPU; recommended: batch 32: 2 000 samples/s; up to 200 fit in 1.00 GiB"]
 
 
 def test_the_picture_says_that_it_is_predicted(drawn):
-    """A picture travels without its caption: the title, the axis and the legend say it."""
-    axes, legend = drawn(predicted())
+    """A picture travels without its caption: the title and the axis say it."""
+    axes, _ = drawn(predicted())
     assert axes.get_title(loc="left") == "Predicted: tiny-net, samples per second by batch size"
     assert axes.get_ylabel() == "samples/s (predicted)"
-    assert all("predicted" in text for text in legend)
     assert "Test GPU, training, float32, library vendor" in axes.texts[0].get_text()
 
 

@@ -81,12 +81,12 @@ def figure_of(text):
 def test_a_page_has_the_figure_of_the_result_as_an_image():
     """With the recommendation in it; of one size nothing is the best, and an empty result has a page all the same."""
     svg, alt = figure_of(html(result_of()))
-    assert "answer: 64" in svg
+    assert "recommended: 64" in svg
     assert alt == "tiny-net, samples per second by batch size"
     assert svg == figure_of(html(result_of()))[0]
     nothing = {"batch_size": None, "fastest_batch_size": None, "tied_with": [], "decided_by": None}
     for measurements in ([], [measurement(32, 0.016), measurement(64, status="interrupted")]):
-        assert "answer" not in figure_of(html(result_of(measurements=measurements, **nothing)))[0]
+        assert "recommended" not in figure_of(html(result_of(measurements=measurements, **nothing)))[0]
 
 
 def test_without_matplotlib_a_page_holds_all_but_the_figure(monkeypatch):

@@ -52,7 +52,7 @@ def test_the_figure_names_what_was_measured_where_and_the_answer(tmp_path):
         "64",
         "128",
         "256",
-        "answer: 64",
+        "recommended: 64",
         "fastest: 128",
         "out of memory",
         "tied with the fastest",
@@ -73,7 +73,7 @@ def test_a_prediction_is_called_one_in_title_axis_and_legend(tmp_path):
     assert "samples/s (predicted)" in shown
     assert {
         "predicted",
-        "predicted answer: 32",
+        "recommended: 32",
         "predicted fastest: 64",
         "predicted batch 32: 2 000 samples/s",
     } <= set(shown)
