@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cubatch.report import html, lines
@@ -39,6 +40,26 @@ def page(payload: Mapping[str, Any]) -> str:
         sections=sections,
         facts=tables(payload),
     )
+
+
+def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
+    """
+    Draw a figure of a study into a file.
+
+    Args:
+        payload: A study in the JSON form of schema 1.
+        path: Where it goes: .png, .svg or .pdf.
+        number: Which of `figures`.
+
+    Raises:
+        MissingDependency: If Matplotlib is not installed.
+        InvalidArgument: If the ending is none of the three, or the file cannot be written.
+    """
+    from cubatch.report.plots.study import figure_of
+
+    style.check(path)
+    head = f"{payload['title']} {payload['model']}", setting_of(payload)
+    style.save(figure_of(figures(payload)[number], head), path)
 
 
 def setting_of(payload: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ import attrs
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.hardware import load
 from cubatch.report import study as report
-from cubatch.report.plots import study as figure
 from cubatch.studies.generalisation import generalisation
 from cubatch.studies.memory_rules import memory_rules
 from cubatch.studies.numpy_mnist import numpy_mnist
@@ -129,7 +128,7 @@ def write(payload: dict[str, Any], folder: Path) -> list[Path]:
         for number in range(len(report.figures(payload))):
             stem = f"figure-{number + 1}" if number else "figure"
             for name in (f"{stem}.png", f"{stem}.svg"):
-                figure.draw(payload, folder / name, number)
+                report.draw(payload, folder / name, number)
                 written.append(folder / name)
     except MissingDependency:
         pass  # an extra; the page has the figure all the same

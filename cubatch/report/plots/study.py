@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cubatch.report import plot, study
+from cubatch.report import plot
 from cubatch.report.curve import Curve, ticks
 from cubatch.report.lines import Lines
 from cubatch.report.plots import style
@@ -20,25 +18,7 @@ _SERIES = (style.BLUE, style.ORANGE, style.GREEN)
 _NEAR, _FAR = 5.0, 1000.0
 
 
-def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
-    """
-    Draw a figure of a study into a file.
-
-    Args:
-        payload: A study in the JSON form of schema 1.
-        path: Where it goes: .png, .svg or .pdf.
-        number: Which of `study.figures`.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the ending is none of the three, or the file cannot be written.
-    """
-    style.check(path)
-    head = f"{payload['title']} {payload['model']}", study.setting_of(payload)
-    style.save(figure_of(study.figures(payload)[number], head), path)
-
-
-def figure_of(shown: study.Figure, head: tuple[str, str] | None = None) -> Figure:
+def figure_of(shown: Lines | Curve, head: tuple[str, str] | None = None) -> Figure:
     """Draw what a figure shows, beneath a title and a subtitle; a curve has its own; None: without them."""
     if isinstance(shown, Curve):
         return plot.figure_of(shown, "throughput", titled=head is not None)

@@ -36,7 +36,7 @@ def test_it_is_drawn(name, suffix, tmp_path):
     """As pictures that are no stubs."""
     path = tmp_path / f"figure.{suffix}"
     for number in range(len(study.figures(ALL[name]))):
-        plot.draw(ALL[name], path, number)
+        study.draw(ALL[name], path, number)
         assert path.stat().st_size > 5000
 
 
