@@ -9,6 +9,7 @@ system uses the rollback journal.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -98,7 +99,9 @@ def open_read_only(path: Path, schema: str, version: int) -> sqlite3.Connection:
     Raises:
         StoreError, sqlite3.DatabaseError, OSError: As `connect`.
     """
-    mode = "mode=ro" if os.access(path.parent, os.W_OK) else "immutable=1"  # WAL needs a file next to it
+    mode = (
+        "mode=ro" if os.access(path.parent, os.W_OK, effective_ids=True) else "immutable=1"
+    )  # WAL needs a file next to it
     database = sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     database.row_factory = sqlite3.Row
     try:
@@ -107,6 +110,20 @@ def open_read_only(path: Path, schema: str, version: int) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def copy_in_memory(path: Path, schema: str, version: int) -> sqlite3.Connection:
+    """Copy a file in a read-only place into memory, where it can be changed; nothing reaches the file."""
+    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with contextlib.closing(open_read_only(path, schema, version)) as source:
+        source.backup(database)
+    database.row_factory = sqlite3.Row
+    return database
+
+
+def is_read_only(error: OSError) -> bool:
+    """Return whether a place refuses writing, by permission or by its file system."""
+    return error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:

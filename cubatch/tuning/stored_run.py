@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import attrs
 
-from cubatch import sqlite_file
+from cubatch import files, sqlite_file
 from cubatch.errors import CubatchError
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning import store_tables
@@ -216,11 +216,17 @@ class Run:
         wait_seconds: float,
     ) -> None:
         """Lock the run, open the file, and find the run or insert it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._lock(path, store_tables.lock_name(identity), wait_seconds):
-            self._disable(f"another process still measures the same run after {wait_seconds:g} s")
-            return
-        database = sqlite_file.connect(path, *TABLES, on_replaced=self._say_replaced)
+        refusal: OSError | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._lock(path, store_tables.lock_name(identity), wait_seconds):
+                self._disable(f"another process still measures the same run after {wait_seconds:g} s")
+                return
+            database = sqlite_file.connect(path, *TABLES, on_replaced=self._say_replaced)
+        except OSError as error:
+            if not (sqlite_file.is_read_only(error) and files.is_file(path)):
+                raise
+            database, refusal = sqlite_file.copy_in_memory(path, *TABLES), error
         self._resources.callback(database.close)
         self._memory_bytes = memory_bytes
         self._insert = lambda database, _, notes: store_tables.insert_run(
@@ -232,15 +238,16 @@ class Run:
                 store_tables.reopen(database, run, self.kept, budget, memory_bytes)
                 self.kept = store_tables.read_measured(database, run.id)
                 self.finished = store_tables.read_run(database, run.id).state == "finished"
-        self._database = database
-        if run is None:
-            self._write(self._insert, tuple(self.notes))
-            return
-        self._id = run.id
         self._has_rows = bool(self.kept.timings or self.kept.outcomes)
-        if self._has_rows:
+        if run is not None and self._has_rows:
             self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
             self._candidates = list(run.ladder or ())
+        if refusal is None:
+            self._database, self._id = database, 0 if run is None else run.id
+            if run is None:
+                self._write(self._insert, tuple(self.notes))
+        elif not self.finished:
+            self._disable(sqlite_file.reason(refusal))
 
     def _say_replaced(self, old: Path, reason: str) -> None:
         self._say(f"the store {self.path} was {reason}; it was renamed to {old} and a new one begun")

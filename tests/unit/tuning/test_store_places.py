@@ -23,6 +23,7 @@ from cubatch.errors import StoreError
 from cubatch.measure.kernel_choice import Winners, forget, path_beside
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import store, stored_run
+from tests.unit.commands import as_nobody
 from tests.unit.tuning.stored import (
     ASKED,
     GIVEN,
@@ -208,6 +209,27 @@ def test_a_read_only_place_is_said_once_and_measuring_goes_on():
         file.chmod(0o644)
         with begin(file) as run:
             assert run.kept.timings == (timing(),)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_read_only_store_answers_reruns(is_finished):
+    """A finished run is the whole answer, without a note; an unfinished one continues, and is not written."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        file = Path(place) / "store.sqlite3"
+        with begin(file) as run:
+            run.save_ladder([Candidate(8)], {"memory_bytes": 9})
+            run.timing(timing(8))
+            if is_finished:
+                run.outcome(Outcome(8, "ok"))
+                run.finish()
+        with as_nobody(), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with begin(file) as run:
+                assert (run.kept.timings, run.finished, run.ladder) == ((timing(8),), is_finished, (Candidate(8),))
+                assert (len(warned), len(run.notes)) == ((0, 0) if is_finished else (1, 1))
+                run.timing(timing(8, 1))
+            assert store.show(file, 1)[1].timings == (timing(8),)
 
 
 def test_a_home_that_may_not_be_entered_stops_nothing():
