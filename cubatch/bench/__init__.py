@@ -1,1 +1,1 @@
-"""`cubatch bench`: our kernels beside the vendor's, each result checked before it is timed."""
+"""`cubatch bench`: cubatch kernels compared with the vendor's; each result is checked before it is timed."""

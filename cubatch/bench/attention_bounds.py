@@ -76,7 +76,7 @@ class Uncertain:
 
 
 def softmax(scores: Uncertain, units: Units) -> Uncertain:
-    """Give the weights, whose relative error is that of their score less the mean of those errors under them."""
+    """Return the weights, whose relative error is that of their score less the mean of those errors under them."""
     powers = np.exp(scores.values - scores.values.max(axis=-1, keepdims=True))
     weights = powers / powers.sum(axis=-1, keepdims=True)
     together = (weights**2 * scores.variance).sum(axis=-1, keepdims=True)
@@ -85,7 +85,7 @@ def softmax(scores: Uncertain, units: Units) -> Uncertain:
 
 
 def softmax_backward(gradient: Uncertain, weights: Uncertain, units: Units) -> Uncertain:
-    """Give the gradient of the scores: weights * (gradient - its mean under the weights)."""
+    """Return the gradient of the scores: weights * (gradient - its mean under the weights)."""
     p, dp = weights.values, gradient.values
     mean = (p * dp).sum(axis=-1, keepdims=True)
     terms = p**2 * gradient.variance + dp**2 * weights.variance

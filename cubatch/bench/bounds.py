@@ -97,7 +97,7 @@ def winograd_bounds(case: Case, operands: Arrays, want: Arrays, again: Again, ou
 def _winograd_size(
     x: Any, w: Any, before: tuple[int, int], image: tuple[int, ...], outputs: int
 ) -> np.ndarray[Any, Any]:
-    """Give |A^T| [sum over c of (|G| |w| |G^T|) * (|B^T| |d| |B|)] |A| for each result, from its whole tile."""
+    """Return |A^T| [sum over c of (|G| |w| |G^T|) * (|B^T| |d| |B|)] |A| for each result, from its whole tile."""
     result, filter_, source = (np.abs(np.array(matrix, dtype=np.float64)) for matrix in winograd.matrices(outputs))
     extent = outputs + winograd.TAPS - 1
     tiles = [-(-size // outputs) for size in image]

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 @attrs.frozen
 class Operand:
     """
-    One array of a case.
+    An array of a case.
 
     Attributes:
         shape: Its extents.
@@ -212,7 +212,7 @@ def _global_pool(layer: layers.GlobalAvgPool, n: int, *, backward: bool = False)
 
 
 def _statistics(c: int) -> dict[str, Operand]:
-    """Mean and scale of each channel, which are float32 whatever is stored."""
+    """Mean and scale of each channel, which are float32 for every storage type."""
     return {
         "mean": Operand((c,), dtype="float32", is_batched=False),
         "inv_std": Operand((c,), "positive", dtype="float32", is_batched=False),
@@ -467,7 +467,7 @@ def _attention_backward(layer: layers.Attention, n: int) -> _Facts:
 
 
 def _tokens_and_weights(layer: layers.Attention, n: int) -> tuple[Operand, dict[str, Operand]]:
-    """Give the input, and projections that make queries and keys, and so scores, of order one."""
+    """Return the input, and projections that make queries and keys, and so scores, of order one."""
     h, w, c = layer.input_shape
     shapes, reach = layer.parameter_shapes, 3 / math.sqrt(c)
     return Operand((n, h * w, c)), {name: Operand(shapes[name], is_batched=False, reach=reach) for name in shapes}

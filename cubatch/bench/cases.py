@@ -1,8 +1,8 @@
 """
 What is measured: one call of one of the engine's operations, with what it computes and moves.
 
-A case names its arrays, so that it can be built on any array module, cut down to a sample of its results for a
-check, and described without any memory at all.
+A case names its arrays.  So it can be built on any array module, cut down to a sample of its results for a check, and
+described without memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEFT_OUT = {"type", "h", "w", "c", "k", "r", "s", "bias", "eps", "momentum"}
 @attrs.frozen(kw_only=True, eq=False)
 class Case:
     """
-    One call of an operation.
+    A call of an operation.
 
     Attributes:
         name: In words, unique among the cases of a run: "conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop".
@@ -54,7 +54,7 @@ class Case:
         flops: A multiply-add is two.
         traffic_bytes: Every array moved once: what the roofline counts.
         moved_bytes: What passes over data that is needed whole before it is needed again really move.
-        updates: Names of results that are read too, beside those among `arguments`.
+        updates: Names of results that are read too, in addition to those among `arguments`.
         terms: Longest sum behind a result.
         cuts: Ways to take a sample: axis of each operand by a name for what is cut.
         multiplicity: How often a network has it.
@@ -89,15 +89,15 @@ class Case:
         return sum(math.prod(o.shape) * self.itemsize(name) for name, o in self.operands.items())
 
     def dtype_of(self, name: str) -> str:
-        """Give the storage type of one of its arrays."""
+        """Return the storage type of one of its arrays."""
         return self.operands[name].dtype or self.dtype
 
     def itemsize(self, name: str) -> int:
-        """Give the bytes of an element of one of its arrays."""
+        """Return the bytes of an element of one of its arrays."""
         return {"uint8": 1, "int32": 4, **BYTES_PER_ELEMENT}[self.dtype_of(name)]
 
     def reads(self, name: str) -> bool:
-        """Tell whether an array is read: such a result is written over."""
+        """Return whether an array is read: such a result is written over."""
         return name in self._by_position or name in self.updates or name not in self.results
 
     @property
@@ -156,14 +156,14 @@ class Case:
         return max(self.flops / peak if peak else 0.0, self.traffic_bytes / bandwidth)
 
     def bound(self, device: Device) -> str | None:
-        """Say which roof it lies under: "compute", "memory", or None where a rate is not known."""
+        """Return which roof it lies under: "compute", "memory", or None where a rate is not known."""
         found = self.roofline_seconds(device)
         if found is None:
             return None
         return "memory" if found == self.traffic_bytes / (device.peak_bytes_per_second or 1) else "compute"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give what identifies it, for JSON."""
+        """Return what identifies it, for JSON."""
         return {
             "name": self.name,
             "operation": self.operation,
@@ -185,7 +185,7 @@ class Case:
 
 def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") -> Case:
     """
-    Give a matrix product (m, k) x (k, n): a linear layer's pass, which is what the engine calls it for.
+    Return a matrix product (m, k) x (k, n): a linear layer's pass, which is what the engine calls it for.
 
     Args:
         m, n, k: Extents.
@@ -215,7 +215,7 @@ def of_layer(
     layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32", *, with_bias: bool = False, mode: str = ""
 ) -> Case:
     """
-    Give one pass of a layer at a batch size, with nothing fused.
+    Return one pass of a layer at a batch size, with nothing fused.
 
     Args:
         layer: With its extents known. The dgrad of a layer that has no wgrad of its own gives all gradients.
@@ -270,7 +270,7 @@ def has_case(layer: Layer, pass_: Pass, mode: str = "") -> bool:
 
 
 def of_dtype(dtype: str) -> str:
-    """Write a dtype behind a name; float32 is not said."""
+    """Write a dtype behind a name; float32 is left out."""
     return "" if dtype == "float32" else f", {dtype}"
 
 

@@ -29,7 +29,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 @attrs.frozen
 class Check:
     """
-    What a comparison found.
+    The result of a comparison.
 
     Attributes:
         worst: Largest error in units of its bound: right is at most 1.  Infinite for NaN and for what must be exact.
@@ -135,7 +135,7 @@ class Expected:
         return to_host(array)
 
     def _changes(self, operands: Arrays) -> dict[str, Any]:
-        """Give the options that speak of extents which the cut has changed."""
+        """Return the options that speak of extents which the cut has changed."""
         options, changes = self._case.options, {}
         if "x_shape" in options:
             changes["x_shape"] = operands["out"].shape
@@ -145,14 +145,14 @@ class Expected:
 
 
 def poison(case: Case, arrays: Mapping[str, Any]) -> None:
-    """Fill what is only written with NaN, or the largest integer, so that an element that nobody wrote shows."""
+    """Fill what is only written with NaN, or the largest integer, so that an element that was not written shows."""
     for name in case.results:
         if not case.reads(name):
             arrays[name].fill(math.nan if arrays[name].dtype.kind == "f" else np.iinfo(arrays[name].dtype).max)
 
 
 def _values(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Give the numbers of an array in float64; 16-bit integers are the bits of bfloat16."""
+    """Return the numbers of an array in float64; 16-bit integers are the bits of bfloat16."""
     if array.dtype == np.uint16:
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)

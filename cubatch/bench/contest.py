@@ -1,7 +1,7 @@
 """
 Several ways to do the same thing, timed in turns until it is known which is fastest.
 
-Every round times each of them once, in an order drawn anew, so that a sinking clock meets all alike.  What is
+Every round times each of them once, in a new random order, so that a sinking clock meets all alike.  What is
 clearly slower than the fastest of its side is dropped; the rules are those that batch sizes are measured by.
 """
 
@@ -31,7 +31,7 @@ _GOAL = Goal(objective="latency", tolerance=TARGET_WIDTH)
 @attrs.define
 class Entrant:
     """
-    One way to do it.
+    A way to do it.
 
     Attributes:
         name: Unique in its contest.
@@ -73,7 +73,7 @@ class Contest:
     Times entrants in turns.
 
     Args:
-        clock: What tells the time.
+        clock: Takes the timings.
         span_seconds: What a timing spans at least.
         seed: Of the order within rounds.
     """

@@ -1,9 +1,9 @@
 """
 A convolution by cuDNN, through PyTorch: the ways that it has, of which the fastest is its best.
 
-* channels last: the arrays as ours are.  What cuDNN likes on tensor cores.
+* channels last: the arrays as cubatch has them.  What cuDNN likes on tensor cores.
 * NCHW: in float32, where many of its algorithms know nothing else.  The arrays are turned before anything is timed.
-* fused: bias, residual and ReLU in one call of cuDNN's, in the place of three kernels of PyTorch's.
+* fused: bias, residual and ReLU in one call of cuDNN's, instead of three kernels of PyTorch.
 
 What our kernels do in an epilogue is otherwise a kernel of PyTorch's each: see `finished`.
 """
@@ -28,7 +28,7 @@ Tensors = Mapping[str, Any]
 
 def steps(torch: types.ModuleType, case: Case, layer: Conv2d) -> dict[str, Callable[[Tensors], Step]]:
     """
-    Give the ways to do a case, by what is said of each; the first is as our kernels do it.
+    Return the ways to do a case, by the text of each; the first is as our kernels do it.
 
     Args:
         torch: PyTorch.

@@ -1,4 +1,4 @@
-"""A figure of bench results: how far each case comes, ours beside each rival."""
+"""A figure of bench results: how near each case comes to the roofline, cubatch and each rival."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
 
 
 def shares(results: Sequence[Result]) -> dict[str, dict[int, float]]:
-    """Give the share of the roofline that ours and each rival reach, by name and by the number of the case."""
+    """Return the share of the roofline that ours and each rival reach, by name and by the number of the case."""
     found: dict[str, dict[int, float]] = {}
     for name in (OURS, *names_of(results)):
         timed = {row: result.times[name] for row, result in enumerate(results) if name in result.times}

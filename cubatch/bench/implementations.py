@@ -30,7 +30,7 @@ TENSOR_FAMILIES = ("mma", "hopper")
 
 @attrs.frozen
 class Launch:
-    """One launch of a call: which kernel, how many blocks, and the last problem for which a variant was chosen."""
+    """A launch of a call: which kernel, how many blocks, and the last problem for which a variant was chosen."""
 
     kernel: Kernel
     grid: Grid
@@ -48,7 +48,7 @@ class Tracer:
     A launcher that notes what passes through it.
 
     Attributes:
-        launcher: Who launches; None: nobody.
+        launcher: Launches the kernels; None: nothing is launched.
         launches: What was bound.
         problems: What a variant was chosen for.
     """
@@ -69,13 +69,13 @@ class Tracer:
 
 
 def _nothing() -> None:
-    """Do what a launch does where nobody launches."""
+    """Do what a launch does without a launcher."""
 
 
 @attrs.frozen(eq=False)
 class Way:
     """
-    One way to do a case.
+    A way to do a case.
 
     Attributes:
         case: The call.
@@ -101,7 +101,7 @@ class Way:
 
     def operations(self, tracer: Tracer) -> Any:
         """
-        Give the engine's operations, done this way and noted.
+        Return the engine's operations, done this way and noted.
 
         Args:
             tracer: Hands the launches on.
@@ -182,7 +182,7 @@ def _is_plain(case: Case) -> bool:
 
 
 def _naive(context: Context) -> Any:
-    """Give what kernels/naive do under the engine's names."""
+    """Return what kernels/naive do under the engine's names."""
     found: Mapping[str, Callable[..., Any]] = {
         "linear": functools.partial(naive.gemm, context, layout="nt"),
         "linear_dgrad": functools.partial(naive.gemm, context, layout="nn"),

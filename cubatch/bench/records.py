@@ -25,7 +25,7 @@ from cubatch.measure.stopping import paired_interval
 
 OURS = "ours"
 NOT_ASKED = "not asked for"
-"""Why a rival is missing that nobody wanted."""
+"""Why a rival is missing that was not requested."""
 
 
 @attrs.frozen(kw_only=True)
@@ -120,7 +120,7 @@ class Ratio:
 @attrs.frozen(kw_only=True)
 class Entry:
     """
-    One way to do a case, with its check and its times.
+    A way to do a case, with its check and its times.
 
     Attributes:
         name: The variant of ours that does the main part, or a rival's library.
@@ -167,7 +167,7 @@ class Entry:
         return self.ratios[VENDOR].interval if VENDOR in self.ratios else None
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give it as plain mappings, for JSON: the ratio to the vendor also by itself."""
+        """Return it as plain mappings, for JSON: the ratio to the vendor also by itself."""
         facts = attrs.asdict(self)
         ratios = facts.pop("ratios")
         found: dict[str, Any] = _plain(facts | {"ratio": self.ratio, "ratio_interval": self.ratio_interval})
@@ -177,7 +177,7 @@ class Entry:
 @attrs.frozen(kw_only=True)
 class Result:
     """
-    What is known of a case on a device.
+    The results of a case on a device.
 
     Attributes:
         case: What was called.
@@ -225,7 +225,7 @@ class Result:
         return tuple(e for e in self.entries if e.side == OURS and e.status in {"wrong", "error"})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give it as plain mappings, timings included, for JSON."""
+        """Return it as plain mappings, timings included, for JSON."""
         facts: dict[str, Any] = attrs.asdict(self, recurse=False)
         status, missing = facts.pop("status"), dict(facts.pop("missing"))
         return facts | {
@@ -289,7 +289,7 @@ def _ratio(theirs: Entry, ours: Entry) -> Ratio:
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:
     """
-    Give the geometric mean of ratios, None of none.
+    Return the geometric mean of ratios, None of none.
 
     Example:
         >>> geometric_mean([2.0, 0.5]), geometric_mean([])

@@ -53,7 +53,7 @@ that are given, which are exact to our bound.  Measured on a CPU: 9 of our bound
 @attrs.frozen
 class Rival:
     """
-    How somebody else does a case.
+    How a rival does a case.
 
     Attributes:
         library: The library and what of it.
@@ -90,10 +90,10 @@ class Missing:
 
 
 class Find(Protocol):
-    """How a rival is asked: see `rivals`, whose arguments it is given."""
+    """How a way to do a case is requested of a rival: see `rivals`, whose arguments it is given."""
 
     def __call__(self, case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival | Missing:
-        """Give the way to do a case, or why there is none."""
+        """Return the way to do a case, or why there is none."""
 
 
 def rivals(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> list[Rival | Missing]:
@@ -121,7 +121,7 @@ def rivals(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> l
 
 def failure(error: Exception) -> str:
     """
-    Say why a rival that raised an error is missing.
+    Return why a rival that raised an error is missing.
 
     Raises:
         DeviceFailed: If nothing more runs in this process: that is nobody's answer.
@@ -159,13 +159,13 @@ RIVALS: dict[str, Find] = {VENDOR: _vendor}
 
 
 def torch_of(module: types.ModuleType) -> types.ModuleType | None:
-    """Give PyTorch, if it is installed and can take a module's arrays: CuPy's only with CUDA."""
+    """Return PyTorch, if it is installed and can take a module's arrays: CuPy's only with CUDA."""
     torch = _torch()
     return None if torch is not None and module.__name__ == "cupy" and not torch.cuda.is_available() else torch
 
 
 def versions() -> dict[str, str | None]:
-    """Give the versions of PyTorch and the cuDNN in it; None for what is not there, or does not take this GPU."""
+    """Return the versions of PyTorch and the cuDNN in it; None for what is not there, or does not take this GPU."""
     torch, version = _torch(), None
     with contextlib.suppress(RuntimeError):  # a cuDNN that no longer knows the GPU's architecture
         version = torch.backends.cudnn.version() if torch is not None else None
@@ -214,7 +214,7 @@ def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleTyp
 
 
 def _finished_product(torch: types.ModuleType, case: Case, tensors: Mapping[str, Any]) -> Step:
-    """Give a linear layer's pass with its epilogue; a step returns the results in the case's order."""
+    """Return a linear layer's pass with its epilogue; a step returns the results in the case's order."""
     flat = {name: each.reshape(-1, each.shape[-1]) if each.ndim > 1 else each for name, each in tensors.items()}
 
     def step() -> tuple[Any, ...]:
@@ -290,14 +290,14 @@ def _attention(torch: types.ModuleType | None, case: Case, module: types.ModuleT
 
 
 def _tensor(torch: types.ModuleType, array: Any) -> Any:
-    """Give an array's memory to PyTorch; 16 unsigned bits are those of bfloat16."""
+    """Return an array's memory to PyTorch; 16 unsigned bits are those of bfloat16."""
     if array.dtype == np.uint16:
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)
 
 
 def _array(torch: types.ModuleType, tensor: Any, module: types.ModuleType) -> Any:
-    """Give a tensor's memory to the array module, as `_tensor` took it."""
+    """Return a tensor's memory to the array module, as `_tensor` took it."""
     if tensor.dtype == torch.bfloat16:
         return module.from_dlpack(tensor.view(torch.int16)).view(np.uint16)
     return module.from_dlpack(tensor)

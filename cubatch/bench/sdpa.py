@@ -20,7 +20,7 @@ _GIVEN = ("x", "w_in", "w_out", "b_in", "b_out")
 
 def step(torch: types.ModuleType, case: Case, tensors: Mapping[str, Any]) -> Step:
     """
-    Give what does a case once.
+    Return a step that does a case once.
 
     Args:
         torch: PyTorch.

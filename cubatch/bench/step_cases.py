@@ -51,14 +51,14 @@ def of_step(
     """
     network = as_network(spec)
     program = schedule_of(network, mode, recompute=False, library="cubatch")
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for op in program.ops:
         place = op.node.name if op.node else op.kind
         for case in _of_op(op, program, network, batch_size, dtype, optimizer):
-            before = found.get(case.name)
+            before = cases.get(case.name)
             layers = (*(before.layers if before else ()), place)
-            found[case.name] = attrs.evolve(case, multiplicity=len(layers), layers=layers)
-    return list(found.values())
+            cases[case.name] = attrs.evolve(case, multiplicity=len(layers), layers=layers)
+    return list(cases.values())
 
 
 def _of_op(op: Op, program: Schedule, network: Network, batch_size: int, dtype: str, optimizer: str) -> Iterator[Case]:
@@ -82,15 +82,15 @@ def _of_op(op: Op, program: Schedule, network: Network, batch_size: int, dtype: 
             yield with_epilogue(case, residual=residual, positive=positive)
     else:
         case = of_layer(layer, Pass.DGRAD, batch_size, dtype, with_bias=True)
-        yield _beside_others(case) if "parts" in op.reads else case
+        yield _next_to_others(case) if "parts" in op.reads else case
 
 
-def _beside_others(case: Case) -> Case:
-    """Write the gradient of a range of channels beside that of other ranges, which stays."""
+def _next_to_others(case: Case) -> Case:
+    """Write the gradient of a range of channels next to that of other ranges, which stays."""
     moved = 2 * math.prod(case.operands["dy"].shape) * case.itemsize("dy")
     return attrs.evolve(
         case,
-        name=f"{case.name}, beside others",
+        name=f"{case.name}, next to others",
         aliases={"parts": "out"},
         updates=("out",),
         traffic_bytes=moved,

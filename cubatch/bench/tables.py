@@ -137,7 +137,7 @@ def _total(results: Sequence[Result], name: str) -> str:
 
 
 def _compared(results: Sequence[Result], name: str) -> list[tuple[Result, float, float]]:
-    """Give seconds and ratio of the fastest of ours, where a rival was timed too."""
+    """Return seconds and ratio of the fastest of ours, where a rival was timed too."""
     timed = [(result, result.times[OURS]) for result in results if OURS in result.times]
     return [
         (result, best.seconds, best.ratios[name].value)

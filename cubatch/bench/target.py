@@ -42,7 +42,7 @@ class Target:
         device: Its SMs and architecture decide grids and variants.
         launcher: Runs kernels.
         module: Whose arrays the launcher takes.
-        clock: Tells the time of what is launched.
+        clock: Takes the time of what is launched.
         trying: Entered with a variant's main kernel around its first launch in a case; may refuse it with an error.
         synchronize: Waits for all that was launched; raises what it did to the GPU.
         free_pools: Gives back what the array libraries keep of memory that is free.
@@ -87,7 +87,7 @@ def on_gpu(device: Device) -> Target:
 
 
 def storage(dtype: str) -> str:
-    """Give NumPy's type for the elements of an array: bfloat16, which it does not know, is kept as its bits."""
+    """Return NumPy's type for the elements of an array: bfloat16, which it does not know, is kept as its bits."""
     return {"bfloat16": "uint16", "tf32": "float32"}.get(dtype, dtype)
 
 
@@ -166,7 +166,7 @@ def count_sets(case: Case, l2_bytes: int | None) -> int:
 
 def reserve(case: Case) -> Arrays:
     """
-    Give arrays that have addresses and no memory, for calls whose launches nobody carries out.
+    Return arrays that have addresses and no memory, for calls that are not launched.
 
     Reading one would take memory; the operations on kernels read none.
     """

@@ -1,4 +1,4 @@
-"""What a step calls beside the passes of layers: folded batch norms, the loss, the step of an optimizer."""
+"""What a step calls in addition to the passes of layers: folded batch norms, the loss, the step of an optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCALING = Operand((4,), "scaling", "float32", is_batched=False)
 
 def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
     """
-    Give a step of an optimiser over all parameters at once.
+    Return a step of an optimizer over all parameters at once.
 
     Parameters of 16 bits have a float32 copy that the step is taken on; the gradient of a float16 loss is scaled.
 
@@ -27,7 +27,7 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
         dtype: Storage of the parameters and the gradient; their state is float32.
 
     Raises:
-        UnknownName: If there is no such optimiser.
+        UnknownName: If there is no such optimizer.
 
     Example:
         >>> optimizer_step("momentum", 1000, "bfloat16").moved_bytes == 1000 * (2 + 2 + 2 * 4 + 2 * 4)
@@ -66,7 +66,7 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
 
 def loss_scale(parameters: int, dtype: str = "float16") -> Case:
     """
-    Give the search of a scaled gradient for what is not finite, and the next scale.
+    Return the check of a scaled gradient for values that are not finite, which sets the next scale.
 
     Args:
         parameters: Elements of the gradient.
@@ -88,7 +88,7 @@ def loss_scale(parameters: int, dtype: str = "float16") -> Case:
 
 def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
     """
-    Give softmax with cross-entropy and its gradient.
+    Return softmax with cross-entropy and its gradient.
 
     Args:
         rows: Samples.
@@ -119,7 +119,7 @@ def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
 
 def fold(channels: Sequence[int], has_bias: Sequence[bool], dtype: str = "float32") -> Case:
     """
-    Give the folding of batch norms into the products before them, which begins a step of inference.
+    Return the folding of batch norms into the products before them, which begins a step of inference.
 
     Args:
         channels: Of each norm.
