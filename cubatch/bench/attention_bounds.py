@@ -95,7 +95,7 @@ def softmax_backward(gradient: Uncertain, weights: Uncertain, units: Units) -> U
 
 
 def forward(operands: Mapping[str, Array], heads: int, units: Units) -> dict[str, Uncertain]:
-    """Carry the errors of a forward pass: what it keeps, by name, and `out`."""
+    """Carry the errors of a forward pass: what it keeps, by name, and `out`. Padding of weights' rows has none."""
     x = operands["x"]
     n, _, c = x.shape
     between = attrs.evolve(units, read=0.0)
@@ -105,6 +105,10 @@ def forward(operands: Mapping[str, Array], heads: int, units: Units) -> dict[str
     weights = softmax(scores, units)
     mixed = joined(weights.times(values, between)).stored(units.stored)
     out = _projected(mixed, operands["w_out"].T, operands.get("b_out"), units)
+    if "weights" in operands:
+        padding = operands["weights"].size // weights.values[..., 0].size - weights.values.shape[-1]
+        widths = [(0, 0), (0, 0), (0, 0), (0, padding)]
+        weights = Uncertain(*(np.pad(array, widths) for array in (weights.values, weights.variance)))
     flat = {"qkv": qkv, "weights": weights, "mixed": mixed}
     kept = {name: Uncertain(each.values.reshape(n, -1), each.variance.reshape(n, -1)) for name, each in flat.items()}
     return {"out": out, **kept}
@@ -116,8 +120,9 @@ def backward(operands: Mapping[str, Array], heads: int, units: Units) -> dict[st
     n, t, c = x.shape
     between, factor = attrs.evolve(units, read=0.0), 1 / math.sqrt(c // heads)
     saved = {
-        name: Uncertain.exact(operands[name].reshape(shape))
-        for name, shape in (("qkv", (n, t, 3 * c)), ("weights", (n, heads, t, t)), ("mixed", (n, t, c)))
+        "qkv": Uncertain.exact(operands["qkv"].reshape(n, t, 3 * c)),
+        "weights": Uncertain.exact(operands["weights"].reshape(n, heads, t, -1)[..., :t]),
+        "mixed": Uncertain.exact(operands["mixed"].reshape(n, t, c)),
     }
     queries, keys, values = split(saved["qkv"], 3, heads)
     # The mean under the weights is that of weights which were rounded where they were saved, or of what they mixed.

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from cubatch.kernels.padding import stored_saved_elements
 from cubatch.network import layers
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
@@ -436,7 +437,7 @@ def _attention(layer: layers.Attention, n: int) -> _Facts:
 
 
 def _attention_keeping(layer: layers.Attention, n: int) -> _Facts:
-    facts, sizes = _attention(layer, n), {name: count for name, (count, _) in layer.saved_elements().items()}
+    facts, sizes = _attention(layer, n), {name: count for name, (count, _) in stored_saved_elements(layer).items()}
     kept = {name: Operand((n, elements)) for name, elements in sizes.items()}
     return facts | {
         "operands": facts["operands"] | kept, "results": ("out", *kept), "lists": {"keep": tuple(kept)},
@@ -449,10 +450,11 @@ def _attention_keeping(layer: layers.Attention, n: int) -> _Facts:
 
 def _attention_backward(layer: layers.Attention, n: int) -> _Facts:
     x, parameters = _tokens_and_weights(layer, n)
-    saved = {name: Operand((n, elements)) for name, (elements, _) in layer.saved_elements().items()}
+    sizes = {name: elements for name, (elements, _) in stored_saved_elements(layer).items()}
+    saved = {name: Operand((n, elements)) for name, elements in sizes.items()}
     gradients = {f"d{name}": Operand(operand.shape, is_batched=False) for name, operand in parameters.items()}
     used = {name: operand for name, operand in parameters.items() if name.startswith("w")}
-    qkv, weights, mixed = (n * elements for elements, _ in layer.saved_elements().values())
+    qkv, weights, mixed = (n * elements for elements in sizes.values())
     operands = {"dy": x, "x": x, **used, **saved, "out": x, **gradients}
     return {
         "operation": "attention_backward", "operands": operands, "arguments": ("dy", "x", *used),

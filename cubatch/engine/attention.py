@@ -43,8 +43,8 @@ def attention(
         b_in: Bias of the first (3c,), or None.
         b_out: Bias of the second (c,), or None.
         heads: Number of heads; divides c.
-        keep: Where queries, keys and values (3 t c elements a sample), the weights (heads t t) and the mixed values
-            (t c) go for the backward pass. None keeps none.
+        keep: Where queries, keys and values (3 t c elements a sample), the weights (heads x t rows of at least t) and
+            the mixed values (t c) go for the backward pass. None keeps none. Padding behind a row is not touched.
         out: Where y goes, of x's shape; not x. None allocates it.
         workspace: 1-D uint8 array for a block of samples. None allocates one.
 
@@ -72,7 +72,7 @@ def attention(
         else:
             kept = [array[samples] for array in keep]
         column = view(workspace, (count, heads, t, 1), x.dtype, offset=column_at)
-        qkv, weights, mixed = kept[0].reshape(count, t, 3 * c), kept[1].reshape(count, heads, t, t), kept[2]
+        qkv, weights, mixed = kept[0].reshape(count, t, 3 * c), kept[1].reshape(count, heads, t, -1)[..., :t], kept[2]
         linear(rows[samples], w_in, b_in, out=qkv)
         queries, keys, values = _heads(qkv, heads, width)
         (scaled,) = _heads(mixed.reshape(count, t, c), heads, width)  # where the mixed values will lie
@@ -134,7 +134,7 @@ def attention_backward(
             view(workspace, shape, dy.dtype, offset=at)
             for shape, at in zip(shapes, need.offsets(count, 1), strict=True)
         )
-        weights = saved[1][samples].reshape(count, heads, t, t)
+        weights = saved[1][samples].reshape(count, heads, t, -1)[..., :t]
         queries, keys, values = _heads(saved[0][samples].reshape(count, t, 3 * c), heads, width)
         dqueries, dkeys, dvalues = _heads(dqkv, heads, width)
         linear_dgrad(errors[samples], w_out, out=dmixed)

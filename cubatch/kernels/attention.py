@@ -12,6 +12,7 @@ import attrs
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, NEWEST, lanes_clocks, tensor_clocks
+from cubatch.kernels.padding import stored_row
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.attention import HEADS_TILE, KEYS, QUERIES, WIDEST_HEAD, stores_weights
 from cubatch.kernels.workspace.misc import row_blocks
@@ -88,7 +89,9 @@ def launches(
     """
     h, w, c = layer.input_shape
     tokens, width, count = h * w, c // layer.heads, batch_size * layer.heads
-    stored, matrix, rows = "float32" if dtype == "tf32" else dtype, count * tokens * tokens, count * tokens
+    stored, matrix, rows = "float32" if dtype == "tf32" else dtype, count * tokens * stored_row(tokens), count * tokens
+
+    moved = 2 * rows * width + matrix  # by a product: one matrix of weights, and two of the heads' channels
 
     def product(layout: str, n: int, k: int) -> Launch:
         blocks, kernel = count * -(-tokens // HEADS_TILE) * -(-n // HEADS_TILE), find(f"heads_{layout}", stored, device)
@@ -96,7 +99,6 @@ def launches(
             clocks = tensor_clocks(blocks, HEADS_TILE * HEADS_TILE * -(-k // _STEP) * _STEP, device)
         else:
             clocks = lanes_clocks(blocks, HEADS_TILE * HEADS_TILE * k, HEADS_EFFICIENCY, device)
-        moved = count * (tokens * k + k * n + tokens * n)
         family = "mma" if on_tensor_cores(kernel) else ""
         return Launch(kernel.name, blocks, clocks, 2 * count * tokens * n * k, moved, _rated(kernel), family)
 

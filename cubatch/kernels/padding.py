@@ -1,9 +1,13 @@
 """
-How many channels a batch is stored with, so that kernels load whole vectors of a pixel.
+How many channels a batch, and elements a row of attention weights, is stored with, so that kernels load whole vectors.
 
 Three channels, of an image, are no vector: products over them would be gathered element by element, in 16 bits not on
 tensor cores.  The batch is stored with a fourth of zeros, and the filter is copied beside one; more than that would
 only multiply zeros.
+
+A row of attention weights has an element for every token: 197 in a vision transformer.  Rows are padded to multiples
+of 8 elements, so that each begins at a vector of 16 bytes in 16 bits, and at a sector of 32 bytes in 32.  No kernel
+reads or writes the padding.
 """
 
 from __future__ import annotations
@@ -11,9 +15,12 @@ from __future__ import annotations
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.graph import INPUT, Network
+from cubatch.network.layer import Layer
+from cubatch.network.layers import Attention
 from cubatch.network.windows import ConvShape
 
 _COLOURS, _STORED = 3, 4
+_ROW_MULTIPLE = 8
 
 
 def stored_channels(channels: int) -> int:
@@ -40,6 +47,32 @@ def stored_input_shape(network: Network) -> tuple[int, int, int]:
     readers = [node.layer.convolution for node in network.nodes if INPUT in node.inputs]
     takes = all(shape is not None and shape.groups == 1 for shape in readers)
     return h, w, stored_channels(c) if takes else c
+
+
+def stored_row(tokens: int) -> int:
+    """
+    Return the elements from one row of attention weights to the next, as our kernels store them.
+
+    Example:
+        >>> [stored_row(tokens) for tokens in (1, 64, 197)]
+        [8, 64, 200]
+    """
+    return -(-tokens // _ROW_MULTIPLE) * _ROW_MULTIPLE
+
+
+def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
+    """
+    Return what a layer's forward pass saves on our kernels: `Layer.saved_elements` with padded rows of weights.
+
+    Example:
+        >>> stored_saved_elements(Attention(h=197, w=1, c=192, heads=3))["weights"]
+        (118200, 0)
+    """
+    saved = layer.saved_elements()
+    if isinstance(layer, Attention):
+        h, w, _ = layer.input_shape
+        saved["weights"] = (layer.heads * h * w * stored_row(h * w), 0)
+    return saved
 
 
 def widened(shape: ConvShape) -> ConvShape:

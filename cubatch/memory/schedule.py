@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from cubatch.kernels.padding import stored_input_shape
+from cubatch.kernels.padding import stored_input_shape, stored_saved_elements
 from cubatch.memory.dataflow import Dataflow, is_relu
 from cubatch.memory.operations import FLOAT32_BYTES, LABEL_BYTES, Buffer, Op, Schedule
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
@@ -41,15 +41,17 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, li
         recompute: Forget the activations of all but a few layers and compute them again in the
             backward pass (Chen et al., 2016, arXiv:1604.06174: segments of equal size, about the
             square root of the layers).
-        library: Our kernels, "cubatch", store the batch as `stored_input_shape` says.
+        library: Our kernels, "cubatch", store the batch as `stored_input_shape` says, and what layers save as
+            `stored_saved_elements`.
 
     Returns:
         Schedule: Operations and buffers, valid for every batch size.
     """
     network = as_network(spec)
     check_mode(mode)
-    stored = stored_input_shape(network) if library == "cubatch" else network.input_shape
-    writer = _Writer(network, mode, single=isinstance(spec, Layer))
+    pads = library == "cubatch"
+    stored = stored_input_shape(network) if pads else network.input_shape
+    writer = _Writer(network, mode, single=isinstance(spec, Layer), pads=pads)
     cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
     values = writer.inputs(stored)
     for node in network.nodes:
@@ -69,9 +71,9 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, li
 class _Writer:
     """Writes operations in order while it keeps track of who still needs which buffer."""
 
-    def __init__(self, network: Network, mode: str, *, single: bool) -> None:
+    def __init__(self, network: Network, mode: str, *, single: bool, pads: bool = False) -> None:
         self.network, self.training, self.single = network, mode == "training", single
-        self.mode = mode
+        self.mode, self.pads = mode, pads
         self.ops: list[Op] = []
         self.buffers: list[Buffer] = []
         self.given: set[int] = set()
@@ -140,9 +142,10 @@ class _Writer:
         new = Buffer(name, "activations", node.name, layer.output_shape)
         writes = {"y": self.buffer(new) if target is None else values[target]}
         if self.training:
+            elements = stored_saved_elements(layer) if self.pads else layer.saved_elements()
             saved = {
                 role: self.buffer(Buffer(f"{node.name}.{role}", "activations", node.name, (count,), itemsize))
-                for role, (count, itemsize) in layer.saved_elements().items()
+                for role, (count, itemsize) in elements.items()
             }
             if layer.has_statistics:
                 name, shape = f"{node.name}.statistics", (2, layer.input_shape[2])

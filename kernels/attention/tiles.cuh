@@ -3,8 +3,9 @@
 // Tiles of 64 x 64 elements of 16 bits in shared memory, which 4 warps multiply on tensor cores, 16 rows each.
 //
 //   a row     128 bytes, its pieces of 16 bytes swapped by row % 8, so that 8 neighbouring rows are read at once
-//   loaded    piece by piece behind the program's back where rows are whole pieces, else element by element, as the weights
-//             of 197 tokens are
+//   loaded    by asynchronous copies of 16 bytes where every row begins at a multiple of them, else element by element.
+//             The last copy of a row ends with the matrix and fills up with zeros: what lies behind a row's columns,
+//             padding or another head, is neither read nor written
 //   read      16 places of a factor by 16 along k, by cb_load_matrices: as they lie, or transposed
 #pragma once
 
@@ -25,9 +26,7 @@ struct Matrix {
   Element* first;
   int stride, rows, columns;
 
-  CB_DEVICE bool has_pieces() const {
-    return reinterpret_cast<u64>(first) % 16 == 0 && stride % PIECE == 0 && columns % PIECE == 0;
-  }
+  CB_DEVICE bool has_aligned_rows() const { return reinterpret_cast<u64>(first) % 16 == 0 && stride % PIECE == 0; }
 };
 
 CB_DEVICE u8* piece_of(u8* tile, int row, int piece) { return tile + row * ROW_BYTES + (piece ^ row % 8) * 16; }
@@ -36,13 +35,14 @@ CB_DEVICE u8* piece_of(u8* tile, int row, int piece) { return tile + row * ROW_B
 CB_DEVICE void load_tile(const Matrix<const CB_ELEMENT>& matrix, int row, int column, u8* tile) {
   const int rows = matrix.rows - row, columns = matrix.columns - column;
   const CB_ELEMENT* first = matrix.first + (i64)row * matrix.stride + column;
-  if (matrix.has_pieces()) {
+  if (matrix.has_aligned_rows()) {
     CB_UNROLL
     for (int i = 0; i < TILE * PIECES / NUM_THREADS; ++i) {
       const int at = cb_thread() + i * NUM_THREADS, to = at / PIECES, piece = at % PIECES;
       const bool inside = to < rows && piece * PIECE < columns;
       const CB_ELEMENT* from = inside ? first + (i64)to * matrix.stride + piece * PIECE : matrix.first;
-      cb_copy_async<16>(piece_of(tile, to, piece), from, inside ? 16 : 0);
+      const int left = columns - piece * PIECE;
+      cb_copy_async<16>(piece_of(tile, to, piece), from, !inside ? 0 : left < PIECE ? left * 2 : 16);
     }
     return;
   }
@@ -67,13 +67,19 @@ CB_DEVICE void load_tile(const Matrix<const CB_ELEMENT>& matrix, int row, int co
 CB_DEVICE void store_tile(u8* tile, const Matrix<CB_ELEMENT>& matrix, int row, int column) {
   const int rows = matrix.rows - row, columns = matrix.columns - column;
   CB_ELEMENT* first = matrix.first + (i64)row * matrix.stride + column;
-  if (matrix.has_pieces()) {
+  if (matrix.has_aligned_rows()) {
     CB_UNROLL
     for (int i = 0; i < TILE * PIECES / NUM_THREADS; ++i) {
       const int at = cb_thread() + i * NUM_THREADS, from = at / PIECES, piece = at % PIECES;
       if (from >= rows || piece * PIECE >= columns) continue;
       const CB_ELEMENT* values = reinterpret_cast<const CB_ELEMENT*>(piece_of(tile, from, piece));
-      cb_write<CB_ELEMENT, PIECE>(first + (i64)from * matrix.stride + piece * PIECE, cb_read<CB_ELEMENT, PIECE>(values));
+      CB_ELEMENT* to = first + (i64)from * matrix.stride + piece * PIECE;
+      if ((piece + 1) * PIECE <= columns) {
+        cb_write<CB_ELEMENT, PIECE>(to, cb_read<CB_ELEMENT, PIECE>(values));
+      } else {
+        CB_NO_UNROLL
+        for (int j = 0; j < columns - piece * PIECE; ++j) to[j] = values[j];
+      }
     }
     return;
   }

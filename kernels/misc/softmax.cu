@@ -9,7 +9,8 @@
 //   softmax_cross_entropy_finish   loss = sum of the blocks' sums / count, in float64
 //
 // A row is read once from memory and again from the cache (who owns which row: common/rows.cuh).  A thread reads and
-// writes its own elements only, so the result may go where the input is.
+// writes its own elements only, so the result may go where the input is.  Softmax and its gradient take rows that begin
+// every `stride` elements; elements behind a row's classes are neither read nor written.
 //
 //   grid    at most some blocks for each SM, whatever the rows; the finish: one block
 #include "common/rows.cuh"
@@ -43,32 +44,33 @@ CB_DEVICE float row_maximum(const CB_ELEMENT* scores, const RowWalk& at, float* 
 
 // y may be x.
 CB_KERNEL(THREADS, 4)
-softmax(const CB_ELEMENT* x, CB_ELEMENT* y, i64 num_rows, int classes, int lanes) {
+softmax(const CB_ELEMENT* x, CB_ELEMENT* y, i64 num_rows, int classes, int lanes, int stride) {
   cb_dependent_launch();
   CB_SHARED(float, shared, WARPS);
   for_rows(num_rows, classes, lanes, [&](const RowWalk& at) {
-    const CB_ELEMENT* scores = x + at.row * classes;
+    const CB_ELEMENT* scores = x + at.row * stride;
     const float top = row_maximum(scores, at, shared);
     float sum = 0.0f;
     for_classes(scores, at, [&](int, float score) { sum += expf(score - top); });
     sum = combine_row(sum, lanes, shared, Sum());
-    CB_ELEMENT* results = y + at.row * classes;
+    CB_ELEMENT* results = y + at.row * stride;
     for_classes(scores, at, [&](int j, float score) { results[j] = from_float<CB_ELEMENT>(expf(score - top) / sum); });
   });
 }
 
 // dx may be dy.
 CB_KERNEL(THREADS, 4)
-softmax_backward(const CB_ELEMENT* dy, const CB_ELEMENT* y, CB_ELEMENT* dx, i64 num_rows, int classes, int lanes) {
+softmax_backward(const CB_ELEMENT* dy, const CB_ELEMENT* y, CB_ELEMENT* dx, i64 num_rows, int classes, int lanes,
+                 int stride) {
   cb_dependent_launch();
   CB_SHARED(float, shared, WARPS);
   for_rows(num_rows, classes, lanes, [&](const RowWalk& at) {
-    const CB_ELEMENT* errors = dy + at.row * classes;
-    const CB_ELEMENT* results = y + at.row * classes;
+    const CB_ELEMENT* errors = dy + at.row * stride;
+    const CB_ELEMENT* results = y + at.row * stride;
     float sum = 0.0f;
     for_classes(errors, at, [&](int j, float error) { sum = fmaf(error, to_float(results[j]), sum); });
     sum = combine_row(sum, lanes, shared, Sum());
-    CB_ELEMENT* target = dx + at.row * classes;
+    CB_ELEMENT* target = dx + at.row * stride;
     for_classes(errors, at, [&](int j, float error) {
       target[j] = from_float<CB_ELEMENT>(to_float(results[j]) * (error - sum));
     });

@@ -156,9 +156,9 @@ def parameters(c, random, *, has_bias=True, dtype="float64"):
     }
 
 
-def saved_arrays(n, t, c, heads, dtype="float64"):
-    """Where a forward pass keeps what the backward pass reads."""
-    return [np.full((n, count), np.nan, dtype) for count in (3 * t * c, heads * t * t, t * c)]
+def saved_arrays(n, t, c, heads, dtype="float64", *, padding=0):
+    """Where a forward pass keeps what the backward pass reads; rows of weights end with padding."""
+    return [np.full((n, count), np.nan, dtype) for count in (3 * t * c, heads * t * (t + padding), t * c)]
 
 
 @given(attentions())
@@ -201,11 +201,12 @@ def test_attention_stays_within_the_rounding_of_its_sums(case):
 
 @pytest.mark.parametrize("has_bias", [True, False], ids=["biases", "no bias"])
 @pytest.mark.parametrize("target", [0, 2**20], ids=["sample by sample", "at once"])
-def test_attention_gradients_are_its_slopes(has_bias, target):
-    """By the input, both projections and both biases; dx may be written over dy."""
+@pytest.mark.parametrize("padding", [0, 4])
+def test_attention_gradients_are_its_slopes(has_bias, target, padding):
+    """By the input, both projections and both biases; dx may be written over dy. Padding of weights stays NaN."""
     random, heads, (n, t, c) = np.random.default_rng(5), 2, (3, 4, 6)
     x, given_ = random.standard_normal((n, t, c)), parameters(c, random, has_bias=has_bias)
-    towards, saved = random.standard_normal(x.shape), saved_arrays(n, t, c, heads)
+    towards, saved = random.standard_normal(x.shape), saved_arrays(n, t, c, heads, padding=padding)
     functional.attention(x, **given_, heads=heads, keep=saved)
     gradients = {f"d{name}": np.full(value.shape, np.nan) for name, value in given_.items() if value is not None}
     need = attention_blocks.AttendBackward(itemsize=8, tokens=t, channels=c, heads=heads)
@@ -215,6 +216,7 @@ def test_attention_gradients_are_its_slopes(has_bias, target):
         workspace=room(need, n, target),
     )  # fmt: skip
     assert dx is dy
+    assert np.isnan(saved[1].reshape(n, heads, t, -1)[..., t:]).all()
     check_gradient(lambda value: (functional.attention(value, **given_, heads=heads) * towards).sum(), x, dx)
     for name, value in given_.items():
         if value is not None:

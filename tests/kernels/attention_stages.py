@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from cubatch.kernels.attention import find, on_tensor_cores
+from cubatch.kernels.padding import stored_row
 from cubatch.kernels.workspace.attention import kept_bytes, stores_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels.cases import bound, decoded
@@ -36,7 +37,8 @@ class Stages:
         self.stored, self.rounds, self.label = "float32" if dtype == "tf32" else dtype, dtype == "tf32", label
         kernel = None if device is None else find("attend", self.stored, device)
         self.on_tensor_cores = kernel is not None and on_tensor_cores(kernel)
-        self.shapes = (self.n, self.t, 3 * self.c), (self.n, heads, self.t, self.t), (self.n, self.t, self.c)
+        rows = self.n, heads, self.t, stored_row(self.t)
+        self.shapes = (self.n, self.t, 3 * self.c), rows, (self.n, self.t, self.c)
 
     def between(self, workspace, kind, *, forward=False):
         """
@@ -53,9 +55,14 @@ class Stages:
         return found
 
     def wide(self, arrays):
-        """The same in float64, under their shapes."""
+        """
+        The same in float64, under their shapes, weights without the padding of their rows.
+
+        Weights may be handed over without it, as the NumPy engine stores them.
+        """
         pairs = zip(arrays, self.shapes, strict=True)
-        return [None if array is None else decoded(array).reshape(shape) for array, shape in pairs]
+        wide = [None if array is None else decoded(array).reshape((*shape[:-1], -1)) for array, shape in pairs]
+        return [array if array is None or number != 1 else array[..., : self.t] for number, array in enumerate(wide)]
 
     def parts(self, qkv):
         """Queries, keys and values, (n, heads, t, width) each."""

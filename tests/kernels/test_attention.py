@@ -14,6 +14,7 @@ from cubatch.engine.native.context import Context
 from cubatch.engine.native.heads import Heads, multiply_heads
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import attention as planned
+from cubatch.kernels.padding import stored_row
 from cubatch.kernels.workspace.attention import attention_backward_workspace, attention_workspace
 from cubatch.network import layers
 from cubatch.network.passes import Pass
@@ -25,26 +26,45 @@ from tests.kernels.placing import place, room
 EXTENTS = st.sampled_from([1, 3, 16, 17, 64, 70, 130])
 
 
+def padded(launcher, array, stride):
+    """An array on the device, in whose rows NaN follow up to a stride."""
+    rows = np.empty((*array.shape[:-1], stride), array.dtype)
+    rows.view(np.uint8)[...] = 0xFF
+    rows[..., : array.shape[-1]] = array
+    return place(launcher, rows)
+
+
+def unwritten(launcher, shape, stride, dtype):
+    """Room for rows that begin every `stride` elements: all NaN."""
+    return padded(launcher, np.empty((*shape[:-1], 0), dtype), stride)
+
+
 @given(
-    layout=st.sampled_from(["nt", "nn", "tn"]), m=EXTENTS, n=EXTENTS, k=EXTENTS,
+    layout=st.sampled_from(["nt", "nn", "tn"]), m=EXTENTS, n=EXTENTS, k=EXTENTS, multiple=st.sampled_from([1, 5, 8]),
     samples=st.integers(1, 3), heads=st.integers(1, 3), dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
 @settings(max_examples=30, deadline=None)
-def test_products_of_heads_are_sums_of_their_factors(launcher, layout, m, n, k, samples, heads, dtype):
-    """In every layout, of whole tiles and not; stored once, and no element beside them is written."""
+def test_products_of_heads_are_sums_of_their_factors(launcher, layout, m, n, k, multiple, samples, heads, dtype):
+    """In every layout, of whole tiles and not; stored once. Padding behind rows is neither read nor written."""
     random = np.random.default_rng(m * n * k)
     shapes = ((m, k) if layout[0] == "n" else (k, m), (k, n) if layout[1] == "n" else (n, k))
     a, b = (drawn(random, (samples, heads, *shape), dtype) for shape in shapes)
-    out = room(launcher, (samples, heads, m, n), a.dtype)
-    factors = (Heads.one_by_one(place(launcher, array)) for array in (a, b))
-    multiply_heads(launcher.context(), layout, *factors, Heads.one_by_one(out), factor=0.375)
+    strides = [-(-columns // multiple) * multiple for columns in (a.shape[-1], b.shape[-1], n)]
+    out = unwritten(launcher, (samples, heads, m, n), strides[2], a.dtype)
+    factors = (
+        Heads.one_by_one(padded(launcher, array, stride), array.shape[-1])
+        for array, stride in zip((a, b), strides, strict=False)
+    )
+    multiply_heads(launcher.context(), layout, *factors, Heads.one_by_one(out, n), factor=0.375)
     left, right = (
         decoded(array).swapaxes(-1, -2) if turned else decoded(array)
         for array, turned in ((a, layout[0] == "t"), (b, layout[1] == "t"))
     )
     want = 0.375 * (left @ right)
     within = bound(k + 1, 0.375 * (abs(left) @ abs(right)), want, dtype)
-    assert_within(decoded(launcher.get(out)), want, within, axes="nhij", label=f"{layout} {m} {n} {k} {dtype}")
+    found = decoded(launcher.get(out))
+    assert_within(found[..., :n], want, within, axes="nhij", label=f"{layout} {m} {n} {k} {multiple} {dtype}")
+    assert np.isnan(found[..., n:]).all()
 
 
 @given(part=st.integers(0, 2), t=EXTENTS, width=st.sampled_from([1, 5, 16]), heads=st.integers(1, 3))
@@ -104,6 +124,8 @@ def test_attention_is_right_stage_by_stage(launcher, case, keeps):
     )  # fmt: skip
     between = list(map(launcher.get, keep)) if keeps else stages.between(launcher.get(workspace), x.dtype, forward=True)
     stages.forward(x, p, between, launcher.get(y))
+    if keeps:
+        assert np.isnan(decoded(between[1]).reshape(n, heads, t, -1)[..., t:]).all()
 
 
 @given(case=attentions(), in_place=st.booleans())
@@ -148,7 +170,7 @@ def test_predictions_are_of_the_launches_that_are_made(launcher, monkeypatch, dt
     x, p = drawn(random, (n, t, c), dtype), parameters(case, random)
     given_ = {name: place(launcher, array) for name, array in p.items()}
     layer, context = layers.Attention(h=t, w=1, c=c, heads=heads), launcher.context()
-    saved = [launcher.unwritten((n, size), x.dtype) for size in (3 * t * c, heads * t * t, t * c)]
+    saved = [launcher.unwritten((n, size), x.dtype) for size in (3 * t * c, heads * t * stored_row(t), t * c)]
 
     def found(run, pass_, *, saves):
         seen.clear()

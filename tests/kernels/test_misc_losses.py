@@ -53,6 +53,30 @@ def test_softmax_gives_probabilities_whatever_the_scores(launcher, rows, classes
     assert_within(decoded(launcher.get(y)), want, within, label=f"softmax {rows} x {classes} {dtype}")
 
 
+@given(rows=ROWS, classes=CLASSES, padding=st.sampled_from([1, 3, 7]), dtype=st.sampled_from(DTYPES))
+@settings(max_examples=20, deadline=None)
+def test_padding_behind_rows_is_neither_read_nor_written(launcher, rows, classes, padding, dtype):
+    """Both passes over rows that end with NaN: the bits of rows without them, and NaN where they were."""
+    random, context = np.random.default_rng(rows * classes), launcher.context()
+    x, dy = _scores(rows, classes, 3.0, dtype), drawn(random, (rows, classes), dtype)
+    y = losses.softmax(context, place(launcher, x))
+    dx = losses.softmax_backward(context, place(launcher, dy), y)
+
+    def padded(array):
+        longer = np.empty((rows, classes + padding), array.dtype)
+        longer.view(np.uint8)[...] = 0xFF
+        longer[:, :classes] = array
+        return place(launcher, longer)
+
+    in_place, errors = padded(x), padded(dy)
+    losses.softmax_rows(context, in_place, classes, out=in_place)
+    losses.softmax_rows_backward(context, errors, in_place, classes, out=errors)
+    for got, want in ((in_place, y), (errors, dx)):
+        found = launcher.get(got)
+        np.testing.assert_array_equal(found[:, :classes], launcher.get(want))
+        assert np.isnan(decoded(found[:, classes:])).all()
+
+
 @given(rows=ROWS, classes=CLASSES, dtype=st.sampled_from(DTYPES), in_place=st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_softmax_backward_stays_within_the_rounding_of_its_sum(launcher, rows, classes, dtype, in_place):

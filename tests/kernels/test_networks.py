@@ -12,6 +12,7 @@ import pytest
 from cubatch.engine import functional, loss_scale
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
+from cubatch.kernels.padding import stored_row
 from cubatch.network import layers, models
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
@@ -116,8 +117,9 @@ def roundings(op, role):
 def step(expected, tested, op, works, launcher):
     """Run one operation on both engines, on the same inputs; give those, and the two results by role."""
     places = expected._places[0][0], tested._places[0][0]
-    for number in op.reads.values():
-        put(launcher, places[1].arena[number], places[0].arena[number])
+    for role, number in op.reads.items():
+        source = places[0].arena[number]
+        put(launcher, places[1].arena[number], padded(op.node.layer, source) if role == "weights" else source)
     inputs = {role: places[0].arena[number].copy() for role, number in op.reads.items()}
     results = []
     for place, work in zip(places, works, strict=True):
@@ -128,6 +130,15 @@ def step(expected, tested, op, works, launcher):
         results.append({role: place.arena[number] for role, number in op.writes.items()} | gradients)
     want, got = results
     return inputs, want, {role: launcher.get(array).view(want[role].dtype) for role, array in got.items()}
+
+
+def padded(layer, weights):
+    """Attention's weights as kernels store them, whose rows are padded: here with NaN."""
+    h, w, _ = layer.input_shape
+    rows = np.empty((BATCH, layer.heads * h * w, stored_row(h * w)), weights.dtype)
+    rows.view(np.uint8)[...] = 0xFF
+    rows[..., : h * w] = weights.reshape(*rows.shape[:2], -1)
+    return rows.reshape(BATCH, -1)
 
 
 def put(launcher, target, source):

@@ -2,7 +2,8 @@
 Attention on hand-written kernels: linear layers, and between them a product of heads, a softmax and another product.
 
 In inference heads of at most 64 channels go another way, on which neither scores nor weights are stored.  Else these
-are stored as activations are: of 16 bits so are the scores, before the softmax is written over them.
+are stored as activations are: of 16 bits so are the scores, before the softmax is written over them.  Their rows are
+padded, see `kernels.padding.stored_row`; no kernel reads or writes the padding.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from cubatch.engine.native.arrays import check, dtype_of, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.heads import Heads, multiply_heads
 from cubatch.engine.native.linear import linear, linear_dgrad, linear_wgrad
-from cubatch.engine.native.losses import softmax, softmax_backward
+from cubatch.engine.native.losses import softmax_rows, softmax_rows_backward
 from cubatch.engine.native.product import product_dtype
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.attention import find
+from cubatch.kernels.padding import stored_row
 from cubatch.kernels.workspace.attention import (
     QUERIES,
     WIDEST_HEAD,
@@ -54,7 +56,8 @@ def attention(
         w_in, w_out: Projections (3c, c) and (c, c), of x's type, as all else.
         b_in, b_out: Their biases (3c,) and (c,), or None.
         heads: Number of heads; divides c.
-        keep: Where queries, keys and values, the weights and the mixed values go. None keeps none.
+        keep: Where queries, keys and values, the weights (in rows of `stored_row` elements) and the mixed values go.
+            None keeps none.
         out: Where y goes; not x. None allocates it.
         workspace: 1-D uint8 array of `workspace.attention.attention_workspace` bytes. None allocates one.
 
@@ -77,7 +80,7 @@ def attention(
     qkv, mixed = _as(keep[0], (n, t, 3 * c)), _as(keep[2], (n, t, c))
     linear(context, x.reshape(n, t, c), w_in, b_in, out=qkv, workspace=workspace)
     if stores:
-        _mix_by_weights(context, qkv, _as(keep[1], (n, heads, t, t)), mixed)
+        _mix_by_weights(context, qkv, _as(keep[1], (n, heads, t, stored_row(t))), mixed)
     else:
         attend(context, qkv, heads=heads, out=mixed)
     linear(context, mixed, w_out, b_out, out=y.reshape(n, t, c), workspace=workspace)
@@ -86,11 +89,11 @@ def attention(
 
 def _mix_by_weights(context: Context, qkv: Any, weights: Any, mixed: Any) -> None:
     """Store scores, write their softmax over them, and mix the values."""
-    heads, width = weights.shape[1], mixed.shape[-1] // weights.shape[1]
+    heads, t, width = weights.shape[1], weights.shape[2], mixed.shape[-1] // weights.shape[1]
     queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
-    of_weights = Heads.one_by_one(weights)
+    of_weights = Heads.one_by_one(weights, t)
     multiply_heads(context, "nt", queries, keys, of_weights, factor=1 / math.sqrt(width))
-    softmax(context, weights, out=weights)
+    softmax_rows(context, weights, t, out=weights)
     multiply_heads(context, "nn", of_weights, values, Heads.side_by_side(mixed, heads, width))
 
 
@@ -160,7 +163,7 @@ def attention_backward(
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
     workspace = take_workspace(workspace, x, attention_backward_workspace(n, t, c, heads, dtype, context.device))
     sizes = kept_bytes(n, t, c, heads, dtype)
-    shapes = (n, t, 3 * c), (n, heads, t, t), (n, t, c)
+    shapes = (n, t, 3 * c), (n, heads, t, stored_row(t)), (n, t, c)
     gradients, rest = _cut(workspace, sizes, x.dtype), workspace[sum(sizes) :]
     dqkv, dweights, dmixed = (_as(array, shape) for array, shape in zip(gradients, shapes, strict=True))
     qkv, weights, mixed = (_as(array, shape) for array, shape in zip(saved, shapes, strict=True))
@@ -169,11 +172,11 @@ def attention_backward(
     linear_dgrad(context, errors, w_out, out=dmixed, workspace=rest)
     queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
     dqueries, dkeys, dvalues = (Heads.side_by_side(dqkv, heads, width, part) for part in range(3))
-    of_weights, of_scores = Heads.one_by_one(weights), Heads.one_by_one(dweights)
+    of_weights, of_scores = Heads.one_by_one(weights, t), Heads.one_by_one(dweights, t)
     owed, factor = Heads.side_by_side(dmixed, heads, width), 1 / math.sqrt(width)
     multiply_heads(context, "tn", of_weights, owed, dvalues)
     multiply_heads(context, "nt", owed, values, of_scores)
-    softmax_backward(context, dweights, weights, out=dweights)
+    softmax_rows_backward(context, dweights, weights, t, out=dweights)
     multiply_heads(context, "nn", of_scores, keys, dqueries, factor=factor)
     multiply_heads(context, "tn", of_scores, queries, dkeys, factor=factor)
     linear_wgrad(context, x.reshape(n, t, c), dqkv, dw=dw_in, db=db_in, workspace=rest)

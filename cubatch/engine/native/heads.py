@@ -50,10 +50,10 @@ class Heads:
         return cls(array, heads, t, width, part * heads * width, width, stride)
 
     @classmethod
-    def one_by_one(cls, array: Any) -> Heads:
-        """View whole matrices (n, heads, rows, columns)."""
-        _, heads, rows, columns = array.shape
-        return cls(array, heads, rows, columns, 0, rows * columns, columns)
+    def one_by_one(cls, array: Any, columns: int | None = None) -> Heads:
+        """View matrices (n, heads, rows, stride), of whose rows the first `columns` elements count. None: all do."""
+        _, heads, rows, stride = array.shape
+        return cls(array, heads, rows, columns or stride, 0, rows * stride, stride)
 
 
 def multiply_heads(

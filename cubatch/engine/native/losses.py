@@ -22,11 +22,28 @@ def softmax(
 ) -> Any:
     """Turn the last axis into probabilities; arguments and result are those of `functional.softmax`."""
     y = of(x).empty_like(x) if out is None else out
-    check(x.dtype, x.shape, x=x, out=y)
-    rows, classes = _extents(x)
-    grid = (row_blocks(rows, classes, context.device), 1, 1)
-    context.launch(variant.find("softmax", dtype_of(x)), grid, [x, y, *_arguments(context, rows, classes)])
+    softmax_rows(context, x, x.shape[-1], out=y)
     return y
+
+
+def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
+    """
+    Turn the first elements of every row of the last axis into probabilities; padding behind them stays untouched.
+
+    Args:
+        context: Where it runs.
+        x: Scores (..., stride), C-contiguous.
+        columns: Elements of a row that are scores; at most `stride`.
+        out: Where the probabilities go: of x's shape, may be x.
+
+    Raises:
+        InvalidArgument: If types or shapes differ.
+    """
+    check(x.dtype, x.shape, x=x, out=out)
+    rows, stride = _extents(x)
+    grid = (row_blocks(rows, columns, context.device), 1, 1)
+    arguments = [x, out, *_arguments(context, rows, columns), np.int32(stride)]
+    context.launch(variant.find("softmax", dtype_of(x)), grid, arguments)
 
 
 def softmax_backward(
@@ -39,12 +56,17 @@ def softmax_backward(
 ) -> Any:
     """Give the gradient by softmax's input; arguments and result are those of `functional.softmax_backward`."""
     dx = of(dy).empty_like(dy) if out is None else out
-    check(dy.dtype, dy.shape, dy=dy, y=y, out=dx)
-    rows, classes = _extents(dy)
-    grid = (row_blocks(rows, classes, context.device), 1, 1)
-    arguments = [dy, y, dx, *_arguments(context, rows, classes)]
-    context.launch(variant.find("softmax_backward", dtype_of(dy)), grid, arguments)
+    softmax_rows_backward(context, dy, y, dy.shape[-1], out=dx)
     return dx
+
+
+def softmax_rows_backward(context: Context, dy: Any, y: Any, columns: int, *, out: Any) -> None:
+    """Compute the gradient by the input of `softmax_rows`, whose `columns` these are; `out` may be dy."""
+    check(dy.dtype, dy.shape, dy=dy, y=y, out=out)
+    rows, stride = _extents(dy)
+    grid = (row_blocks(rows, columns, context.device), 1, 1)
+    arguments = [dy, y, out, *_arguments(context, rows, columns), np.int32(stride)]
+    context.launch(variant.find("softmax_backward", dtype_of(dy)), grid, arguments)
 
 
 def softmax_cross_entropy(

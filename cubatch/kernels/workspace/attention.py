@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.kernels.padding import stored_row
 from cubatch.kernels.workspace import products
 
 _ALIGNMENT = 64
@@ -32,6 +33,8 @@ def kept_bytes(n: int, t: int, c: int, heads: int, dtype: str) -> tuple[int, int
     """
     Count the bytes of queries, keys and values, of weights, and of mixed values, each in whole units of alignment.
 
+    Rows of weights have `padding.stored_row` elements.
+
     Args:
         n: Samples.
         t: Positions of a sample.
@@ -41,9 +44,9 @@ def kept_bytes(n: int, t: int, c: int, heads: int, dtype: str) -> tuple[int, int
 
     Example:
         >>> kept_bytes(1, 5, 12, 2, "float16")
-        (384, 128, 128)
+        (384, 192, 128)
     """
-    elements = n * t * 3 * c, n * heads * t * t, n * t * c
+    elements = n * t * 3 * c, n * heads * t * stored_row(t), n * t * c
     queries, weights, mixed = (-(-BYTES_PER_ELEMENT[dtype] * count // _ALIGNMENT) * _ALIGNMENT for count in elements)
     return queries, weights, mixed
 

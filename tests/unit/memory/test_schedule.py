@@ -12,6 +12,7 @@ from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import (
     Add,
+    Attention,
     BatchNorm2d,
     Concat,
     Conv2d,
@@ -225,3 +226,14 @@ def test_a_layer_on_its_own_does_all_three_passes() -> None:
     inside = next(op for op in schedule(network, "training").ops if op.kind == "backward")
     assert "dx0" in alone.writes
     assert "dx0" not in inside.writes
+
+
+def test_rows_of_attention_weights_are_padded_for_our_kernels_only() -> None:
+    """By hand: 197 tokens and 3 heads; rows of 200 elements with our kernels, of 197 with the array library."""
+    layer = Attention(h=197, w=1, c=192, heads=3)
+    shapes = {
+        library: {buffer.shape for buffer in schedule(layer, "training", library=library).buffers}
+        for library in ("cubatch", "im2col")
+    }
+    assert (3 * 197 * 200,) in shapes["cubatch"] - shapes["im2col"]
+    assert (3 * 197 * 197,) in shapes["im2col"] - shapes["cubatch"]

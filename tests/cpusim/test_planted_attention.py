@@ -1,0 +1,182 @@
+"""
+The proof that the simulator finds bugs of padded rows: each is planted in kernels/attention or misc/softmax.cu itself.
+
+A mutant is a copy of the sources with a line changed.  Rows end with padding of NaN, as attention's weights do: a
+kernel that reads it, writes it, or takes another stride must be seen.
+"""
+
+from __future__ import annotations
+
+import os
+
+import attrs
+import numpy as np
+import pytest
+
+from cubatch.engine.native import heads, losses
+from cubatch.engine.native.context import Context
+from cubatch.hardware.facts import Device
+from cubatch.kernels import variant
+from cubatch.kernels.padding import stored_row
+from cubatch.kernels.ranking import SplitKernel
+from tests.cpusim import building
+from tests.cpusim.planting import WRONG, flat
+from tests.cpusim.simulator import SimulationError, Simulator
+
+pytestmark = [
+    pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip()),
+    pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
+]
+
+KERNELS = variant.kernels_path()
+A100 = Device(name="A100", compute_capability=(8, 0), num_sms=4)
+TOKENS, WIDTH = 70, 8  # a tile of 64 and part of one; rows of 72 elements
+
+SOURCES = {
+    "heads": ("attention/heads_mma.cu", "attention/tiles.cuh", "attention/product.cuh"),
+    "softmax": ("misc/softmax.cu",),
+}
+
+
+EACH_ROW = "for_rows(num_rows, classes, lanes, [&](const RowWalk& at) {\n    const CB_ELEMENT* "
+
+
+@attrs.frozen
+class Bug:
+    """
+    A changed line, which is there once.
+
+    Attributes:
+        operation: The kernel that must go wrong.
+        file: The source.
+        old, new: The line.
+    """
+
+    operation: str
+    file: str
+    old: str
+    new: str
+
+
+BUGS = {
+    "padding is multiplied": Bug("heads_nn", "tiles.cuh", "left < PIECE ? left * 2 : 16", "left < 0 ? 0 : 16"),
+    "one element too few is read": Bug("heads_nn", "tiles.cuh", "left * 2 : 16", "left * 2 - 2 : 16"),
+    "padding is overwritten by products": Bug(
+        "heads_nt", "tiles.cuh", "if ((piece + 1) * PIECE <= columns) {", "if (piece * PIECE <= columns) {"
+    ),
+    "rows of products by another stride": Bug(
+        "heads_nt", "heads_mma.cu", "product.c.stride, product.m,", "product.n, product.m,"
+    ),
+    "scores by another stride": Bug(
+        "softmax", "softmax.cu", "scores = x + at.row * stride", "scores = x + at.row * classes"
+    ),
+    "weights by another stride": Bug(
+        "softmax", "softmax.cu", "results = y + at.row * stride;\n    for_classes(scores",
+        "results = y + at.row * classes;\n    for_classes(scores",
+    ),
+    "padding is taken for scores": Bug(
+        "softmax", "softmax.cu", f"{EACH_ROW}scores = x", f"{EACH_ROW}scores = x".replace("classes", "classes + 1")
+    ),
+    "gradients by another stride": Bug(
+        "softmax_backward", "softmax.cu", "target = dx + at.row * stride", "target = dx + at.row * classes"
+    ),
+    "the weights of a gradient by another stride": Bug(
+        "softmax_backward", "softmax.cu", "results = y + at.row * stride;\n    float sum",
+        "results = y + at.row * classes;\n    float sum",
+    ),
+    "padding is taken for gradients": Bug(
+        "softmax_backward", "softmax.cu", f"{EACH_ROW}errors", f"{EACH_ROW}errors".replace("classes", "classes + 1")
+    ),
+}  # fmt: skip
+OPERATIONS = ("heads_nt", "heads_nn", "heads_tn", "softmax", "softmax_backward")
+
+
+def source_of(operation, bug=None):
+    """Give the path of an operation's source, flat in a folder of the cache, with a bug or as it is."""
+    paths = SOURCES[operation.split("_")[0]]
+    texts = {path.rsplit("/", 1)[1]: (KERNELS / path).read_text() for path in paths}
+    if bug is not None:
+        assert texts[bug.file].count(bug.old) == 1, f"{bug.old!r} in {bug.file}"
+        texts[bug.file] = texts[bug.file].replace(bug.old, bug.new)
+    texts = {file: text.replace('"attention/', '"') for file, text in texts.items()}
+    return str(flat(f"attention {operation.split('_')[0]}", texts) / paths[0].rsplit("/", 1)[1])
+
+
+def mutant(operation, bug=None):
+    """Give a kernel of 16 bits, from its source with a bug or as it is."""
+    found = variant.find(operation, "float16", arch=80)
+    return attrs.evolve(found, source=source_of(operation, bug))
+
+
+class Changed(Simulator):
+    """Launches a kernel in the place of the one that is asked for."""
+
+    kernel = None
+
+    def bind(self, kernel, grid, arguments):
+        """Bind the changed kernel."""
+        assert kernel.operation == self.kernel.operation
+        return super().bind(self.kernel, grid, arguments)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """Compile everything at once: two compilers at a time rather than one between the tests."""
+    sources = [mutant(bug.operation, bug) for bug in BUGS.values()] + [mutant(name) for name in OPERATIONS]
+    building.precompile(sources, 80)
+
+
+def padded(array):
+    """The array with NaN behind its rows."""
+    rows = np.full((*array.shape[:-1], stored_row(array.shape[-1])), np.nan, array.dtype)
+    rows[..., : array.shape[-1]] = array
+    return rows
+
+
+def outcome(operation, kernel):
+    """Run a kernel on padded rows: "right", WRONG, or the error.  Products are of integers, whose sums are exact."""
+    random = np.random.default_rng(3)
+    simulator = Changed(80, seed=3)
+    simulator.kernel = kernel
+    context = Context(device=A100, launcher=simulator, chooser=lambda *_: SplitKernel(kernel))
+    weights = random.integers(-2, 3, (1, 2, TOKENS, TOKENS)).astype(np.float16)
+    channels, more = (random.integers(-2, 3, (1, 2, TOKENS, WIDTH)).astype(np.float16) for _ in range(2))
+    of_weights = heads.Heads.one_by_one(padded(weights), TOKENS)
+    bound = 0.0
+    try:
+        if operation == "heads_nt":
+            got, want = padded(np.zeros_like(weights)), channels.astype(float) @ more.astype(float).swapaxes(2, 3)
+            factors = (heads.Heads.one_by_one(array) for array in (channels, more))
+            heads.multiply_heads(context, "nt", *factors, heads.Heads.one_by_one(got, TOKENS))
+        elif operation.startswith("heads"):
+            turned = weights.swapaxes(2, 3) if operation == "heads_tn" else weights
+            got, want = np.full_like(channels, np.nan), turned.astype(float) @ channels.astype(float)
+            right, out = (heads.Heads.one_by_one(array) for array in (channels, got))
+            heads.multiply_heads(context, operation[-2:], of_weights, right, out)
+        elif operation == "softmax":
+            got, powers, bound = padded(weights), np.exp(weights.astype(float)), 2.0**-10
+            want = powers / powers.sum(axis=-1, keepdims=True)
+            losses.softmax_rows(context, got, TOKENS, out=got)
+        else:
+            got, y, bound = padded(weights), (weights + np.float16(2)) / np.float16(256), 2.0**-6
+            dy = weights.astype(float)
+            want = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
+            losses.softmax_rows_backward(context, got, padded(y), TOKENS, out=got)
+    except SimulationError as error:
+        return str(error)
+    columns = want.shape[-1]
+    right = (abs(got[..., :columns] - want) <= bound * abs(want).max()).all() and np.isnan(got[..., columns:]).all()
+    return "right" if right else WRONG
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_kernel_as_it_is_passes(operation):
+    """Results are right, and what lies behind the rows is still NaN."""
+    assert outcome(operation, mutant(operation)) == "right"
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_bug_is_caught(name):
+    """A wrong result, padding that was written, or an error that says where it happened."""
+    bug = BUGS[name]
+    assert outcome(bug.operation, mutant(bug.operation, bug)) != "right"
