@@ -26,7 +26,7 @@ from unittest import mock
 from benchmarks import bench_hosts
 from benchmarks.provenance import provenance
 from benchmarks.search import fake_devices, trials
-from cubatch.search import rules
+from cubatch.search import trial_rules
 
 RULES = (
     "bisect_latency", "bisect_lowest", "learn", "bisect_memory", "probe_neighbors", "confirm",
@@ -37,7 +37,7 @@ SPREAD = 0.05
 
 def without(rule: str | None) -> Any:
     """Return a context in which a rule names no size; None leaves all as they are."""
-    return mock.patch.object(rules, rule, return_value=[]) if rule else contextlib.nullcontext()
+    return mock.patch.object(trial_rules, rule, return_value=[]) if rule else contextlib.nullcontext()
 
 
 def search_device(rule: str | None, seed: int, index: int) -> dict[str, float]:

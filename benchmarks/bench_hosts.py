@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.provenance import provenance
 from benchmarks.search.hosts import TOLERANCE, Host, Ratios, Session
-from cubatch.search import walk
+from cubatch.search import loop
 from cubatch.tuning import answer, ladder
 
 GOALS: Mapping[float, Mapping[str, float]] = {
@@ -56,7 +56,7 @@ class Search:
 def run_cubatch(host: Host, session: Session, seed: int, budget: float) -> tuple[int | None, float | None]:
     """Return the answer of our search and the rate that it reports."""
     steps = host.candidates()
-    measured = walk.measure(
+    measured = loop.measure(
         lambda: session, steps, goal=host.goal, budget=budget, seed=seed,
         extend=functools.partial(ladder.between, steps=steps),
     )  # fmt: skip

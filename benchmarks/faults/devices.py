@@ -20,7 +20,7 @@ from benchmarks.faults.judging import Key, Trial
 from cubatch.errors import DeviceFailed, NothingMeasured, WorkerDied
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Outcome, Timing
-from cubatch.search import walk
+from cubatch.search import loop
 from cubatch.search.events import Event
 from cubatch.tuning import answer, ladder, stored_run
 from cubatch.tuning.store import open_run
@@ -294,8 +294,8 @@ def _session(
         try:
             measured = run.kept
             if not run.finished:
-                measured = walk.measure(
-                    factory, steps, goal=GOAL, kept=run.kept, keep=book, budget=BUDGET, seed=0, progress=progress,
+                measured = loop.measure(
+                    factory, steps, goal=GOAL, earlier=run.kept, keeper=book, budget=BUDGET, seed=0, progress=progress,
                     extend=lambda n: ladder.between(n, steps),
                 )  # fmt: skip
                 run.finish()

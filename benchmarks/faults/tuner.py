@@ -25,7 +25,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
-from cubatch.search import walk
+from cubatch.search import loop
 from cubatch.search.events import Event
 from cubatch.tuning import answer, stored_run
 from cubatch.tuning.store import Run, open_run
@@ -86,9 +86,9 @@ def tune(folder: Path, seed: int, share: float, question: str, *, full_bytes: in
             run.save_ladder(steps, {})
         measured, book = run.kept, Aloud(run, out)
         if not run.finished:
-            measured = walk.measure(
-                functools.partial(RemoteRunner, runner, prepare_seconds=20.0), steps, goal=Goal(), kept=run.kept,
-                keep=book, budget=BUDGET, seed=seed, progress=progress, sweeps=SWEEPS,
+            measured = loop.measure(
+                functools.partial(RemoteRunner, runner, prepare_seconds=20.0), steps, goal=Goal(), earlier=run.kept,
+                keeper=book, budget=BUDGET, seed=seed, progress=progress, rounds=SWEEPS,
             )  # fmt: skip
             if full_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, -1))

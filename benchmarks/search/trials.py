@@ -13,7 +13,7 @@ from benchmarks.search.sessions import Session
 from benchmarks.search.timed_rivals import KNOW_LATENCY, TIMED
 from cubatch.errors import NothingMeasured
 from cubatch.measure.records import Candidate
-from cubatch.search import walk
+from cubatch.search import loop
 from cubatch.tuning import answer
 from cubatch.tuning.results import TuningResult
 
@@ -74,7 +74,7 @@ def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult |
     """Search as autotune() does: the candidates, the profiler, the choice; None where nothing could be measured."""
     ladder = case.candidates()
     try:
-        measured = walk.measure(
+        measured = loop.measure(
             lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed, extend=Candidate,
             on_host=case.device.tells_reference,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from cubatch.units import visible
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from cubatch.search.walk import Event
+    from cubatch.search.events import Event
 
 
 STDOUT = "-"

@@ -103,7 +103,7 @@ def readings_for(
     return min(MOST_READINGS, max(FEWEST_READINGS, int(overhead_seconds / (reading + around_seconds))))
 
 
-def visit_seconds(
+def trial_seconds(
     step_seconds: float, span_seconds: float, *, prepare_seconds: float, left: float, around_seconds: float = 0.0
 ) -> float:
     """Return the expected seconds of a trial: preparing, the steps before the first timing, the timings."""

@@ -1,1 +1,1 @@
-"""Which size to visit next, and when to stop."""
+"""Choose the batch size to measure next, and when to stop."""

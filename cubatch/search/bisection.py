@@ -1,50 +1,50 @@
 """
-Where a limit lies: between the largest size that kept it and the smallest that did not.
+Narrow the gap between the largest size within a limit and the smallest beyond it.
 
-Memory without a plan, a plan that proved wrong and a latency limit are met only by running into them.
+A latency limit, memory without a plan and a plan that proved wrong show only when a size exceeds them.
 """
 
 from __future__ import annotations
 
 import math
 
-MET = 0.02
-"""A limit is met where the sizes on its two sides are as near as this share of the smaller, or 1 apart."""
-_MARGIN = 0.1  # of the gap, that a guess keeps from both ends: the worst of guesses narrows it all the same
-_FAR = 2.0  # of sizes farther apart than this factor the middle is that of their logarithms
+CLOSED = 0.02
+"""A gap is closed where its two sizes differ by at most this share of the smaller, or by 1."""
+_MARGIN = 0.1  # of the gap: a guess keeps this far from both ends, so that a bad guess narrows it too
+_FAR = 2.0  # factor between two sizes from which their geometric mean is the middle
 
 
-def is_met(low: int, high: int) -> bool:
+def is_closed(low: int, high: int) -> bool:
     """
-    Say whether the gap between a size that keeps a limit and one that does not is as good as closed.
+    Return whether the gap between a size within a limit and a size beyond it is closed.
 
     Example:
-        >>> is_met(100, 102), is_met(100, 103), is_met(3, 4)
+        >>> is_closed(100, 102), is_closed(100, 103), is_closed(3, 4)
         (True, False, True)
     """
-    return high - low <= max(1, int(MET * low))
+    return high - low <= max(1, int(CLOSED * low))
 
 
-def between(low: int, high: int, guess: float | None = None, multiple: int = 1) -> int | None:
+def next_size(low: int, high: int, guess: float | None = None, multiple: int = 1) -> int | None:
     """
-    Choose the next size to try in the gap: the guess where it narrows the gap well, else the middle.
+    Return the next size to try in the gap: the guess if it narrows the gap well, else the middle.
 
     Args:
-        low: The largest size that keeps the limit.
-        high: The smallest that does not.
-        guess: Where the limit is thought to be; None where nothing is known.
-        multiple: Only multiples of this.
+        low: The largest size within the limit.
+        high: The smallest size beyond it.
+        guess: Expected size at the limit; None if unknown.
+        multiple: Only multiples of this are returned.
 
     Returns:
-        A size strictly between, or None where the limit is met or no multiple lies between.
+        A size strictly between, or None if the gap is closed or holds no multiple.
 
     Example:
-        >>> between(64, 512), between(256, 512), between(256, 512, guess=300.7)
+        >>> next_size(64, 512), next_size(256, 512), next_size(256, 512, guess=300.7)
         (181, 384, 300)
-        >>> between(100, 102) is None, between(97, 105, multiple=8)
+        >>> next_size(100, 102) is None, next_size(97, 105, multiple=8)
         (True, 104)
     """
-    if is_met(low, high):
+    if is_closed(low, high):
         return None
     middle = math.sqrt(low * high) if high > _FAR * low else (low + high) / 2
     if guess is not None:

@@ -1,4 +1,4 @@
-"""What a search tells whoever shows progress."""
+"""Progress events of a search."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ import numpy as np
 
 from cubatch.measure.budget import Budget
 from cubatch.measure.records import PER_VISIT, Timing
-from cubatch.search.view import View
+from cubatch.search.state import SearchState
 from cubatch.units import format_count, format_seconds, format_whole_percent
 
-_SURELY = 0.9  # quantile of what may still be gained, that progress shows
+_SURELY = 0.9  # quantile of the possible gain that progress shows
 
 
 @attrs.frozen(kw_only=True)
 class Event:
     """
-    One thing that happened, for whoever shows progress.
+    A progress event.
 
     Attributes:
-        kind: "resume" (kept timings are gone on with), "round" (a sweep begins), "timing" (taken), "outcome" (a
-            candidate is done), "end".
-        round: Of a timing, its round; else that with which the present sweep began.
-        batch_size: Which candidate; None for "round" and "end".
-        done, total: Seconds that are spent, and the budget: measuring may end long before it is gone.
-        seconds_left: Of the budget.
+        kind: "resume" (a run continues from cached timings), "round" (a round begins), "timing" (one was taken),
+            "outcome" (a candidate is done), "end".
+        round: Round of the timing; for other kinds, the first round number of the present round of trials.
+        batch_size: The candidate; None for "round" and "end".
+        done, total: Seconds spent, and the budget; measuring may end long before the budget is spent.
+        seconds_left: Seconds left of the budget.
         message: What happened, for a person.
-        best_batch_size: What the answer would be by the visits before this one, or before its sweep; None in the first.
-        best_rate: Samples per second of it.
-        could_gain: By what share the answer may still get better, at most in nine of ten cases, also by sizes that the
-            budget does not hold: the least that was said so far. None where that is not known, or more than all that
-            there is.
+        best_batch_size: The recommended batch size before this trial or round; None in the first.
+        best_rate: Its throughput in samples per second.
+        could_gain: Share by which the recommendation may still improve, at most, in nine of ten cases.  Sizes that the
+            budget does not hold count too.  The smallest value so far; None if unknown or above 1.
     """
 
     kind: str
@@ -49,7 +48,7 @@ class Event:
 
     @property
     def so_far(self) -> str:
-        """The best size so far and what may still be gained; before there is one, what happened."""
+        """The best size so far and the possible gain; the message while there is none."""
         if self.best_batch_size is None:
             return self.message
         rate = "" if self.best_rate is None else f" ({format_count(self.best_rate)} samples/s)"
@@ -59,16 +58,16 @@ class Event:
         return f"{self.best_batch_size} best so far{rate}{gain}"
 
 
-class Teller:
+class EventReporter:
     """
-    Makes events of what happens, for a callable that shows them.
+    Pass events to the user's progress function.
 
     Args:
-        progress: Called with each; None: nothing is told.
-        budget: Of the run.
+        progress: Called with each event; None: not called.
+        budget: Budget of the run.
 
     Attributes:
-        failed: What `progress` raised, which comes out as it is and is no fault of a size's; nothing is told after it.
+        failed: The exception that `progress` raised.  It is raised unchanged, and no event follows it.
     """
 
     def __init__(self, progress: Callable[[Event], None] | None, budget: Budget) -> None:
@@ -76,20 +75,20 @@ class Teller:
         self._could_gain = math.inf
         self.failed: Exception | None = None
 
-    def tell_resume(self, kept: Sequence[Timing], sweep: int) -> None:
-        """Say that kept timings are gone on with; of the best so far the first visit tells."""
-        if kept:
+    def report_resume(self, timings: Sequence[Timing], number: int) -> None:
+        """Report that a run continues from cached timings; the best so far follows with the first trial."""
+        if timings:
             spent = f"{format_seconds(self._budget.spent())} of {format_seconds(self._budget.seconds)} are spent"
-            text = f"going on with {len(kept)} timing{'s' * (len(kept) > 1)}; {spent}"
-            self.tell("resume", None, text, sweep * PER_VISIT, None)
+            text = f"continuing from {len(timings)} timing{'s' * (len(timings) > 1)}; {spent}"
+            self.report("resume", None, text, number * PER_VISIT, None)
 
-    def tell(self, kind: str, batch_size: int | None, message: str, number: int, view: View | None) -> None:
-        """Say what happened, and what the best was by this look."""
+    def report(self, kind: str, batch_size: int | None, message: str, number: int, state: SearchState | None) -> None:
+        """Report an event, with the best size of this state."""
         if self._progress is None or self.failed is not None:
             return
-        best = view.read.get(view.answer or 0) if view is not None else None
-        if view is not None and best is not None:
-            gain = float(np.expm1(np.sort(view.to_gain)[int(_SURELY * len(view.to_gain))]))
+        best = state.measured.get(state.recommended or 0) if state is not None else None
+        if state is not None and best is not None:
+            gain = float(np.expm1(np.sort(state.unbounded_losses)[int(_SURELY * len(state.unbounded_losses))]))
             self._could_gain = min(self._could_gain, gain)
         event = Event(
             kind=kind,
@@ -99,8 +98,8 @@ class Teller:
             total=self._budget.seconds,
             seconds_left=self._budget.left(),
             message=message,
-            best_batch_size=view.answer if view is not None else None,
-            best_rate=best.batch_size / view.seconds[best.batch_size] if best and view else None,
+            best_batch_size=state.recommended if state is not None else None,
+            best_rate=best.batch_size / state.seconds[best.batch_size] if best and state else None,
             could_gain=self._could_gain if best and self._could_gain <= 1 else None,
         )
         try:

@@ -1,4 +1,4 @@
-"""What a failure says of a size, and how a runner is made fit for the next one."""
+"""Record why a batch size failed, and release the runner for the next one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 @attrs.frozen
 class Failure:
     """
-    What a candidate raised, as it is kept.
+    Hold the exception of a candidate in a form that can be stored.
 
     Attributes:
-        status: Of a size that never ran: "out_of_memory", "over_limit", "timeout" or "error".
-        reason: In words.
-        facts: For programs.
+        status: "out_of_memory", "over_limit", "timeout" or "error", for a size that never ran.
+        reason: The message.
+        facts: The same as values.
     """
 
     status: str
@@ -30,10 +30,10 @@ class Failure:
     facts: dict[str, Any]
 
     @classmethod
-    def of(cls, error: Exception) -> Self:
-        """Read an exception, by its type."""
+    def from_error(cls, error: Exception) -> Self:
+        """Classify an exception by its type."""
         name = type(error).__name__
-        text = str(error).encode(errors="backslashreplace").decode()  # so that a store can hold it
+        text = str(error).encode(errors="backslashreplace").decode()  # SQLite rejects lone surrogates
         facts: dict[str, Any] = {"type": name, "message": text}
         if isinstance(error, OutOfMemory):
             sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
@@ -46,25 +46,25 @@ class Failure:
         return cls("timeout" if isinstance(error, TimedOut) else "error", reason, facts)
 
 
-def clear(runner: Runner, error: Exception, *, anew: bool) -> None:
+def release_runner(runner: Runner, error: Exception, *, restart: bool) -> None:
     """
-    Make a runner fit for what comes next: memory is given back, and a process that may be broken is ended.
+    Free the memory of a failed runner, and restart a worker process that may be broken.
 
-    A fault on a GPU leaves a context that fails at everything after it; running out of memory does not.
+    After a fault on a GPU every later call in its context fails; running out of memory leaves the context usable.
 
     Args:
-        runner: Which failed.
-        error: What it raised.
-        anew: Whether the same size is tried again, which is to have a new process.
+        runner: The runner that failed.
+        error: The exception that it raised.
+        restart: Whether the same size is tried again, in a new process.
     """
     raised: BaseException | None = error
     while raised is not None:
-        traceback.clear_frames(raised.__traceback__)  # which hold what the step had made, on the device
+        traceback.clear_frames(raised.__traceback__)  # they hold device arrays of the step
         raised = raised.__cause__ or raised.__context__
     try:
-        if isinstance(runner, HasWorker) and (anew or not is_out_of_memory(error)):
+        if isinstance(runner, HasWorker) and (restart or not is_out_of_memory(error)):
             runner.restart()
         else:
             runner.release()
-    except Exception as second:  # noqa: BLE001 - the next prepare will tell whether the runner still works
+    except Exception as second:  # noqa: BLE001 - the next prepare shows whether the runner still works
         _log.warning("clearing up after %s failed: %s", error, second)

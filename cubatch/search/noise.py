@@ -1,14 +1,14 @@
 """
-The noise model of a run: what its timings say about each batch size, and with which variance.
+The noise model of a run: an estimate of each batch size, with its variance.
 
 With t the logarithm of the step time and r that of the reference step over its median in the run,
 
     t = f(n) + slope(n) * r + trial + timing
 
-f(n) is what is wanted.  `slope(n)` says how much of a host slowdown a size shares: near 1, with a spread between sizes.
-`trial` is common to all timings of one trial (place in memory, state of caches), `timing` differs between them.  All
-spreads are estimated from the timings of the run, robustly, together with a few pseudo-observations.  The same model
-serves search, stopping rule and recommendation.  Without a reference r is 0.
+f(n) is the result.  `slope(n)` is the share of a host slowdown that a size takes.  It is near 1, with a spread between
+sizes.  `trial` is common to all timings of one trial (place in memory, state of caches); `timing` differs between them.
+All spreads are estimated from the timings of the run, robustly, together with a few pseudo-observations.  The same
+model serves search, stopping rule and recommendation.  Without a reference r is 0.
 
 Paired references: Bulej et al., "Duet Benchmarking", ICPE 2020.  Trials interleaved in random order: Abedi and Brecht,
 "Conducting Repeatable Experiments in Highly Variable Cloud Computing Environments", ICPE 2017.
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing, by_trial
 from cubatch.measure.stopping import MEDIAN_SD, TO_SD, median
-from cubatch.search.belief import Seen
+from cubatch.search.curve_posterior import SizeEstimate
 
 Array = NDArray[np.float64]
 
@@ -47,11 +47,11 @@ FREEDOM = 4.0  # degrees of freedom of Student's t, by which trials of one size 
 @attrs.define(eq=False)
 class Record:
     """
-    The timings of one batch size.
+    Hold the timings of one batch size.
 
     Attributes:
         batch_size: The size.
-        goal: What is compared.
+        goal: Objective and limits.
         timings: In the order in which they were taken.
     """
 
@@ -91,21 +91,21 @@ def usable(timings: Iterable[Timing]) -> list[Timing]:
 
 
 def cost_of(timing: Timing, goal: Goal) -> float | None:
-    """Return the cost of a step: joules by the objective energy, else seconds; None where it was not read."""
+    """Return the cost of a step: joules by the objective energy, else seconds; None if it was not measured."""
     return timing.joules if goal.objective == "energy" else timing.seconds
 
 
 @attrs.frozen
 class Noise:
     """
-    The estimated spreads of a run, as shares.
+    Hold the estimated spreads of a run, as shares.
 
     Attributes:
         timing: Standard deviation between timings of one trial.
         trial: Standard deviation between trials of one size, beyond what their timings explain.
         slope: Common slope: the share of a host slowdown that a step takes part in.
         slope_sd: Standard deviation of a size's own slope around it.
-        slope_variance: Of the common slope: an error that sizes share as far as they met another host speed.
+        slope_variance: Variance of the common slope: an error that sizes measured at another host speed share.
         drift: Standard deviation of the reference between trials: the error of a timing without one.
         outliers: Probability that a timing is off by OUTLIER_SD or so.
         reference_batch_size: Batch size of the reference; None without one.
@@ -128,7 +128,7 @@ class Noise:
         return self.reference_batch_size is not None
 
     def variance(self, timings: int, trials: int = 1) -> float:
-        """Return the variance of a size's estimate after so many timings in so many trials."""
+        """Return the variance of a size's estimate from a number of timings and trials."""
         own = (MEDIAN_SD * self.timing) ** 2 / timings + self.trial**2 / trials
         return own + _outlier_share(timings, self.outliers) * OUTLIER_SD**2
 
@@ -136,13 +136,13 @@ class Noise:
 @attrs.frozen(eq=False)
 class _Trials:
     """
-    The trials of one size as numbers.
+    Hold the trials of one size as arrays.
 
     Attributes:
         cost: Log cost of each trial at its host speed: the median of its timings.
         host: Log of the reference over its median in the run; 0 without one.
-        variance: Of each trial's cost, by its own timings.
-        timings: How many there are in all.
+        variance: Variance of each trial's cost, by its own timings.
+        timings: Number of timings in all trials.
     """
 
     cost: Array
@@ -185,9 +185,9 @@ def _follows_size(timings: Sequence[Timing]) -> bool:
     return float(np.ptp(size)) > math.log(LEAST_SPAN) and float(size @ reference) > FOLLOWS * float(size @ size)
 
 
-def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> Seen | None:
+def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> SizeEstimate | None:
     """
-    Return a size's log cost at the usual host speed, with its variance; None where its cost was not read.
+    Return a size's log cost at the usual host speed, with its variance; None if its cost was not measured.
 
     The trials are combined by generalized least squares: their errors are independent but for the size's own slope.
     Trials that disagree are weighted by Student's t, and widen the variance as far as they do (Birge's ratio).
@@ -195,7 +195,7 @@ def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> Seen | N
     Args:
         record: The timings of one size.
         noise: The noise model of the run.
-        goal: What to estimate, where it is not what the record compares: `Goal()` for seconds.
+        goal: Objective to estimate, if not the record's own: `Goal()` for seconds.
     """
     trials = _trials(record, noise, goal or record.goal)
     if trials is None:
@@ -213,7 +213,7 @@ def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> Seen | N
     if len(cost) > 1:
         variance *= max(1.0, float((weight * distance).sum()) / (len(cost) - 1))
     variance += _outlier_share(trials.timings, noise.outliers) * OUTLIER_SD**2
-    return Seen(record.batch_size, mean, variance, host)
+    return SizeEstimate(record.batch_size, mean, variance, host)
 
 
 def trial_costs(record: Record, noise: Noise) -> list[float]:
@@ -223,9 +223,9 @@ def trial_costs(record: Record, noise: Noise) -> list[float]:
 
 
 def _outlier_share(timings: int, share: float) -> float:
-    """Return the probability that outliers decide the median of so many timings."""
-    wanted = (timings + 1) // 2
-    return min(1.0, math.comb(timings, wanted) * share**wanted)
+    """Return the probability that outliers decide the median of a number of timings."""
+    half = (timings + 1) // 2
+    return min(1.0, math.comb(timings, half) * share**half)
 
 
 def _host_shift(timing: Timing, noise: Noise) -> float | None:
@@ -302,8 +302,8 @@ def _with_spreads(records: Collection[Record], noise: Noise, prior_trial: float)
 def _sd_without_farthest(values: Sequence[float]) -> float:
     """Return the standard deviation by mean distances, without the value that is farthest from the median."""
     middle = median(values)
-    kept = sorted(values, key=lambda value: abs(value - middle))[: max(2, len(values) - 1)]
-    return MEAN_TO_SD * fmean(_distances(kept) or [0.0])
+    nearest = sorted(values, key=lambda value: abs(value - middle))[: max(2, len(values) - 1)]
+    return MEAN_TO_SD * fmean(_distances(nearest) or [0.0])
 
 
 def _distances(values: Sequence[float]) -> list[float]:
@@ -318,7 +318,7 @@ def _with_slopes(records: Collection[Record], noise: Noise) -> Noise:
     sizes: list[tuple[float, float]] = []
     for record in records:
         trials = _trials(record, noise, record.goal)
-        if trials is None or len(trials.cost) < 2:  # noqa: PLR2004 - one trial says nothing of a slope
+        if trials is None or len(trials.cost) < 2:  # noqa: PLR2004 - one trial determines no slope
             continue
         host, cost = trials.host - np.median(trials.host), trials.cost - np.median(trials.cost)
         far = FAR * math.sqrt(spread)
@@ -328,7 +328,7 @@ def _with_slopes(records: Collection[Record], noise: Noise) -> Noise:
     slope = product / precision
     squares, weights = PRIOR_WEIGHT * SLOPE_SD**2, float(PRIOR_WEIGHT)
     for own_precision, own_product in sizes:
-        if own_precision > spread / SLOPE_SD**2:  # else its own slope is not known better than beforehand
+        if own_precision > spread / SLOPE_SD**2:  # else the prior is more certain than its own slope
             squares += max(0.0, (own_product / own_precision - slope) ** 2 - spread / own_precision)
             weights += 1.0
     return attrs.evolve(noise, slope=slope, slope_sd=math.sqrt(squares / weights), slope_variance=spread / precision)

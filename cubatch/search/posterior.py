@@ -1,4 +1,4 @@
-"""What the timings of a run say about its measured sizes: times, intervals, and the recommendation."""
+"""Times, confidence intervals and the recommendation, from all timings of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median
-from cubatch.search.belief import Belief, believe
+from cubatch.search.curve_posterior import CurvePosterior, fit_curve
 from cubatch.search.noise import Noise, Record, estimate, estimate_noise
 from cubatch.search.recommend import TIE_Z, Recommendation, recommend
 
@@ -22,30 +22,30 @@ Interval = tuple[float, float]
 @attrs.frozen(eq=False)
 class Posterior:
     """
-    The posterior of the step cost at every measured size.
+    Hold the posterior of the step cost at every measured size.
 
     Attributes:
-        goal: What is compared.
+        goal: Objective and limits.
         noise: The noise model of the run.
         seconds, cost: Posterior of the log seconds of a step, and of its log cost by the objective; None without
-            any.  They differ where the objective is energy.
+            timings.  They differ if the objective is energy.
     """
 
     goal: Goal
     noise: Noise
-    seconds: Belief | None
-    cost: Belief | None
+    seconds: CurvePosterior | None
+    cost: CurvePosterior | None
 
     @classmethod
     def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal) -> Self:
         """Compute the posterior from the timings of each size."""
         records = {n: Record(n, goal, list(taken)) for n, taken in timings.items()}
         noise = estimate_noise(records.values())
-        cost = _belief(records, noise, goal)
+        cost = _fit(records, noise, goal)
         if goal.objective != "energy":
             return cls(goal, noise, cost, cost)
         timed = {n: Record(n, Goal(), list(taken)) for n, taken in timings.items()}
-        return cls(goal, noise, _belief(timed, estimate_noise(timed.values()), Goal()), cost)
+        return cls(goal, noise, _fit(timed, estimate_noise(timed.values()), Goal()), cost)
 
     @property
     def reference(self) -> dict[str, Any] | None:
@@ -63,11 +63,11 @@ class Posterior:
         """Return whether the cost of a size was measured."""
         return _place(self.cost, n) is not None
 
-    def recommend(self, able: Sequence[int], favored: Collection[int] | None) -> Recommendation:
+    def recommend(self, feasible: Sequence[int], favored: Collection[int] | None) -> Recommendation:
         """Return the recommendation among these sizes, each of which has a cost."""
         if self.cost is None:
             raise ValueError("nothing was measured")
-        return recommend(self.cost, able, self.goal, favored=favored)
+        return recommend(self.cost, feasible, self.goal, favored=favored)
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
         """Return the seconds of a step and their 90 % interval; of a size beyond a memory limit the median timing."""
@@ -77,7 +77,7 @@ class Posterior:
         return math.exp(self.seconds.mean[place]), _interval(self.seconds, place)
 
     def joules_of(self, n: int, timings: Sequence[Timing]) -> float | None:
-        """Return the joules of a step: by the objective energy those of the posterior, else the median reading."""
+        """Return the joules of a step: by the objective energy those of the posterior, else the median timing."""
         place = _place(self.cost, n)
         if self.goal.objective == "energy" and place is not None and self.cost is not None:
             return math.exp(self.cost.mean[place])
@@ -102,20 +102,22 @@ class Posterior:
         return mean - half, mean + half
 
 
-def _belief(records: Mapping[int, Record], noise: Noise, goal: Goal) -> Belief | None:
-    seen = [found for n in sorted(records) if (found := estimate(records[n], noise, goal)) is not None]
-    if not seen:
+def _fit(records: Mapping[int, Record], noise: Noise, goal: Goal) -> CurvePosterior | None:
+    estimates = [size for n in sorted(records) if (size := estimate(records[n], noise, goal)) is not None]
+    if not estimates:
         return None
-    return believe(seen, [one.batch_size for one in seen], slope_variance=noise.slope_variance, host=noise.is_paired)
+    return fit_curve(
+        estimates, [size.batch_size for size in estimates], slope_variance=noise.slope_variance, host=noise.is_paired
+    )
 
 
-def _place(belief: Belief | None, n: int) -> int | None:
-    if belief is None:
+def _place(curve: CurvePosterior | None, n: int) -> int | None:
+    if curve is None:
         return None
-    place = int(np.searchsorted(belief.sizes, n))
-    return place if place < len(belief.sizes) and belief.sizes[place] == n else None
+    place = int(np.searchsorted(curve.sizes, n))
+    return place if place < len(curve.sizes) and curve.sizes[place] == n else None
 
 
-def _interval(belief: Belief, place: int) -> Interval:
-    half = TIE_Z * float(belief.sd[place])
-    return math.exp(belief.mean[place] - half), math.exp(belief.mean[place] + half)
+def _interval(curve: CurvePosterior, place: int) -> Interval:
+    half = TIE_Z * float(curve.sd[place])
+    return math.exp(curve.mean[place] - half), math.exp(curve.mean[place] + half)

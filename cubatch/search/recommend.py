@@ -1,5 +1,5 @@
 """
-Which batch size to recommend, from the posterior of the step cost at the measured sizes.
+Recommend a batch size from the posterior of the step cost at the measured sizes.
 
 Raw medians on a plateau pick the size with the luckiest timing.  The posterior pools all sizes, so that a single
 lucky timing moves it little.
@@ -15,7 +15,7 @@ import numpy as np
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
-from cubatch.search.belief import Belief
+from cubatch.search.curve_posterior import CurvePosterior
 
 CONFIDENCE_Z = 1.2816  # standard deviations: 90 % one-sided
 TIE_Z = 1.645  # standard deviations: 90 % two-sided
@@ -25,7 +25,7 @@ _HARDWARE = ("coulom", "crest", "past crest", "tensor-core", "asked for")  # how
 @attrs.frozen(eq=False)
 class Recommendation:
     """
-    The size to use.
+    Hold the recommended size and its rivals.
 
     Attributes:
         batch_size: The recommended size.
@@ -56,44 +56,46 @@ def is_favored(candidate: Candidate) -> bool:
 
 
 def recommend(
-    belief: Belief, able: Sequence[int], goal: Goal, *, favored: Collection[int] | None = None
+    curve: CurvePosterior, feasible: Sequence[int], goal: Goal, *, favored: Collection[int] | None = None
 ) -> Recommendation:
     """
     Return the recommendation among the sizes that ran within every limit.
 
     By throughput and energy it is the smallest size whose expected loss against the best is within the tolerance, by
-    latency the largest.  (Also allowing one standard deviation of that difference doubled the regret on fake hosts, and
-    brought the answers of repeated runs no closer together.)  A size that is not `favored` counts only if it beats the
-    nearest favored sizes on both sides by more than the tolerance with 90 % confidence.
+    latency the largest.  A size that is not `favored` must beat the nearest favored sizes on both sides.  It must do so
+    by more than the tolerance with 90 % confidence.
 
     Args:
-        belief: Posterior of the log step cost.
-        able: The measured sizes within every limit.
+        curve: Posterior of the log step cost.
+        feasible: The measured sizes within every limit.
         goal: Objective and tolerance.
         favored: Sizes that may be recommended on equal terms; None: all.
     """
-    places = {n: int(np.searchsorted(belief.sizes, n)) for n in sorted(able)}
+    places = {n: int(np.searchsorted(curve.sizes, n)) for n in sorted(feasible)}
     is_latency = goal.objective == "latency"
-    value = {n: (0.0 if is_latency else math.log(n)) - float(belief.mean[place]) for n, place in places.items()}
+    value = {n: (0.0 if is_latency else math.log(n)) - float(curve.mean[place]) for n, place in places.items()}
     tolerance = math.log1p(goal.tolerance) if is_latency else -math.log1p(-goal.tolerance)
     plain = set(places) if favored is None or is_latency else {n for n in places if n in favored}
-    eligible = {n for n in places if n in plain or _beats_neighbors(belief, places, value, plain, n, tolerance)}
+    eligible = {
+        n for n in places if n in plain or _beats_neighbors(curve, places, value, plain, n, tolerance=tolerance)
+    }
     eligible = eligible or set(places)
     fastest = max(eligible, key=lambda n: (value[n], -n))
+    # Also allowing one standard deviation doubled the regret on fake hosts, and repeated runs agreed no better.
     within = [n for n in eligible if value[n] >= value[fastest] - tolerance]
     equal = tuple(
         n
         for n, place in places.items()
-        if n != fastest and value[fastest] - value[n] <= TIE_Z * belief.difference_sd(place, places[fastest])
+        if n != fastest and value[fastest] - value[n] <= TIE_Z * curve.difference_sd(place, places[fastest])
     )
     return Recommendation(max(within) if is_latency else min(within), fastest, equal)
 
 
 def _beats_neighbors(
-    belief: Belief, places: dict[int, int], value: dict[int, float], plain: set[int], n: int, tolerance: float
+    curve: CurvePosterior, places: dict[int, int], value: dict[int, float], plain: set[int], n: int, *, tolerance: float
 ) -> bool:
     """Return whether a size beats the nearest favored sizes by more than the tolerance with 90 % confidence."""
     neighbors = [*sorted(m for m in plain if m < n)[-1:], *sorted(m for m in plain if m > n)[:1]]
     return all(
-        value[n] - value[m] - CONFIDENCE_Z * belief.difference_sd(places[n], places[m]) > tolerance for m in neighbors
+        value[n] - value[m] - CONFIDENCE_Z * curve.difference_sd(places[n], places[m]) > tolerance for m in neighbors
     )

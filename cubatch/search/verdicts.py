@@ -1,4 +1,4 @@
-"""What became of every size when the search ends, in words and for programs."""
+"""The outcome of every batch size when the search ends, as text and as values."""
 
 from __future__ import annotations
 
@@ -7,132 +7,130 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from cubatch.search.view import KNOWN, SURE, View
+from cubatch.search.state import KNOWN, SURE, SearchState
 from cubatch.units import format_percent, format_seconds
 
-FAR, NEAR = 3.0, 0.5  # factor beyond the largest measured size, log of what that is behind the answer
-FLAT = 4  # how far beyond the answer must have been looked, to expect nothing of what lies farther
+FAR, NEAR = 3.0, 0.5  # factor beyond the largest measured size; log of its loss against the recommended size
+FLAT = 4  # factor above the recommended size that must be measured before larger sizes are ruled out
 
 
 @attrs.frozen
 class Verdict:
-    """How the measuring of a size ended: see `records.Outcome`."""
+    """Hold how the measuring of a size ended: see `records.Outcome`."""
 
     status: str
     reason: str
     facts: Mapping[str, object] = attrs.field(factory=dict)
 
 
-def verdicts(view: View) -> dict[int, Verdict]:
-    """Say of every size of the ladder and every one that was visited how it ended."""
-    sizes = [n for n in sorted({*view.of.ladder, *view.read}) if n not in view.of.closed]
-    return {n: _verdict(view, n) for n in sizes}
+def judge_sizes(state: SearchState) -> dict[int, Verdict]:
+    """Return the verdict of every size of the ladder and every measured size."""
+    sizes = [n for n in sorted({*state.inputs.ladder, *state.measured}) if n not in state.inputs.closed]
+    return {n: _verdict(state, n) for n in sizes}
 
 
-def _verdict(view: View, n: int) -> Verdict:
-    limit, spent = view.goal.latency_limit, f"the budget of {format_seconds(view.of.budget)}"
-    if n in view.read and not view.is_able(n) and limit is not None:
-        text = f"its time of {format_seconds(view.seconds[n])} is above the latency limit of {format_seconds(limit)}"
+def _verdict(state: SearchState, n: int) -> Verdict:
+    limit, spent = state.goal.latency_limit, f"the budget of {format_seconds(state.inputs.budget)}"
+    if n in state.measured and not state.is_feasible(n) and limit is not None:
+        text = f"its time of {format_seconds(state.seconds[n])} is above the latency limit of {format_seconds(limit)}"
         return Verdict("over_limit", text, {"limit": "latency"})
-    if view.answer is None or view.fastest is None:
-        return _without_answer(view, n, spent)
-    if n in view.read:
-        return _of_read(view, n)
-    return _of_unread(view, n, spent)
+    if state.recommended is None or state.fastest is None:
+        return _judge_without_recommendation(state, n, spent)
+    if n in state.measured:
+        return _judge_measured(state, n)
+    return _judge_unmeasured(state, n, spent)
 
 
-def _without_answer(view: View, n: int, spent: str) -> Verdict:
-    breaks = [size for size in view.read if size < n]
-    if breaks and view.of.extends:  # where sizes were asked for by name, each is visited that the budget holds
+def _judge_without_recommendation(state: SearchState, n: int, spent: str) -> Verdict:
+    breaks = [size for size in state.measured if size < n]
+    if breaks and state.inputs.extends:  # requested sizes are all tried
         return Verdict("dropped", f"batch size {breaks[0]}, which is smaller, breaks the latency limit")
-    return Verdict("not_run", f"{spent} does not hold a visit", {"limit": "budget"})
+    return Verdict("not_run", f"{spent} does not hold a trial", {"limit": "budget"})
 
 
-def _of_read(view: View, n: int) -> Verdict:
-    """Rule out what is behind the fastest by more than the tolerance, whatever its interval leaves open."""
-    record, fastest = view.read[n], view.fastest or n
+def _judge_measured(state: SearchState, n: int) -> Verdict:
+    """Drop a size that is slower than the fastest by more than the tolerance, with 95 % confidence."""
+    record, fastest = state.measured[n], state.fastest or n
     count, trials = len(record.usable), record.trials
     measured = f"{count} timing{'s' * (count > 1)} in {trials} trial{'s' * (trials > 1)}"
-    sd = view.belief.difference_sd(view.place(n), view.place(fastest))
-    if -view.gain(n) - SURE * sd > view.tolerance:
-        by = format_percent(-math.expm1(view.gain(n)))
+    sd = state.posterior.difference_sd(state.place(n), state.place(fastest))
+    if -state.gain(n) - SURE * sd > state.tolerance:
+        by = format_percent(-math.expm1(state.gain(n)))
         return Verdict("dropped", f"{by} behind batch size {fastest} after {measured}")
     return Verdict("ok", measured)
 
 
-def _of_unread(view: View, n: int, spent: str) -> Verdict:
-    if not view.of.extends:
-        return Verdict("not_run", f"{spent} does not hold a visit", {"limit": "budget"})
+def _judge_unmeasured(state: SearchState, n: int, spent: str) -> Verdict:
+    if not state.inputs.extends:
+        return Verdict("not_run", f"{spent} does not hold a trial", {"limit": "budget"})
     for rule in (_slower_than_lowest, _above_failed, _above_limit, _far_beyond_flat, _beyond_flat):
-        if (reason := rule(view, n)) is not None:
+        if (reason := rule(state, n)) is not None:
             return Verdict("dropped", reason, _FACTS.get(rule, {}))
-    average, most = _gain(view, n)
-    if (view.goal.objective == "latency" or average >= KNOWN * view.tolerance) and not view.affordable(n):
-        need, left = float(view.visit_seconds[view.place(n)]), view.of.left
-        reason = f"a visit would take about {format_seconds(need)}, {format_seconds(left)} of the budget are left"
+    average, most = _gain(state, n)
+    if (state.goal.objective == "latency" or average >= KNOWN * state.tolerance) and not state.affordable(n):
+        need, left = float(state.trial_seconds[state.place(n)]), state.inputs.left
+        reason = f"a trial would take about {format_seconds(need)}, {format_seconds(left)} of the budget are left"
         facts = {"limit": "budget", "could_gain": round(most, 3), "needed_seconds": need, "left_seconds": left}
         return Verdict("not_run", reason, facts)
     if most <= 0:
-        return Verdict("dropped", f"by the timings of its neighbors it is slower than batch size {view.answer}")
-    if most > 1:  # a bound that bounds nothing
-        reason = f"by the timings of its neighbors it is not expected to be better than batch size {view.answer}"
+        return Verdict("dropped", f"by the timings of its neighbors it is slower than batch size {state.recommended}")
+    if most > 1:  # too wide to be useful
+        reason = f"by the timings of its neighbors it is not expected to be better than batch size {state.recommended}"
         return Verdict("dropped", reason)
-    reason = (
-        f"by the timings of its neighbors it is at most {format_percent(most)} better than batch size {view.answer}"
-    )
-    return Verdict("dropped", reason)
+    share, rival = format_percent(most), state.recommended
+    return Verdict("dropped", f"by the timings of its neighbors it is at most {share} better than batch size {rival}")
 
 
-def _slower_than_lowest(view: View, n: int) -> str | None:
-    if view.goal.objective != "latency" or view.fastest is None:
+def _slower_than_lowest(state: SearchState, n: int) -> str | None:
+    if state.goal.objective != "latency" or state.fastest is None:
         return None
-    allowed = view.goal.allowed(view.seconds[view.fastest])
-    slower = [size for size in view.read if size < n and view.seconds[size] > allowed]
+    allowed = state.goal.allowed(state.seconds[state.fastest])
+    slower = [size for size in state.measured if size < n and state.seconds[size] > allowed]
     return f"batch size {slower[0]}, which is smaller, already takes longer" if slower else None
 
 
-def _above_failed(view: View, n: int) -> str | None:
-    failed = [size for size in view.walls if max(view.read) < size < n]
+def _above_failed(state: SearchState, n: int) -> str | None:
+    failed = [size for size in state.bounding_failures if max(state.measured) < size < n]
     if not failed:
         return None
-    how = "failed" if min(failed) in view.of.broken else "does not fit"
+    how = "failed" if min(failed) in state.inputs.failure_statuses else "does not fit"
     return f"batch size {min(failed)}, which is smaller, {how}"
 
 
-def _above_limit(view: View, n: int) -> str | None:
-    limit, step = view.goal.latency_limit, float(view.steps[view.place(n)])
+def _above_limit(state: SearchState, n: int) -> str | None:
+    limit, step = state.goal.latency_limit, float(state.step_seconds[state.place(n)])
     if limit is None or step <= limit:
         return None
     return f"it would take about {format_seconds(step)}, above the latency limit of {format_seconds(limit)}"
 
 
-def _beyond_flat(view: View, n: int) -> str | None:
-    last = max(view.read)
-    if view.goal.objective == "latency" or view.answer is None or not n > last >= FLAT * view.answer:
+def _beyond_flat(state: SearchState, n: int) -> str | None:
+    last = max(state.measured)
+    if state.goal.objective == "latency" or state.recommended is None or not n > last >= FLAT * state.recommended:
         return None
-    return f"from batch size {view.answer} to {last} nothing is gained, so nothing is expected beyond"
+    return f"from batch size {state.recommended} to {last} nothing is gained, so nothing is expected beyond"
 
 
-def _far_beyond_flat(view: View, n: int) -> str | None:
-    """Rule nothing out far beyond a plateau, where another algorithm may run."""
-    last = max(view.read)
-    if _beyond_flat(view, n) is None or n <= FAR * last or view.gain(last) <= -NEAR:
+def _far_beyond_flat(state: SearchState, n: int) -> str | None:
+    """Return a reason that leaves open sizes far beyond a plateau, where another algorithm may run."""
+    last = max(state.measured)
+    if _beyond_flat(state, n) is None or n <= FAR * last or state.gain(last) <= -NEAR:
         return None
-    return f"from batch size {view.answer} to {last} nothing is gained, and what lies far beyond was not looked at"
+    return f"from batch size {state.recommended} to {last} nothing is gained, and sizes far beyond were not measured"
 
 
-_FACTS: dict[Callable[[View, int], str | None], Mapping[str, object]] = {
+_FACTS: dict[Callable[[SearchState, int], str | None], Mapping[str, object]] = {
     _above_limit: {"limit": "latency"},
     _far_beyond_flat: {"looked_at": False},
 }
 
 
-def _gain(view: View, n: int) -> tuple[float, float]:
-    """Say how much better than the answer a size may be: beyond the tolerance on average, and at most."""
-    ahead, sd = view.ahead(n)
-    return sd * _mean_above((view.tolerance - ahead) / sd), math.expm1(ahead + SURE * sd)
+def _gain(state: SearchState, n: int) -> tuple[float, float]:
+    """Return the expected gain over the recommended size beyond the tolerance, and the largest likely gain."""
+    ahead, sd = state.ahead(n)
+    return sd * _mean_above((state.tolerance - ahead) / sd), math.expm1(ahead + SURE * sd)
 
 
 def _mean_above(z: float) -> float:
-    """Give the mean of what a standard normal number exceeds z by."""
+    """Return the expected excess of a standard normal number over z."""
     return math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2))

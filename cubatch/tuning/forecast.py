@@ -179,8 +179,8 @@ def _at_latency_limit(
     if limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):
         return []
     low, high = sizes[last], sizes[last + 1]
-    inside = range(low, high + 1, max(1, int(bisection.MET * low)))
-    if bisection.is_met(low, high):
+    inside = range(low, high + 1, max(1, int(bisection.CLOSED * low)))
+    if bisection.is_closed(low, high):
         return []
     keep = [n for n, took in zip(inside, sharpen(work, inside, known).step.seconds, strict=True) if took <= limit]
     top = max(keep, default=low)

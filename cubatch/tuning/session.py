@@ -13,7 +13,7 @@ from cubatch.engine.conditions import conditions, environment
 from cubatch.errors import CubatchError, NothingMeasured
 from cubatch.hardware import host, quota
 from cubatch.measure.records import Measured, Recorder
-from cubatch.search import walk
+from cubatch.search import loop
 from cubatch.tuning import answer as answers
 from cubatch.tuning import progress, store, turns
 from cubatch.tuning.ladder import Ladder
@@ -117,9 +117,10 @@ class _Session:
             self._exclusive(),
             progress.shown(self.request.progress) as show,
         ):
-            measured = walk.measure(
-                self.subject.runner_factory(ladder, limits), ladder.candidates, goal=self.request.goal, kept=run.kept,
-                keep=recorder, budget=limits.budget, seed=limits.seed, sweeps=limits.sweeps, progress=show,
+            measured = loop.measure(
+                self.subject.runner_factory(ladder, limits), ladder.candidates, goal=self.request.goal,
+                earlier=run.kept, keeper=recorder, budget=limits.budget, seed=limits.seed, rounds=limits.sweeps,
+                progress=show,
                 extend=None if limits.batch_sizes else functools.partial(self.subject.candidate, ladder),
                 multiple=self.subject.multiple, on_host=device.kind == "cpu",
             )  # fmt: skip

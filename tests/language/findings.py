@@ -96,7 +96,7 @@ def banned(text: str) -> list[str]:
 
 def long_sentences(paragraph: str) -> list[str]:
     """Return the sentences of a paragraph that have too many words; inline code counts as one word."""
-    prose = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", paragraph))
+    prose = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", paragraph))
     prose = _ABBREVIATION.sub(lambda hit: hit.group(1).replace(".", ""), prose)
     sentences = re.split(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*`A-Z0-9_\[])", prose)
     most = RULES["sentences"]["most_words"]

@@ -8,7 +8,7 @@ from typing import Any
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.search.noise import Record
-from cubatch.search.view import Situation, View
+from cubatch.search.state import SearchInputs, SearchState
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WIGGLE = (1.0, 1.001, 0.999, 1.002, 0.998)  # five readings about their median
@@ -49,7 +49,7 @@ def view(
     closed: Iterable[int] = (),
     left: float = 60.0,
     **more: Any,
-) -> View:
+) -> SearchState:
     """Look at a situation: what was read, each size in two visits, and else a minute and no model."""
     goal = goal or Goal()
     found = {n: one for n, one in read.items() if isinstance(one, Record)}
@@ -57,12 +57,12 @@ def view(
     sizes = sorted({*ladder, *found, *failed})
     facts: dict[str, Any] = {
         "model": None,
-        "visit_seconds": lambda n, step: 10 * step,
+        "trial_seconds": lambda n, step: 10 * step,
         "budget": 60.0,
         "extends": True,
     }
-    return View(
-        Situation(
+    return SearchState(
+        SearchInputs(
             goal=goal,
             ladder=sizes,
             records={n: found.get(n, Record(n, goal)) for n in sizes},

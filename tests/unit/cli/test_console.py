@@ -18,7 +18,7 @@ import pytest
 from cubatch.cli import console
 from cubatch.errors import InvalidArgument
 from cubatch.report.grid import Grid
-from cubatch.search.walk import Event
+from cubatch.search.events import Event
 from cubatch.tuning.results import TuningResult
 from tests.unit.commands import as_nobody, on_a_terminal
 from tests.unit.tuned import tuned

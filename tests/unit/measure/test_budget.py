@@ -13,7 +13,7 @@ from cubatch.measure.budget import (
     guess_prepare,
     readings_for,
     repeats_for,
-    visit_seconds,
+    trial_seconds,
 )
 
 SECONDS = st.floats(1e-6, 1e4)
@@ -77,11 +77,11 @@ def test_a_visit_is_preparing_two_steps_and_the_readings() -> None:
 
     Steps of 4 ms: three to a reading, nine readings besides the two steps.
     """
-    long = visit_seconds(0.1, 0.01, prepare_seconds=1.0, left=1000.0)
+    long = trial_seconds(0.1, 0.01, prepare_seconds=1.0, left=1000.0)
     assert long == pytest.approx(1.0 + 2 * 0.1 + 8 * 0.1)
-    short = visit_seconds(0.004, 0.01, prepare_seconds=1.0, left=1000.0)
+    short = trial_seconds(0.004, 0.01, prepare_seconds=1.0, left=1000.0)
     assert short == pytest.approx(1.0 + 2 * 0.004 + 9 * 3 * 0.004)
-    assert visit_seconds(5.0, 0.01, prepare_seconds=1.0, left=60.0) == pytest.approx(1.0 + 2 * 5.0)
+    assert trial_seconds(5.0, 0.01, prepare_seconds=1.0, left=60.0) == pytest.approx(1.0 + 2 * 5.0)
 
 
 @given(size=st.integers(1, 4096), known=st.dictionaries(st.integers(1, 4096), st.floats(0, 100), max_size=6))

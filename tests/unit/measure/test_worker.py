@@ -30,7 +30,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
-from cubatch.search import walk
+from cubatch.search import loop
 
 ROOT = Path(cubatch.__file__).parents[1]
 
@@ -469,7 +469,7 @@ def test_measure_goes_on_after_each_way_to_fail(monkeypatch):
     monkeypatch.setattr(remote, "oom_kills", lambda: None)
     habits = {"2": "kill", "4": "crash", "8": "memory error"}
     before = children()
-    measured = walk.measure(
+    measured = loop.measure(
         functools.partial(RemoteRunner, fake(habits)),
         [Candidate(n) for n in (1, 2, 4, 8, 16)],
         goal=Goal(),

@@ -18,7 +18,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.measure.remote import PREPARE_SECONDS, RemoteRunner, prepare_limit
 from cubatch.measure.runner import FactoryRef
-from cubatch.search import walk
+from cubatch.search import loop
 
 
 def fake(habits=None, at="prepare", path=""):
@@ -116,7 +116,7 @@ def test_an_answer_of_another_kind_is_refused(start, monkeypatch):
 @pytest.mark.parametrize("at", ["prepare", "step"])
 def test_a_fault_that_stays_in_the_process_ends_with_it(at):
     """After an illegal access every call of that context fails: the size is an error, the others have a new worker."""
-    measured = walk.measure(
+    measured = loop.measure(
         functools.partial(RemoteRunner, fake({"4": "sticky"}, at)),
         [Candidate(n) for n in (1, 4, 16)],
         goal=Goal(),

@@ -6,7 +6,7 @@ from typing import Any
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured
-from cubatch.search.walk import measure
+from cubatch.search.loop import measure
 from tests.fakes import Curve, FakeDevice, FakeRunner
 from tests.unit.situations import POWERS
 

@@ -140,7 +140,7 @@ def test_a_latency_limit_is_held_against_the_timings_that_count(budget: float) -
             Timing(batch_size=8, round=n, seconds=0.012 if n % 3 else 0.009, throttled=n % 3 > 0) for n in range(11)
         )
     )
-    measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, kept=kept, budget=budget)
+    measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, earlier=kept, budget=budget)
     result = answer.answer(given(8), measured, goal=goal, setting={})
     assert result.measurements[0].latency_seconds == pytest.approx(0.009, rel=1e-5)
     assert (statuses(measured), result.batch_size) == ({8: "ok"}, 8)
@@ -155,7 +155,7 @@ def test_a_larger_budget_reconsiders_what_one_slow_timing_put_above_the_latency_
         with open_run(**asked, budget=budget) as run:
             kept = run.kept if run.kept.timings else Measured(timings=(slow,), seconds_spent=1e-3)
             run.timing(slow)
-            measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, kept=kept, keep=run, budget=budget)
+            measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, earlier=kept, keeper=run, budget=budget)
             run.finish()
         assert statuses(measured) == {8: status}
 
@@ -212,12 +212,12 @@ def test_one_size_that_fails_does_not_end_the_sizes() -> None:
 def test_one_error_halves_the_chance_of_what_lies_above_and_two_end_it() -> None:
     """An error may be of that size alone; of two sizes it is not, and what lies between two that failed fails too."""
     read = along(line, 1, 8, 32)
-    alone = view(read, failed=[64], broken={64: "error"})
-    assert alone.allowed[alone.place(128)] == pytest.approx(0.5)
-    assert alone.walls == set()
-    both = view(read, failed=[64, 256], broken={64: "error", 256: "error"})
-    assert both.walls == {64, 256}
-    assert both.allowed[both.place(128)] == 0
+    alone = view(read, failed=[64], failure_statuses={64: "error"})
+    assert alone.feasibility[alone.place(128)] == pytest.approx(0.5)
+    assert alone.bounding_failures == set()
+    both = view(read, failed=[64, 256], failure_statuses={64: "error", 256: "error"})
+    assert both.bounding_failures == {64, 256}
+    assert both.feasibility[both.place(128)] == 0
 
 
 def test_what_lies_above_a_failure_is_not_said_to_be_ruled_out_by_readings() -> None:

@@ -9,18 +9,18 @@ import pytest
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Timing
-from cubatch.search.belief import Belief
+from cubatch.search.curve_posterior import CurvePosterior
 from cubatch.search.posterior import Posterior
 from cubatch.search.recommend import is_favored, is_round, recommend
 
 LATENCY = Goal(objective="latency", tolerance=0.05)
 
 
-def posterior(rates: dict[int, float], sd: float = 1e-6) -> Belief:
+def posterior(rates: dict[int, float], sd: float = 1e-6) -> CurvePosterior:
     """Return a posterior of these samples per second, each with an independent error."""
     sizes = np.array(sorted(rates))
     mean = np.array([math.log(n / rates[n]) for n in sizes])
-    return Belief(sizes, mean, sd**2 * np.eye(len(sizes)))
+    return CurvePosterior(sizes, mean, sd**2 * np.eye(len(sizes)))
 
 
 # --- which sizes ---------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_ties_are_the_sizes_whose_difference_may_be_zero() -> None:
     rates = {8: 100 * math.exp(-0.025), 16: 100 * math.exp(-0.022), 32: 100.0}
     assert recommend(posterior(rates, 0.01), list(rates), Goal()).equal == (16,)
     alone = posterior(rates, 0.01)
-    shared = Belief(alone.sizes, alone.mean, alone.covariance + 0.1**2)
+    shared = CurvePosterior(alone.sizes, alone.mean, alone.covariance + 0.1**2)
     assert recommend(shared, list(rates), Goal()).equal == (16,)
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import STATUSES
-from cubatch.search.belief import Belief
+from cubatch.search.curve_posterior import CurvePosterior
 from cubatch.search.noise import Record
-from cubatch.search.verdicts import Verdict, _gain, verdicts
-from cubatch.search.view import View
+from cubatch.search.state import SearchState
+from cubatch.search.verdicts import Verdict, _gain, judge_sizes
 from tests.unit.situations import POWERS, along, record, view
 
 LATENCY = Goal(objective="latency", tolerance=0.05)
@@ -35,7 +35,7 @@ def falling(n: int) -> float:
 
 def judge(read: dict[int, Any], **more: Any) -> dict[int, Verdict]:
     """The verdicts of a situation."""
-    return verdicts(view(read, **more))
+    return judge_sizes(view(read, **more))
 
 
 def test_every_open_size_has_a_verdict_and_no_closed_one() -> None:
@@ -75,7 +75,7 @@ def test_who_is_behind_by_less_than_the_readings_tell_is_ok(behind: float, expec
     found = view(read, ladder=[])
     sd = math.sqrt(2 * found.noise.variance(10, 2))
     assert expected == ("dropped" if -math.log(1 - behind) - 1.645 * sd > -math.log(0.99) else "ok")
-    assert verdicts(found)[100].status == expected
+    assert judge_sizes(found)[100].status == expected
 
 
 def test_the_answer_is_ok_whatever_the_noise() -> None:
@@ -99,14 +99,14 @@ def test_without_an_answer_what_lies_above_a_broken_limit_is_dropped() -> None:
     """8 breaks the limit, so that 16 does; of 4 nothing is known but that the budget is spent."""
     found = judge({8: record(8, [[0.9] * 3])}, ladder=[4, 8, 16], goal=Goal(latency_limit=0.5))
     assert found[16] == Verdict("dropped", "batch size 8, which is smaller, breaks the latency limit")
-    assert found[4] == Verdict("not_run", "the budget of 60.0 s does not hold a visit", {"limit": "budget"})
+    assert found[4] == Verdict("not_run", "the budget of 60.0 s does not hold a trial", {"limit": "budget"})
     assert {verdict.status for verdict in judge({}).values()} == {"not_run"}
 
 
 def test_a_size_asked_for_that_the_budget_did_not_hold_is_not_run() -> None:
     """Nobody drops by a guess what was asked for by name."""
     found = judge({1: line(1)}, ladder=[1, 512], extends=False, left=0.1)
-    assert found[512] == Verdict("not_run", "the budget of 60.0 s does not hold a visit", {"limit": "budget"})
+    assert found[512] == Verdict("not_run", "the budget of 60.0 s does not hold a trial", {"limit": "budget"})
 
 
 def test_by_latency_what_is_larger_than_a_slower_one_is_dropped() -> None:
@@ -148,7 +148,7 @@ def test_far_beyond_a_plateau_nothing_is_ruled_out() -> None:
     found = judge(along(lambda n: n / 1000, 4, 8, 16, 32), ladder=[96, 512], goal=Goal(tolerance=0.1), left=0.0)
     assert found[512] == Verdict(
         "dropped",
-        "from batch size 4 to 32 nothing is gained, and what lies far beyond was not looked at",
+        "from batch size 4 to 32 nothing is gained, and sizes far beyond were not measured",
         {"looked_at": False},
     )
     assert found[96].reason == "from batch size 4 to 32 nothing is gained, so nothing is expected beyond"
@@ -162,14 +162,14 @@ def rising() -> dict[int, float | Record]:
 def test_what_could_be_better_and_is_not_affordable_is_not_run() -> None:
     """The reason says what a visit takes and what is left, the facts by how much the size may be better."""
     found = view(rising(), ladder=[1024], left=2.0)
-    verdict = verdicts(found)[1024]
-    need = 10 * float(found.steps[found.place(1024)])
+    verdict = judge_sizes(found)[1024]
+    need = 10 * float(found.step_seconds[found.place(1024)])
     assert verdict.status == "not_run"
-    assert verdict.reason == f"a visit would take about {need:.1f} s, 2.00 s of the budget are left"
+    assert verdict.reason == f"a trial would take about {need:.1f} s, 2.00 s of the budget are left"
     # By the belief itself: the difference of two normal numbers, at 1.645 of its deviations.
     random = np.random.default_rng(0)
     costs = random.multivariate_normal(
-        found.belief.mean, found.belief.covariance + 1e-12 * np.eye(len(found.sizes)), 100_000
+        found.posterior.mean, found.posterior.covariance + 1e-12 * np.eye(len(found.sizes)), 100_000
     )
     place, answer = found.place(1024), found.place(512)
     ahead = costs[:, answer] - costs[:, place] + math.log(2)
@@ -189,10 +189,10 @@ def test_what_was_affordable_and_left_is_dropped_with_what_it_may_be() -> None:
 def test_gains_are_those_of_two_sizes_that_are_alike() -> None:
     """Of two costs that are known to 10 and 20 % and move together, by many draws: the mean beyond 1 %, the 95th."""
     covariance = np.array([[0.01, 0.015], [0.015, 0.04]])
-    field = SimpleNamespace(value=np.array([0.0, 0.05]), answer=0)
-    belief = Belief(np.array([1, 2]), np.zeros(2), covariance)
-    stub: Any = SimpleNamespace(place=[0, 1].index, field=field, belief=belief, tolerance=0.01)
-    stub.ahead = functools.partial(View.ahead, stub)
+    field = SimpleNamespace(value=np.array([0.0, 0.05]), recommended=0)
+    belief = CurvePosterior(np.array([1, 2]), np.zeros(2), covariance)
+    stub: Any = SimpleNamespace(place=[0, 1].index, acquisition_inputs=field, posterior=belief, tolerance=0.01)
+    stub.ahead = functools.partial(SearchState.ahead, stub)
     values = np.random.default_rng(4).multivariate_normal(field.value, covariance, 400_000)
     ahead = values[:, 1] - values[:, 0]
     average, most = _gain(stub, 1)

@@ -10,7 +10,8 @@ import attrs
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome
-from cubatch.search.walk import Event, measure
+from cubatch.search.events import Event
+from cubatch.search.loop import measure
 from cubatch.tuning import answer, ladder
 from cubatch.tuning.results import TuningResult
 from tests.fakes import Behaviour, FakeDevice, FakeRunner, affine

@@ -22,7 +22,7 @@ from cubatch.memory.parts import footprint
 from cubatch.network import models
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
-from cubatch.search import walk
+from cubatch.search import loop
 from cubatch.tuning import tune as tuner
 from cubatch.tuning.ladder import Ladder
 from cubatch.tuning.results import TuningResult
@@ -50,18 +50,18 @@ def gpu(monkeypatch):
         found = attrs.evolve(probe.device(slug), live=True, uuid=f"GPU-{slug}")
         monkeypatch.setattr(probe, "resolve", lambda *_, **__: found)
 
-    local = walk.measure
+    local = loop.measure
 
-    def measure(factory, steps, *, keep, **options):
+    def measure(factory, steps, *, keeper, **options):
         if not isinstance(factory, functools.partial):  # in this process, as on a CPU
-            return local(factory, steps, keep=keep, **options)
+            return local(factory, steps, keeper=keeper, **options)
         asked.append(factory.args[0].arguments)
         for step in steps:
-            keep.timing(Timing(batch_size=step.batch_size, round=0, seconds=1e-3))
-            keep.outcome(Outcome(step.batch_size, "ok"))
-        return keep.measured
+            keeper.timing(Timing(batch_size=step.batch_size, round=0, seconds=1e-3))
+            keeper.outcome(Outcome(step.batch_size, "ok"))
+        return keeper.measured
 
-    monkeypatch.setattr(walk, "measure", measure)
+    monkeypatch.setattr(loop, "measure", measure)
     here.asked = asked
     return here
 
@@ -131,9 +131,9 @@ def test_the_result_says_how_steps_were_launched(gpu, monkeypatch, refusal, said
     """As the runner told before it was closed: in the environment, and in a sentence where graphs were refused."""
     gpu("a100-sxm4-80gb")
     launch = {"launches": 20, "graph": refusal is None, "refusal": refusal}
-    measure = walk.measure
+    measure = loop.measure
     monkeypatch.setattr(
-        walk, "measure", lambda *given, **options: attrs.evolve(measure(*given, **options), launch=launch)
+        loop, "measure", lambda *given, **options: attrs.evolve(measure(*given, **options), launch=launch)
     )
     result = autotune("mlp", batch_sizes=[8], store=False)
     assert result.environment["launch"] == launch
@@ -164,7 +164,7 @@ def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monke
     kept, seen = tmp_path / "store-kernels.sqlite3", []
     monkeypatch.setattr(sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
     gpu("v100-sxm2-16gb")
-    measure = walk.measure
+    measure = loop.measure
 
     def restarting(factory, steps, **options):
         assert factory.args[0].arguments["winners"] == str(kept)
@@ -174,12 +174,12 @@ def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monke
             found.put("product", "timed", {"timed": 1e-3})
         return measure(factory, steps, **options)
 
-    monkeypatch.setattr(walk, "measure", restarting)
+    monkeypatch.setattr(loop, "measure", restarting)
     for slug in ("v100-sxm2-16gb", "t4"):
         winners_of(kept, slug).put("product", "before", {"before": 2e-3})
     for store, mode in ((True, "inference"), ("refresh", "inference"), (True, "training"), (False, "inference")):
         if store is False:
-            monkeypatch.setattr(walk, "measure", measure)
+            monkeypatch.setattr(loop, "measure", measure)
         autotune("mlp", mode=mode, batch_sizes=[8], store=store)
     assert seen == ["before", "timed", None, "timed", "timed", "timed"]
     assert gpu.asked[-1]["winners"] is None
@@ -214,7 +214,7 @@ def test_each_measurement_says_what_its_passes_put_on_the_sms(gpu, tmp_path):
 def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
     """What a worker timed in this very run decides; the ranking's first where nothing was timed."""
     gpu("v100-sxm2-16gb")
-    path, found, measure = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), walk.measure
+    path, found, measure = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), loop.measure
     problem = problem_of(GO, Pass.FPROP, 64, "float32")
     first, second = ranking.ranked(problem, found)[:2]
 
@@ -225,7 +225,7 @@ def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
             kernel_choice.TimedChoice(lambda: device.clock, kept, seconds=60.0)(problem, found, device.prepare)
         return measure(factory, steps, **options)
 
-    monkeypatch.setattr(walk, "measure", choosing)
+    monkeypatch.setattr(loop, "measure", choosing)
     for store, kernel in ((path, second), (False, first)):
         (m,) = autotune(GO, batch_sizes=[64], store=store).measurements
         (row,) = m.layers

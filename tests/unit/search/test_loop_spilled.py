@@ -95,7 +95,7 @@ def test_a_clock_that_cannot_say_what_is_free_is_not_asked() -> None:
 def test_readings_from_when_memory_was_there_are_kept() -> None:
     """Of an earlier run: the size is judged by them, as any that fails after it has run."""
     before = [Timing(batch_size=n, round=0, seconds=affine(1e-2, 1e-4)(n)) for n in (1, 128)]
-    measured = go(spilling(), given(), kept=Measured(timings=tuple(before)))
+    measured = go(spilling(), given(), earlier=Measured(timings=tuple(before)))
     assert outcome_of(measured, 128).status in {"ok", "dropped"}
     assert before[1] in measured.timings
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
-from cubatch.search import rules
+from cubatch.search import trial_rules
 from cubatch.search.noise import Record
 from tests.fakes import Fails, FakeDevice, affine
 from tests.unit.search.searching import LATENCY, falling, go, line
@@ -19,40 +19,40 @@ from tests.unit.situations import POWERS, along, record, view
 
 def test_the_first_visit_goes_to_the_smallest_size_that_is_open() -> None:
     """Nothing is known, so that the cheapest step is the first; what failed is passed over."""
-    assert rules.next_visits(view({})) == [1]
-    assert rules.next_visits(view({}, failed=[1, 2])) == [4]
-    assert rules.next_visits(view({}, closed=POWERS)) == []
+    assert trial_rules.next_trials(view({})) == [1]
+    assert trial_rules.next_trials(view({}, failed=[1, 2])) == [4]
+    assert trial_rules.next_trials(view({}, closed=POWERS)) == []
 
 
 @pytest.mark.parametrize(("work", "expected"), [(0.359, 1), (0.361, 128)])
 def test_a_dear_first_step_goes_where_the_model_expects_the_answer(work: float, expected: int) -> None:
     """Ten steps of 0.36 s are 6 % of 60 s: a visit that takes more goes where a sample is said to be cheapest."""
     model = {n: work * max(1.0, n / 64) * (0.9 if n == 128 else 1.0) for n in POWERS}
-    assert rules.next_visits(view({}, model=model)) == [expected]
+    assert trial_rules.next_trials(view({}, model=model)) == [expected]
 
 
 def test_a_dear_first_visit_keeps_the_latency_limit_and_fits_what_is_left() -> None:
     """Samples get cheaper to the end, but ten steps of 512 are not left, and a limit allows less still."""
     model = {n: 1.0 + n / 100 for n in POWERS}
-    assert rules.next_visits(view({}, model=model)) == [256]  # 35.6 s, where 512 would take 61.2 s
-    assert rules.next_visits(view({}, model=model, goal=Goal(latency_limit=2.0))) == [64]
-    assert rules.next_visits(view({}, model=model, goal=Goal(latency_limit=0.5))) == [1]
+    assert trial_rules.next_trials(view({}, model=model)) == [256]  # 35.6 s, where 512 would take 61.2 s
+    assert trial_rules.next_trials(view({}, model=model, goal=Goal(latency_limit=2.0))) == [64]
+    assert trial_rules.next_trials(view({}, model=model, goal=Goal(latency_limit=0.5))) == [1]
 
 
 def test_by_latency_or_by_a_list_the_first_is_the_smallest_however_dear() -> None:
     """The smallest step is what the lowest latency is expected of; sizes asked for by name all have their turn."""
     model = {n: 1.0 + n / 100 for n in POWERS}
-    assert rules.next_visits(view({}, model=model, goal=LATENCY)) == [1]
-    assert rules.next_visits(view({}, model=model, extends=False)) == [1]
-    assert rules.next_visits(view({}, model=dict.fromkeys((2, 4), 9.0), ladder=[2, 4])) == [2]
+    assert trial_rules.next_trials(view({}, model=model, goal=LATENCY)) == [1]
+    assert trial_rules.next_trials(view({}, model=model, extends=False)) == [1]
+    assert trial_rules.next_trials(view({}, model=dict.fromkeys((2, 4), 9.0), ladder=[2, 4])) == [2]
 
 
 def test_below_a_dear_size_that_breaks_the_limit_there_is_an_answer() -> None:
     """The model says 16 keeps the limit of 10 s, which it breaks: the smaller sizes are looked at."""
-    assert rules.next_visits(view({16: 11.0}, goal=Goal(latency_limit=10.0), left=200.0)) == [1]
-    assert rules.next_visits(view({16: 11.0}, goal=Goal(latency_limit=10.0), closed=[1, 2], left=200.0)) == [4]
-    assert rules.next_visits(view({16: 11.0}, goal=Goal(latency_limit=10.0), left=5.0)) == []
-    assert rules.next_visits(view({1: 11.0}, goal=Goal(latency_limit=10.0), left=200.0)) == []
+    assert trial_rules.next_trials(view({16: 11.0}, goal=Goal(latency_limit=10.0), left=200.0)) == [1]
+    assert trial_rules.next_trials(view({16: 11.0}, goal=Goal(latency_limit=10.0), closed=[1, 2], left=200.0)) == [4]
+    assert trial_rules.next_trials(view({16: 11.0}, goal=Goal(latency_limit=10.0), left=5.0)) == []
+    assert trial_rules.next_trials(view({1: 11.0}, goal=Goal(latency_limit=10.0), left=200.0)) == []
     truth = affine(9.5, 0.1)
     runner, found = go(
         FakeDevice(truth), model=lambda n: 0.9 * truth(n), goal=Goal(latency_limit=10.0), budget=100.0
@@ -70,45 +70,47 @@ def test_below_a_dear_size_that_breaks_the_limit_there_is_an_answer() -> None:
 def test_a_latency_limit_is_met_by_the_secant() -> None:
     """Steps lie on a line through 512 and 1024, so that 0.8 s is taken at 736 exactly; the guess is rounded down."""
     read = along(line, 1, 8, 64, 512, 1024)
-    (size,) = rules.bisect_latency(view(read, goal=Goal(latency_limit=0.8)))
+    (size,) = trial_rules.bisect_latency(view(read, goal=Goal(latency_limit=0.8)))
     assert abs(size - 736) <= 1
-    (size,) = rules.bisect_latency(view({**read, 4096: 100.0}, goal=Goal(latency_limit=0.8)))
+    (size,) = trial_rules.bisect_latency(view({**read, 4096: 100.0}, goal=Goal(latency_limit=0.8)))
     assert abs(size - 736) <= 1
-    (size,) = rules.bisect_latency(view(read, goal=Goal(latency_limit=0.8), multiple=32))
+    (size,) = trial_rules.bisect_latency(view(read, goal=Goal(latency_limit=0.8), multiple=32))
     assert size in (704, 736)
-    (size,) = rules.bisect_latency(view(read, ladder=[600, 700, 900], goal=Goal(latency_limit=0.8), extends=False))
+    (size,) = trial_rules.bisect_latency(
+        view(read, ladder=[600, 700, 900], goal=Goal(latency_limit=0.8), extends=False)
+    )
     assert size == 700
 
 
 def test_a_latency_limit_is_nothing_without_one_or_without_a_size_above_it() -> None:
     """No limit, none above it, the objective latency, or a gap of 2 %: nothing to narrow."""
     read = along(line, 1, 8, 64, 512, 1024)
-    assert rules.bisect_latency(view(read, left=1e4)) == []
-    assert rules.bisect_latency(view(along(falling, 1, 8, 64), goal=Goal(latency_limit=0.2))) == []
-    assert rules.bisect_latency(view(read, goal=Goal(latency_limit=2.0))) == []
-    assert rules.bisect_latency(view(read, goal=Goal(objective="latency", latency_limit=0.8))) == []
-    assert rules.bisect_latency(view({1: 9.0}, goal=Goal(latency_limit=0.8))) == []
+    assert trial_rules.bisect_latency(view(read, left=1e4)) == []
+    assert trial_rules.bisect_latency(view(along(falling, 1, 8, 64), goal=Goal(latency_limit=0.2))) == []
+    assert trial_rules.bisect_latency(view(read, goal=Goal(latency_limit=2.0))) == []
+    assert trial_rules.bisect_latency(view(read, goal=Goal(objective="latency", latency_limit=0.8))) == []
+    assert trial_rules.bisect_latency(view({1: 9.0}, goal=Goal(latency_limit=0.8))) == []
     close = along(line, 1, 8, 64, 512, 522)
-    assert rules.bisect_latency(view(close, goal=Goal(latency_limit=line(515)))) == []
+    assert trial_rules.bisect_latency(view(close, goal=Goal(latency_limit=line(515)))) == []
 
 
 def test_memory_is_bisected_where_the_curve_rises_only() -> None:
     """Between 512, which ran, and 1024, which did not, lies half of the sum; not where it falls, nor by latency."""
     sizes = (1, 8, 64, 256, 512)
-    assert rules.bisect_memory(view(along(line, *sizes), failed=[1024])) == [768]
-    assert rules.bisect_memory(view(along(line, *sizes), failed=[1024, 4096])) == [768]
-    assert rules.bisect_memory(view(along(line, *sizes), failed=[300])) == []
-    assert rules.bisect_memory(view(along(line, *sizes), failed=[520])) == []  # as good as met
-    assert rules.bisect_memory(view(along(falling, *sizes), failed=[1024], left=1e4)) == []
-    assert rules.bisect_memory(view(along(line, *sizes), failed=[1024], goal=LATENCY)) == []
-    assert rules.bisect_memory(view({64: 9.0}, failed=[128], goal=Goal(latency_limit=1.0))) == []
-    assert rules.bisect_memory(view(along(line, *sizes), failed=[1024], left=1.0)) == []
+    assert trial_rules.bisect_memory(view(along(line, *sizes), failed=[1024])) == [768]
+    assert trial_rules.bisect_memory(view(along(line, *sizes), failed=[1024, 4096])) == [768]
+    assert trial_rules.bisect_memory(view(along(line, *sizes), failed=[300])) == []
+    assert trial_rules.bisect_memory(view(along(line, *sizes), failed=[520])) == []  # as good as met
+    assert trial_rules.bisect_memory(view(along(falling, *sizes), failed=[1024], left=1e4)) == []
+    assert trial_rules.bisect_memory(view(along(line, *sizes), failed=[1024], goal=LATENCY)) == []
+    assert trial_rules.bisect_memory(view({64: 9.0}, failed=[128], goal=Goal(latency_limit=1.0))) == []
+    assert trial_rules.bisect_memory(view(along(line, *sizes), failed=[1024], left=1.0)) == []
 
 
 def test_a_size_in_a_gap_that_ended_in_an_error_is_not_named_again() -> None:
     """The nearest that is open is, and with it the search ends: no size is prepared twice for nothing."""
     read = along(line, 1, 8, 64, 256, 512)
-    found = rules.bisect_memory(view(read, failed=[1024], closed=[768]))
+    found = trial_rules.bisect_memory(view(read, failed=[1024], closed=[768]))
     assert found
     assert found != [768]
     assert 512 < found[0] < 1024
@@ -131,7 +133,7 @@ def test_the_lowest_latency_of_a_long_ladder_is_found_in_a_few_visits() -> None:
 
     read: dict[int, float] = along(curve, 1, 8, 100)
     for _ in range(20):
-        found = rules.bisect_lowest(view(read, ladder=range(1, 101), goal=LATENCY, left=600.0))
+        found = trial_rules.bisect_lowest(view(read, ladder=range(1, 101), goal=LATENCY, left=600.0))
         if not found or found[0] in read:
             break
         read[found[0]] = curve(found[0])
@@ -141,9 +143,9 @@ def test_the_lowest_latency_of_a_long_ladder_is_found_in_a_few_visits() -> None:
 def test_the_lowest_latency_goes_on_as_long_as_it_is_as_low() -> None:
     """With nothing above known, a larger size is named that is believed to be as fast; and none without the budget."""
     read = {1: 0.1, 8: 0.1}
-    assert rules.bisect_lowest(view(read, goal=LATENCY))[0] > 8
-    assert rules.bisect_lowest(view(read, goal=LATENCY, left=0.5)) == []
-    assert rules.bisect_lowest(view(read)) == []
+    assert trial_rules.bisect_lowest(view(read, goal=LATENCY))[0] > 8
+    assert trial_rules.bisect_lowest(view(read, goal=LATENCY, left=0.5)) == []
+    assert trial_rules.bisect_lowest(view(read)) == []
 
 
 def test_an_unsure_end_of_the_lowest_latency_is_swept_again() -> None:
@@ -153,13 +155,13 @@ def test_an_unsure_end_of_the_lowest_latency_is_swept_again() -> None:
     """
     near, far = {1: 0.1, 64: 0.1049, 128: 0.2}, {1: 0.1, 64: 0.102, 128: 0.2}
     ladder = [1, 64, 128]
-    assert sorted(rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY))) == ladder
-    assert rules.bisect_lowest(view(far, ladder=ladder, goal=LATENCY)) == []
-    assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=5)) != []
-    assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=6)) == []
+    assert sorted(trial_rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY))) == ladder
+    assert trial_rules.bisect_lowest(view(far, ladder=ladder, goal=LATENCY)) == []
+    assert trial_rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=5)) != []
+    assert trial_rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, visits=6)) == []
     exact = Goal(objective="latency", tolerance=0.0)
-    assert rules.bisect_lowest(view({1: 0.1, 64: 0.3}, ladder=[], goal=exact)) == []
-    assert rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, closed=[64])) == []
+    assert trial_rules.bisect_lowest(view({1: 0.1, 64: 0.3}, ladder=[], goal=exact)) == []
+    assert trial_rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, closed=[64])) == []
 
 
 # --- all of them ---------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def test_an_unsure_end_of_the_lowest_latency_is_swept_again() -> None:
 def test_nothing_is_named_where_the_answer_is_known() -> None:
     """A steep fall after 1, all visited twice: nothing is left to find."""
     read = along(falling, *POWERS)
-    assert rules.next_visits(view(read)) == []
+    assert trial_rules.next_trials(view(read)) == []
 
 
 @pytest.mark.parametrize("goal", [Goal(), LATENCY, Goal(latency_limit=0.3)])
@@ -185,9 +187,9 @@ def test_whatever_is_named_is_open_and_affordable(goal: Goal, left: float, exten
             for n in sizes
         }
         found = view(read, goal=goal, left=left, extends=extends, closed=closed)
-        named = rules.next_visits(found)
+        named = trial_rules.next_trials(found)
         assert len(set(named)) == len(named)
         assert not set(named) & set(closed)
         if not extends:
             assert set(named) <= set(POWERS)
-        assert all(10 * found.steps[found.place(n)] <= left for n in named if n in found.sizes)
+        assert all(10 * found.step_seconds[found.place(n)] <= left for n in named if n in found.sizes)

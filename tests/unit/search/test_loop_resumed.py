@@ -10,7 +10,7 @@ import pytest
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Recorder, Timing
-from cubatch.search.walk import Event
+from cubatch.search.events import Event
 from cubatch.tuning import answer, ladder
 from cubatch.tuning.store import open_run
 from tests.fakes import FakeDevice, affine
@@ -26,13 +26,13 @@ def test_a_kill_at_any_point_loses_nothing(count: int, *, adds: bool) -> None:
     more: dict[str, Any] = {"extend": functools.partial(ladder.between, steps=steps)} if adds else {}
     book = Recorder()
     try:
-        go(device, steps, keep=book, progress=stop_after(count), **more)
+        go(device, steps, keeper=book, progress=stop_after(count), **more)
     except KeyboardInterrupt:
         assert len(book.measured.timings) == count
         assert "interrupted" in statuses(book.measured).values()
     kept = book.measured
     added = Recorder()
-    whole = go(device, steps, kept=kept, keep=added, **more)
+    whole = go(device, steps, earlier=kept, keeper=added, **more)
     before = {(timing.batch_size, timing.round) for timing in kept.timings}
     new = [(timing.batch_size, timing.round) for timing in added.measured.timings]
     assert not before & set(new)
@@ -56,13 +56,13 @@ def test_a_finished_run_makes_no_runner() -> None:
         )
     ]
     kept = Measured(outcomes=tuple(outcomes), seconds_spent=5.0)
-    assert go(lambda: pytest.fail("a runner was made"), given(), kept=kept) == kept
+    assert go(lambda: pytest.fail("a runner was made"), given(), earlier=kept) == kept
 
 
 def test_interrupted_is_not_final() -> None:
     """A size that Ctrl-C cut off is measured to its end."""
     kept = Measured(timings=(Timing(batch_size=8, round=0, seconds=0.02),), outcomes=(Outcome(8, "interrupted"),))
-    measured = go(FakeDevice(FLAT), given(8), kept=kept)
+    measured = go(FakeDevice(FLAT), given(8), earlier=kept)
     assert statuses(measured) == {8: "ok"}
     assert len(measured.timings) > 3
 
@@ -70,11 +70,11 @@ def test_interrupted_is_not_final() -> None:
 def test_the_budget_bounds_the_sum_over_resumes() -> None:
     """59.9 of 60 s are gone: a tenth of a second is left, and a visit that it does not hold is not begun."""
     kept = Measured(timings=(Timing(batch_size=1, round=0, seconds=0.02),), seconds_spent=59.9)
-    measured = go(FakeDevice(FLAT, noise=0.3), given(), kept=kept)
+    measured = go(FakeDevice(FLAT, noise=0.3), given(), earlier=kept)
     assert 59.9 <= measured.seconds_spent < 60.1
     assert "not_run" in statuses(measured).values()
     spent = Measured(timings=kept.timings, seconds_spent=60.0)
-    measured = go(lambda: pytest.fail("a runner was made"), given(), kept=spent)
+    measured = go(lambda: pytest.fail("a runner was made"), given(), earlier=spent)
     assert measured.seconds_spent == 60.0
 
 
@@ -84,7 +84,7 @@ def test_an_interrupt_keeps_everything_and_goes_on_up(error: type[BaseException]
     book = Recorder()
     sessions = Sessions(FakeDevice(FLAT, noise=0.05))
     with pytest.raises(error):
-        go(sessions, given(), keep=book, progress=stop_after(7, error))
+        go(sessions, given(), keeper=book, progress=stop_after(7, error))
     assert len(book.measured.timings) == 7
     assert set(statuses(book.measured).values()) == {"interrupted"}
     assert outcome_of(book.measured, 128).stop_reason == "interrupted after 0 timings"
@@ -101,7 +101,7 @@ def test_each_timing_is_kept_as_it_is_taken() -> None:
             last = book.measured.timings[-1]
             assert (last.batch_size, last.round) == (event.batch_size, event.round)
 
-    go(FakeDevice(FLAT), given(), keep=book, progress=progress)
+    go(FakeDevice(FLAT), given(), keeper=book, progress=progress)
     assert book.measured.timings
 
 
@@ -114,7 +114,7 @@ def test_seconds_are_kept_after_every_visit() -> None:
             told.append((len(self.measured.timings), seconds))
             super().spent(seconds)
 
-    measured = go(FakeDevice(FLAT), given(), keep=Keeps())
+    measured = go(FakeDevice(FLAT), given(), keeper=Keeps())
     assert len(told) > len(SIZES)
     assert told == sorted(told)
     assert told[-1] == (len(measured.timings), measured.seconds_spent)
@@ -128,7 +128,7 @@ def test_a_larger_budget_reopens_what_was_not_run_and_added_sizes_stay(tmp_path:
     extend = functools.partial(ladder.between, steps=steps)
     with open_run(**asked, budget=15.0) as run:
         run.save_ladder(steps, {})
-        first = go(device, steps, kept=run.kept, keep=run, budget=15.0, extend=extend)
+        first = go(device, steps, earlier=run.kept, keeper=run, budget=15.0, extend=extend)
         run.finish()
     assert "not_run" in statuses(first).values()
     with open_run(**asked, budget=15.0) as run:
@@ -138,7 +138,7 @@ def test_a_larger_budget_reopens_what_was_not_run_and_added_sizes_stay(tmp_path:
         assert not run.finished
         assert run.ladder is not None
         assert run.kept.timings == first.timings
-        second = go(device, run.ladder, kept=run.kept, keep=run, budget=300.0, extend=extend)
+        second = go(device, run.ladder, earlier=run.kept, keeper=run, budget=300.0, extend=extend)
         run.finish()
     assert "not_run" not in statuses(second).values()
     assert second.timings[: len(first.timings)] == first.timings
@@ -155,7 +155,7 @@ def test_a_kept_leader_that_no_longer_fits_leaves_the_answer_to_the_others() -> 
     device = FakeDevice(affine(1e-3, 1e-5), noise=0.002)
     kept = tuple(go(device, given()).timings)
     most = max(timing.batch_size for timing in kept)
-    measured = go(device, [Candidate(n, over_limit=n == most) for n in SIZES], kept=Measured(timings=kept))
+    measured = go(device, [Candidate(n, over_limit=n == most) for n in SIZES], earlier=Measured(timings=kept))
     statuses = {outcome.batch_size: outcome.status for outcome in measured.outcomes}
     assert statuses[most] == "over_limit"
     assert "ok" in {status for n, status in statuses.items() if n != most}

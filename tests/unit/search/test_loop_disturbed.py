@@ -50,7 +50,7 @@ def test_a_fallen_clock_is_throttling_even_if_the_device_does_not_say_so() -> No
     assert {t.throttled for t in measured.timings if t.sm_clock_mhz == 750.0} == {True}
     assert {t.throttled for t in measured.timings if t.sm_clock_mhz == 1500.0} <= {False}
     kept = Measured(timings=(Timing(batch_size=8, round=0, seconds=0.02, sm_clock_mhz=3000.0),))
-    again = go(FakeDevice(FLAT, noise=0.05), given(8, 16), kept=kept)
+    again = go(FakeDevice(FLAT, noise=0.05), given(8, 16), earlier=kept)
     assert {timing.throttled for timing in again.timings[1:]} == {True}
 
 

@@ -104,7 +104,7 @@ def test_what_was_behind_a_fallen_leader_gets_its_chance() -> None:
     later = [Timing(batch_size=128, round=PER_VISIT + number, seconds=0.0205) for number in range(9)]
     slow = Measured(timings=(*first, *later))
     goal = Goal(latency_limit=0.0203)
-    measured = go(FakeDevice(RISES), given(), kept=slow, goal=goal)
+    measured = go(FakeDevice(RISES), given(), earlier=slow, goal=goal)
     assert statuses(measured)[128] == "over_limit"
     assert answer.answer(given(), measured, goal=goal, setting={}).batch_size == 64
 
@@ -117,7 +117,7 @@ def test_what_was_dropped_against_a_leader_that_fell_is_open_again() -> None:
         timings=(*first, *later), outcomes=(Outcome(32, "dropped", "behind 128"), Outcome(64, "dropped", "behind 128"))
     )
     goal = Goal(latency_limit=0.0203)
-    measured = go(FakeDevice(affine(0.0195, 8e-6)), given(32, 64, 128), kept=kept, goal=goal)
+    measured = go(FakeDevice(affine(0.0195, 8e-6)), given(32, 64, 128), earlier=kept, goal=goal)
     assert statuses(measured) == {32: "dropped", 64: "ok", 128: "over_limit"}
     assert measured.of(32), "it was never read, and is looked at now"
     assert answer.answer(given(32, 64, 128), measured, goal=goal, setting={}).batch_size == 64
@@ -269,7 +269,7 @@ def test_whatever_ends_a_run_from_outside_leaves_it_interrupted(error: type[Base
     """Also an error of `progress`: it comes out as it is, is no fault of a size's, and all that was read is kept."""
     book, sessions = Recorder(), Sessions(FakeDevice(FLAT, noise=0.05))
     with pytest.raises(error):
-        go(sessions, given(), keep=book, progress=stop_after(7, error))
+        go(sessions, given(), keeper=book, progress=stop_after(7, error))
     assert len(book.measured.timings) == 7
     assert set(statuses(book.measured).values()) == {"interrupted"}
     assert sessions.opened[0].closed

@@ -15,10 +15,10 @@ from cubatch.errors import EnergyNotAvailable, TimedOut
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Measured, Recorder, Timing
 from cubatch.measure.stopwatch import MIN_SPAN_SECONDS
-from cubatch.search import walk
+from cubatch.search import loop
+from cubatch.search.events import Event
 from cubatch.search.noise import usable
-from cubatch.search.rules import MOST_TRIALS
-from cubatch.search.walk import Event
+from cubatch.search.trial_rules import MOST_TRIALS
 from cubatch.tuning import answer
 from tests.fakes import ColdStart, Drift, FakeDevice, FakeRunner, affine
 from tests.unit.search.walking import (
@@ -136,7 +136,7 @@ def test_a_size_is_dropped_only_where_the_readings_are_sure(scatter: float, stat
         for number in range(9)
     ]
     kept = Measured(timings=tuple(timings), seconds_spent=60.0)
-    measured = go(lambda: pytest.fail("nothing is left to measure with"), given(64, 96), kept=kept)
+    measured = go(lambda: pytest.fail("nothing is left to measure with"), given(64, 96), earlier=kept)
     assert statuses(measured) == {64: "ok", 96: status}
     assert outcome_of(measured, 64).facts == {"limit": "budget"}
 
@@ -167,7 +167,7 @@ def test_events_tell_the_story() -> None:
     timings = [(event.batch_size, event.round) for event in events if event.kind == "timing"]
     assert timings == [(timing.batch_size, timing.round) for timing in measured.timings]
     assert sorted(event.batch_size or 0 for event in events if event.kind == "outcome") == [1, 128]
-    assert any(event.kind == "round" and event.message.startswith("sweep 1: ") for event in events)
+    assert any(event.kind == "round" and event.message.startswith("round 1: ") for event in events)
     assert (events[-1].kind, events[-1].total) == ("end", 60.0)
     assert events[-1].done == pytest.approx(measured.seconds_spent)
     assert all(before.seconds_left >= after.seconds_left for before, after in pairwise(events))
@@ -216,7 +216,7 @@ def test_energy_without_readings_ends_after_one_visit() -> None:
     """It does not spend the budget first."""
     taken = Recorder()
     with pytest.raises(EnergyNotAvailable):
-        go(FakeDevice(FLAT), given(), goal=Goal(objective="energy"), keep=taken)
+        go(FakeDevice(FLAT), given(), goal=Goal(objective="energy"), keeper=taken)
     assert {(timing.batch_size, timing.round // PER_VISIT) for timing in taken.measured.timings} == {(1, 0)}
 
 
@@ -241,7 +241,7 @@ def test_nothing_is_imported_while_measuring() -> None:
     """Some modules swallow a Ctrl-C that comes while they are imported, as numpy.random does: measuring would go on."""
     script = """
         import sys
-        from cubatch.search.walk import Candidate, Goal, measure
+        from cubatch.search.loop import Candidate, Goal, measure
         from tests.fakes import FakeDevice, affine
 
         before = set(sys.modules)
@@ -258,6 +258,6 @@ def test_nothing_is_imported_while_measuring() -> None:
 
 def test_is_out_of_memory_and_goal_are_at_hand_for_workers() -> None:
     """The names that runners of other processes need come with the profiler."""
-    assert walk.is_out_of_memory(MemoryError())
-    assert walk.Goal is Goal
+    assert loop.is_out_of_memory(MemoryError())
+    assert loop.Goal is Goal
     assert str(TimedOut("a step", 30.0)) == "a step did not come back within 30.0 s"

@@ -53,7 +53,7 @@ def test_added_sizes_are_told_to_the_keeper_and_are_multiples() -> None:
     """Each size that the search adds to the ladder is kept once, is a multiple of 8, and says between which it lies."""
     device = FakeDevice(lambda n: 0.02 + 1e-3 * n * (0.8 if 200 < n <= 240 else 1.0))
     book = Recorder()
-    measured, _ = seek(device, given(8, 64, 128, 256, 512), keep=book, multiple=8)
+    measured, _ = seek(device, given(8, 64, 128, 256, 512), keeper=book, multiple=8)
     sizes = [candidate.batch_size for candidate in measured.added]
     assert sizes
     assert len(sizes) == len(set(sizes))

@@ -18,32 +18,32 @@ def line(n: int) -> float:
 
 def probabilities(found) -> dict[int, float]:
     """How likely each size may be visited with success."""
-    return dict(zip(found.sizes, found.allowed.tolist(), strict=True))
+    return dict(zip(found.sizes, found.feasibility.tolist(), strict=True))
 
 
 def test_the_answer_is_the_smallest_within_the_tolerance_of_the_fastest() -> None:
     """Rates of 90, 99.5 and 100: within 1 % the middle one; by latency the lowest, or the largest as low."""
     steps = {90: 1.0, 199: 2.0, 300: 3.0}
     found = view(steps, ladder=[])
-    assert (found.answer, found.fastest) == (199, 300)
+    assert (found.recommended, found.fastest) == (199, 300)
     found = view({1: 1.0, 8: 1.005, 16: 1.2}, goal=Goal(objective="latency"), ladder=[])
-    assert (found.answer, found.fastest) == (8, 1)
+    assert (found.recommended, found.fastest) == (8, 1)
 
 
 def test_sizes_over_the_latency_limit_are_no_answer() -> None:
     """A median of 3 s is above 2.5 s; where all are, there is no answer and no field."""
     found = view({100: 2.0, 300: 3.0}, goal=Goal(latency_limit=2.5), ladder=[])
-    assert (found.answer, found.fastest) == (100, 100)
+    assert (found.recommended, found.fastest) == (100, 100)
     nothing = view({300: 3.0}, goal=Goal(latency_limit=2.5), ladder=[])
-    assert (nothing.answer, nothing.fastest) == (None, None)
+    assert (nothing.recommended, nothing.fastest) == (None, None)
     with pytest.raises(ValueError, match="no measured size"):
-        nothing.field  # noqa: B018
+        nothing.acquisition_inputs  # noqa: B018
 
 
 def test_a_size_that_was_read_and_then_ran_out_of_memory_is_no_answer() -> None:
     """An older run may have kept both; what it read still tells of the others."""
     found = view(along(line, 64, 512), ladder=[], failed=[512])
-    assert (found.answer, found.fastest) == (64, 64)
+    assert (found.recommended, found.fastest) == (64, 64)
     assert 512 in found.sizes
 
 
@@ -53,11 +53,11 @@ def test_energy_has_an_answer_of_its_own_and_seconds_of_its_own() -> None:
     read = {8: record(8, 2.0, goal=goal, joules=8.0), 32: record(32, 4.0, goal=goal, joules=64.0)}
     read[64] = record(64, 5.0, goal=goal)
     found = view(read, goal=goal, ladder=[], extends=False)
-    assert found.answer == 8
-    assert 64 not in found.read
-    assert np.exp(found.belief.mean[found.place(32)]) == pytest.approx(64.0, rel=0.01)
-    assert found.steps[found.place(32)] == pytest.approx(4.0, rel=0.02)
-    assert found.visit_seconds[found.place(8)] == pytest.approx(20.0, rel=0.02)
+    assert found.recommended == 8
+    assert 64 not in found.measured
+    assert np.exp(found.posterior.mean[found.place(32)]) == pytest.approx(64.0, rel=0.01)
+    assert found.step_seconds[found.place(32)] == pytest.approx(4.0, rel=0.02)
+    assert found.trial_seconds[found.place(8)] == pytest.approx(20.0, rel=0.02)
 
 
 def test_sizes_are_those_of_the_ladder_and_openings_beside_them() -> None:
@@ -105,7 +105,7 @@ def test_a_size_runs_as_likely_as_it_keeps_the_latency_limit() -> None:
     allowed = probabilities(found)
     assert (allowed[1], allowed[64], allowed[512]) == (1.0, 1.0, 0.0)
     place = found.place(250)
-    z = (math.log(line(256)) - found.belief.mean[place]) / found.belief.sd[place]
+    z = (math.log(line(256)) - found.posterior.mean[place]) / found.posterior.sd[place]
     assert allowed[250] == pytest.approx(0.5 * (1 + math.erf(z / math.sqrt(2))), rel=1e-6)
     assert allowed[16] > 0.999 > allowed[250] > allowed[256] > allowed[320]
 
@@ -115,8 +115,9 @@ def test_what_the_budget_does_not_hold_is_not_expected_unless_it_was_read() -> N
     found = view(along(line, 1, 8, 64, 512), left=1.0)
     allowed = probabilities(found)
     assert allowed[512] == 1.0
-    assert all((p == 0.0) == (10 * s > 1.0) for n, p, s in zip(found.sizes, allowed.values(), found.steps, strict=True)
-               if n not in found.read)  # fmt: skip
+    rows = zip(found.sizes, allowed.values(), found.step_seconds, strict=True)
+    assert all((p == 0.0) == (10 * s > 1.0) for n, p, s in rows
+               if n not in found.measured)  # fmt: skip
     assert found.affordable(1)
     assert not found.affordable(512)
     assert not found.affordable(1, 0.5)
@@ -134,7 +135,7 @@ def test_the_field_is_worth_what_the_goal_says() -> None:
     found = view(read)
     assert found.gain(64) == pytest.approx(math.log(64 / line(64) * line(512) / 512), abs=0.01)
     assert found.gain(512) == 0.0
-    assert found.sizes[found.field.answer] == 512
+    assert found.sizes[found.acquisition_inputs.recommended] == 512
     latency = view(read, goal=Goal(objective="latency"))
     assert latency.gain(64) == pytest.approx(math.log(line(1) / line(64)), abs=0.01)
-    assert found.lost.tolist() == view(read).lost.tolist()
+    assert found.losses.tolist() == view(read).losses.tolist()

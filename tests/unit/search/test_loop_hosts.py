@@ -13,7 +13,7 @@ from benchmarks.search.hosts import Host, Ratios, Session
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, by_trial
 from cubatch.measure.runner import Reading
-from cubatch.search.walk import LEAST_REFERENCE_SECONDS
+from cubatch.search.loop import LEAST_REFERENCE_SECONDS
 from cubatch.tuning.results import TuningResult
 from tests.unit.search.walking import seek
 
@@ -169,7 +169,7 @@ def test_a_resumed_run_holds_the_same_reference() -> None:
     first, _ = seek(open_session, 256, goal=Goal(), budget=1.5)
     held = {timing.reference_batch_size for timing in first.timings} - {None}
     kept = attrs.evolve(first, outcomes=())
-    whole, _ = seek(open_session, 256, goal=Goal(), budget=60.0, kept=kept)
+    whole, _ = seek(open_session, 256, goal=Goal(), budget=60.0, earlier=kept)
     assert len(held) == 1
     assert opened[1].prepared[0] in held
     assert {timing.reference_batch_size for timing in whole.timings[len(first.timings) :]} == held

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.search import belief
-from cubatch.search.belief import Seen, believe
+from cubatch.search import curve_posterior
+from cubatch.search.curve_posterior import SizeEstimate, fit_curve
 
 SURE = 1e-8  # variance of a reading of one part in ten thousand
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -22,9 +22,9 @@ def line(overhead: float, work: float) -> Callable[[int], float]:
     return lambda n: overhead + work * n
 
 
-def read(curve: Callable[[int], float], *sizes: int, variance: float = SURE) -> list[Seen]:
+def read(curve: Callable[[int], float], *sizes: int, variance: float = SURE) -> list[SizeEstimate]:
     """Readings without an error."""
-    return [Seen(n, math.log(curve(n)), variance) for n in sizes]
+    return [SizeEstimate(n, math.log(curve(n)), variance) for n in sizes]
 
 
 def log_of(curve: Callable[[int], float], sizes: Sequence[int]) -> np.ndarray:
@@ -43,7 +43,7 @@ def prior(a: int, b: int, smooth: float, teeth: float) -> float:
 
 
 def textbook(
-    seen: Sequence[Seen], sizes: Sequence[int], smooth: float, teeth: float, shape: Callable[[int], float]
+    seen: Sequence[SizeEstimate], sizes: Sequence[int], smooth: float, teeth: float, shape: Callable[[int], float]
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Mean, covariance and log evidence of one process (Rasmussen and Williams, algorithm 2.1), by loops."""
     count = len(seen)
@@ -72,13 +72,23 @@ def textbook(
 def only(monkeypatch: pytest.MonkeyPatch, *processes: tuple[float, float], knees: Sequence[float]) -> None:
     """Leave so many pairs of smooth misfit and teeth, all equally likely, and these knees."""
     smooth, teeth = zip(*processes, strict=True)
-    monkeypatch.setattr(belief, "SMOOTH", tuple((size, 1 / len(smooth)) for size in dict.fromkeys(smooth)))
-    monkeypatch.setattr(belief, "TEETH", tuple((size, 1 / len(teeth)) for size in dict.fromkeys(teeth)))
-    monkeypatch.setattr(belief, "KNEES", np.array(knees, dtype=float))
+    monkeypatch.setattr(curve_posterior, "SMOOTH", tuple((size, 1 / len(smooth)) for size in dict.fromkeys(smooth)))
+    monkeypatch.setattr(curve_posterior, "STEPS", tuple((size, 1 / len(teeth)) for size in dict.fromkeys(teeth)))
+    monkeypatch.setattr(curve_posterior, "KNEES", np.array(knees, dtype=float))
 
 
-NOISY = [Seen(1, 0.7, 0.01), Seen(8, 1.1, 0.003), Seen(32, 1.6, 0.002), Seen(100, 2.9, 0.02)]
-NEAR = [Seen(1, 3.20, 0.002), Seen(8, 3.55, 0.002), Seen(32, 4.00, 0.002), Seen(100, 4.85, 0.002)]
+NOISY = [
+    SizeEstimate(1, 0.7, 0.01),
+    SizeEstimate(8, 1.1, 0.003),
+    SizeEstimate(32, 1.6, 0.002),
+    SizeEstimate(100, 2.9, 0.02),
+]
+NEAR = [
+    SizeEstimate(1, 3.20, 0.002),
+    SizeEstimate(8, 3.55, 0.002),
+    SizeEstimate(32, 4.00, 0.002),
+    SizeEstimate(100, 4.85, 0.002),
+]
 ASKED = (1, 3, 8, 24, 100, 900)
 
 
@@ -90,7 +100,7 @@ def test_one_process_is_that_of_the_textbook(monkeypatch: pytest.MonkeyPatch, sm
     """
     only(monkeypatch, (smooth, teeth), knees=[16.0])
     mean, covariance, _ = textbook(NOISY, ASKED, smooth, teeth, lambda n: math.log(16 + n))
-    found = believe(NOISY, ASKED)
+    found = fit_curve(NOISY, ASKED)
     assert found.mean == pytest.approx(mean, abs=1e-7)
     assert found.covariance == pytest.approx(covariance, abs=1e-7)
     assert found.sd == pytest.approx(np.sqrt(np.diag(covariance)), abs=1e-6)
@@ -115,7 +125,7 @@ def test_a_mixture_is_weighted_by_its_evidence(monkeypatch: pytest.MonkeyPatch) 
         for weight, part in zip(weights, parts, strict=True)
     )
     assert weights.min() > 0.01  # each of them matters
-    found = believe(NEAR, ASKED)
+    found = fit_curve(NEAR, ASKED)
     assert found.mean == pytest.approx(mean, abs=1e-6)
     assert found.covariance == pytest.approx(covariance, abs=1e-6)
 
@@ -128,26 +138,31 @@ def test_shapes_are_weighted_by_what_they_are_beforehand(monkeypatch: pytest.Mon
     likely, which is 0.1 %.
     """
     only(monkeypatch, (0.1, 0.02), knees=[4.0, 64.0])
-    monkeypatch.setattr(belief, "SCALE", 100.0)
+    monkeypatch.setattr(curve_posterior, "SCALE", 100.0)
     (seen,) = read(line(1.0, 0.0), 8)
     ratios = [math.log((4 + 32) / (4 + 8)), math.log((64 + 32) / (64 + 8))]
-    found = believe([seen], [32])
+    found = fit_curve([seen], [32])
     assert found.mean[0] == pytest.approx(0.5 * ratios[0] + 0.5 * ratios[1], abs=2e-3)
 
 
 def test_processes_are_weighted_by_what_they_are_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single reading tells no size of misfit from another: the variance at a far size is that of their mean."""
-    monkeypatch.setattr(belief, "KNEES", np.array([16.0]))
-    monkeypatch.setattr(belief, "SMOOTH", ((0.1, 0.8), (0.4, 0.2)))
-    monkeypatch.setattr(belief, "TEETH", ((0.05, 0.3), (0.2, 0.7)))
-    found = believe(read(line(1.0, 0.0), 1), [2**40])
+    monkeypatch.setattr(curve_posterior, "KNEES", np.array([16.0]))
+    monkeypatch.setattr(curve_posterior, "SMOOTH", ((0.1, 0.8), (0.4, 0.2)))
+    monkeypatch.setattr(curve_posterior, "STEPS", ((0.05, 0.3), (0.2, 0.7)))
+    found = fit_curve(read(line(1.0, 0.0), 1), [2**40])
     expected = 2 * (0.8 * 0.1**2 + 0.2 * 0.4**2 + 0.3 * 0.05**2 + 0.7 * 0.2**2)  # of the two ends' misfits
     assert found.sd[0] ** 2 == pytest.approx(expected, rel=0.02)
 
 
 def test_the_weights_beforehand_are_probabilities() -> None:
     """Whatever the sizes are called, one of each is the case."""
-    for sizes in (belief.SMOOTH, belief.TEETH, belief.HOST_SMOOTH, belief.HOST_TEETH):
+    for sizes in (
+        curve_posterior.SMOOTH,
+        curve_posterior.STEPS,
+        curve_posterior.HOST_SMOOTH,
+        curve_posterior.HOST_STEPS,
+    ):
         assert math.fsum(weight for _, weight in sizes) == pytest.approx(1.0)
 
 
@@ -166,8 +181,8 @@ def test_a_size_that_was_read_well_is_what_was_read(knee: float, sizes: list[int
     variance times that many, which 10 of its own deviations hold.
     """
     curve = line(1.0, 2.0**-knee)
-    seen = [Seen(n, math.log(curve(n)) + e, SURE) for n, e in zip(sizes, errors, strict=False)]
-    found = believe(seen, sizes)
+    seen = [SizeEstimate(n, math.log(curve(n)) + e, SURE) for n, e in zip(sizes, errors, strict=False)]
+    found = fit_curve(seen, sizes)
     wanted = {one.batch_size: one.log_cost for one in seen}
     assert found.sizes.tolist() == sorted(sizes)
     assert found.mean == pytest.approx([wanted[n] for n in sorted(sizes)], abs=10 * math.sqrt(SURE))
@@ -178,7 +193,7 @@ def test_a_size_that_was_read_well_is_what_was_read(knee: float, sizes: list[int
 def test_a_line_is_continued_within_its_doubt(knee: float) -> None:
     """Read at 1, 8 and 64, also a knee that is none of the shapes' is met at sizes 8 times beyond, and between."""
     curve, asked = line(knee, 1.0), (2, 4, 16, 32, 128, 256, 512)
-    found = believe(read(curve, 1, 8, 64, variance=1e-6), asked)
+    found = fit_curve(read(curve, 1, 8, 64, variance=1e-6), asked)
     off = np.abs(found.mean - log_of(curve, asked))
     assert np.all(off <= found.sd)
     assert off.max() <= 0.1  # and the doubt is not bought by saying nothing
@@ -194,14 +209,14 @@ def test_the_unit_does_not_matter(scale: float) -> None:
     by a share of the doubt, of which a tenth is allowed.
     """
     curve = line(3.0, 0.2)
-    found, scaled = (believe(read(c, 1, 8, 64), SIZES) for c in (curve, lambda n: scale * curve(n)))
+    found, scaled = (fit_curve(read(c, 1, 8, 64), SIZES) for c in (curve, lambda n: scale * curve(n)))
     assert np.all(np.abs(scaled.mean - found.mean - math.log(scale)) <= 1e-5 + 0.1 * found.sd)
     assert scaled.sd == pytest.approx(found.sd, rel=0.1)
 
 
 def test_doubt_grows_away_from_readings() -> None:
     """Between two readings it is largest in the middle octaves, and beyond the last it rises with every octave."""
-    found = believe(read(line(16, 1), 1, 8, 512), [1, 2, 8, 16, 64, 256, 512, 1024, 4096, 2**14])
+    found = fit_curve(read(line(16, 1), 1, 8, 512), [1, 2, 8, 16, 64, 256, 512, 1024, 4096, 2**14])
     sd = dict(zip(found.sizes.tolist(), found.sd, strict=True))
     assert sd[1] < sd[2]
     assert sd[8] < sd[16] < sd[64]
@@ -212,13 +227,13 @@ def test_doubt_grows_away_from_readings() -> None:
 def test_more_readings_leave_less_doubt_beside_them() -> None:
     """The surer a reading, the surer are its neighbors; a second size beside them helps too."""
     curve = line(16, 1)
-    rough, fine = (believe(read(curve, 8, 64, variance=v), [20]).sd[0] for v in (1e-2, 1e-6))
-    assert believe(read(curve, 8, 24, 64, variance=1e-6), [20]).sd[0] < fine < rough
+    rough, fine = (fit_curve(read(curve, 8, 64, variance=v), [20]).sd[0] for v in (1e-2, 1e-6))
+    assert fit_curve(read(curve, 8, 24, 64, variance=1e-6), [20]).sd[0] < fine < rough
 
 
 def test_neighbors_move_together_and_far_sizes_do_not() -> None:
     """What a reading of 64 would teach is more of 65 than of 512."""
-    found = believe(read(line(16, 1), 1, 8), [64, 65, 512])
+    found = fit_curve(read(line(16, 1), 1, 8), [64, 65, 512])
     scaled = found.covariance / np.outer(found.sd, found.sd)
     assert scaled[0, 1] > 0.9
     assert scaled[0, 2] < scaled[0, 1]
@@ -233,6 +248,6 @@ def test_where_there_are_teeth_more_of_them_are_expected() -> None:
     """
     sizes = (64, 72, 80, 88, 96, 104, 112)
     smooth = read(line(16, 1), *sizes, variance=1e-6)
-    toothed = [Seen(s.batch_size, s.log_cost + 0.1 * (place % 2), 1e-6) for place, s in enumerate(smooth)]
-    doubt = {name: believe(seen, [84, 92]).sd.max() for name, seen in (("line", smooth), ("teeth", toothed))}
+    toothed = [SizeEstimate(s.batch_size, s.log_cost + 0.1 * (place % 2), 1e-6) for place, s in enumerate(smooth)]
+    doubt = {name: fit_curve(seen, [84, 92]).sd.max() for name, seen in (("line", smooth), ("teeth", toothed))}
     assert doubt["teeth"] > 5 * doubt["line"]

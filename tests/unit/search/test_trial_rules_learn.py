@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
-from cubatch.search import race, rules
+from cubatch.search import acquisition, trial_rules
 from cubatch.search.noise import Record
 from tests.fakes import FakeDevice, affine, cliff
 from tests.unit.search.searching import LATENCY, go, line
@@ -18,7 +18,7 @@ from tests.unit.situations import POWERS, record, view
 # --- learn ---------------------------------------------------------------------------------------------------
 
 
-CHEAP: dict[str, Any] = {"ladder": (*POWERS, 1024), "visit_seconds": lambda n, step: step}
+CHEAP: dict[str, Any] = {"ladder": (*POWERS, 1024), "trial_seconds": lambda n, step: step}
 
 
 def rising() -> dict[int, float | Record]:
@@ -29,45 +29,47 @@ def rising() -> dict[int, float | Record]:
 def test_learn_visits_what_promises_most_for_its_seconds() -> None:
     """The same gains per second, worked out by hand from what the race says of each size."""
     found = view(rising(), **CHEAP)
-    gains = race.learning(
-        found.field, np.full(len(found.sizes), found.noise.variance(5)), np.isin(found.sizes, [1, 8, 64, 512])
+    gains = acquisition.knowledge_gradient(
+        found.acquisition_inputs,
+        np.full(len(found.sizes), found.noise.variance(5)),
+        np.isin(found.sizes, [1, 8, 64, 512]),
     )
-    rates = {n: gain / step for n, gain, step in zip(found.sizes, gains, found.steps, strict=True)}
+    rates = {n: gain / step for n, gain, step in zip(found.sizes, gains, found.step_seconds, strict=True)}
     best = max(rates, key=rates.__getitem__)
-    assert best not in found.read
-    assert rules.learn(found) == [best]
-    assert rules.learn(view(rising(), **CHEAP, closed=[best])) != [best]
+    assert best not in found.measured
+    assert trial_rules.learn(found) == [best]
+    assert trial_rules.learn(view(rising(), **CHEAP, closed=[best])) != [best]
 
 
 def test_what_breaks_the_limit_is_nothing_to_compare_with() -> None:
     """512 is the best that was read and takes too long: what lies between it and 64 still promises much."""
-    (size,) = rules.learn(view(rising(), **CHEAP, goal=Goal(latency_limit=0.3)))
+    (size,) = trial_rules.learn(view(rising(), **CHEAP, goal=Goal(latency_limit=0.3)))
     assert 64 < size < 512
 
 
 def test_learn_names_only_what_the_budget_holds() -> None:
     """With a second left, 1024 is not visited."""
-    assert rules.learn(view(rising(), **CHEAP)) == [1024]
-    assert rules.learn(view(rising(), **CHEAP, left=1.0)) != [1024]
+    assert trial_rules.learn(view(rising(), **CHEAP)) == [1024]
+    assert trial_rules.learn(view(rising(), **CHEAP, left=1.0)) != [1024]
 
 
 def test_learn_ends_where_the_answer_is_known() -> None:
     """A tolerance of 60 % leaves nothing to win, nor one of 6 % where trials cost nothing."""
-    assert rules.learn(view(rising(), **CHEAP)) != []
-    assert rules.learn(view(rising(), **CHEAP, goal=Goal(tolerance=0.6))) == []
-    free: dict[str, Any] = CHEAP | {"visit_seconds": lambda n, step: 1e-6}
-    assert rules.learn(view(rising(), **free, goal=Goal(tolerance=0.06))) == []
-    assert rules.learn(view({1: 9.0}, goal=Goal(latency_limit=1.0))) == []
-    assert rules.learn(view(rising(), **CHEAP, goal=LATENCY)) == []
+    assert trial_rules.learn(view(rising(), **CHEAP)) != []
+    assert trial_rules.learn(view(rising(), **CHEAP, goal=Goal(tolerance=0.6))) == []
+    free: dict[str, Any] = CHEAP | {"trial_seconds": lambda n, step: 1e-6}
+    assert trial_rules.learn(view(rising(), **free, goal=Goal(tolerance=0.06))) == []
+    assert trial_rules.learn(view({1: 9.0}, goal=Goal(latency_limit=1.0))) == []
+    assert trial_rules.learn(view(rising(), **CHEAP, goal=LATENCY)) == []
 
 
 def test_learn_ends_where_a_visit_is_not_worth_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials that take a hundred thousand times as long win the same: not worth it, unless much more may be lost."""
-    dear: dict[str, Any] = {"ladder": (*POWERS, 1024), "visit_seconds": lambda n, step: 1e5 * step, "left": 1e9}
-    assert rules.learn(view(rising(), **dear)) != []
-    monkeypatch.setattr(rules, "MUCH", 1e9)
-    assert rules.learn(view(rising(), **dear)) == []
-    assert rules.learn(view(rising(), **dear, budget=1e9)) != []
+    dear: dict[str, Any] = {"ladder": (*POWERS, 1024), "trial_seconds": lambda n, step: 1e5 * step, "left": 1e9}
+    assert trial_rules.learn(view(rising(), **dear)) != []
+    monkeypatch.setattr(trial_rules, "MUCH", 1e9)
+    assert trial_rules.learn(view(rising(), **dear)) == []
+    assert trial_rules.learn(view(rising(), **dear, budget=1e9)) != []
 
 
 def noisy(visits: int = 1) -> dict[int, float | Record]:
@@ -83,26 +85,26 @@ NOISY: dict[str, Any] = {
     "ladder": [],
     "extends": False,
     "goal": Goal(tolerance=0.0),
-    "visit_seconds": lambda n, step: 1e-3,
+    "trial_seconds": lambda n, step: 1e-3,
 }
 
 
 def test_contenders_are_swept_together_in_an_order_of_the_seed() -> None:
     """What is hardly told apart is visited again as a sweep, without the hopeless; another seed, another order."""
-    orders = {seed: tuple(rules.learn(view(noisy(6), seed=seed, **NOISY))) for seed in range(12)}
+    orders = {seed: tuple(trial_rules.learn(view(noisy(6), seed=seed, **NOISY))) for seed in range(12)}
     assert {tuple(sorted(order)) for order in orders.values()} == {(64, 200)}
     assert len(set(orders.values())) == 2
-    assert tuple(rules.learn(view(noisy(6), seed=3, **NOISY))) == orders[3]
-    later = {seed: tuple(rules.learn(view(noisy(7), seed=seed, **NOISY))) for seed in range(12)}
+    assert tuple(trial_rules.learn(view(noisy(6), seed=3, **NOISY))) == orders[3]
+    later = {seed: tuple(trial_rules.learn(view(noisy(7), seed=seed, **NOISY))) for seed in range(12)}
     assert any(later[seed] != order for seed, order in orders.items())  # each sweep has an order of its own
 
 
 def test_what_was_visited_often_is_not_visited_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that does not average away in so many visits will not in more: six of at most seven are not enough."""
-    monkeypatch.setattr(rules, "MOST_TRIALS", 7)
-    assert rules.learn(view(noisy(6), **NOISY)) != []
-    monkeypatch.setattr(rules, "MOST_TRIALS", 6)
-    assert rules.learn(view(noisy(6), **NOISY)) == []
+    monkeypatch.setattr(trial_rules, "MOST_TRIALS", 7)
+    assert trial_rules.learn(view(noisy(6), **NOISY)) != []
+    monkeypatch.setattr(trial_rules, "MOST_TRIALS", 6)
+    assert trial_rules.learn(view(noisy(6), **NOISY)) == []
 
 
 # --- confirm -------------------------------------------------------------------------------------------------
@@ -132,19 +134,19 @@ def test_a_cliff_is_found() -> None:
 def test_confirm_names_the_answer_until_it_has_two_trials() -> None:
     """256 is within the tolerance of 512 and is named alone, unless it is closed or too expensive."""
     once = {64: record(64, [[0.08] * 5]), 256: record(256, [[0.257] * 5]), 512: record(512, [[0.512] * 5])}
-    cheap: dict[str, Any] = {"visit_seconds": lambda n, step: 0.1, "ladder": []}
-    assert rules.confirm(view(once, **cheap)) == [256]
-    assert rules.confirm(view(once, **cheap, closed=[256])) == []
-    assert rules.confirm(view(once, **cheap, left=0.09)) == []
+    cheap: dict[str, Any] = {"trial_seconds": lambda n, step: 0.1, "ladder": []}
+    assert trial_rules.confirm(view(once, **cheap)) == [256]
+    assert trial_rules.confirm(view(once, **cheap, closed=[256])) == []
+    assert trial_rules.confirm(view(once, **cheap, left=0.09)) == []
     twice = {n: record(n, [[seconds] * 5] * 2) for n, seconds in ((64, 0.08), (256, 0.257), (512, 0.512))}
-    assert rules.confirm(view(twice, **cheap)) == []
-    assert rules.confirm(view({1: 9.0}, goal=Goal(latency_limit=1.0), **cheap)) == []
+    assert trial_rules.confirm(view(twice, **cheap)) == []
+    assert trial_rules.confirm(view({1: 9.0}, goal=Goal(latency_limit=1.0), **cheap)) == []
 
 
 @pytest.mark.parametrize(("trials", "each", "wanted"), [(1, 9, 1), (2, 2, 1), (1, 2, 3), (2, 3, 0), (6, 1, 0)])
 def test_confirm_asks_for_five_timings_in_two_trials_or_six_trials(trials: int, each: int, wanted: int) -> None:
     """An interval needs five timings; more than six trials would not narrow it."""
     found = view({8: record(8, 0.8, visits=2), 512: record(512, [[0.6] * each] * trials)}, ladder=[])
-    assert (found.answer, found.fastest) == (512, 512)
-    assert rules.timings_wanted(found, 512) == wanted
-    assert rules.timings_wanted(found, 8) == 0
+    assert (found.recommended, found.fastest) == (512, 512)
+    assert trial_rules.timings_wanted(found, 512) == wanted
+    assert trial_rules.timings_wanted(found, 8) == 0

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.search import race
-from cubatch.search.belief import Belief
+from cubatch.search import acquisition
+from cubatch.search.curve_posterior import CurvePosterior
 
 SIZES = (8, 16, 24, 32)
 
@@ -23,11 +23,11 @@ def field_of(
     answer: int = 0,
     tolerance: float = 0.0,
     allowed: list[float] | None = None,
-) -> race.Field:
+) -> acquisition.AcquisitionInputs:
     """A field of the first sizes; costs are what is not gained."""
     count = len(value)
-    belief = Belief(np.array(SIZES[:count]), -np.array(value), np.array(covariance, dtype=float))
-    return race.Field(belief, np.array(value), np.array(allowed or [1.0] * count), answer, tolerance)
+    belief = CurvePosterior(np.array(SIZES[:count]), -np.array(value), np.array(covariance, dtype=float))
+    return acquisition.AcquisitionInputs(belief, np.array(value), np.array(allowed or [1.0] * count), answer, tolerance)
 
 
 COVARIANCE = np.array([
@@ -44,7 +44,7 @@ def mean_above(z: float) -> float:
     return math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * math.erfc(z / math.sqrt(2)) / 2
 
 
-# --- losses --------------------------------------------------------------------------------------------------
+# --- draw_losses --------------------------------------------------------------------------------------------------
 
 
 def test_the_mean_loss_of_two_sizes_is_that_of_the_formula() -> None:
@@ -54,8 +54,8 @@ def test_the_mean_loss_of_two_sizes_is_that_of_the_formula() -> None:
     """
     field = field_of(VALUE[:2], COVARIANCE[:2, :2], tolerance=0.01)
     sd = math.sqrt(0.010 + 0.040 - 2 * 0.006)
-    lost = race.losses(field)
-    assert lost.shape == (race.DRAWS,)
+    lost = acquisition.draw_losses(field)
+    assert lost.shape == (acquisition.DRAWS,)
     assert lost.min() >= 0
     assert lost.mean() == pytest.approx(sd * mean_above((0.01 - 0.05) / sd), abs=4 * lost.std() / 16)
 
@@ -69,7 +69,7 @@ def test_the_mean_loss_of_four_sizes_is_that_of_many_draws() -> None:
     ahead = values - values[:, [answer]] - tolerance
     ahead = np.where(random.random(ahead.shape) < np.array(allowed), ahead, 0.0)
     expected = np.maximum(ahead, 0).max(axis=1).mean()
-    lost = race.losses(field)
+    lost = acquisition.draw_losses(field)
     assert lost.mean() == pytest.approx(expected, abs=4 * lost.std() / 16)
 
 
@@ -83,16 +83,16 @@ def test_nothing_is_lost_where_nothing_can_be_gained(
 ) -> None:
     """A size ten deviations behind, one that does not run, and a lead that may be given up cost nothing."""
     field = field_of(value, COVARIANCE[:2, :2], allowed=allowed, tolerance=tolerance)
-    assert race.losses(field).max() == 0
+    assert acquisition.draw_losses(field).max() == 0
     visited = np.array([True, False])
-    assert race.learning(field, np.full(2, 0.001), visited).max() == pytest.approx(0, abs=1e-12)
+    assert acquisition.knowledge_gradient(field, np.full(2, 0.001), visited).max() == pytest.approx(0, abs=1e-12)
 
 
 def test_losses_repeat_themselves_and_stand_a_belief_without_doubt() -> None:
     """The same field gives the same draws; a covariance of zero has a root too, and the loss is the lead itself."""
     field = field_of(VALUE, COVARIANCE)
-    assert race.losses(field).tolist() == race.losses(field).tolist()
-    known = race.losses(field_of([0.0, 0.05], np.zeros((2, 2)), tolerance=0.02))
+    assert acquisition.draw_losses(field).tolist() == acquisition.draw_losses(field).tolist()
+    known = acquisition.draw_losses(field_of([0.0, 0.05], np.zeros((2, 2)), tolerance=0.02))
     assert known == pytest.approx(0.05 - 0.02, abs=1e-4)  # the jitter's root is 1e-5
 
 
@@ -100,22 +100,22 @@ def test_losses_repeat_themselves_and_stand_a_belief_without_doubt() -> None:
 
 
 def knowledge_gradient(
-    field: race.Field, at: int, variance: float, visited: list[int], draws: int = 100_000
+    field: acquisition.AcquisitionInputs, at: int, variance: float, visited: list[int], draws: int = 100_000
 ) -> tuple[float, float]:
     """What the answer gains by one reading of a size, and its standard error, by drawing readings and updating beliefs.
 
     The update is Bayes' for a normal belief, computed anew from each reading.
     """
-    mean, covariance = field.value, field.belief.covariance
+    mean, covariance = field.value, field.posterior.covariance
     random = np.random.default_rng(2)
     truth = random.normal(mean[at], math.sqrt(covariance[at, at]), draws)
     reading = truth + random.normal(0.0, math.sqrt(variance), draws)
     gain = covariance[:, at] / (covariance[at, at] + variance)
     updated = mean[None] + (reading - mean[at])[:, None] * gain[None]
-    ahead = updated - updated[:, [field.answer]] - field.tolerance
-    ahead[:, field.answer] = 0.0
-    now = mean - mean[field.answer] - field.tolerance
-    now[field.answer] = 0.0
+    ahead = updated - updated[:, [field.recommended]] - field.tolerance
+    ahead[:, field.recommended] = 0.0
+    now = mean - mean[field.recommended] - field.tolerance
+    now[field.recommended] = 0.0
     after = ahead[:, sorted({*visited, at})].max(axis=1) - now[visited].max()
     return float(after.mean()), float(after.std() / math.sqrt(draws))
 
@@ -132,7 +132,7 @@ def test_learning_is_the_knowledge_gradient(tolerance: float, visited: list[int]
     visited = sorted({*visited, answer})
     field = field_of(VALUE, COVARIANCE, answer=answer, tolerance=tolerance)
     variance = np.array([0.001, 0.002, 0.03, 0.01])
-    gains = race.learning(field, variance, np.isin(range(4), visited))
+    gains = acquisition.knowledge_gradient(field, variance, np.isin(range(4), visited))
     for at in range(4):
         expected, error = knowledge_gradient(field, at, variance[at], visited)
         assert gains[at] == pytest.approx(expected, abs=0.06 * expected + 0.001 + 4 * error)
@@ -141,8 +141,8 @@ def test_learning_is_the_knowledge_gradient(tolerance: float, visited: list[int]
 def test_learning_counts_only_what_may_run() -> None:
     """What a visit wins is won with the probability that the size runs."""
     visited, variance = np.array([True, False, False, False]), np.full(4, 0.01)
-    whole = race.learning(field_of(VALUE, COVARIANCE), variance, visited)
-    part = race.learning(field_of(VALUE, COVARIANCE, allowed=[1.0, 0.5, 0.25, 0.0]), variance, visited)
+    whole = acquisition.knowledge_gradient(field_of(VALUE, COVARIANCE), variance, visited)
+    part = acquisition.knowledge_gradient(field_of(VALUE, COVARIANCE, allowed=[1.0, 0.5, 0.25, 0.0]), variance, visited)
     assert part == pytest.approx(whole * [1.0, 0.5, 0.25, 0.0])
 
 
@@ -159,12 +159,12 @@ def test_learning_wins_nothing_less_than_nothing(value: list[float], root: list[
     half = np.array(root).reshape(4, 4)
     field = field_of(value, half @ half.T + 0.01 * np.eye(4))
     seen = np.array([True, *visited[1:]])
-    clear, noisy = (race.learning(field, np.full(4, variance), seen) for variance in (0.001, 1.0))
+    clear, noisy = (acquisition.knowledge_gradient(field, np.full(4, variance), seen) for variance in (0.001, 1.0))
     assert clear.min() >= 0
     assert np.all(noisy <= clear + 1e-12)
 
 
-# --- scouts and openings -------------------------------------------------------------------------------------
+# --- scouts and sizes_between -------------------------------------------------------------------------------------
 
 
 @given(
@@ -173,7 +173,7 @@ def test_learning_wins_nothing_less_than_nothing(value: list[float], root: list[
 )
 def test_openings_lie_strictly_between_and_are_multiples(known: list[int], multiple: int) -> None:
     """At most three to a gap, new, and none in a gap of a percent."""
-    found = race.openings(known, multiple)
+    found = acquisition.sizes_between(known, multiple)
     assert found == sorted(set(found))
     ranked = sorted(known)
     assert all(n % multiple == 0 and ranked[0] < n < ranked[-1] for n in found)
@@ -186,7 +186,7 @@ def test_openings_lie_strictly_between_and_are_multiples(known: list[int], multi
 
 def test_openings_divide_a_gap_evenly_in_its_logarithm() -> None:
     """From 100 to 1600, a factor of 16, each step is one of 2; a gap of exactly a percent has none."""
-    assert race.openings([1600, 100]) == [200, 400, 800]
-    assert race.openings([100, 101]) == race.openings([1000, 1010]) == []
-    assert race.openings([1000, 1011]) == [1003, 1005, 1008]
-    assert race.openings([100, 1600], 64) == [192, 384, 768]
+    assert acquisition.sizes_between([1600, 100]) == [200, 400, 800]
+    assert acquisition.sizes_between([100, 101]) == acquisition.sizes_between([1000, 1010]) == []
+    assert acquisition.sizes_between([1000, 1011]) == [1003, 1005, 1008]
+    assert acquisition.sizes_between([100, 1600], 64) == [192, 384, 768]

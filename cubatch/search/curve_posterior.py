@@ -1,0 +1,183 @@
+"""
+Fit the posterior of the step cost at all batch sizes to the timings of a few.
+
+The logarithm of the cost of a step is modeled as
+
+    log cost(n) = a shape  +  smooth misfit  +  steps  +  error of the timings
+
+The shapes are two-term lines, `overhead + work * n` for every ratio of the two.  The misfit bends over octaves.
+Steps are jumps of the curve: wave quantization, another algorithm, a cache that no longer holds the data.  The
+amplitude of both is unknown before measuring.  So the model is a mixture of Gaussian processes (Rasmussen and Williams,
+chapter 2).  It has one process for each shape and pair of amplitudes, weighted by its likelihood given the timings.
+The result is one normal distribution with the mean and covariance of the mixture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+KNEES = 2.0 ** np.arange(-3, 15)
+"""Batch sizes at which work takes as long as overhead: the shapes, all with the same prior probability."""
+SMOOTH = ((0.02, 0.4), (0.1, 0.4), (0.35, 0.2))
+"""Standard deviations of the smooth misfit, as a share of the cost, and their prior probabilities."""
+STEPS = ((0.003, 0.4), (0.02, 0.35), (0.08, 0.25))
+"""The same of steps: on a GPU one more wave, or another algorithm, costs up to tens of percent."""
+HOST_SMOOTH, HOST_STEPS = ((0.005, 0.95), (0.1, 0.05)), ((0.002, 0.95), (0.03, 0.03), (0.1, 0.02))
+"""The same on a CPU, which has no waves: mostly a two-term line.  Only clear departures from it count."""
+SMOOTH_OCTAVES, STEP_OCTAVES = 2.0, 0.25  # length scale of each
+SCALE = 10.0  # log cost of the whole curve is unknown within e to this power
+LEAST_VARIANCE = 1e-12  # of a difference of two sizes, which may be the same size
+_NEGLIGIBLE = 1e-3  # processes with a smaller weight, relative to the largest, are left out
+
+
+@attrs.frozen
+class SizeEstimate:
+    """
+    Hold the estimate from the timings of one size.
+
+    Attributes:
+        batch_size: The size.
+        log_cost: Logarithm of the cost of a step, in seconds or joules, at the usual host speed.
+        variance: Variance of its own error.
+        host: Mean log slowdown of the host in its timings, by which the error of the common slope enters.
+    """
+
+    batch_size: int
+    log_cost: float
+    variance: float
+    host: float = 0.0
+
+
+@attrs.frozen(eq=False)
+class CurvePosterior:
+    """
+    Hold the posterior of the log cost of a step at some sizes: a normal distribution.
+
+    Attributes:
+        sizes: Batch sizes, ascending.
+        mean: Mean of the log cost, by size.
+        covariance: Covariance of the log costs.
+    """
+
+    sizes: NDArray[np.int64]
+    mean: Array
+    covariance: Array
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviation by size: a relative error of the cost where it is small."""
+        return np.sqrt(np.diag(self.covariance))
+
+    def difference_sd(self, first: int, second: int) -> float:
+        """Return the standard deviation of the difference of the log costs at two positions."""
+        spread = self.covariance
+        variance = spread[first, first] + spread[second, second] - 2 * spread[first, second]
+        return math.sqrt(max(float(variance), LEAST_VARIANCE))
+
+
+def fit_curve(
+    estimates: Sequence[SizeEstimate], sizes: Sequence[int], *, slope_variance: float = 0.0, host: bool = False
+) -> CurvePosterior:
+    """
+    Return the posterior of the step cost at the given sizes.
+
+    Args:
+        estimates: Estimates of the measured sizes, at least one.
+        sizes: The sizes to predict.
+        slope_variance: Variance of the common slope of host slowdowns: see `noise.Noise`.
+        host: Whether the steps run on a CPU, with a reference step.
+
+    Example:
+        >>> estimates = [SizeEstimate(n, np.log(1.0 + n / 32), 1e-6) for n in (1, 8, 64, 512)]
+        >>> curve = fit_curve(estimates, [32, 256])
+        >>> np.exp(curve.mean).round(1).tolist()
+        [2.0, 9.0]
+    """
+    measured = np.array([estimate.batch_size for estimate in estimates], dtype=np.float64)
+    predicted = np.array(sorted(sizes), dtype=np.float64)
+    log_cost = np.array([estimate.log_cost for estimate in estimates])
+    slowdown = np.array([estimate.host for estimate in estimates])
+    noise = np.diag([estimate.variance for estimate in estimates]) + slope_variance * np.outer(slowdown, slowdown)
+    shapes = _shapes(measured)
+    residual = log_cost[:, None] - shapes  # (measured, shapes)
+    processes = [
+        _Process(measured, predicted, noise, residual, smooth=smooth, steps=steps, log_prior=np.log(p) + np.log(q))
+        for smooth, p in (HOST_SMOOTH if host else SMOOTH)
+        for steps, q in (HOST_STEPS if host else STEPS)
+    ]
+    weights = np.exp(_minus_maximum(np.array([process.likelihood for process in processes])))
+    weights[weights < _NEGLIGIBLE] = 0.0
+    weights /= weights.sum()
+    curves = _shapes(predicted)
+    means = np.array(
+        [
+            curves + process.cross_covariance.T @ process.solved if row.any() else np.zeros_like(curves)
+            for process, row in zip(processes, weights, strict=True)
+        ]
+    )  # (processes, predicted, shapes)
+    mean = np.einsum("psk,pk->s", means, weights)
+    spread = np.sqrt(weights)[:, None, :] * (means - mean[None, :, None])
+    covariance = np.einsum("psk,ptk->st", spread, spread, optimize=True)
+    for process, weight in zip(processes, weights.sum(axis=1), strict=True):
+        if weight:
+            covariance += weight * process.covariance()
+    return CurvePosterior(predicted.astype(np.int64), mean, covariance)
+
+
+class _Process:
+    """A Gaussian process: its likelihood under each shape, and its prediction."""
+
+    def __init__(
+        self,
+        measured: Array,
+        predicted: Array,
+        noise: Array,
+        residual: Array,
+        *,
+        smooth: float,
+        steps: float,
+        log_prior: float,
+    ) -> None:
+        self._predicted, self._smooth, self._steps = predicted, smooth, steps
+        covariance = _covariance(measured, measured, smooth, steps) + noise
+        self._factor = np.linalg.cholesky(covariance)
+        half = np.linalg.solve(self._factor, residual)
+        self.solved = np.linalg.solve(self._factor.T, half)  # covariance^-1 residual
+        self.likelihood = log_prior - 0.5 * (half * half).sum(axis=0) - np.log(np.diag(self._factor)).sum()
+        self.cross_covariance = _covariance(measured, predicted, smooth, steps)  # (measured, predicted)
+
+    def covariance(self) -> Array:
+        """Return the posterior covariance of the predicted costs."""
+        half = np.linalg.solve(self._factor, self.cross_covariance)
+        explained: Array = half.T @ half
+        return _covariance(self._predicted, self._predicted, self._smooth, self._steps) - explained
+
+
+def _covariance(a: Array, b: Array, smooth: float, steps: float) -> Array:
+    """Return the prior covariance between two lists of sizes, which share the unknown scale of the curve."""
+    octaves = np.abs(np.log2(a)[:, None] - np.log2(b)[None])
+    bend = np.sqrt(3.0) * octaves / SMOOTH_OCTAVES
+    covariance: Array = (
+        SCALE**2
+        + smooth**2 * (1.0 + bend) * np.exp(-bend)  # Matern 3/2: no corners, but a rough slope
+        + steps**2 * np.exp(-octaves / STEP_OCTAVES)  # Matern 1/2: corners everywhere
+    )
+    return covariance
+
+
+def _shapes(sizes: Array) -> Array:
+    """Return the log cost at each size by each shape, up to a constant of the shape."""
+    shapes: Array = np.log(KNEES[None] + sizes[:, None])
+    return shapes
+
+
+def _minus_maximum(logarithms: Array) -> Array:
+    highest: float = logarithms.max()
+    return logarithms - highest

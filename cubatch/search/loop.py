@@ -1,0 +1,433 @@
+"""
+The search loop: measure the sizes that the rules of `search.trial_rules` return, until they return none.
+
+Sizes that the user wants compared instead each get the same number of trials, in shuffled rounds.
+
+This module runs trials, handles failures, and passes each timing and outcome to a `Keeper` and to the user's progress
+function.  A runner brings its own clock, so that a test simulates hours in milliseconds.  A run continues from the
+cached timings of an earlier run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from random import Random
+
+import attrs
+from threadpoolctl import ThreadpoolController
+
+from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDied, is_out_of_memory
+from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, trial_seconds
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import PER_VISIT, Candidate, Keeper, Measured, Outcome, Recorder, Timing
+from cubatch.measure.runner import RunnerFactory
+from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, HasStepLimit, Stopwatch
+from cubatch.measure.watch import Watch
+from cubatch.search import trial_rules, verdicts
+from cubatch.search.events import Event, EventReporter
+from cubatch.search.failures import Failure, release_runner
+from cubatch.search.noise import Record
+from cubatch.search.recommend import is_favored
+from cubatch.search.state import SearchInputs, SearchState
+from cubatch.units import format_seconds
+
+__all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
+
+_log = logging.getLogger(__name__)
+
+LEAST_REFERENCE_SECONDS, LONG_REFERENCE_SECONDS, WORK_SHARE = 0.01, 0.03, 1.5
+"""Least seconds of a reference step that takes at least WORK_SHARE times the shortest step, and of any other.  Shorter
+steps are mostly overhead, which host drift affects less."""
+MOST_REFERENCE_SECONDS = 0.5  # longer steps average out drift by themselves, and a reference would double the time
+
+_FAILED = ("out_of_memory", "error", "timeout")
+_REFUSED = (
+    OverLimit.__name__
+)  # rejected by a runner, which knows more about memory than the ladder once smaller sizes have run
+
+
+def measure(
+    factory: RunnerFactory,
+    ladder: Sequence[Candidate],
+    *,
+    goal: Goal,
+    earlier: Measured | None = None,
+    keeper: Keeper | None = None,
+    budget: float,
+    seed: int,
+    progress: Callable[[Event], None] | None = None,
+    extend: Callable[[int], Candidate] | None = None,
+    multiple: int = 1,
+    rounds: int | None = None,
+    on_host: bool = True,
+) -> Measured:
+    """
+    Measure the candidates until the recommendation is certain enough or the budget is spent.
+
+    Candidates planned over the memory limit are never tried.  An exception of a candidate becomes its outcome
+    ("out_of_memory", "timeout" or "error"), and the search continues.  A size that fails after it has run, or kills its
+    worker, is tried once more in a new worker.  If it fails again, its timings still count.
+
+    Args:
+        factory: Function that makes the runner; not called if nothing is left to measure.
+        ladder: The candidates, in any order.
+        goal: Objective and limits.
+        earlier: Results of an earlier run.  Its timings are not taken again.  Its outcomes are final, except
+            "interrupted", and "dropped" against a size that failed later.
+        keeper: Receives every timing, outcome and number of seconds as it happens.
+        budget: Seconds of measuring by the runner's clock, those of `earlier` included.  The last step may exceed it.
+        seed: Shuffles the rounds.
+        progress: Called with each Event.
+        extend: Function that makes a candidate of a size that the search adds to the ladder.  None: the user requested
+            these sizes; none is added, and each has one trial before any has a second.
+        multiple: Added sizes are multiples of this.
+        rounds: Number of trials of each candidate; None: as many as the recommendation needs.
+        on_host: Whether steps run on a CPU.  A reference step is then timed around them, if the runner supports it.
+
+    Returns:
+        Measured: all timings, old and new, and an outcome of every candidate.
+
+    Raises:
+        EnergyNotAvailable: If energy is the objective and none of the first timings has a value of it.
+        BaseException: An error of no candidate, such as KeyboardInterrupt or an exception of `progress`, unchanged.
+            Unfinished candidates have the outcome "interrupted".
+
+    Example:
+        >>> import time
+        >>> from cubatch.measure.runner import Reading
+        >>> class Sleeper:                                 # a runner of a virtual device: 1 ms and 10 us a sample
+        ...     peak_bytes = peak_device_bytes = None
+        ...     def __init__(self): self.clock, self.passed = self, 0.0
+        ...     def now(self): return self.passed
+        ...     def sleep(self, seconds): self.passed += seconds
+        ...     def time(self, step, repeats):
+        ...         before = self.passed
+        ...         for _ in range(repeats): step()
+        ...         return Reading(seconds=(self.passed - before) / repeats)
+        ...     def prepare(self, batch_size): self.batch_size = batch_size
+        ...     def step(self): self.passed += 1e-3 + 1e-5 * self.batch_size
+        ...     def release(self): pass
+        ...     def close(self): pass
+        >>> ladder = [Candidate(32), Candidate(64)]
+        >>> measured = measure(Sleeper, ladder, goal=Goal(), budget=60.0, seed=0)
+        >>> [(outcome.batch_size, outcome.status) for outcome in measured.outcomes]
+        [(32, 'dropped'), (64, 'ok')]
+    """
+    run = _Run(
+        factory, ladder, goal, earlier or Measured(), keeper=keeper, budget=budget, seed=seed, progress=progress,
+        extend=extend, multiple=multiple, rounds=rounds, on_host=on_host,
+    )  # fmt: skip
+    return run.run()
+
+
+class _Run:
+    """Run a call of `measure`: its records, outcomes and loop."""
+
+    def __init__(
+        self,
+        factory: RunnerFactory,
+        ladder: Sequence[Candidate],
+        goal: Goal,
+        earlier: Measured,
+        *,
+        keeper: Keeper | None,
+        budget: float,
+        seed: int,
+        progress: Callable[[Event], None] | None,
+        extend: Callable[[int], Candidate] | None,
+        multiple: int,
+        rounds: int | None,
+        on_host: bool,
+    ) -> None:
+        self.factory, self.goal, self.seed = factory, goal, seed
+        self.extend, self.multiple, self.rounds = extend, multiple, rounds
+        self.recorder = Recorder(earlier, keeper)
+        self.budget = Budget(budget, earlier.seconds_spent)
+        self.reporter = EventReporter(progress, self.budget)
+        self.span_seconds = MIN_ENERGY_SPAN_SECONDS if goal.objective == "energy" else MIN_SPAN_SECONDS
+        self.clocks_mhz = [timing.sm_clock_mhz for timing in earlier.timings if timing.sm_clock_mhz]
+        self.stopwatch: Stopwatch | None = None
+        self.resources = contextlib.ExitStack()
+        self.candidates = {c.batch_size: c for c in sorted((*ladder, *earlier.added), key=lambda c: c.batch_size)}
+        self.records = {n: Record(n, goal) for n in self.candidates}
+        for timing in earlier.timings:
+            if timing.batch_size in self.records:
+                self.records[timing.batch_size].add(timing)
+        self.outcomes = {o.batch_size: o for o in earlier.outcomes if o.status != "interrupted"}
+        self.retried: set[int] = set()
+        self.round = max((timing.round // PER_VISIT for timing in earlier.timings), default=0)
+        model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
+        self.model = model if len(model) == len(ladder) else None
+        self.reference = next(
+            (t.reference_batch_size for t in reversed(earlier.timings) if t.reference_batch_size), None
+        )
+        self.seeks_reference = on_host
+        self.state = self.compute_state()
+
+    # --- the loop ---
+
+    def run(self) -> Measured:
+        try:
+            for n, candidate in self.candidates.items():
+                if candidate.over_limit and n not in self.outcomes:
+                    tried = "not tried again" if self.records[n].timings else "not tried"
+                    reason = f"planned above the memory limit, so it was {tried}"
+                    self.finish(n, "over_limit", reason, limit="memory")
+            if self.open:
+                self.reporter.report_resume([timing for r in self.records.values() for timing in r.timings], self.round)
+                self.search()
+            self.report("end", None, "measuring is done")
+        except CubatchError:  # its message is complete
+            raise
+        except BaseException:
+            for n in self.open:
+                self.finish(n, "interrupted", f"interrupted after {len(self.records[n].timings)} timings")
+            raise
+        finally:
+            self.close_runner()
+        return self.recorder.measured
+
+    @property
+    def open(self) -> list[int]:
+        """Sizes without an outcome."""
+        return [n for n in self.candidates if n not in self.outcomes]
+
+    def search(self) -> None:
+        """Measure the sizes that the rules name until they name none; then set the outcome of every size."""
+        while True:
+            while self.open and (step := self.next()):
+                if len(step) > 1 or step[0] in self.state.measured:
+                    self.round += 1
+                    self.report("round", None, f"round {self.round}: {', '.join(map(str, sorted(step)))}")
+                for n in step:
+                    self.run_trial(n)
+            self.state = self.compute_state()
+            best = self.outcomes.get(self.state.recommended or 0)
+            if best is None or best.status != "dropped":
+                break
+            # An earlier run dropped it against a size that failed later.
+            self.outcomes = {n: outcome for n, outcome in self.outcomes.items() if outcome.status != "dropped"}
+        with self.one_thread():
+            ends = verdicts.judge_sizes(self.state)
+        for n, judged in ends.items():
+            is_compared = self.rounds is not None and judged.status == "dropped"
+            verdict = attrs.evolve(judged, status="ok", reason="compared, not searched") if is_compared else judged
+            cut: dict[str, object] = {"cut_short": True} if verdict.status == "over_limit" else {"limit": "budget"}
+            is_cut = verdict.status in {"ok", "over_limit"} and self.budget.left() < self.next_seconds(n)
+            self.finish(n, verdict.status, verdict.reason, **{**verdict.facts, **(cut if is_cut else {})})
+        for n in self.open:
+            self.finish(n, "dropped", f"{self.records[n].trials} trials gave no value of its energy")
+
+    def next_seconds(self, n: int) -> float:
+        """Return the expected seconds of another trial of a measured size."""
+        return float(self.state.trial_seconds[self.state.place(n)])
+
+    def next(self) -> list[int]:
+        self.state = self.compute_state()
+        if self.stopwatch is not None and self.budget.left() <= 0:
+            return []
+        if (
+            self.goal.objective == "energy"
+            and not self.state.measured
+            and any(r.timings for r in self.records.values())
+        ):
+            raise EnergyNotAvailable("what these steps were timed by")
+        if self.rounds is not None:
+            return self.next_round(self.rounds)
+        with self.one_thread():
+            return trial_rules.next_trials(self.state)
+
+    def next_round(self, rounds: int) -> list[int]:
+        """Return the sizes with the fewest trials, shuffled; none once all have had a trial in each round."""
+        least = min(self.records[n].trials for n in self.open)
+        due = [n for n in self.open if self.records[n].trials == least] if least < rounds else []
+        Random(f"{self.seed}, {least}").shuffle(due)  # noqa: S311 - an order, not a secret
+        return due
+
+    @functools.cached_property
+    def blas(self) -> ThreadpoolController:
+        """The BLAS libraries of this process."""
+        return ThreadpoolController()
+
+    def one_thread(self) -> AbstractContextManager[object]:
+        """Limit BLAS to one thread: idle BLAS threads spin for about 0.1 s and would disturb the next timing."""
+        limited: AbstractContextManager[object] = self.blas.limit(limits=1, user_api="blas")
+        return limited
+
+    def compute_state(self) -> SearchState:
+        """Return a state of all that is known now."""
+        prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
+        around = self.stopwatch.around_seconds if self.stopwatch else 0.0
+        left = self.budget.left()
+        rejected = {
+            n for n, o in self.outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"
+        }
+
+        def seconds(n: int, step: float) -> float:
+            return trial_seconds(
+                step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
+            )
+
+        return SearchState(
+            SearchInputs(
+                goal=self.goal,
+                ladder=self.candidates,
+                favored=None if self.extend is None else {n for n, c in self.candidates.items() if is_favored(c)},
+                model=self.model,
+                records={n: record for n, record in self.records.items() if n not in rejected},
+                closed={*self.outcomes, *(n for n, record in self.records.items() if record.lacks_cost)},
+                failed={n for n, o in self.outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
+                failure_statuses={n: o.status for n, o in self.outcomes.items() if o.status in ("error", "timeout")},
+                trial_seconds=seconds,
+                left=left,
+                budget=self.budget.seconds,
+                extends=self.extend is not None,
+                multiple=self.multiple,
+                seed=self.seed,
+            )
+        )
+
+    # --- a trial ---
+
+    def run_trial(self, n: int) -> None:
+        """Run a trial of a size; its error becomes its outcome, or is retried once."""
+        if n in self.outcomes:
+            return
+        if n not in self.candidates and self.extend is not None:
+            self.candidates[n], self.records[n] = self.extend(n), Record(n, self.goal)
+            self.recorder.candidate(self.candidates[n])
+        stopwatch = self.stopwatch or self.open_runner()
+        if self.seeks_reference:
+            self.choose_reference(stopwatch)
+        record = self.records[n]
+        number = 1 + max((timing.round // PER_VISIT for timing in record.timings), default=-1)
+        if record.timings:  # a size that is retried has timings of this round already
+            number = self.round = max(self.round, number)
+        try:
+            stopwatch.visit(
+                n,
+                first_round=number * PER_VISIT,
+                likely=self.likely_seconds(n),
+                keep=functools.partial(self.record_timing, record),
+                expected=self.expected_seconds(n),
+                at_least=trial_rules.timings_wanted(self.state, n),
+            )
+        except OutOfBudget:
+            pass  # the verdict at the end explains it
+        except Exception as error:
+            if error is self.reporter.failed:
+                raise
+            self.fail(n, error, stopwatch)  # an error of a candidate is its outcome
+        self.recorder.spent(self.budget.spent())
+
+    def choose_reference(self, stopwatch: Stopwatch) -> None:
+        """Prepare, once, a reference step: the smallest size of the ladder with steps long enough to show drift."""
+        state = self.state = self.compute_state()
+        if not state.seconds:
+            return
+        longest, largest = max(state.seconds.values()), max(state.seconds)
+        shortest = max(LEAST_REFERENCE_SECONDS, min(WORK_SHARE * min(state.seconds.values()), LONG_REFERENCE_SECONDS))
+        ladder = [n for n in state.sizes if n <= largest and n in state.inputs.ladder]
+        known = {n: float(state.step_seconds[state.place(n)]) for n in ladder}
+        n = self.reference or min((size for size, step in known.items() if step >= shortest), default=largest)
+        if longest < shortest and largest < max(self.candidates):
+            return
+        self.seeks_reference, seconds = False, known.get(n, LEAST_REFERENCE_SECONDS)
+        if seconds > MOST_REFERENCE_SECONDS:
+            return
+        try:
+            stopwatch.hold_reference(n, seconds)
+        except OutOfBudget:
+            pass
+        except Exception as error:  # noqa: BLE001 - a size that fails here is measured without a reference
+            _log.warning("no reference step of batch size %d: %s", n, error)
+            stopwatch.forget()
+            release_runner(stopwatch.runner, error, restart=False)
+
+    def likely_seconds(self, n: int) -> float | None:
+        """Return the expected seconds of a step, to detect a hang; None if unknown."""
+        if self.state.estimates and n in self.state.sizes:
+            return float(self.state.step_seconds[self.state.place(n)])
+        return self.candidates[n].predicted_seconds
+
+    def expected_seconds(self, n: int) -> float | None:
+        """Return the seconds of a step expected from smaller sizes, by their best rate or a line through two."""
+        rates = [seconds / size for size, seconds in self.state.seconds.items() if size < n]
+        by_line = (
+            [float(self.state.step_seconds[self.state.place(n)])] if len(rates) > 1 and n in self.state.sizes else []
+        )
+        return min([*(n * rate for rate in rates), *by_line], default=None)
+
+    def record_timing(self, record: Record, timing: Timing) -> None:
+        self.recorder.timing(timing)
+        record.add(timing)
+        n, text = record.batch_size, format_seconds(timing.seconds) + ", throttled" * timing.throttled
+        self.report("timing", n, f"batch size {n}: {text}", timing.round)
+
+    def open_runner(self) -> Stopwatch:
+        runner = self.factory()
+        self.budget.start(runner.clock.now)
+        watch = None if isinstance(runner, HasStepLimit) else self.resources.enter_context(Watch())
+        self.stopwatch = Stopwatch(
+            runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz, watch=watch
+        )
+        return self.stopwatch
+
+    def close_runner(self) -> None:
+        if self.stopwatch is None:
+            return
+        self.recorder.spent(self.budget.spent())
+        self.recorder.launch = getattr(self.stopwatch.runner, "launch", None)  # only the cubatch engine has it
+        try:
+            self.stopwatch.runner.close()
+        except Exception as error:  # noqa: BLE001 - all timings are stored already
+            _log.warning("closing the runner failed: %s", error)
+        finally:
+            self.resources.close()
+
+    # --- outcomes ---
+
+    def fail(self, n: int, error: Exception, stopwatch: Stopwatch) -> None:
+        """
+        Release a failed candidate, and either try it once more or set its outcome.
+
+        A size that has run before can run, and another process may have killed a worker: both are tried once more.  A
+        size with timings that fails again is judged by its timings.
+        """
+        stopwatch.forget()
+        failure, has_run = Failure.from_error(error), bool(self.records[n].timings)
+        is_again = n not in self.retried and (has_run or isinstance(error, WorkerDied))
+        if isinstance(error, OverLimit):  # it was not tried
+            self.finish(n, failure.status, failure.reason, **failure.facts)
+            return
+        release_runner(stopwatch.runner, error, restart=is_again)
+        if is_again:
+            self.retried.add(n)
+            _log.warning("batch size %d failed and is tried once more: %s", n, failure.reason)
+            self.run_trial(n)
+        elif has_run:
+            text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {failure.reason}"
+            is_over = (
+                self.goal.latency_limit is not None
+                and self.compute_state().seconds.get(n, 0.0) > self.goal.latency_limit
+            )
+            limit = {"limit": "latency"} if is_over else {}
+            self.finish(n, "over_limit" if is_over else "ok", text, cut_short=True, **failure.facts, **limit)
+        else:
+            self.finish(n, failure.status, failure.reason, **failure.facts)
+
+    def finish(self, n: int, status: str, reason: str, **facts: object) -> None:
+        spent = self.stopwatch.spent.get(n) if self.stopwatch else None
+        if spent is not None:
+            facts |= attrs.asdict(spent)
+        self.outcomes[n] = Outcome(n, status, reason, facts)
+        self.recorder.outcome(self.outcomes[n])
+        self.report("outcome", n, f"batch size {n}: {status.replace('_', ' ')}; {reason}")
+
+    def report(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
+        with self.one_thread():
+            self.reporter.report(kind, n, message, self.round * PER_VISIT if number is None else number, self.state)

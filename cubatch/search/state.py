@@ -1,0 +1,242 @@
+"""
+The state of a search: estimates and probabilities that its rules use, computed from all timings of a run.
+
+This module uses no clock and no device.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import attrs
+import numpy as np
+from numpy.random import default_rng  # at import time: a first import later would swallow a Ctrl-C
+
+from cubatch.measure.goal import Goal
+from cubatch.search import acquisition
+from cubatch.search.curve_posterior import Array, CurvePosterior, SizeEstimate, fit_curve
+from cubatch.search.noise import Noise, Record, estimate
+from cubatch.search.posterior import Posterior
+from cubatch.search.recommend import recommend
+
+KNOWN = 0.5
+"""The search ends where the expected loss of stopping is less than this share of the tolerance."""
+LEAST_TOLERANCE = 0.005  # two runs of one program differ by about this, by their place in memory
+UNTRIED, UNTRIED_SHARE = (
+    1.5,
+    0.4,
+)  # factor above the longest measured step: a trial may then take this share of the time left
+SURE = 1.645  # standard deviations: 90 % two-sided
+RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though a size smaller by this factor failed
+RUNS_BEYOND_ERROR = 0.5  # the same after another error, which may concern that size alone
+
+
+@attrs.frozen(kw_only=True)
+class SearchInputs:
+    """
+    Hold the inputs of a decision.
+
+    Attributes:
+        goal: Objective and limits.
+        ladder: Sizes that may be measured.
+        favored: Sizes that may be recommended on equal terms; others must beat their favored neighbors clearly.
+        model: Predicted seconds of a step, by size; None without a prediction.
+        records: The timings, by size; also of sizes that are not in the ladder.
+        closed: Sizes that are not measured again.
+        failed: Sizes among them that failed, by memory or otherwise, and never ran: larger sizes mostly fail too.
+        failure_statuses: The failed sizes that ended by "error" or "timeout", with that status.
+        trial_seconds: Function that returns the seconds of a trial from a size and its seconds of a step.
+        left, budget: Seconds left, and seconds in all.
+        extends: Whether sizes outside the ladder may be measured.
+        multiple: Sizes outside the ladder are multiples of it.
+        seed: Fixes the order of trials.
+    """
+
+    goal: Goal
+    ladder: Collection[int]
+    favored: Collection[int] | None = None
+    model: Mapping[int, float] | None
+    records: Mapping[int, Record]
+    closed: Collection[int]
+    failed: Collection[int]
+    trial_seconds: Callable[[int, float], float]
+    left: float
+    budget: float
+    failure_statuses: Mapping[int, str] = attrs.field(factory=dict)
+    extends: bool
+    multiple: int = 1
+    seed: int = 0
+
+
+class SearchState:
+    """
+    Compute estimates from the inputs of a decision; expensive ones on first use.
+
+    Attributes:
+        measured: Records of the sizes whose cost was measured, ascending.
+        seconds: Estimated seconds of a step at the usual host speed, of each of these sizes.
+        recommended, fastest: The size to recommend now, and the one with the best posterior mean; None without one.
+    """
+
+    def __init__(self, inputs: SearchInputs) -> None:
+        self.inputs, self.goal = inputs, inputs.goal
+        self.tolerance = -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
+        records = dict(sorted(inputs.records.items()))
+        posterior = Posterior.of({n: record.timings for n, record in records.items() if record.timings}, self.goal)
+        self.noise: Noise = posterior.noise
+        self.measured = {n: record for n, record in records.items() if record.has_cost}
+        self.estimates = [
+            size for record in self.measured.values() if (size := estimate(record, self.noise)) is not None
+        ]
+        timed = {n: posterior.seconds_of(n, ())[0] for n in self.measured}
+        self.seconds = {n: seconds for n, seconds in timed.items() if seconds is not None}
+        feasible = [n for n in self.measured if self.is_feasible(n)]
+        self.recommended: int | None = None
+        self.fastest: int | None = None
+        if feasible:
+            recommendation = recommend(self.posterior, feasible, self.goal, favored=inputs.favored)
+            self.recommended, self.fastest = recommendation.batch_size, recommendation.fastest
+
+    def is_feasible(self, n: int) -> bool:
+        """Return whether a measured size may be recommended."""
+        limit = self.goal.latency_limit
+        return n not in self.inputs.failed and (limit is None or self.seconds[n] <= limit)
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """All measured sizes and sizes that may be measured; between two of the ladder only once both were tried."""
+        inputs = self.inputs
+        known = {n for n in inputs.ladder if n not in inputs.closed} | set(self.measured)
+        if not inputs.extends:
+            return sorted(known)
+        tried = set(self.measured) | set(inputs.failed)
+        pairs = itertools.pairwise(sorted(known | set(inputs.failed)))
+        between = {
+            n for pair in pairs if tried.issuperset(pair) for n in acquisition.sizes_between(pair, inputs.multiple)
+        }
+        return sorted(known | (between - set(inputs.closed)))
+
+    @functools.cached_property
+    def posterior(self) -> CurvePosterior:
+        """The posterior of the log step cost at all sizes."""
+        noise = self.noise
+        return fit_curve(self.estimates, self.sizes, slope_variance=noise.slope_variance, host=noise.is_paired)
+
+    def place(self, n: int) -> int:
+        """Return the position of a size in `sizes`."""
+        return int(np.searchsorted(self.posterior.sizes, n))
+
+    @functools.cached_property
+    def step_seconds(self) -> Array:
+        """Expected seconds of a step, by size."""
+        if self.goal.objective != "energy":
+            return np.exp(self.posterior.mean)
+        estimates = [SizeEstimate(n, math.log(seconds), self.noise.variance(1)) for n, seconds in self.seconds.items()]
+        return np.exp(fit_curve(estimates, self.sizes).mean)
+
+    @functools.cached_property
+    def trial_seconds(self) -> Array:
+        """Expected seconds of a trial, by size."""
+        pairs = zip(self.sizes, self.step_seconds, strict=True)
+        return np.array([self.inputs.trial_seconds(n, float(seconds)) for n, seconds in pairs])
+
+    @functools.cached_property
+    def feasibility(self) -> Array:
+        """Probability that a size runs within the latency limit; 0 where the budget does not hold a trial."""
+        in_reach = self.trial_seconds <= self.affordable_seconds
+        if self.noise.is_paired and self.inputs.favored is not None:  # on a CPU only round sizes win
+            in_reach &= np.isin(self.sizes, list(self.inputs.favored))
+        return np.where(in_reach | np.isin(self.sizes, list(self.measured)), self.run_probability, 0.0)
+
+    @functools.cached_property
+    def run_probability(self) -> Array:
+        """Probability that a size runs within the latency limit, by size, for any budget."""
+        top = max((n for n in self.measured if n not in self.inputs.failed), default=0)
+        return np.array([self._runs(n, top) * self._keeps_limit(place) for place, n in enumerate(self.sizes)])
+
+    @functools.cached_property
+    def bounding_failures(self) -> set[int]:
+        """
+        Failed sizes above which larger sizes are expected to fail too.
+
+        A single error above all sizes that ran may concern that size alone; it does not count.
+        """
+        top = max((n for n in self.measured if n not in self.inputs.failed), default=0)
+        errors = [n for n in self.inputs.failed if n > top and self.inputs.failure_statuses.get(n) == "error"]
+        return set(self.inputs.failed) - (set(errors) if len(errors) == 1 else set())
+
+    def _runs(self, n: int, top: int) -> float:
+        """Return the probability that a size runs: memory mostly, but not always, grows with the size."""
+        if n in self.measured or n < top:
+            return 1.0
+        probability, last = 1.0, top
+        if any(top < size < n for size in self.inputs.failed if size not in self.bounding_failures):
+            probability = RUNS_BEYOND_ERROR
+        for size in sorted(size for size in self.bounding_failures if size > top):
+            if size > n:
+                return (size - n) / (size - top) if last == top else 0.0
+            if size > TRIES_ON * last or last == top:  # sizes that bisection tried in between add no evidence
+                probability *= RUNS_BEYOND
+            last = size
+        return probability if n > TRIES_ON * last or last == top else 0.0
+
+    def _keeps_limit(self, place: int) -> float:
+        limit, n = self.goal.latency_limit, self.sizes[place]
+        if limit is None:
+            return 1.0
+        if n in self.measured:
+            return float(self.is_feasible(n))
+        far = (math.log(limit) - math.log(self.step_seconds[place])) / max(self.posterior.sd[place], LEAST_TOLERANCE)
+        return 0.5 * math.erfc(-far / math.sqrt(2))
+
+    @functools.cached_property
+    def acquisition_inputs(self) -> acquisition.AcquisitionInputs:
+        """Inputs of the acquisition functions; raises ValueError without a recommendation."""
+        if self.recommended is None:
+            raise ValueError("no measured size may be recommended")
+        value = -self.posterior.mean
+        if self.goal.objective != "latency":
+            value = value + np.log(self.posterior.sizes)
+        return acquisition.AcquisitionInputs(
+            self.posterior, value, self.feasibility, self.place(self.recommended), self.tolerance
+        )
+
+    @functools.cached_property
+    def losses(self) -> Array:
+        """The loss of stopping now, in draws from the posterior."""
+        return acquisition.draw_losses(self.acquisition_inputs)
+
+    @functools.cached_property
+    def unbounded_losses(self) -> Array:
+        """The same for an unlimited budget; an exhausted budget leaves no loss that a trial could avoid."""
+        return acquisition.draw_losses(attrs.evolve(self.acquisition_inputs, feasibility=self.run_probability))
+
+    def gain(self, n: int) -> float:
+        """Return the log ratio of the objective of a size to that of the fastest."""
+        fastest = self.fastest or n
+        return float(self.acquisition_inputs.value[self.place(n)] - self.acquisition_inputs.value[self.place(fastest)])
+
+    def ahead(self, n: int) -> tuple[float, float]:
+        """Return mean and standard deviation of the log ratio of the objective of a size to the recommended size."""
+        place, recommended = self.place(n), self.acquisition_inputs.recommended
+        return float(
+            self.acquisition_inputs.value[place] - self.acquisition_inputs.value[recommended]
+        ), self.posterior.difference_sd(place, recommended)
+
+    def shuffled(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes in a random order that depends on the seed and the number of timings."""
+        count = sum(len(record.timings) for record in self.measured.values())
+        return [sizes[place] for place in default_rng((self.inputs.seed, count)).permutation(len(sizes))]
+
+    def affordable(self, n: int, share: float = 1.0) -> bool:
+        """Return whether a trial of a size takes at most this share of the affordable seconds."""
+        return bool(self.trial_seconds[self.place(n)] <= share * self.affordable_seconds[self.place(n)])
+
+    @functools.cached_property
+    def affordable_seconds(self) -> Array:
+        """Seconds that a trial may take, by size: the time left, or a part of it for steps longer than any measured."""
+        longest = max(self.seconds.values(), default=0.0)
+        return np.where(self.step_seconds > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.inputs.left

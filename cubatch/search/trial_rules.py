@@ -1,0 +1,197 @@
+"""
+The rules for the next trial, in order of priority: the first that returns sizes is followed.
+
+When none does, the recommendation is known, or the budget holds no more.
+
+    try_requested         sizes that the user requested, each once
+    try_smaller          the smallest size, if all measured sizes exceed the latency limit
+    bisect_latency    the largest size within the latency limit, while the curve rises there
+    bisect_lowest     by the objective latency: the largest size that is as fast as the smallest
+    learn             the trial with the largest expected gain per second: a new size, or another of all contenders
+    bisect_memory     the largest size that runs, while the curve rises there
+    probe_neighbors   sizes of the ladder next to the recommended size: a peak between them would not show
+    confirm           the recommended size, until it has two trials, or three if two disagree
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubatch.measure.stopping import MIN_ROUNDS
+from cubatch.search import acquisition
+from cubatch.search.curve_posterior import Array
+from cubatch.search.limit_rules import bisect_latency, bisect_memory
+from cubatch.search.noise import trial_costs
+from cubatch.search.state import KNOWN, SURE, SearchState
+
+WORTH, WORTH_SECONDS = 0.85, 120.0
+"""Learning also ends if the gain per second of the next trial, over the whole budget or this many seconds, is less
+than this share.  It goes on while the expected loss is above MUCH times the tolerance."""
+MUCH = 2.0
+HOST_WORTH_SECONDS, PATIENCE_SECONDS = 60.0, 10.0
+"""The same for paired timings, whose noise no budget removes; from this many seconds on in proportion less."""
+FIRST_SHARE = 0.06  # of the time left: a smallest size that takes more is not tried first, if one is predicted better
+MOST_CONTENDERS, CONTENDS = 6, 0.3  # of the best expected gain: sizes with less are not in a round
+CONFIRM_TRIALS, DISAGREE = 2, 0.05  # one trial may be lucky; if two differ by more, a third decides
+NEIGHBOR, NEIGHBOR_SHARE, LIKELY = (
+    2.0,
+    0.03,
+    0.5,
+)  # factor from the recommended size, share of the time left, probability that it runs
+MOST_TRIALS, MOST_TRIALS_OF_LATENCY = 30, 6  # noise that these do not average out is systematic
+TIMINGS = 5  # expected in a trial, when its value is computed
+
+
+def next_trials(state: SearchState) -> list[int]:
+    """
+    Return the sizes to measure next; none if the recommendation is known or the budget holds no trial.
+
+    Several sizes are a round: each gets one trial, in this order.
+    """
+    if not state.measured:
+        return first(state)
+    rules = (
+        try_requested, try_smaller, bisect_latency, bisect_lowest, learn, bisect_memory, probe_neighbors, confirm,
+    )  # fmt: skip
+    return next((sizes for rule in rules if (sizes := rule(state))), [])
+
+
+def first(state: SearchState) -> list[int]:
+    """
+    Return the smallest size, or the best predicted size if even the smallest is expensive.
+
+    By the objective latency the smallest size is the fastest.
+    """
+    waiting, model = [n for n in sorted(state.inputs.ladder) if n not in state.inputs.closed], state.inputs.model
+    if not waiting or model is None or not state.inputs.extends or state.goal.objective == "latency":
+        return waiting[:1]
+    known = [n for n in waiting if n in model]
+    if not known or state.inputs.trial_seconds(known[0], model[known[0]]) <= FIRST_SHARE * state.inputs.left:
+        return waiting[:1]
+    limit = state.goal.latency_limit or math.inf
+    able = [n for n in known if model[n] <= limit and state.inputs.trial_seconds(n, model[n]) <= state.inputs.left]
+    return [min(able or known[:1], key=lambda n: model[n] / n)]
+
+
+def try_requested(state: SearchState) -> list[int]:
+    """Return the smallest requested size that was not measured."""
+    if state.inputs.extends:
+        return []
+    waiting = [n for n in state.inputs.ladder if n not in state.inputs.closed and n not in state.measured]
+    return [n for n in sorted(waiting) if state.affordable(n)][:1]
+
+
+def try_smaller(state: SearchState) -> list[int]:
+    """Return the smallest size, if all measured sizes exceed the latency limit; measured again if it had one trial."""
+    if state.recommended is not None:
+        return []
+    least = min(state.measured)
+    waiting = [n for n in sorted(state.inputs.ladder) if n < least]
+    if state.measured[least].trials < trials_wanted(state, least):
+        waiting.append(least)
+    return [n for n in waiting if n not in state.inputs.closed and state.affordable(n)][:1]
+
+
+def bisect_lowest(state: SearchState) -> list[int]:
+    """Bisect the ladder, by the objective latency, for the largest size within the allowed time."""
+    if state.goal.objective != "latency" or state.fastest is None:
+        return []
+    allowed = state.goal.allowed(state.seconds[state.fastest])
+    low = max(n for n in state.measured if state.is_feasible(n) and state.seconds[n] <= allowed)
+    above = [n for n in state.measured if n > low][:1]
+    inside = [n for n in state.sizes if low < n < min(above, default=n + 1) and n in state.inputs.ladder]
+    if inside:
+        likely = [n for n in inside if state.step_seconds[state.place(n)] <= allowed]
+        size = likely[-1] if likely else inside[0]
+        return [size] if state.affordable(size) else []
+    near = [
+        n for n in dict.fromkeys([state.fastest, low, *above]) if n not in state.inputs.closed and state.affordable(n)
+    ]
+    unsure = [n for n in near if _is_unsure(state, n, allowed) and state.measured[n].trials < MOST_TRIALS_OF_LATENCY]
+    return state.shuffled(near) if unsure else []
+
+
+def _is_unsure(state: SearchState, n: int, allowed: float) -> bool:
+    """Return whether it is uncertain on which side of a bound a size lies."""
+    record = state.measured[n]
+    sd = math.sqrt(state.noise.variance(len(record.usable), record.trials))
+    return n != state.fastest and abs(math.log(state.seconds[n] / allowed)) < SURE * sd
+
+
+def learn(state: SearchState) -> list[int]:
+    """Return the size with the largest expected gain per second, or the contenders of a round."""
+    if state.recommended is None or state.goal.objective == "latency":
+        return []
+    if state.losses.mean() < KNOWN * state.tolerance:
+        return []
+    gains = acquisition.knowledge_gradient(state.acquisition_inputs, _variance(state), _measured(state))
+    gains[
+        [
+            n in state.inputs.closed or (n in state.measured and state.measured[n].trials >= MOST_TRIALS)
+            for n in state.sizes
+        ]
+    ] = 0.0
+    rate = np.where(state.trial_seconds <= state.affordable_seconds, gains / state.trial_seconds, 0.0)
+    best = int(rate.argmax())
+    if rate[best] <= 0.0 or rate[best] * _seconds_worth(state) < WORTH:
+        return []
+    if state.sizes[best] not in state.measured:
+        return [state.sizes[best]]
+    promising = sorted(
+        (place for place, n in enumerate(state.sizes) if n in state.measured), key=lambda place: -gains[place]
+    )
+    contenders = [state.recommended, state.sizes[best]]
+    contenders += [state.sizes[place] for place in promising if gains[place] >= CONTENDS * gains[best]]
+    return state.shuffled([n for n in dict.fromkeys(contenders) if state.affordable(n)][:MOST_CONTENDERS])
+
+
+def _seconds_worth(state: SearchState) -> float:
+    """Return the seconds over which the gain per second of the next trial is summed up."""
+    if not state.noise.is_paired:
+        return math.inf if state.losses.mean() > MUCH * state.tolerance else max(state.inputs.budget, WORTH_SECONDS)
+    spent = state.inputs.budget - state.inputs.left
+    return HOST_WORTH_SECONDS * min(1.0, PATIENCE_SECONDS / max(spent, 1e-9))
+
+
+def probe_neighbors(state: SearchState) -> list[int]:
+    """Return the nearest unmeasured size within a factor of two of the recommended size, if its trial is cheap."""
+    if state.recommended is None or state.goal.objective == "latency" or not state.inputs.extends:
+        return []
+    waiting = [n for n in state.inputs.ladder if n not in state.measured and n not in state.inputs.closed]
+    cheap = [n for n in waiting if state.feasibility[state.place(n)] >= LIKELY and state.affordable(n, NEIGHBOR_SHARE)]
+    apart = {n: max(n, state.recommended) / min(n, state.recommended) for n in cheap}
+    return [n for n, factor in sorted(apart.items(), key=lambda item: item[1]) if factor <= NEIGHBOR][:1]
+
+
+def confirm(state: SearchState) -> list[int]:
+    """Return the recommended size, while it lacks a second trial or timings for a confidence interval."""
+    n = state.recommended
+    return [n] if n and n not in state.inputs.closed and timings_wanted(state, n) and state.affordable(n) else []
+
+
+def timings_wanted(state: SearchState, n: int) -> int:
+    """Return the number of timings that the recommended size still lacks."""
+    if n != state.recommended or n not in state.measured:
+        return 0
+    record = state.measured[n]
+    if record.trials >= MOST_TRIALS_OF_LATENCY:
+        return 0
+    return max(0, MIN_ROUNDS - len(record.usable), int(record.trials < trials_wanted(state, n)))
+
+
+def trials_wanted(state: SearchState, n: int) -> int:
+    """Return the number of trials that a recommendation needs: one more if two disagree."""
+    costs = trial_costs(state.measured[n], state.noise)
+    return CONFIRM_TRIALS + (len(costs) > 1 and max(costs) - min(costs) > DISAGREE)
+
+
+def _variance(state: SearchState) -> Array:
+    """Return the variance of the outcome of one more trial, by size."""
+    return np.full(len(state.sizes), state.noise.variance(TIMINGS))
+
+
+def _measured(state: SearchState) -> NDArray[np.bool_]:
+    return np.array([n in state.measured and state.is_feasible(n) for n in state.sizes])
