@@ -49,7 +49,7 @@ class Launch:
 
 def find(operation: str, dtype: str, device: Device) -> Kernel:
     """
-    Give the kernel that a device computes an operation of kernels/attention by.
+    Return the kernel that computes an operation of kernels/attention on a device.
 
     Example:
         >>> v100, h100 = (Device(name="", compute_capability=(major, 0)) for major in (7, 9))
@@ -61,7 +61,7 @@ def find(operation: str, dtype: str, device: Device) -> Kernel:
 
 
 def on_tensor_cores(kernel: Kernel) -> bool:
-    """Say whether a kernel of kernels/attention multiplies there."""
+    """Return whether a kernel of kernels/attention multiplies on tensor cores."""
     return kernel.source.endswith("_mma.cu")
 
 
@@ -125,5 +125,5 @@ def launches(
 
 
 def _rated(kernel: Kernel) -> str:
-    """Name the type whose rate a kernel's products have."""
+    """Return the type whose rate a kernel's products have."""
     return kernel.dtype if on_tensor_cores(kernel) else "float32"

@@ -2,11 +2,11 @@
 How many channels a batch, and elements a row of attention weights, is stored with, so that kernels load whole vectors.
 
 Three channels, of an image, are no vector: products over them would be gathered element by element, in 16 bits not on
-tensor cores.  The batch is stored with a fourth of zeros, and the filter is copied beside one; more than that would
+tensor cores.  The batch is stored with a fourth of zeros, and the filter is copied with one; more than that would
 only multiply zeros.
 
 A row of attention weights has an element for every token: 197 in a vision transformer.  Rows are padded to multiples
-of 8 elements, so that each begins at a vector of 16 bytes in 16 bits, and at a sector of 32 bytes in 32.  No kernel
+of 8 elements.  In 16 bits each row then begins at a vector of 16 bytes, in 32 bits at a sector of 32 bytes.  No kernel
 reads or writes the padding.
 """
 
@@ -25,7 +25,7 @@ _ROW_MULTIPLE = 8
 
 def stored_channels(channels: int) -> int:
     """
-    Give the channels that images of so many are stored with.
+    Return the channels that images of `channels` channels are stored with.
 
     Example:
         >>> [stored_channels(c) for c in (1, 3, 4, 17)]
@@ -36,7 +36,7 @@ def stored_channels(channels: int) -> int:
 
 def stored_input_shape(network: Network) -> tuple[int, int, int]:
     """
-    Give the shape that a sample of the batch is stored in for our kernels: padded where convolutions alone read it.
+    Return the shape that a sample of the batch is stored in for our kernels: padded where convolutions alone read it.
 
     Example:
         >>> from cubatch.network import models
@@ -76,7 +76,7 @@ def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
 
 
 def widened(shape: ConvShape) -> ConvShape:
-    """Give a convolution as its forward pass and its filter's gradient see a batch that is stored so."""
+    """Return a convolution as its forward pass and its filter's gradient see a batch that is stored so."""
     return shape._replace(c=stored_channels(shape.c)) if shape.groups == 1 else shape
 
 
