@@ -119,7 +119,7 @@ class Grid(Spread):
 
 def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) -> Spread:
     """
-    Say how blocks fall on SMs.
+    Return how blocks fall on SMs.
 
     Args:
         blocks: Of all slices together.
@@ -181,7 +181,7 @@ class BatchSweep:
 
 def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, device: Device, blocks_per_sm: int) -> Grid:
     """
-    Say how a kernel's blocks fall on the SMs at a batch size.
+    Return how a kernel's blocks fall on the SMs at a batch size.
 
     Args:
         layer: What it computes.

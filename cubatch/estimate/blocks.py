@@ -118,7 +118,7 @@ def fused_winograd_blocks(
 
 def crest_batch_size(n: int = 1, *, blocks: Blocks, num_sms: int, blocks_per_sm: int = 1) -> int:
     """
-    Give the largest batch at which no SM gets more than n blocks: the general form of Coulom's rule.
+    Return the largest batch at which no SM gets more than n blocks: the general form of Coulom's rule.
 
     For a convolution's forward pass of p x q outputs by k filters in tiles of tm x tn it is
     int(int(n * num_sms * blocks_per_sm / ceil(k / tn)) * tm / (p * q)).  It holds for any layer, pass and
@@ -166,7 +166,7 @@ def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
 
 
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-    """Give the products of a pass that are launched as one grid."""
+    """Return the products of a pass that are launched as one grid."""
     found = layer.gemms(pass_, batch_size)
     return (max(found, key=lambda gemm: gemm.flops),) if found and layer.products_in_turn else found
 
@@ -177,7 +177,7 @@ def tiles(extent: int, tile: int) -> int:
 
 
 def _outputs(layer: Layer, pass_: Pass) -> tuple[int, int, int]:
-    """Give rows, columns and filters of what is computed; the gradient of an input is a convolution too."""
+    """Return rows, columns and filters of what is computed; the gradient of an input is a convolution too."""
     shape = layer.convolution
     if shape is None or not shape.is_plain_3x3 or pass_ is Pass.WGRAD:
         wanted = "the forward pass or input gradient of a convolution 3x3 of stride 1, without dilation and groups"

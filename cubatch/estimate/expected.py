@@ -25,7 +25,7 @@ from cubatch.workload import Workload
 
 def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
     """
-    Name the facts of a GPU that the model of time needs and that are not known.
+    Return the facts of a GPU that the model of time needs and that are not known.
 
     Args:
         device: The GPU.
@@ -49,7 +49,7 @@ def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
 
 def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | None]:
     """
-    Say what one step should take at each batch size: predicted on a GPU of known facts, else the roofline.
+    Return what one step should take at each batch size: predicted on a GPU of known facts, else the roofline.
 
     Args:
         work: What is run; "im2col" is the vendor's products, without gathering their operands first.

@@ -55,7 +55,7 @@ class Sweep:
     better: int | None
 
     def at(self, value: int) -> Step:
-        """Give the step that a value is on."""
+        """Return the step that a value is on."""
         return next(step for step in self.steps if step.first <= value <= step.last)
 
 
@@ -127,5 +127,5 @@ def _steps(found: Iterable[tuple[int, Occupancy]], least: int) -> tuple[Step, ..
 
 
 def nearest(value: int, others: Iterable[int]) -> int | None:
-    """Give the value next to this one; of two as near the smaller."""
+    """Return the value next to this one; of two as near the smaller."""
     return min(others, key=lambda other: (abs(other - value), other), default=None)

@@ -25,7 +25,7 @@ def first_grid(
     layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str
 ) -> tuple[tuple[int, int], int | None, Blocks]:
     """
-    Give the grid of a pass: that of our kernel which is ranked first, else of the vendor's usual tile.
+    Return the grid of a pass: that of our kernel which is ranked first, else of the vendor's usual tile.
 
     Args:
         layer: The layer.
@@ -69,7 +69,7 @@ def on_sms(
     choose: Choose = first_ranked,
 ) -> dict[str, Any]:
     """
-    Say how the blocks of a pass fall on the SMs of a GPU.
+    Return how the blocks of a pass fall on the SMs of a GPU.
 
     Args:
         layer, pass_, batch_size, device, dtype, library: As for `first_grid`; the device's SMs are known.
@@ -143,7 +143,7 @@ def _chosen(
     library: str,
     choose: Choose = first_ranked,
 ) -> tuple[Problem, Kernel, int] | None:
-    """Give a pass as a product, the kernel chosen for it and its slices; None where none of ours is known to run."""
+    """Return a pass as a product, the kernel chosen for it and its slices; None where none of ours is known to run."""
     problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
     if problem is None or device.num_sms is None or device.compute_capability is None:
         return None

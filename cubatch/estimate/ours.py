@@ -152,7 +152,7 @@ def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: s
 
 
 def was_timed(device: Device) -> bool:
-    """Say whether products were timed on a GPU of the kind, to which their times were fitted."""
+    """Return whether products were timed on a GPU of the kind, to which their times were fitted."""
     return device.compute_capability == _HOPPER
 
 
@@ -208,7 +208,7 @@ def _attention_seconds(
 
 
 def _measured(device: Device, family: str) -> tuple[float, float]:
-    """Give what was measured of a family's products: their time over what is counted, and the bandwidth's share."""
+    """Return what was measured of a family's products: their time over what is counted, and the bandwidth's share."""
     if not was_timed(device):
         return 1.0, 1.0
     return _TIMES_COUNTED.get(family, 1.0), MOVED_SHARE

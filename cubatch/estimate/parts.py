@@ -97,7 +97,7 @@ STORED = "{} without Tensor Cores is computed in float32, with half the bytes."
 
 
 def never_seen(layer: Layer, notes: list[str]) -> float | None:
-    """Give the standard deviation of a kind that no measurement is of, and note it; None for others."""
+    """Return the standard deviation of a kind that no measurement is of, and note it; None for others."""
     shape = layer.convolution
     if shape is not None and (shape.groups > 1 or (shape.vertical.step, shape.horizontal.step) != (1, 1)):
         notes.append("Grouped, depthwise and dilated convolutions were never seen by the model: their times are rough.")

@@ -55,7 +55,7 @@ def layer_seconds(
 
 def bound(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> str | None:
     """
-    Say which roof a pass lies under: "compute", "memory", or None where a rate is not known.
+    Return which roof a pass lies under: "compute", "memory", or None where a rate is not known.
 
     Example:
         >>> from cubatch.network.layers import Linear

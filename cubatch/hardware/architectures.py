@@ -145,7 +145,7 @@ class Every:
 @cache
 def every() -> Every:
     """
-    Give what holds for all of them.
+    Return what holds for all of them.
 
     Example:
         >>> every().warp_threads
@@ -157,7 +157,7 @@ def every() -> Every:
 
 @cache
 def known() -> Mapping[tuple[int, int], Architecture]:
-    """Give every architecture by compute capability, in ascending order."""
+    """Return every architecture by compute capability, in ascending order."""
     found = [_architecture(facts) for name, facts in _tables().items() if name != "every"]
     return MappingProxyType({one.compute_capability: one for one in found})
 
@@ -187,7 +187,7 @@ def of(compute_capability: Sequence[int]) -> Architecture:
 @cache
 def like(compute_capability: tuple[int, int]) -> Architecture:
     """
-    Give the architecture that one is taken to be like: itself, else the last in the table before it, else the first.
+    Return the architecture that one is taken to be like: itself, else the last in the table before it, else the first.
 
     Example:
         >>> like((8, 6)).arch, like((99, 0)).arch, like((3, 5)).arch
@@ -202,7 +202,7 @@ def like(compute_capability: tuple[int, int]) -> Architecture:
 
 def numbered(number: int) -> Architecture | None:
     """
-    Give the architecture of a compute capability times ten; None where it is not in the table.
+    Return the architecture of a compute capability times ten; None where it is not in the table.
 
     Example:
         >>> numbered(90).target, numbered(35)
@@ -214,7 +214,7 @@ def numbered(number: int) -> Architecture | None:
 @cache
 def surveyed() -> tuple[str, ...]:
     """
-    Name the architectures that every kernel is compiled for before a release.
+    Return the architectures that every kernel is compiled for before a release.
 
     Example:
         >>> surveyed()[0], surveyed()[-1]

@@ -10,7 +10,7 @@ TENSOR_CORE_MULTIPLES = {"tf32": 4, "float16": 8, "bfloat16": 8}
 
 
 def tensor_core_multiple(device: Device, dtype: str) -> int | None:
-    """Give what channels and batches are to be multiples of for Tensor Cores; None where there are none."""
+    """Return what channels and batches are to be multiples of for Tensor Cores; None where there are none."""
     return TENSOR_CORE_MULTIPLES.get(dtype) if has_tensor_cores(device, dtype) else None
 
 
@@ -19,7 +19,7 @@ LIBRARIES = ("auto", "cubatch", "im2col")
 
 def resolve_library(library: str, device: Device, dtype: str = "float32") -> str:
     """
-    Say which kernels "auto" stands for: our own on a GPU whose facts are known, else a BLAS.
+    Return which kernels "auto" stands for: our own on a GPU whose facts are known, else a BLAS.
 
     Args:
         library: "auto", "cubatch" or "im2col".
@@ -121,7 +121,7 @@ def _dtype_remedy(device: Device) -> str:
 
 def peak_flops_per_second(device: Device, dtype: str) -> float | None:
     """
-    Give the rate that arithmetic on a dtype can reach, or None where it is not known.
+    Return the rate that arithmetic on a dtype can reach, or None where it is not known.
 
     16-bit storage without Tensor Cores for it is computed in float32, so it has the float32 rate.
 
@@ -149,7 +149,7 @@ def peak_flops_per_second(device: Device, dtype: str) -> float | None:
 
 def has_tensor_cores(device: Device, dtype: str) -> bool | None:
     """
-    Say whether a device has Tensor Cores that take a dtype; None where it is not known.
+    Return whether a device has Tensor Cores that take a dtype; None where it is not known.
 
     Those of Volta and Turing take float16 only; tf32 and bfloat16 came with sm_80.
 

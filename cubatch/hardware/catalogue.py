@@ -39,7 +39,7 @@ def names() -> tuple[str, ...]:
 
 
 def all_devices() -> tuple[Device, ...]:
-    """Give every device of the catalogue, in the order of the file: by generation."""
+    """Return every device of the catalogue, in the order of the file: by generation."""
     return tuple(_devices().values())
 
 
@@ -118,7 +118,7 @@ def board(
 
 
 def _same_memory(one: Device, memory_bytes: int | None, bytes_per_second: float | None) -> bool:
-    """Tell whether a board has a GPU's memory: its size, and its speed where both are known."""
+    """Return whether a board has a GPU's memory: its size, and its speed where both are known."""
     if one.num_sms is None or one.memory_bytes is None or memory_bytes is None:
         return False
     speeds = one.peak_bytes_per_second, bytes_per_second

@@ -154,7 +154,7 @@ def read(name: str) -> Device:
 
 def lacks(device: Device, facts: Sequence[str]) -> str:
     """
-    Say which keys a device's file lacks, as a sentence; empty where no file describes it.
+    Return which keys a device's file lacks, as a sentence; empty where no file describes it.
 
     Args:
         device: Some facts of which are not known.
@@ -174,7 +174,7 @@ def lacks(device: Device, facts: Sequence[str]) -> str:
 
 
 def _row(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the keys of the one device that a file has, at its top or in a table as the catalogue's."""
+    """Return the keys of the one device that a file has, at its top or in a table as the catalogue's."""
     rows = {key: value for key, value in table.items() if isinstance(value, dict) and key not in _KINDS}
     if not rows:
         return dict(table)

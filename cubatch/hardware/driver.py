@@ -101,7 +101,7 @@ def load() -> Any:
 
 
 def version(cuda: Any) -> tuple[int, int]:
-    """Give the newest (major, minor) of CUDA that a loaded driver knows."""
+    """Return the newest (major, minor) of CUDA that a loaded driver knows."""
     number = ctypes.c_int()
     _check(cuda.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
     return number.value // 1000, number.value % 1000 // 10
@@ -125,7 +125,7 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
         return value.value
 
     def attribute_or_0(number: int) -> int:
-        """Give 0, as for what is unknown, where a driver refuses it: what the others say is worth having."""
+        """Return 0, as for what is unknown, where a driver refuses it: what the others say is worth having."""
         value = ctypes.c_int()
         status = cuda.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
         return value.value if status == _SUCCESS else 0

@@ -144,7 +144,7 @@ class Device:
         return f"{self.name} (cuda:{self.index})" if self.live and self.kind == "cuda" else self.name
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give the facts as a plain mapping, for JSON."""
+        """Return the facts as a plain mapping, for JSON."""
         facts = attrs.asdict(self)
         facts["compute_capability"] = list(self.compute_capability) if self.compute_capability else None
         facts["peak_flops_per_second"], facts["caches"] = dict(self.peak_flops_per_second), dict(self.caches)

@@ -197,7 +197,7 @@ class Monitor:
         return name and "".join(letter if letter.isprintable() else "?" for letter in Path(name).name)
 
     def driver_version(self) -> str | None:
-        """Give the version of the display driver: "550.54.15"."""
+        """Return the version of the display driver: "550.54.15"."""
         version = self._read(self._nvml.nvmlSystemGetDriverVersion)
         return None if version is None else str(version)
 
@@ -306,7 +306,7 @@ def _failure(operation: str, error: Any) -> DeviceFailed:
 
 
 def _sizes(memory: Any) -> dict[str, Any]:
-    """Name what NVML's record of memory says; nothing of none."""
+    """Return what NVML's record of memory says; nothing of none."""
     return {} if memory is None else {f"{name}_bytes": int(getattr(memory, name)) for name in ("free", "used", "total")}
 
 

@@ -94,7 +94,7 @@ class Process:
     used_bytes: int | None = None
 
     def __str__(self) -> str:
-        """Name it with what it holds."""
+        """Return it with what it holds."""
         held = "" if self.used_bytes is None else f" holds {format_bytes(self.used_bytes)}"
         return f"{self.name or 'a process'} (pid {self.pid}){held}"
 
@@ -119,7 +119,7 @@ class Listed:
 
 def named(processes: Sequence[Process]) -> str:
     """
-    Name who holds the most, and how many others there are.
+    Return who holds the most, and how many others there are.
 
     Example:
         >>> named([Process(7, "python", 2**31), Process(9)])

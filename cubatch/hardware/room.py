@@ -54,7 +54,7 @@ class MemoryLimit:
 
 def memory_limit(device: Device, requested: int | str | None = None, *, held: int = 0) -> MemoryLimit:
     """
-    Say how much memory a run on a device may take.
+    Return how much memory a run on a device may take.
 
     It is the smaller of what was asked for and what is there to take. On a GPU in this machine: what NVML
     says is free, less what the CUDA context and libraries will take; where it says nothing of one that shares

@@ -42,7 +42,7 @@ class Seen:
     problem: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give it as a plain mapping, for JSON."""
+        """Return it as a plain mapping, for JSON."""
         return attrs.asdict(self) | {"course": list(self.course), "holders": named(self.processes)}
 
 

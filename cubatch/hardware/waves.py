@@ -103,7 +103,7 @@ def busiest_sm_blocks(num_blocks: int, num_sms: int) -> int:
 
 def fill(num_blocks: int, num_sms: int) -> float:
     """
-    Give the share of the device's SM time that a grid uses, if every block costs the same.
+    Return the share of the device's SM time that a grid uses, if every block costs the same.
 
     Args:
         num_blocks: Blocks in the grid.
@@ -124,7 +124,7 @@ def fill(num_blocks: int, num_sms: int) -> float:
 
 def coulom_batch_size(n: int = 1, *, h: int, w: int, c: int, num_sms: int) -> int:
     """
-    Give the batch size at which a layer's outputs make n tiles of 128 x 128 per SM.
+    Return the batch size at which a layer's outputs make n tiles of 128 x 128 per SM.
 
     Remi Coulom's rule for the convolutions of game networks: 1 << 14 = 128 * 128 outputs are
     what one block computes, so at this size every SM gets n whole blocks and none gets more.
@@ -238,7 +238,7 @@ def carveout_percent(
     *, compute_capability: Sequence[int], blocks_per_sm: int, shared_bytes_per_block: int
 ) -> int:  # fmt: skip
     """
-    Say which carve-out to wish for so that an SM's shared memory holds so many blocks.
+    Return which carve-out to wish for so that an SM's shared memory holds so many blocks.
 
     The least that does: what is left of it is L1 cache.  Without a wish the driver chooses a size by rules of its own,
     and `occupancy` assumes the largest.

@@ -45,11 +45,11 @@ class Budget:
         self._started += seconds
 
     def spent(self) -> float:
-        """Give the seconds that are gone, those of earlier runs included."""
+        """Return the seconds that are gone, those of earlier runs included."""
         return self.spent_before + (self._now() - self._started if self._now else 0.0)
 
     def left(self) -> float:
-        """Give the seconds that are left, never less than zero."""
+        """Return the seconds that are left, never less than zero."""
         return max(0.0, self.seconds - self.spent())
 
     def check(self, seconds: float = 0.0) -> None:
@@ -66,7 +66,7 @@ class Budget:
 
 def repeats_for(step_seconds: float, span_seconds: float) -> int:
     """
-    Give how many back-to-back steps a timing takes to span so many seconds.
+    Return how many back-to-back steps a timing takes to span so many seconds.
 
     Example:
         >>> repeats_for(0.003, 0.01), repeats_for(5.0, 0.01)

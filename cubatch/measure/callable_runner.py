@@ -128,7 +128,7 @@ class CallableRunner:
 
 
 def _gpu_libraries() -> tuple[Any, Any]:
-    """Give PyTorch and CuPy, each if it is loaded and has a GPU, else None."""
+    """Return PyTorch and CuPy, each if it is loaded and has a GPU, else None."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     return (
         torch if torch is not None and torch.cuda.is_available() else None,

@@ -168,7 +168,7 @@ def _waited_for(result: object) -> bool:
 
 
 def _leaves(result: object) -> Iterator[object]:
-    """Give what is in tuples, lists and dictionaries, in each other too, and in classes that JAX looks into."""
+    """Return what is in tuples, lists and dictionaries, in each other too, and in classes that JAX looks into."""
     jax, waiting = sys.modules.get("jax"), collections.deque([result])
     seen: dict[int, object] = {}  # which keeps them, so that no number is another's
     while waiting and len(seen) < MOST_LEAVES:
@@ -186,7 +186,7 @@ def _leaves(result: object) -> Iterator[object]:
 
 
 def _looked_up(item: object, name: str) -> object:
-    """Give an attribute; None where there is none, or where its class fails to say so."""
+    """Return an attribute; None where there is none, or where its class fails to say so."""
     try:
         return getattr(item, name, None)
     except Exception:  # noqa: BLE001 - of a user's class, which may raise anything
@@ -229,7 +229,7 @@ def callable_clock() -> HostClock:
 
 
 def _uuid_of(index: int) -> str | None:
-    """Name a GPU by its number in CUDA as NVML does: PyTorch does not tell a MIG slice's uuid from a GPU's."""
+    """Return the NVML UUID of a CUDA device index; PyTorch does not distinguish a MIG slice's UUID from a GPU's."""
     with contextlib.suppress(CubatchError):  # no driver of NVIDIA's: time all the same
         return next((gpu.uuid for gpu in driver.visible_gpus() if gpu.index == index), None)
     return None

@@ -88,7 +88,7 @@ class Goal:
         return cls(objective=objective, **given)
 
     def cost(self, batch_size: int, *, seconds: float, joules: float | None) -> float | None:
-        """Give what a step costs in the terms of the objective; None for energy that was not read."""
+        """Return what a step costs in the terms of the objective; None for energy that was not read."""
         if self.objective == "latency":
             return seconds
         if self.objective == "energy":

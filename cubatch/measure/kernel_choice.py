@@ -94,7 +94,7 @@ class Winners:
         self._known = {row["problem"]: row["winner"] for row in rows}
 
     def get(self, problem: str) -> str | None:
-        """Give the name of a problem's winner, or None."""
+        """Return the name of a problem's winner, or None."""
         return self._known.get(problem)
 
     def put(self, problem: str, winner: str, seconds: Mapping[str, float]) -> None:
@@ -145,7 +145,7 @@ class TimedChoice:
 
     def __call__(self, problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:
         """
-        Give the variant that runs a problem, and its slices.
+        Return the variant that runs a problem, and its slices.
 
         Args:
             problem: What is computed.
@@ -234,13 +234,13 @@ class TimedChoice:
 
 
 def _rounds(seconds: float) -> int:
-    """Say how often a launch that takes so long is read."""
+    """Return how often a launch that takes so long is read."""
     return LONG_ROUNDS if seconds >= LONG_SECONDS else TIMED_ROUNDS
 
 
 def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float, path: Path | None) -> Context:
     """
-    Give the engine what it runs on with our kernels: all compiled, and their choice timed.
+    Return the context that runs the engine on cubatch kernels, all compiled, with the choice of variants timed.
 
     Nothing is taken of the GPU yet, nor of the one that is current meanwhile.
 
@@ -268,7 +268,7 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
 
 def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) -> TimedChoice:
     """
-    Give the choice as earlier runs left it: winners where there are any, else the nearest or the ranking's.
+    Return the choice as earlier runs left it: winners where there are any, else the nearest or the ranking's.
 
     It times nothing, so no GPU need be here.
 
@@ -287,7 +287,7 @@ def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) ->
 
 def usual_context(device: Device, dtype: str = "float32", *, overlaps: bool = False) -> Context | None:
     """
-    Give what a model runs on: our kernels on a GPU, winners of earlier runs where there are any; None on a CPU.
+    Return what a model runs on: our kernels on a GPU, winners of earlier runs where there are any; None on a CPU.
 
     Args:
         device: A device of this machine.
@@ -353,12 +353,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _gpu(device: Device) -> str:
-    """Name what winners hold for: all GPUs of a name, or MIG slices of such a GPU."""
+    """Return what winners hold for: all GPUs of a name, or MIG slices of such a GPU."""
     return f"{device.name} {device.mig or ''}".strip()
 
 
 def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Give those that are timed, in their order: no model is trusted to compare two algorithms."""
+    """Return those that are timed, in their order: no model is trusted to compare two algorithms."""
     found = list(ranked[:CONTENDERS])
     for is_winograd in (False, True):
         best = next((one for one in ranked if (one[2].winograd is not None) is is_winograd), None)
@@ -368,24 +368,24 @@ def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def _others(problem: Problem, found: SplitKernel, device: Device) -> dict[str, SplitKernel]:
-    """Give a variant with fewer and with more slices, by its name and how many to what the model says."""
+    """Return a variant with fewer and with more slices, by its name and how many to what the model says."""
     counts = other_slices(problem, found.kernel, device)
     return {f"{found.kernel.name} {side}": SplitKernel(found.kernel, count) for side, count in counts.items()}
 
 
 def _grown(problem: Problem) -> int:
-    """Give the extent that grows with the batch."""
+    """Return the extent that grows with the batch."""
     return problem.k if problem.operation in _SUMS_OVER_THE_BATCH else problem.m
 
 
 def _layer(problem: Problem) -> str:
-    """Name a problem but for its batch."""
+    """Return a problem but for its batch."""
     grown = "k" if problem.operation in _SUMS_OVER_THE_BATCH else "m"
     return json.dumps(attrs.asdict(problem, filter=lambda field, _: field.name != grown), sort_keys=True)
 
 
 def _key(layer: str, problem: Problem, device: Device, contenders: Sequence[Ranked]) -> str:
-    """Name what a winner holds for: the shape but for the batch, and what each contender puts on the busiest SM."""
+    """Return what a winner holds for: the shape but for the batch, and what each contender puts on the busiest SM."""
     num_sms = device.num_sms or 1
     busiest = {
         kernel.name: busiest_sm_blocks(blocks(problem, kernel) * slices, num_sms) for _, slices, kernel in contenders

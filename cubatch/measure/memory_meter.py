@@ -130,7 +130,7 @@ class AllocatorMeter(Meter):
         self._cuda, self._device, self._start = cuda, device, 0
 
     def start(self) -> None:
-        """Give unused blocks back, and count from here."""
+        """Free unused blocks, and count from here."""
         gc.collect()
         with contextlib.suppress(Exception):  # after a failed GPU every call fails; whoever asked already knows
             self._cuda.empty_cache()

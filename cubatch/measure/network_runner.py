@@ -94,14 +94,14 @@ class NetworkRunner:
         self.model.step()
 
     def release(self) -> None:
-        """Give the batch's memory back, pools included; what a GPU gave beside it is kept for the next limit."""
+        """Free the memory of the batch, pools included; memory outside the pools on a GPU counts in the next limit."""
         self._launch = self.launch
         if self._learns and self._monitor and self.model.plan is not None and (held := self._monitor.process_bytes()):
             reserve.keep(self.model.device, held - self.model.held_bytes)
         self.model.release()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free all memory."""
         self.release()
         self.model.close()
         if self._reference is not None:

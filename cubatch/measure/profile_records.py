@@ -49,7 +49,7 @@ class LayerTime:
     bound_by: str
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give it as JSON has it."""
+        """Return it as JSON has it."""
         content = attrs.asdict(self)
         return {"pass" if name == "pass_" else name: value for name, value in content.items()}
 
@@ -94,7 +94,7 @@ class StepProfile:
         return self.batch_size / self.step_seconds
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give all but the single calls, for JSON."""
+        """Return all but the single calls, for JSON."""
         return {
             "batch_size": self.batch_size,
             "step_seconds": self.step_seconds,
@@ -108,7 +108,7 @@ class StepProfile:
 
     def to_trace(self) -> dict[str, Any]:
         """
-        Give the calls of one step as Chrome's trace events, which Perfetto opens.
+        Return the calls of one step as Chrome's trace events, which Perfetto opens.
 
         Source of the format: Google, "Trace Event Format", of the Catapult project.
         """
@@ -128,7 +128,7 @@ class StepProfile:
 
 
 def _spans(calls: Sequence[Call]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Give from when to when each operation was at work, by thread and operation."""
+    """Return from when to when each operation was at work, by thread and operation."""
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for call in calls:
         begin, end = found.get((call.rank, call.operation), (call.begin, call.end))

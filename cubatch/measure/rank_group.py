@@ -242,7 +242,7 @@ class RankGroup:
     # --- the end -------------------------------------------------------------------------------
 
     def _death(self, rank: int, deed: str, kills_before: int | None) -> CubatchError:
-        """Say why a rank is gone; the others are ended."""
+        """Return why a rank is gone; the others are ended."""
         tail, kills = self._last_words(), oom_kills()
         self.close()
         if kills_before is not None and kills is not None and kills > kills_before:

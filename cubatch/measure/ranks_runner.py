@@ -82,7 +82,7 @@ class RanksRunner:
 
     def exchange(self, batch_size: int) -> dict[str, float]:
         """
-        Say what it costs ranks to work together: steps of all and of rank 0 alone take turns.
+        Return what it costs ranks to work together: steps of all and of rank 0 alone take turns.
 
         Returns:
             dict[str, float]: Medians of seconds of a step: "together", "alone"; that sums were under way, "exchange";

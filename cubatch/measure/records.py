@@ -189,7 +189,7 @@ class Measured:
     launch: Mapping[str, Any] | None = None
 
     def of(self, batch_size: int) -> tuple[Timing, ...]:
-        """Give the timings of one size, by round."""
+        """Return the timings of one size, by round."""
         return tuple(sorted((t for t in self.timings if t.batch_size == batch_size), key=lambda timing: timing.round))
 
 

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def prepare_limit(budget: float) -> float:
     """
-    Say how long the start of a worker or one `prepare` may take under a budget: a hang must not hold it for ever.
+    Return how long the start of a worker or one `prepare` may take under a budget: a hang must not hold it for ever.
 
     Example:
         >>> prepare_limit(6.0), prepare_limit(30.0), prepare_limit(3600.0)
@@ -53,7 +53,7 @@ def prepare_limit(budget: float) -> float:
 
 
 def identify() -> dict[str, str]:
-    """Say which cubatch this process runs, so that a worker can tell whether it runs the same."""
+    """Return which cubatch this process runs, so that a worker can tell whether it runs the same."""
     return {"version": cubatch.__version__, "file": str(Path(cubatch.__file__).resolve())}
 
 
@@ -278,7 +278,7 @@ class RemoteRunner:
         return line
 
     def _say(self, what: str, seconds: float | None) -> None:
-        """Say what is waited for, once for each thing."""
+        """Return what is waited for, once for each thing."""
         self._said = what
         until = "" if seconds is None else f", {seconds:.0f} s at most"
         is_suspended = self._process is not None and _is_suspended(self._process.pid)
@@ -286,7 +286,7 @@ class RemoteRunner:
         _log.warning("waiting for %s in the measuring process%s.%s", what, until, state)
 
     def _death(self, kills_before: int | None) -> CubatchError:
-        """Say why the worker is gone; the kernel's count of out-of-memory kills tells those from other kills."""
+        """Return why the worker is gone; the kernel's count of out-of-memory kills tells those from other kills."""
         code, tail = self._end(grace_seconds=5.0)
         if code == -signal.SIGKILL:
             kills = oom_kills()
@@ -380,12 +380,12 @@ def oom_kills() -> int | None:
 
 
 def own_environment() -> dict[str, str]:
-    """Give the environment in which another Python finds this very cubatch, whatever the folder holds."""
+    """Return the environment in which another Python finds this very cubatch, whatever the folder holds."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(_split_path(sys.path)[0])}
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Say whether it has ended, without waiting for it, so that its process group can still be named."""
+    """Return whether it has ended, without waiting for it, so that its process group can still be named."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # whoever ignores SIGCHLD has it waited for by the kernel
@@ -393,7 +393,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _is_suspended(pid: int) -> bool:
-    """Say whether a process is stopped by a signal or a debugger, as proc(5) tells its state."""
+    """Return whether a process is stopped by a signal or a debugger, as proc(5) tells its state."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
     return False

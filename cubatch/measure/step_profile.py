@@ -252,7 +252,7 @@ def _host_times(trace: tracing.HostTrace, calls: Sequence[Call], ops: Sequence[O
 
 
 def _pass_of(op: Op, call: Call) -> str:
-    """Name the pass that a call is of."""
+    """Return the pass that a call is of."""
     if op.kind == "forward":
         return "recompute" if op.replay else Pass.FPROP.value
     if op.kind != "backward":

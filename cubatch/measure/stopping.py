@@ -28,13 +28,13 @@ MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal nois
 
 
 def median(values: Sequence[float]) -> float:
-    """Give the median; of an even number, the mean of the middle two."""
+    """Return the median; of an even number, the mean of the middle two."""
     return statistics.median(values)
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
     """
-    Give an interval that holds the true median with at least this confidence, whatever the distribution.
+    Return an interval that holds the true median with at least this confidence, whatever the distribution.
 
     The interval [k-th smallest, k-th largest] fails to hold it only if fewer than k of n independent timings
     fall on one side of it, which has the probability 2 * P(Binomial(n, 1/2) < k).  No k meets the confidence
@@ -121,7 +121,7 @@ class StopRule:
         return (interval[1] - interval[0]) / median(self.costs) if interval else None
 
     def is_finished(self) -> bool:
-        """Say whether nothing more is gained by measuring."""
+        """Return whether nothing more is gained by measuring."""
         if self._attempts >= MAX_ROUNDS:
             return True
         if not self._clear:
@@ -144,7 +144,7 @@ class StopRule:
 
 def is_clearly_worse(rule: StopRule, leader: StopRule, goal: Goal) -> bool:
     """
-    Say whether a candidate can no longer be the answer: all of its range is worse than the tolerance allows.
+    Return whether a candidate can no longer be the answer: all of its range is worse than the tolerance allows.
 
     Both need MIN_ROUNDS_TO_DROP timings that count, and the gap between the ranges must exceed what
     the tolerance gives away by DROP_MARGIN.
@@ -156,7 +156,7 @@ def is_clearly_worse(rule: StopRule, leader: StopRule, goal: Goal) -> bool:
 
 def paired_interval(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[float, float] | None:
     """
-    Give an interval for log(first / second) from the rounds that both have.
+    Return an interval for log(first / second) from the rounds that both have.
 
     Differences within a round are free of what changes from round to round, such as a sinking clock.
     It is the interval of the median of the log ratios; under MIN_ROUNDS pairs their whole range.
@@ -182,7 +182,7 @@ def shift_interval(
     first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float] | None:
     """
-    Give by how much values lie above others, and an interval for it, of independent samples of any distribution.
+    Return by how much values lie above others, and an interval for it, of independent samples of any distribution.
 
     The estimate of Hodges and Lehmann (1963, Annals of Mathematical Statistics 34): the median of all differences.
     The interval leaves as many differences out at either end as the rank test of Mann and Whitney allows, so that it

@@ -383,12 +383,12 @@ class Stopwatch:
 
 
 def _agree(steps: Sequence[Reading]) -> bool:
-    """Say whether the last of at least two readings is not clearly faster than the reading before."""
+    """Return whether the last of at least two readings is not clearly faster than the reading before."""
     return len(steps) > 1 and steps[-1].seconds >= steps[-2].seconds * (1 - AGREE)
 
 
 def _is_settled(history: Sequence[tuple[float, float]], window: float) -> bool:
-    """Say whether the median reading of the last `window` seconds is that of the `window` before."""
+    """Return whether the median reading of the last `window` seconds is that of the `window` before."""
     end = history[-1][0]
     recent = [seconds for when, seconds in history if when > end - window]
     before = [seconds for when, seconds in history if end - 2 * window < when <= end - window]

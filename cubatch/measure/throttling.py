@@ -43,7 +43,7 @@ class HighestClocks:
             self._by_work[work] = max(self._by_work.get(work, 0.0), mhz)
 
     def is_lowered(self, work: Hashable, mhz: float | None) -> bool:
-        """Say whether a clock is clearly lower than it was for the same work, or half of what any work had."""
+        """Return whether a clock is clearly lower than it was for the same work, or half of what any work had."""
         if mhz is None:
             return False
         return mhz < LOWERED * self._by_work.get(work, 0.0) or mhz <= HALVED * self._of_all

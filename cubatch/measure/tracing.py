@@ -114,13 +114,13 @@ class NamedLauncher:
 
 
 def named(context: Context) -> Context:
-    """Give a context whose launches know their kernels."""
+    """Return a context whose launches know their kernels."""
     return attrs.evolve(context, launcher=NamedLauncher(context.launcher))
 
 
 def told(function: Any) -> tuple[str, str]:
     """
-    Name a recorded call, and say what it does.
+    Return a recorded call, and say what it does.
 
     Example:
         >>> import numpy as np

@@ -75,7 +75,7 @@ Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 def at_least(minimum: int, most: int = MAX_EXTENT) -> Validator:
-    """Give the validator of whole numbers from `minimum` to `most`."""
+    """Return the validator of whole numbers from `minimum` to `most`."""
 
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         check_integer(value, attribute.name, minimum, most)

@@ -152,7 +152,7 @@ class Network:
         return any(name in self._trained for name in node.inputs)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give the network as a plain mapping, in the form of a spec file."""
+        """Return the network as a plain mapping, in the form of a spec file."""
         layers = [layer.to_mapping() for layer in self.layers]
         return {"name": self.name, "input_shape": list(self.input_shape), "layers": layers}
 
@@ -199,7 +199,7 @@ def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any
 
 
 def _trained(nodes: Sequence[Node]) -> frozenset[str]:
-    """Name the layers that have parameters, or read something that depends on some."""
+    """Return the layers that have parameters, or read something that depends on some."""
     trained: set[str] = set()
     for node in nodes:
         if node.layer.parameter_shapes or trained.intersection(node.inputs):
@@ -208,7 +208,7 @@ def _trained(nodes: Sequence[Node]) -> frozenset[str]:
 
 
 def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
-    """Name the layers, resolve what they read, and infer extents from the input down."""
+    """Return a node of each layer: names and inputs resolved, extents inferred from the network's input."""
     paths = [f"layers[{i}] ({layer.type})" for i, layer in enumerate(layers)]
     names = [layer.name or f"layer{i + 1}" for i, layer in enumerate(layers)]
     place = _places(names, paths)
@@ -280,7 +280,7 @@ def layer_of(mapping: object, path: str) -> Layer:
 
 
 def as_network(spec: Spec) -> Network:
-    """Give a single layer as a network of one layer; a network is returned as it is."""
+    """Return a single layer as a network of one layer; a network is returned as it is."""
     if isinstance(spec, Network):
         return spec
     shapes = spec.input_shapes

@@ -193,7 +193,7 @@ class Layer:
         return x + y + self.parameters + (x if "x" in saved else 0) + (y if "y" in saved else 0)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give the layer as a plain mapping, in the form of a spec file; defaults are left out."""
+        """Return the layer as a plain mapping, in the form of a spec file; defaults are left out."""
         fields = attrs.fields(type(self))
         given = {a.name: getattr(self, a.name) for a in fields}
         untouched = type(self)(**{a.name: given[a.name] for a in fields if a.default is attrs.NOTHING})

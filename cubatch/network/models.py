@@ -80,7 +80,7 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
 
 
 def _spelled(name: str) -> str:
-    """Give a network's own spelling of its name."""
+    """Return a network's own spelling of its name."""
     if _letters(name) not in _KNOWN:
         raise UnknownName("model", name, SKETCHES)
     return _KNOWN[_letters(name)]
@@ -141,7 +141,7 @@ def resolve(
 
 
 def _form(spec: object) -> str:
-    """Say what stands for a spec: "name", "file", "onnx", "factory", or "" for what is one already."""
+    """Return what stands for a spec: "name", "file", "onnx", "factory", or "" for what is one already."""
     if isinstance(spec, str | Path):
         suffix = Path(spec).suffix.lower()
         if suffix == ".onnx":
@@ -162,7 +162,7 @@ def _form(spec: object) -> str:
 
 
 def _way_in(thing: object) -> str:
-    """Name the function that takes what is no spec, where there is one."""
+    """Return the function that takes what is no spec, where there is one."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
         return "autotune_module(module, input_shape) tunes a PyTorch module; from_torch gives it as a Network."

@@ -46,7 +46,7 @@ class Gemm:
 
 def product_extents(pass_: Pass, *, outputs: Any, inputs: Any, c: Any, k: Any, taps: Any = 1) -> tuple[Any, Any, Any]:
     """
-    Give the extents (m, n, k) of the product that a pass of a convolution is.
+    Return the extents (m, n, k) of the product that a pass of a convolution is.
 
     A linear layer is a convolution of one tap with as many outputs as inputs.  Any extent may be an
     array with one entry a case.
@@ -72,7 +72,7 @@ def product_extents(pass_: Pass, *, outputs: Any, inputs: Any, c: Any, k: Any, t
 
 def linear_of(pass_: Pass, m: int, n: int, k: int) -> tuple[int, int, int]:
     """
-    Give rows, input and output features of the linear layer one pass of which is the product (m, k) x (k, n).
+    Return rows, input and output features of the linear layer one pass of which is the product (m, k) x (k, n).
 
     Example:
         >>> rows, c, features = linear_of(Pass.WGRAD, 64, 27, 100)

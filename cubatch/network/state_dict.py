@@ -116,13 +116,13 @@ def tensors(network: Network) -> Iterator[Tensor]:
 
 
 def counters(network: Network) -> list[str]:
-    """Name what PyTorch's batch norms have beside ours."""
+    """Return what PyTorch's batch norms have beside ours."""
     modules = _modules(network)
     return [f"{modules[node.name]}.{COUNTER}" for node in network.nodes if node.layer.has_statistics]
 
 
 def is_left_out(key: str) -> bool:
-    """Tell whether a tensor of PyTorch's is none that a network here computes with."""
+    """Return whether a tensor of PyTorch's is none that a network here computes with."""
     return key.endswith(COUNTER) or bool(AUXILIARY.match(key))
 
 
@@ -134,7 +134,7 @@ Order = np.ndarray[Any, Any] | None
 
 
 def _orders(network: Network) -> dict[str, Order]:
-    """Give the order of the channels of the input and of each layer's output."""
+    """Return the order of the channels of the input and of each layer's output."""
     orders: dict[str, Order] = {INPUT: np.arange(network.input_shape[2])}
     for node in network.nodes:
         orders[node.name] = _order_behind(network, node, [orders[name] for name in node.inputs])
@@ -159,7 +159,7 @@ def _order_behind(network: Network, node: Node, read: Sequence[Order]) -> Order:
 
 
 def _flattened(network: Network, shape: Extents, order: np.ndarray[Any, Any]) -> Order:
-    """Give the order behind a flatten: PyTorch has images as (c, h, w), and tokens as (h, c)."""
+    """Return the order behind a flatten: PyTorch has images as (c, h, w), and tokens as (h, c)."""
     ours, (h, w, _) = np.arange(math.prod(shape)).reshape(shape), shape
     is_one_column = w == 1 < h
     if is_one_column and any("position" in node.layer.parameter_shapes for node in network.nodes):
@@ -174,7 +174,7 @@ def _is_plain(order: np.ndarray[Any, Any]) -> bool:
 
 
 def _order_of(network: Network, node: Node, name: str, shape: tuple[int, ...], order: Order) -> Order:
-    """Give the order of the last axis of a layer's array, None where ours is PyTorch's; raise where it has none."""
+    """Return the order of the last axis of a layer's array, None where ours is PyTorch's; raise where it has none."""
     is_product = bool(node.layer.gemms(Pass.FPROP, 1))
     if (order is not None and _is_plain(order)) or name in _OF_OUTPUTS:
         return None
@@ -188,7 +188,7 @@ def _order_of(network: Network, node: Node, name: str, shape: tuple[int, ...], o
 
 
 def _modules(network: Network) -> dict[str, str]:
-    """Give PyTorch's name of each layer's module."""
+    """Return PyTorch's name of each layer's module."""
     for start, rule in _RULES.items():
         if network.name in models.names() and network.name.startswith(start):
             return dict(rule(network.nodes))

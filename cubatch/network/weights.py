@@ -59,7 +59,7 @@ def save_weights(network: Network, path: str | Path) -> None:
 
 def load_weights(network: Network, path: str | Path) -> Network:
     """
-    Give a network the weights of a file: one of ours, or a state dict of PyTorch's in safetensors or npz.
+    Return the network with the weights of a file: a cubatch file, or a PyTorch state dict in safetensors or npz.
 
     Args:
         network: Whose layers the file's tensors belong to, one for one.
@@ -98,7 +98,7 @@ def load_weights(network: Network, path: str | Path) -> Network:
 
 def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
     """
-    Give a network the weights of a PyTorch module, by the names of torchvision's modules and timm's transformers.
+    Return the network with the weights of a PyTorch module, by names as in torchvision and timm's transformers.
 
     Any other network is taken to be of modules with our layers' names.  Filters become
     (k, r, s, c), and what a linear layer reads behind a flatten is put into the order of (h, w, c).
@@ -130,7 +130,7 @@ def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
 
 def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
     """
-    Give a network's weights as the state dict of the PyTorch module that `from_state_dict` reads.
+    Return a network's weights as the state dict of the PyTorch module that `from_state_dict` reads.
 
     Args:
         network: With weights.
@@ -187,7 +187,7 @@ def _with(network: Network, arrays: Mapping[tuple[str, str], np.ndarray[Any, Any
 
 
 def _numbers(key: str, array: Any) -> np.ndarray[Any, Any]:
-    """Give an array, or a tensor of PyTorch's wherever it lies, as float32 of its own."""
+    """Return an array, or a tensor of PyTorch's wherever it lies, as float32 of its own."""
     if hasattr(array, "detach"):
         array = array.detach().cpu().float().numpy()
     numbers: np.ndarray[Any, Any] = np.asarray(array)

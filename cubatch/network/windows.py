@@ -61,7 +61,7 @@ class Axis(NamedTuple):
 
     def seen(self) -> slice:
         """
-        Give the taps between the first and the last that read the source for any output; all if none does.
+        Return the taps between the first and the last that read the source for any output; all if none does.
 
         Example:
             >>> Axis(size=1, out=1, taps=3, stride=1, step=1, offset=-1).seen()
@@ -72,7 +72,7 @@ class Axis(NamedTuple):
 
     def valid(self, tap: int, start: int, stop: int) -> tuple[slice, slice]:
         """
-        Give the outputs in [start, stop) whose tap lies inside the source, and the source positions they read.
+        Return the outputs in [start, stop) whose tap lies inside the source, and the source positions they read.
 
         Returns:
             Slices of the output, relative to `start`, and of the source; both empty if there are none.
@@ -287,7 +287,7 @@ def phases(shape: ConvShape) -> tuple[Phase, ...]:
 @functools.lru_cache(maxsize=4096)
 def working_phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Give those of the phases that work: at most as many as there are taps, however large stride and input are.
+    Return the phases that have work: at most the number of taps, for any stride and input.
 
     Example:
         >>> shape = conv_shape((5, 5, 1), (1, 3, 1, 1), (2, 10**9), (0, 0, 0, 0), (1, 1), 1)

@@ -108,7 +108,7 @@ class Work:
         )
 
     def take(self, index: Index | Mask) -> Work:
-        """Give the cases of an index or a mask."""
+        """Return the cases of an index or a mask."""
         return Work(**{field.name: getattr(self, field.name)[index] for field in attrs.fields(Work)})
 
     @property
@@ -160,7 +160,7 @@ class Places:
     kin: NDArray[np.str_]
 
     def take(self, index: Index | Mask) -> Places:
-        """Give the places of an index or a mask."""
+        """Return the places of an index or a mask."""
         return Places(**{field.name: getattr(self, field.name)[index] for field in attrs.fields(Places)})
 
 
@@ -246,7 +246,7 @@ def _direct(work: Work, num_sms: Array) -> Algorithm:
 
 
 def image(work: Work) -> tuple[Array, Array, Array, Array, Mask]:
-    """Give rows, columns, channels summed over and filters of what is computed, and where it is a plain one."""
+    """Return rows, columns, channels summed over and filters of what is computed, and where it is a plain one."""
     backward = work.pass_ == DGRAD
     unit = work.convolution & (work.groups == 1) & (work.dilation == 1)
     unit &= (work.stride_h == 1) & (work.stride_w == 1)
@@ -297,7 +297,7 @@ def _fft(work: Work) -> list[Algorithm]:
 
 def seconds(work: Work, places: Places, constants: Mapping[str, float], found: Sequence[Algorithm]) -> Array:
     """
-    Give the time of each case by each algorithm; infinite where it cannot compute the case.
+    Return the time of each case by each algorithm; infinite where it cannot compute the case.
 
         t = launch + cost * waves * tile * (depth + extra) / (peak / num_sms / 2) + (x, y and w moved) / bandwidth
 

@@ -55,7 +55,7 @@ class Fitted:
 
     def scale(self, device: Device) -> tuple[float, float, bool]:
         """
-        Give a GPU's factors on arithmetic and bytes, and whether it was measured itself.
+        Return a GPU's factors on arithmetic and bytes, and whether it was measured itself.
 
         That of a GPU that was not is the geometric mean of those of its kin, the GPUs whose SMs issue instructions
         alike (Maxwell with Pascal but the P100; Volta with Turing and the A100), or of all where there are none, with
@@ -123,7 +123,7 @@ class Fitted:
 
 @cache
 def shipped(name: str) -> Fitted:
-    """Give a model that comes with cubatch: "neusight", "deepbench conv tensor", ...; see data/."""
+    """Return a model that comes with cubatch: "neusight", "deepbench conv tensor", ...; see data/."""
     return Fitted.load(_DATA / f"{name.replace(' ', '_')}.npz")
 
 
@@ -148,13 +148,13 @@ def sustained(device: Device) -> float:
 
 
 def kin_of(device: Device) -> str:
-    """Name the GPUs whose SMs issue instructions as this GPU's do: libraries have one set of kernels for all."""
+    """Return the GPUs whose SMs issue instructions as this GPU's do: libraries have one set of kernels for all."""
     return _like(device).kin
 
 
 def lanes(device: Device) -> int:
     """
-    Give the float32 lanes of an SM, as the model knows them: 128 of Kepler's 192, since it was fitted with that.
+    Return the float32 lanes of an SM, as the model knows them: 128 of Kepler's 192, since it was fitted with that.
 
     Example:
         >>> lanes(Device(name="V100", compute_capability=(7, 0))), lanes(Device(name="K80", compute_capability=(3, 7)))
@@ -164,5 +164,5 @@ def lanes(device: Device) -> int:
 
 
 def _like(device: Device) -> Architecture:
-    """Give the architecture that a GPU is taken to be of; one that does not say counts as old."""
+    """Return the architecture that a GPU is taken to be of; one that does not say counts as old."""
     return architectures.like(device.compute_capability or (0, 0))

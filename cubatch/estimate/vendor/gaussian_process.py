@@ -48,7 +48,7 @@ class GaussianProcess:
 
     def __call__(self, columns: Mapping[str, Array], places: Places) -> Array:
         """
-        Give the correction of each case, to be added to the logarithm of its time.
+        Return the correction of each case, to be added to the logarithm of its time.
 
         Args:
             columns: `trees.features` of the cases.
@@ -68,13 +68,13 @@ class GaussianProcess:
 
 
 def near(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Give how alike each row of a is to each of b: exp(-distance^2 / 2)."""
+    """Return how alike each row of a is to each of b: exp(-distance^2 / 2)."""
     square = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None] - 2 * a @ b.T
     alike: NDArray[np.floating] = np.exp(np.maximum(square, 0) / -2)
     return alike
 
 
 def table(columns: Mapping[str, Array]) -> Array:
-    """Give FEATURES of each case, (cases, features)."""
+    """Return FEATURES of each case, (cases, features)."""
     passes = {"dgrad": columns["pass"] == 1, "wgrad": columns["pass"] == 2}  # noqa: PLR2004
     return np.stack([np.asarray(passes[name] if name in passes else columns[name], float) for name in FEATURES], axis=1)

@@ -34,7 +34,7 @@ _GEMM = "deepbench gemm"
 
 
 def l2_of(device: Device) -> float:
-    """Give a GPU's L2 cache, or the median of those of its compute capability, or of all, where it is not known."""
+    """Return a GPU's L2 cache, or the median of those of its compute capability, or of all, where it is not known."""
     if device.l2_bytes is not None:
         return float(device.l2_bytes)
     known = [one for one in catalogue.all_devices() if one.l2_bytes is not None]
@@ -95,7 +95,7 @@ _WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "other convolutions", _GEMM: "mat
 
 
 def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
-    """Name the model that answers for a pass; None for one that only moves bytes."""
+    """Return the model that answers for a pass; None for one that only moves bytes."""
     if not layer.gemms(pass_, 1):
         return None
     if (shape := layer.convolution) is None:
@@ -104,7 +104,7 @@ def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
 
 
 def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[str]) -> float:
-    """Give the standard deviation of a pass's error, and note what was never seen."""
+    """Return the standard deviation of a pass's error, and note what was never seen."""
     never = never_seen(layer, notes)
     if never is not None or dtype == "float32":
         return never or model.sd
@@ -158,13 +158,13 @@ def _table(work: Sequence[tuple[Layer, Pass]], sizes: Array, multiple: int) -> t
 
 
 def _as_linear(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
-    """Give a product the extents of the linear layer (a group for each of several) of which it is that pass."""
+    """Return a product the extents of the linear layer (a group for each of several) of which it is that pass."""
     batch, c, filters = linear_of(pass_, gemm.m, gemm.n, gemm.k)
     return (batch, 1, 1, c * gemm.count, filters * gemm.count, 1, 1, 1, 1, 1, 1, 1, gemm.count)
 
 
 def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales) -> tuple[Places, bool]:
-    """Give the GPU of every row, and whether the model was fitted to measurements of that GPU."""
+    """Return the GPU of every row, and whether the model was fitted to measurements of that GPU."""
     peak = peak_flops_per_second(device, dtype)
     facts = {
         "num_sms": device.num_sms,

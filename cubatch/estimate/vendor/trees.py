@@ -62,7 +62,7 @@ class Trees:
 
     def __call__(self, columns: Mapping[str, Array]) -> Array:
         """
-        Give the correction of each case, to be added to the logarithm of its time.
+        Return the correction of each case, to be added to the logarithm of its time.
 
         Args:
             columns: `features` of the cases.
@@ -71,7 +71,7 @@ class Trees:
         return self._sums(table) * self.trust(table)
 
     def trust(self, table: NDArray[np.float32]) -> Array:
-        """Give 1 for cases inside what was seen, less outside, and 0 from a factor of four beyond it."""
+        """Return 1 for cases inside what was seen, less outside, and 0 from a factor of four beyond it."""
         beyond = np.maximum(self.low - table, table - self.high).max(axis=1)
         faded: Array = np.clip(1 - beyond / _FADE, 0.0, 1.0).astype(float)
         return faded
@@ -136,7 +136,7 @@ def features(work: Work, places: Places, found: Sequence[Algorithm], times: Arra
 
 
 def _rounding(share: Array) -> Array:
-    """Give the blocks of the busiest SM over its fair share."""
+    """Return the blocks of the busiest SM over its fair share."""
     return np.where(share < _MANY_WAVES, np.ceil(share) / share, 1.0)
 
 
@@ -153,6 +153,6 @@ def _fused(work: Work, places: Places) -> dict[str, Array]:
 
 
 def logarithmic(names: Sequence[str]) -> NDArray[np.bool_]:
-    """Tell which features are logarithms of sizes, outside whose range nothing was learned."""
+    """Return which features are logarithms of sizes, outside whose range nothing was learned."""
     kept = {*_EXTENTS, "intensity"} - {"n"}
     return np.array([name in kept for name in names])

@@ -30,7 +30,7 @@ Dims = tuple[tuple[Atom, ...], ...]
 
 def laid_out(layout: str, batch_size: int, extents: Extents) -> Dims:
     """
-    Give the axes of a tensor with one of our axes on each.
+    Return the axes of a tensor with one of our axes on each.
 
     Example:
         >>> laid_out("nc", 2, (1, 1, 64))

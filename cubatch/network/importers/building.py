@@ -172,7 +172,7 @@ class Builder:
         return UnsupportedOperator(step.operator, step.place, reason, remedy)
 
     def value(self, step: Step, index: int = 0) -> Value:
-        """Give what a step reads as a whole; zeros around it are for those that ask for `pixels`."""
+        """Return what a step reads as a whole; zeros around it are for those that ask for `pixels`."""
         return self._whole(step, self.part(step, index))
 
     def _whole(self, step: Step, value: Value) -> Value:
@@ -197,7 +197,7 @@ class Builder:
         return attrs.evolve(value, layer=self._slices[key], offset=0)
 
     def part(self, step: Step, index: int = 0) -> Value:
-        """Give what a step reads, which may be some of the channels of what a layer makes."""
+        """Return what a step reads, which may be some of the channels of what a layer makes."""
         value = self.values[step.reads[index]]
         if value.pad != NO_PAD:
             raise self.refusal(step, "it reads an input that was padded for a convolution")
@@ -215,7 +215,7 @@ class Builder:
         return name
 
     def pixels(self, step: Step, *, padded: bool = False) -> Value:
-        """Give what a step reads as images, (n, c, h, w)."""
+        """Return what a step reads as images, (n, c, h, w)."""
         value = self._whole(step, self.values[step.reads[0]] if padded else self.part(step))
         if value.dims == self.axes("nchw", self.shapes[value.layer]):
             return value
@@ -226,12 +226,12 @@ class Builder:
         raise self.refusal(step, "its input is not (batch, channels, height, width)")
 
     def axes(self, layout: str, extents: Extents) -> Dims:
-        """Give the axes of a foreign tensor with one of ours on each: those of images are "nchw"."""
+        """Return the axes of a foreign tensor with one of ours on each: those of images are "nchw"."""
         return laid_out(layout, self.batch_size, extents)
 
     def features(self, step: Step, axis: int = -1) -> tuple[Value, list[int] | None]:
         """
-        Give what a step reads as features along one axis, and at which of ours each lies where that differs.
+        Return what a step reads as features along one axis, and at which of ours each lies where that differs.
 
         What was flattened is flattened by a layer: our order of h, w and c is another than theirs.
         """
@@ -262,7 +262,7 @@ class Builder:
         return self.add(step, Flatten(), value, dims=dims, suffix="flatten")
 
     def channel_axis(self, value: Value) -> int | None:
-        """Give the foreign axis that is our channels and nothing else; None if none is."""
+        """Return the foreign axis that is our channels and nothing else; None if none is."""
         plain = laid_out("c", 1, self.shapes[value.layer])[0]
         return next((axis for axis in (1, -1) if value.dims[axis] == plain), None)
 
@@ -302,7 +302,7 @@ class Builder:
 
     @staticmethod
     def with_channels(value: Value, axis: int, channels: int) -> Dims:
-        """Give the axes of a layer's output that has other channels, along one of the axes of its input."""
+        """Return the axes of a layer's output that has other channels, along one of the axes of its input."""
         dims = list(value.dims)
         dims[axis] = joined([Atom("c", channels)])
         return tuple(dims)
@@ -313,7 +313,7 @@ class Builder:
         self.arrays[name] = {**self.arrays.get(name, {}), **{key: _float32(array) for key, array in arrays.items()}}
 
     def _free(self, wanted: str) -> str:
-        """Give a name that no layer has yet, of one that somebody else chose."""
+        """Return a name that no layer has yet, of one that somebody else chose."""
         wanted = printable(wanted)
         name, again = wanted, 2
         while name in self.shapes:
@@ -323,7 +323,7 @@ class Builder:
     # --- the end -------------------------------------------------------------------------------
 
     def network(self) -> Network:
-        """Give the network of the layers that the output depends on."""
+        """Return the network of the layers that the output depends on."""
         if self._output == INPUT:
             raise InvalidSpec("network", self.name, "one with a layer that is ours: its output is its input")
         wanted: set[str] = {self._output}
@@ -344,12 +344,12 @@ def _size(dims: Dims) -> int:
 
 
 def _in_a_row(dims: Dims) -> tuple[Atom, ...]:
-    """Give the atoms of all axes in order."""
+    """Return the atoms of all axes in order."""
     return joined(atom for dim in dims for atom in dim)
 
 
 def _wanted(source: Source) -> list[Step]:
-    """Give the steps that the output depends on, in order."""
+    """Return the steps that the output depends on, in order."""
     wanted, found = {source.output}, []
     for step in reversed(source.steps):
         if step.result in wanted:

@@ -83,7 +83,7 @@ def _traced(module: Any, extents: Extents, *, opaque: bool) -> Network:
 
 def channels_first(extents: Extents) -> tuple[int, ...]:
     """
-    Give (h, w, c) as PyTorch has it: features alone where there is no image.
+    Return (h, w, c) as PyTorch has it: features alone where there is no image.
 
     Example:
         >>> channels_first((224, 160, 3)), channels_first((1, 1, 10))

@@ -122,7 +122,7 @@ class _Reader:
                 self._wanted.update(node.input)
 
     def _fixed(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
-        """Give the input and its shape, and write that into the file's."""
+        """Return the input and its shape, and write that into the file's."""
         inputs = [each for each in model.graph.input if each.name not in self._constants]
         if len(inputs) != 1:
             names = ", ".join(each.name for each in inputs) or "none"
@@ -154,7 +154,7 @@ class _Reader:
         return inputs[0].name, tuple(found)
 
     def _ordered(self, extents: Extents, found: list[int], readers: list[Any]) -> tuple[int, ...]:
-        """Give (h, w, c) in the order that agrees with what the file fixes; of two the one in which it is read."""
+        """Return (h, w, c) in the order that agrees with what the file fixes; of two the one in which it is read."""
         h, w, c = extents
         orders: dict[int, list[tuple[int, ...]]] = {
             3: [(c, h, w), (h, w, c)], 2: [(h, c)] * (w == 1), 1: [(c,)] * (h == w == 1),
@@ -238,7 +238,7 @@ class _Reader:
         return True
 
     def _alone(self, node: Any, outputs: list[str]) -> Any:
-        """Give the graph of a node alone: a node by itself would be read as of the newest version of its operator."""
+        """Return the graph of a node alone: a node by itself would be read as of the newest version of its operator."""
         helper = self._onnx.helper
         values = [
             [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (node.input, outputs)
@@ -308,7 +308,7 @@ class _Reader:
 
 
 def _rank(extents: Extents) -> int:
-    """Say how many axes one sample has, whichever axes are of one position left out: an image, tokens, features."""
+    """Return how many axes one sample has, whichever axes are of one position left out: an image, tokens, features."""
     h, w, _ = extents
     return 3 if w > 1 else 2 if h > 1 else 1
 

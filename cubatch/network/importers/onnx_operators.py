@@ -46,7 +46,7 @@ class Call:
         return self.attributes[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Give an attribute."""
+        """Return an attribute."""
         return self.attributes.get(name, default)
 
     @property
@@ -55,11 +55,11 @@ class Call:
         return [name for name in self.inputs if name and name not in self.constants]
 
     def constant(self, place: int) -> np.ndarray[Any, Any] | None:
-        """Give a constant input; None where it is left out, or no constant."""
+        """Return a constant input; None where it is left out, or no constant."""
         return self.constants.get(self.inputs[place]) if place < len(self.inputs) else None
 
     def given(self, name: str, place: int) -> Any:
-        """Give what newer operators take as an input and older ones as an attribute, as a list or number."""
+        """Return what newer operators take as an input and older ones as an attribute, as a list or number."""
         found = self.constant(place)
         return self.get(name) if found is None else found.tolist()
 
@@ -88,7 +88,7 @@ def _plain(kind: str, **options: Any) -> Callable[[Call], Meaning]:
 
 
 def _pads(call: Call, window: Sequence[int]) -> tuple[int, int, int, int]:
-    """Give zeros around as (top, bottom, left, right)."""
+    """Return zeros around as (top, bottom, left, right)."""
     automatic = call.get("auto_pad", "NOTSET")
     if automatic not in {"SAME_UPPER", "SAME_LOWER"}:
         top, left, bottom, right = call.get("pads", [0, 0, 0, 0])
@@ -214,7 +214,7 @@ def _gelu(call: Call) -> Meaning:
 
 
 def default_softmax_axis(opset: int) -> int:
-    """Give the axis of a softmax that names none: before opset 13 all axes from 1 on."""
+    """Return the axis of a softmax that names none: before opset 13 all axes from 1 on."""
     return -1 if opset >= 13 else 1  # noqa: PLR2004
 
 
@@ -297,7 +297,7 @@ def _cast(call: Call) -> Meaning:
 
 
 def part(call: Call, number: int) -> Meaning:
-    """Give the meaning of one of the results of a split."""
+    """Return the meaning of one of the results of a split."""
     axis, sizes = call.get("axis", 0), call.given("split", 1)
     if sizes is None:  # the last may be smaller
         each = -(-call.shapes[call.inputs[0]][axis] // len(call.results))

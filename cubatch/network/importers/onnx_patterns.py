@@ -38,7 +38,7 @@ class Patterns:
         self._rounding = 2 * max((_STEP.get(array.dtype.name, 0) for array in constants.values()), default=0)
 
     def found(self, node: Any) -> tuple[str, tuple[str, ...]] | None:
-        """Give the kind of what a node completes, and what that reads."""
+        """Return the kind of what a node completes, and what that reads."""
         if node.op_type == "Mul" and (x := self._gelu_of(node)):
             return "gelu", (x,)
         if node.op_type == "MatMul" and (parts := self._attention_of(node)):
@@ -84,7 +84,7 @@ class Patterns:
         return node if node is not None and node.op_type == kind else None
 
     def _scaled(self, name: str) -> tuple[str, float]:
-        """Give what a value is a multiple of, and the factor."""
+        """Return what a value is a multiple of, and the factor."""
         node = self._makers.get(name)
         if node is None or node.op_type not in {"Mul", "Div"} or not any(map(self._is_number, node.input)):
             return name, 1.0
@@ -94,7 +94,7 @@ class Patterns:
         return (first, self._number(second)) if self._is_number(second) else (second, self._number(first))
 
     def _factors(self, node: Any) -> list[str]:
-        """Give the factors of a product of products."""
+        """Return the factors of a product of products."""
         found: list[str] = []
         for name in node.input:
             inner = None if name in self._constants else self._maker(name, "Mul")

@@ -43,7 +43,7 @@ def keep(build: Builder, step: Step) -> Value:
 
 
 def _layout(dims: Dims, rank: int) -> str:
-    """Give one of our axes for each axis of an input; nothing where that is not so."""
+    """Return one of our axes for each axis of an input; nothing where that is not so."""
     labels = ["".join(dict.fromkeys(atom.label for atom in dim)) for dim in dims]
     is_plain = len(labels) == rank and set(map(len, labels)) == {1} and len(set(labels)) == rank and labels[0] == "n"
     return "".join(labels) if is_plain else ""

@@ -14,7 +14,7 @@ OPAQUE = f"{KEEP}; to {AS_IT_IS}"
 
 
 def as_a_file(path: Path) -> str:
-    """Say how an ONNX file is tuned as it is."""
+    """Return how an ONNX file is tuned as it is."""
     return (
         f'tune the file as it is, call cubatch.autotune("{path}", library="onnxruntime"), or `cubatch tune {path} '
         "--library onnxruntime`; to tune another framework's step, hand it to autotune_callable()."

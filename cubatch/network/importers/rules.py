@@ -193,7 +193,7 @@ _GATED: dict[type[Layer], type[Layer]] = {layers.Sigmoid: layers.SiLU, layers.Ha
 
 
 def _by_channel(build: Builder, value: Value, constant: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Give a constant as one number for each channel; None if it is something else."""
+    """Return a constant as one number for each channel; None if it is something else."""
     axis, channels = build.channel_axis(value), build.shapes[value.layer][2]
     shape = (1,) * (len(value.dims) - constant.ndim) + constant.shape
     if axis is None or len(shape) != len(value.dims) or constant.size != channels or shape[axis] != channels:

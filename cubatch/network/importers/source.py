@@ -22,7 +22,7 @@ Parameters = frozenset[tuple[str, int]]
 
 def united(trained: Mapping[Any, Parameters], read: Iterable[Any]) -> Parameters:
     """
-    Give the parameters that are in anything of what is read, each once.
+    Return the parameters that are in anything of what is read, each once.
 
     Example:
         >>> sorted(united({"w": frozenset({("w", 6)}), "2 w": frozenset({("w", 6)})}, ["w", "2 w", "x"]))
@@ -55,13 +55,13 @@ def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
 
 
 def unlike(reason: str) -> Meaning:
-    """Give the meaning of an operator that has no layer as it was called, and why."""
+    """Return the meaning of an operator that has no layer as it was called, and why."""
     return "", {}, {"reason": reason}
 
 
 def first_position(start: int, extent: int) -> int:
     """
-    Give the first position of a slice of an axis: a negative one counts from its end.
+    Return the first position of a slice of an axis: a negative one counts from its end.
 
     Example:
         >>> [first_position(start, 8) for start in (3, -3, -9)]

@@ -32,7 +32,7 @@ class CannotTrace(InvalidArgument):
 
 def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opaque: bool = False) -> Network:
     """
-    Give a PyTorch module as a network, with its weights.
+    Return a PyTorch module as a network, with its weights.
 
     The module is traced in eval mode by torch.export, and left as it was.  What does nothing in eval mode, such as
     stochastic depth, is not in the trace; dropout is.  Permutations and reshapes make no layers: our activations are
@@ -112,7 +112,7 @@ def _in_eval_mode(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_momenta(torch: Any, module: Any) -> Iterator[None]:
-    """Give batch norms without a momentum PyTorch's usual one meanwhile: a graph in eval mode has 0 for None."""
+    """Set the default momentum of batch norms without one in this context: a graph in eval mode has 0 for None."""
     norms = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - its only name
     bare = {name: part for name, part in module.named_modules() if isinstance(part, norms) and part.momentum is None}
     if bare:
@@ -190,7 +190,7 @@ class _Reader:
         )
 
     def _tensor(self, node: Any, name: str) -> Any:
-        """Give what a module holds: a copy of what may be changed in place, but no second one of all its weights."""
+        """Return what a module holds: a copy of what may be changed in place, but no second one of all its weights."""
         found = self._program.state_dict.get(name)
         if found is None:
             found = self._program.constants[name]
@@ -306,7 +306,7 @@ class _Reader:
             self._sharing.setdefault(storage, {})[node] = None
 
     def _written(self, node: Any) -> list[Any]:
-        """Give the nodes that share what a node writes in place, itself the last, where one of them is read later."""
+        """Return the nodes that share what a node writes in place, itself the last, where one of them is read later."""
         if not _writes(node):
             return []
         sharing: list[Any] = next((list(each) for each in self._sharing.values() if node in each), [])
@@ -326,7 +326,7 @@ class _Reader:
             self._read(node)
 
     def _place(self, node: Any) -> str:
-        """Give the path of the module that a node is in, and what the node does where the module does more."""
+        """Return the path of the module that a node is in, and what the node does where the module does more."""
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = str(stack[-1][0]).partition("@")[0] if stack else ""
         short: str = node.name.rstrip("_0123456789") or node.name
@@ -336,7 +336,7 @@ class _Reader:
 
 
 def _live(graph: Any) -> set[Any]:
-    """Give the nodes on which what a graph gives depends."""
+    """Return the nodes on which what a graph gives depends."""
     found: set[Any] = set()
     due = [node for node in graph.nodes if node.op == "output"]
     while due:
@@ -348,7 +348,7 @@ def _live(graph: Any) -> set[Any]:
 
 
 def _storage(node: Any) -> int | None:
-    """Give a number for what holds the numbers of a node's tensor; None where it gives no tensor."""
+    """Return a number for what holds the numbers of a node's tensor; None where it gives no tensor."""
     meant: Any = getattr(node, "meta", {}).get("val")
     return meant.untyped_storage()._cdata if hasattr(meant, "untyped_storage") else None  # noqa: SLF001 - its only name
 
@@ -368,5 +368,5 @@ def _is_all_of(node: Any, other: Any) -> bool:
 
 
 def _operator(node: Any) -> str:
-    """Give what a node calls, whichever form of it: "aten.add" of "aten.add.Tensor"."""
+    """Return what a node calls, whichever form of it: "aten.add" of "aten.add.Tensor"."""
     return str(node.target).rpartition(".")[0]

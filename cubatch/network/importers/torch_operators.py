@@ -39,16 +39,16 @@ class Call:
         return self._arguments[name]
 
     def option(self, name: str, default: Any) -> Any:
-        """Give an argument that not every form of the operator has."""
+        """Return an argument that not every form of the operator has."""
         return self._arguments.get(name, default)
 
     def constant(self, name: str) -> Any:
-        """Give an argument that does not depend on the network's input: a tensor, a number or None."""
+        """Return an argument that does not depend on the network's input: a tensor, a number or None."""
         found = self._arguments.get(name)
         return found if found is None or isinstance(found, int | float) else self._known.get(found)
 
     def known(self, node: Any) -> Any:
-        """Give the tensor of a node that does not depend on the network's input, else None."""
+        """Return the tensor of a node that does not depend on the network's input, else None."""
         return self._known.get(node)
 
     def is_value(self, name: str) -> bool:
@@ -56,7 +56,7 @@ class Call:
         return self._arguments.get(name) in self.values
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Give the shape of an argument that is a tensor."""
+        """Return the shape of an argument that is a tensor."""
         return tuple(self._arguments[name].meta["val"].shape)
 
     @property
@@ -110,7 +110,7 @@ class Call:
 
     @staticmethod
     def array(tensor: Any) -> np.ndarray[Any, Any]:
-        """Give a constant as NumPy's, in float32."""
+        """Return a constant as NumPy's, in float32."""
         if isinstance(tensor, int | float):
             return np.asarray(tensor, dtype=np.float32)
         found: np.ndarray[Any, Any] = tensor.detach().float().cpu().numpy()
@@ -314,7 +314,7 @@ def _plain(kind: str) -> Callable[[Call], Meaning]:
 
 
 def part(call: Call, name: str, number: int) -> Meaning:
-    """Give the meaning of one of the results of an operator that has several."""
+    """Return the meaning of one of the results of an operator that has several."""
     if name not in SEVERAL:
         return "", {}, {}
     axis = call["dim"]

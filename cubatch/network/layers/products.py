@@ -94,7 +94,7 @@ class Conv2d(Layer):
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """
-        Give the extents of the implicit product.
+        Return the extents of the implicit product.
 
         fprop: (n p q) x k over (r s c); dgrad: (n h w) x c over (r s k), when strided one product for each
         phase of input pixels, so that no tap is wasted on the stride; wgrad: k x (r s c) over (n p q).  Those
@@ -169,7 +169,7 @@ class Linear(Layer):
         return True
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Give the product of one pass: (n h w) x k over c and its two gradients."""
+        """Return the product of one pass: (n h w) x k over c and its two gradients."""
         h, w, c = self.input_shape
         rows = batch_size * h * w
         return (Gemm(*product_extents(pass_, outputs=rows, inputs=rows, c=c, k=self.k)),)

@@ -85,7 +85,7 @@ class Attention(Layer):
         return tuple(Linear(h=h, w=w, c=c, k=k, bias=self.bias) for k in (3 * c, c))
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Give the two projections, and the two products between tokens (whose gradients are products of both)."""
+        """Return the two projections, and the two products between tokens (whose gradients are products of both)."""
         h, w, c = self.input_shape
         tokens, head, count = h * w, c // self.heads, batch_size * self.heads
         projected = tuple(gemm for linear in self.projections for gemm in linear.gemms(pass_, batch_size))
