@@ -1,3 +1,3 @@
 """What pytest is not to import here."""
 
-collect_ignore = ["readme_project.py"]  # a user's own file, which needs Lightning
+collect_ignore = ["snippet_project.py"]  # a user's own file, which needs Lightning

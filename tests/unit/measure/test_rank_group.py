@@ -173,7 +173,7 @@ def test_without_mpiexec_the_extra_is_named(monkeypatch, tmp_path):
     python.symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingDependency, match=r"cubatch\[mpi\]"):
+    with pytest.raises(MissingDependency, match=r"\.\[mpi\]"):
         RankGroup(several(["cpu", "cpu"]))
 
 
