@@ -80,14 +80,15 @@ class UnknownName(InvalidArgument):
         field: What was being named: "model", "device", "layers[2].type".
         value: The name that was given.
         known: Every name that would have been accepted.
+        remedy: What lists the names, or what else to do.
     """
 
-    def __init__(self, field: str, value: object, known: Iterable[str]) -> None:
+    def __init__(self, field: str, value: object, known: Iterable[str], remedy: str = "") -> None:
         self.known = tuple(known)
         self.near = tuple(near_names(value, self.known) if isinstance(value, str) else ())
-        CubatchError.__init__(self, field, value, self.known)
+        CubatchError.__init__(self, field, value, self.known, remedy)
         self.field, self.value = field, value
-        self.allowed, self.remedy = "one of the known names", ""
+        self.allowed, self.remedy = "one of the known names", remedy
 
     def __str__(self) -> str:
         if self.near:
@@ -96,6 +97,7 @@ class UnknownName(InvalidArgument):
             hint = "known: " + ", ".join(self.known)
         else:
             hint = f"{len(self.known)} names are known, none is near"
+        hint += f". {self.remedy}" if self.remedy else ""
         return f"unknown {self.field} {shown(self.value)}; {hint}"
 
 

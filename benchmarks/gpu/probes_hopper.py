@@ -21,16 +21,17 @@ def probes() -> Iterator[Probe]:
     yield from _gathered()
     yield from _stores()
     yield from _products()
-    yield Probe(
-        name="stmatrix, rows in a drawn order",
-        kernel=twin_kernel("hopper_twins.cu", "store_matrices", 128, _SHARED),
-        arguments=lambda put: [
-            put(np.arange(1, 513, dtype=np.uint32)),
-            put(random_for("stmatrix").permutation(64)[:32].astype(np.uint32)),
-            put(np.zeros(4096, np.uint8)),
-        ],
-        outputs={2: WHOLE},
-    )
+    for suffix in ("", "_transposed"):
+        yield Probe(
+            name=f"stmatrix{suffix.replace('_', ', ')}, rows in a drawn order",
+            kernel=twin_kernel("hopper_twins.cu", f"store_matrices{suffix}", 128, _SHARED),
+            arguments=lambda put: [
+                put(np.arange(1, 513, dtype=np.uint32)),
+                put(random_for("stmatrix").permutation(64)[:32].astype(np.uint32)),
+                put(np.zeros(4096, np.uint8)),
+            ],
+            outputs={2: WHOLE},
+        )
     yield Probe(
         name="mbarrier: 50 phases between two warps",
         kernel=twin_kernel("hopper_twins.cu", "hand_over", 64, 64),

@@ -130,7 +130,9 @@ def step_page(step: Step, device: Device, results: Sequence[Mapping[str, Any]]) 
     if everything.measured_calls:
         said.append(f"{everything.measured_calls} of {everything.calls} calls were measured ({'; '.join(sources)})")
     else:
-        said.append(f"no call was measured: all {everything.calls} are predicted")
+        said.append(
+            f"no results were given, or none has a call of this step: all {everything.calls} calls are predicted"
+        )
     said.append("floors are the data sheet's rates; a time is the sum of operations timed one by one, without gaps")
     return "; ".join(said) + ".\n\n" + table(columns, rows)
 

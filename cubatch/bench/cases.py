@@ -105,6 +105,7 @@ class Case:
         """Kind of operation, by which the times of a step are added up: "conv2d", "gelu backward"."""
         if self.operation.startswith("activation"):
             return f"{self.options['kind']}{' backward' if self.operation.endswith('backward') else ''}"
+        # Depthwise convolutions have kernels of their own, bound by bytes: a page adds them up apart.
         is_depthwise = isinstance(self.layer, kinds.Conv2d) and 1 < self.layer.groups == self.layer.c
         return ("depthwise " if is_depthwise else "") + self.operation.replace("_", " ")
 

@@ -72,6 +72,8 @@ class OnnxGraph:
         except ImportError as error:
             raise MissingDependency("onnx", 'library="onnxruntime"', "onnxruntime") from error
         self._onnx, self._path = onnx, path
+        if not path.is_file():
+            raise self.refused("a file that exists")
         try:
             model = onnx.load(str(path), load_external_data=False)
         except Exception as error:  # its decoders raise what they like

@@ -72,7 +72,7 @@ def find(name: str) -> Device:
     sharing = _shared().get(key)
     if sharing:
         raise InvalidArgument("device", name, "one of " + ", ".join(sharing), "Several devices go by that name.")
-    raise UnknownName("device", name, _suggestions())
+    raise UnknownName("device", name, _suggestions(), "`cubatch devices` lists those of the catalog.")
 
 
 def sharing(name: str) -> tuple[Device, ...]:

@@ -69,7 +69,7 @@ def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
         (118200, 0)
     """
     saved = layer.saved_elements()
-    if isinstance(layer, Attention):
+    if isinstance(layer, Attention):  # the only layer that saves rows of another length than its input has
         h, w, _ = layer.input_shape
         saved["weights"] = (layer.heads * h * w * stored_row(h * w), 0)
     return saved

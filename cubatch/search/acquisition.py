@@ -61,7 +61,7 @@ def draw_losses(inputs: AcquisitionInputs) -> Array:
 
 def knowledge_gradient(inputs: AcquisitionInputs, variance: Array, measured: NDArray[np.bool_]) -> Array:
     """
-    Return the expected improvement of the recommendation by one trial of each size, as a logarithm.
+    Return, by size, how much one trial is expected to improve the log objective of the recommended size.
 
     The knowledge gradient with correlated beliefs (Frazier, Powell and Dayanik 2009).  A trial moves the posterior of
     all similar sizes, and the best measured size is recommended.

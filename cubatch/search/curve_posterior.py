@@ -28,9 +28,9 @@ KNEES = 2.0 ** np.arange(-3, 15)
 SMOOTH = ((0.02, 0.4), (0.1, 0.4), (0.35, 0.2))
 """Standard deviations of the smooth misfit, as a share of the cost, and their prior probabilities."""
 STEPS = ((0.003, 0.4), (0.02, 0.35), (0.08, 0.25))
-"""The same of steps: on a GPU one more wave, or another algorithm, costs up to tens of percent."""
+"""The same for steps in the curve: on a GPU one more wave, or another algorithm, costs up to tens of percent."""
 HOST_SMOOTH, HOST_STEPS = ((0.005, 0.95), (0.1, 0.05)), ((0.002, 0.95), (0.03, 0.03), (0.1, 0.02))
-"""The same on a CPU, which has no waves: mostly a two-term line.  Only clear departures from it count."""
+"""Both for a CPU, which has no wave quantization: mostly a two-term line, and only clear departures count."""
 SMOOTH_OCTAVES, STEP_OCTAVES = 2.0, 0.25  # length scale of each
 SCALE = 10.0  # log cost of the whole curve is unknown within e to this power
 LEAST_VARIANCE = 1e-12  # of a difference of two sizes, which may be the same size

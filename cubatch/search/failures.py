@@ -31,7 +31,7 @@ class Failure:
 
     @classmethod
     def from_error(cls, error: Exception) -> Self:
-        """Classify an exception by its type."""
+        """Return the outcome of an exception: "out_of_memory", "over_limit", "timeout" or "error", with a reason."""
         name = type(error).__name__
         text = str(error).encode(errors="backslashreplace").decode()  # SQLite rejects lone surrogates
         facts: dict[str, Any] = {"type": name, "message": text}

@@ -125,7 +125,7 @@ def measure(
 
 
 class _Run:
-    """Run a call of `measure`: its records, outcomes and loop."""
+    """State of one call of `measure`: timings and outcome of each size, and the loop over trials."""
 
     def __init__(
         self,
@@ -185,7 +185,11 @@ class _Run:
             raise
         except BaseException:
             for n in self.open:
-                self.finish(n, "interrupted", f"interrupted after {len(self.records[n].timings)} timings")
+                self.finish(
+                    n,
+                    "interrupted",
+                    f"the run was interrupted after {len(self.records[n].timings)} timings of this size",
+                )
             raise
         finally:
             self.close_runner()

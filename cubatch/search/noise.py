@@ -136,13 +136,13 @@ class Noise:
 @attrs.frozen(eq=False)
 class _Trials:
     """
-    Hold the trials of one size as arrays.
+    Arrays with one element for each trial of one size, except `timings`.
 
     Attributes:
-        cost: Log cost of each trial at its host speed: the median of its timings.
-        host: Log of the reference over its median in the run; 0 without one.
+        cost: Log of the median timing of each trial, not corrected for the host's speed.
+        host: Log of the reference step's seconds over their median in the run; 0 without a reference step.
         variance: Variance of each trial's cost, by its own timings.
-        timings: Number of timings in all trials.
+        timings: Total number of timings.
     """
 
     cost: Array
@@ -179,7 +179,7 @@ def estimate_noise(records: Collection[Record]) -> Noise:
 
 
 def _follows_size(timings: Sequence[Timing]) -> bool:
-    """Return whether the reference takes longer with larger candidates: both steps share state of the user's code."""
+    """Return whether the reference step takes longer with larger candidates: it cannot measure the host then."""
     pairs = [(math.log(t.batch_size), math.log(t.reference_seconds)) for t in timings if t.reference_seconds]
     size, reference = np.array(pairs).T - np.mean(pairs, axis=0)[:, None]
     return float(np.ptp(size)) > math.log(LEAST_SPAN) and float(size @ reference) > FOLLOWS * float(size @ size)
@@ -187,9 +187,10 @@ def _follows_size(timings: Sequence[Timing]) -> bool:
 
 def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> SizeEstimate | None:
     """
-    Return a size's log cost at the usual host speed, with its variance; None if its cost was not measured.
+    Return the log of a size's cost (seconds or joules of a step) and its variance; None if it was not measured.
 
-    The trials are combined by generalized least squares: their errors are independent but for the size's own slope.
+    The cost is corrected to the median speed of the host.  Trials are combined by generalized least squares.  Their
+    errors are independent, except for that of the size's slope: its log cost against the log of the host's speed.
     Trials that disagree are weighted by Student's t, and widen the variance as far as they do (Birge's ratio).
 
     Args:
@@ -229,7 +230,7 @@ def _outlier_share(timings: int, share: float) -> float:
 
 
 def _host_shift(timing: Timing, noise: Noise) -> float | None:
-    """Return the log of the reference over its median in the run; None where the timing has no such reference."""
+    """Return the log of a timing's reference seconds over their median in the run; None without a reference step."""
     seconds = timing.reference_seconds
     if seconds is None or noise.reference_seconds is None or timing.reference_batch_size != noise.reference_batch_size:
         return None
@@ -277,7 +278,7 @@ def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float
 
 
 def _with_spreads(records: Collection[Record], noise: Noise, prior_trial: float) -> Noise:
-    """Estimate the spreads within and between trials, given the slopes."""
+    """Return the noise model with new standard deviations within and between trials, given its slopes."""
     within, between, shares = [TIMING_SD / TO_SD] * PRIOR_WEIGHT, [prior_trial / TO_SD] * PRIOR_WEIGHT, list[float]()
     for record in records:
         trials = [
@@ -312,7 +313,11 @@ def _distances(values: Sequence[float]) -> list[float]:
 
 
 def _with_slopes(records: Collection[Record], noise: Noise) -> Noise:
-    """Estimate the common slope by ridge regression within sizes, and how far single sizes depart from it."""
+    """
+    Return the noise model with new slopes of log cost against the log of the host's speed.
+
+    The common slope comes from ridge regression within sizes, and each size's own slope departs from it.
+    """
     spread = noise.trial**2 + noise.timing**2
     precision, product = spread / SLOPE_SD**2, spread / SLOPE_SD**2
     sizes: list[tuple[float, float]] = []

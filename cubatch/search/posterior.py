@@ -70,14 +70,14 @@ class Posterior:
         return recommend(self.cost, feasible, self.goal, favored=favored)
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
-        """Return the seconds of a step and their 90 % interval; of a size beyond a memory limit the median timing."""
+        """Return the seconds of a step and their 90 % interval; without a posterior, the median timing and None."""
         place = _place(self.seconds, n)
         if place is None or self.seconds is None:
             return (median([timing.seconds for timing in timings]), None) if timings else (None, None)
         return math.exp(self.seconds.mean[place]), _interval(self.seconds, place)
 
     def joules_of(self, n: int, timings: Sequence[Timing]) -> float | None:
-        """Return the joules of a step: by the objective energy those of the posterior, else the median timing."""
+        """Return the joules of a step: the posterior mean if energy is the objective, else the median timing."""
         place = _place(self.cost, n)
         if self.goal.objective == "energy" and place is not None and self.cost is not None:
             return math.exp(self.cost.mean[place])

@@ -107,7 +107,7 @@ class SearchState:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """All measured sizes and sizes that may be measured; between two of the ladder only once both were tried."""
+        """Sizes that were or may be measured; those between two neighbors of the ladder once both were tried."""
         inputs = self.inputs
         known = {n for n in inputs.ladder if n not in inputs.closed} | set(self.measured)
         if not inputs.extends:

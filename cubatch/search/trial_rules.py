@@ -1,14 +1,15 @@
 """
-The rules for the next trial, in order of priority: the first that returns sizes is followed.
+The rules for the next trial, in order of priority.  The first rule that returns sizes is followed.
 
-When none does, the recommendation is known, or the budget holds no more.
+If no rule returns a size, the search ends.  The ladder is the list of candidate sizes made before the search.  The
+curve is throughput against batch size.  Contenders are measured sizes that may still be recommended.
 
-    try_requested         sizes that the user requested, each once
-    try_smaller          the smallest size, if all measured sizes exceed the latency limit
-    bisect_latency    the largest size within the latency limit, while the curve rises there
-    bisect_lowest     by the objective latency: the largest size that is as fast as the smallest
+    try_requested     sizes that the user requested, each once
+    try_smaller       the smallest size, if all measured sizes exceed the latency limit
+    bisect_latency    sizes around the largest one within the latency limit, while the curve rises there
+    bisect_lowest     for the lowest latency: sizes around the largest one that is as fast as the smallest
     learn             the trial with the largest expected gain per second: a new size, or another of all contenders
-    bisect_memory     the largest size that runs, while the curve rises there
+    bisect_memory     sizes around the largest one that fits into memory, while the curve rises there
     probe_neighbors   sizes of the ladder next to the recommended size: a peak between them would not show
     confirm           the recommended size, until it has two trials, or three if two disagree
 """
@@ -149,7 +150,7 @@ def learn(state: SearchState) -> list[int]:
 
 
 def _seconds_worth(state: SearchState) -> float:
-    """Return the seconds over which the gain per second of the next trial is summed up."""
+    """Return the seconds of measuring over which the next trial's gain per second must add up to `WORTH`."""
     if not state.noise.is_paired:
         return math.inf if state.losses.mean() > MUCH * state.tolerance else max(state.inputs.budget, WORTH_SECONDS)
     spent = state.inputs.budget - state.inputs.left

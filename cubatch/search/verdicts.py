@@ -45,7 +45,7 @@ def _judge_without_recommendation(state: SearchState, n: int, spent: str) -> Ver
     breaks = [size for size in state.measured if size < n]
     if breaks and state.inputs.extends:  # requested sizes are all tried
         return Verdict("dropped", f"batch size {breaks[0]}, which is smaller, breaks the latency limit")
-    return Verdict("not_run", f"{spent} does not hold a trial", {"limit": "budget"})
+    return Verdict("not_run", f"{spent} is too little for a trial of this size", {"limit": "budget"})
 
 
 def _judge_measured(state: SearchState, n: int) -> Verdict:
@@ -62,7 +62,7 @@ def _judge_measured(state: SearchState, n: int) -> Verdict:
 
 def _judge_unmeasured(state: SearchState, n: int, spent: str) -> Verdict:
     if not state.inputs.extends:
-        return Verdict("not_run", f"{spent} does not hold a trial", {"limit": "budget"})
+        return Verdict("not_run", f"{spent} is too little for a trial of this size", {"limit": "budget"})
     for rule in (_slower_than_lowest, _above_failed, _above_limit, _far_beyond_flat, _beyond_flat):
         if (reason := rule(state, n)) is not None:
             return Verdict("dropped", reason, _FACTS.get(rule, {}))
@@ -132,5 +132,5 @@ def _gain(state: SearchState, n: int) -> tuple[float, float]:
 
 
 def _mean_above(z: float) -> float:
-    """Return the expected excess of a standard normal number over z."""
+    """Return E[max(Z - z, 0)] of a standard normal Z."""
     return math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2))

@@ -406,6 +406,8 @@ def _untried(result: BatchSizeResult, needed: Mapping[int, tuple[float, float]])
     if first is not None:
         need, left = (format_seconds(seconds) for seconds in needed[first])
         found.append(f"A trial of {first} was expected to take about {need}; {left} were left.")
+        if needed[first][0] <= needed[first][1]:  # see `SearchState.within_reach`
+            found.append("So long a step is a guess, for which the search risks only a part of what is left.")
     return found
 
 

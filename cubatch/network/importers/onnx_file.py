@@ -71,6 +71,8 @@ def read(
     if not isinstance(path, str | Path):
         raise InvalidArgument("path", path, "the path of an ONNX file")
     path = Path(path)
+    if not path.is_file():
+        raise InvalidSpec("ONNX file", str(path), "a file that exists")
     try:
         import onnx
         import onnx.inliner

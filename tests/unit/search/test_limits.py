@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from cubatch.errors import NothingMeasured
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Timing
-from cubatch.report.tables import result as result_table
 from cubatch.tuning import answer
 from cubatch.tuning.store import open_run
 from tests.fakes import Fails, FakeDevice, affine
@@ -165,6 +165,11 @@ def line(n: int) -> float:
     return 0.064 + 0.001 * n
 
 
+def names(reason: str, *sizes: int | None) -> bool:
+    """Return whether a reason has all these sizes as words of their own."""
+    return {str(size) for size in sizes} <= set(re.findall(r"\d+", reason))
+
+
 @pytest.mark.parametrize("where", ["prepare", "step"])
 @pytest.mark.parametrize("most", [280, 300])
 def test_memory_is_met_where_the_curve_rises_by_less_than_the_tolerance(most: int, where: str) -> None:
@@ -175,8 +180,7 @@ def test_memory_is_met_where_the_curve_rises_by_less_than_the_tolerance(most: in
     assert result.largest_measured <= most < failed
     assert near(result.largest_measured, failed)
     assert result.decided_by == "memory"
-    named = f"the largest that ran is {result.largest_measured}; {failed} runs out of memory"
-    assert any(named in reason for reason in result.reasons)
+    assert any(names(reason, result.largest_measured, failed) for reason in result.reasons)
 
 
 def test_a_dear_latency_limit_is_met_while_budget_is_left() -> None:
@@ -184,7 +188,7 @@ def test_a_dear_latency_limit_is_met_while_budget_is_left() -> None:
     device = FakeDevice(affine(0.3, 0.02), prepare_seconds=1e-4)
     _, result = seek(device, 512, budget=20.0, goal=Goal(latency_limit=1.0 + 1e-9))
     assert (result.batch_size, result.decided_by) == (35, "latency_limit")
-    assert any("36 already takes 1.02 s" in reason for reason in result.reasons)
+    assert any(names(reason, 35, 36) and "1.02 s" in reason for reason in result.reasons)
 
 
 @pytest.mark.parametrize("first", [20, 64, 100])
@@ -197,9 +201,8 @@ def test_sizes_that_fail_narrow_the_range_as_memory_does(first: int) -> None:
     assert near(result.largest_measured, min(failed))
     assert len(failed) <= 8
     assert result.decided_by is None
-    named = f"the largest that ran is {result.largest_measured}; {min(failed)} fails (ValueError: no such shape)"
-    assert any(named in reason for reason in result.reasons)
-    assert not any("plateau" in reason for reason in result.reasons)
+    reasons = [reason for reason in result.reasons if "no such shape" in reason]
+    assert any(names(reason, result.largest_measured, min(failed)) for reason in reasons)
 
 
 def test_one_size_that_fails_does_not_end_the_sizes() -> None:
@@ -224,8 +227,6 @@ def test_what_lies_above_a_failure_is_not_said_to_be_ruled_out_by_readings() -> 
     """The line beneath the table names the size that failed."""
     device = FakeDevice(affine(0.002, 1e-4), behaviours=(Fails(range(64, 600)),), prepare_seconds=1e-4)
     _, result = seek(device, 512, budget=20.0)
-    beneath = result_table.tuning_grid(result.to_mapping()).beneath
-    above = [text for text in beneath if "above 64, which failed" in text]
-    assert len(above) == 1
-    assert "192" in above[0]
-    assert not any("192" in text for text in beneath if "readings" in text)
+    (above,) = (reason for reason in result.reasons if names(reason, 192))
+    assert names(above, 64, 192)
+    assert "timings" not in above

@@ -87,7 +87,7 @@ def test_an_interrupt_keeps_everything_and_goes_on_up(error: type[BaseException]
         go(sessions, given(), keeper=book, progress=stop_after(7, error))
     assert len(book.measured.timings) == 7
     assert set(statuses(book.measured).values()) == {"interrupted"}
-    assert outcome_of(book.measured, 128).stop_reason == "interrupted after 0 timings"
+    assert outcome_of(book.measured, 128).stop_reason == "the run was interrupted after 0 timings of this size"
     assert book.measured.seconds_spent > 0
     assert sessions.opened[0].closed
 

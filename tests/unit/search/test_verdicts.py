@@ -99,14 +99,18 @@ def test_without_an_answer_what_lies_above_a_broken_limit_is_dropped() -> None:
     """8 breaks the limit, so that 16 does; of 4 nothing is known but that the budget is spent."""
     found = judge({8: record(8, [[0.9] * 3])}, ladder=[4, 8, 16], goal=Goal(latency_limit=0.5))
     assert found[16] == Verdict("dropped", "batch size 8, which is smaller, breaks the latency limit")
-    assert found[4] == Verdict("not_run", "the budget of 60.0 s does not hold a trial", {"limit": "budget"})
+    assert found[4] == Verdict(
+        "not_run", "the budget of 60.0 s is too little for a trial of this size", {"limit": "budget"}
+    )
     assert {verdict.status for verdict in judge({}).values()} == {"not_run"}
 
 
 def test_a_size_asked_for_that_the_budget_did_not_hold_is_not_run() -> None:
     """Nobody drops by a guess what was asked for by name."""
     found = judge({1: line(1)}, ladder=[1, 512], extends=False, left=0.1)
-    assert found[512] == Verdict("not_run", "the budget of 60.0 s does not hold a trial", {"limit": "budget"})
+    assert found[512] == Verdict(
+        "not_run", "the budget of 60.0 s is too little for a trial of this size", {"limit": "budget"}
+    )
 
 
 def test_by_latency_what_is_larger_than_a_slower_one_is_dropped() -> None:
