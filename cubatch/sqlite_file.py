@@ -99,9 +99,11 @@ def open_read_only(path: Path, schema: str, version: int) -> sqlite3.Connection:
     Raises:
         StoreError, sqlite3.DatabaseError, OSError: As `connect`.
     """
-    mode = (
-        "mode=ro" if os.access(path.parent, os.W_OK, effective_ids=True) else "immutable=1"
-    )  # WAL needs a file next to it
+    mode, journal = "mode=ro", path.with_name(path.name + "-wal")
+    if not os.access(path.parent, os.W_OK, effective_ids=True):  # WAL needs a file next to it
+        mode = "immutable=1"  # SQLite then ignores the journal
+        if journal.exists() and journal.stat().st_size:
+            raise OSError(errno.EROFS, f"its latest rows are in {journal.name}, which cannot be read in this place")
     database = sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     database.row_factory = sqlite3.Row
     try:
@@ -113,9 +115,19 @@ def open_read_only(path: Path, schema: str, version: int) -> sqlite3.Connection:
 
 
 def copy_in_memory(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    """Copy a file in a read-only place into memory, where it can be changed; nothing reaches the file."""
+    """
+    Copy a file in a read-only place into memory, where it can be changed; nothing reaches the file.
+
+    Raises:
+        StoreError, sqlite3.DatabaseError: As `connect`.
+        OSError: As `connect`; also if the file is of an older version, since it cannot be renamed.
+    """
+    try:
+        source = open_read_only(path, schema, version)
+    except _OldSchema as error:
+        raise OSError(errno.EROFS, f"{error.reason}, and it cannot be renamed") from error
     database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    with contextlib.closing(open_read_only(path, schema, version)) as source:
+    with contextlib.closing(source):
         source.backup(database)
     database.row_factory = sqlite3.Row
     return database

@@ -36,15 +36,15 @@ class Run:
     One open run of the store; a `records.Keeper`.
 
     Made by `open_run`.  A run without a database (`store=False`, or a store that failed) has the same methods and keeps
-    nothing.  A write that fails because the disk is full is repeated with the next one.  A run that ends with a
-    CubatchError before its first timing or outcome is deleted.
+    nothing.  A write that fails because the disk is full is repeated with the next one.  After `finish` each write
+    is the last attempt, so that `notes` and `is_kept` are final.  A run that ends with a CubatchError before its first
+    timing or outcome is deleted.
 
     Attributes:
         kept: Timings, outcomes and seconds of earlier calls.
         ladder, limit: Candidates and memory limit of the earlier calls; None for a run with nothing measured.
         finished: Whether `kept` is the whole run.
         notes: Sentences for the user: refused results, a wait, a damaged file, a lost store.
-        caveats: Sentences to show before the answer.
         disturbed: Sentences about interference of other processes while `kept` was taken.
         was_begun_anew: Whether it replaces a run whose timings were disturbed.
     """
@@ -56,7 +56,6 @@ class Run:
         self.limit: Mapping[str, Any] | None = None
         self.finished = False
         self.notes: list[str] = []
-        self.caveats: list[str] = []
         self.disturbed: tuple[str, ...] = ()
         self.was_begun_anew = False
         self._resources = contextlib.ExitStack()
@@ -166,6 +165,7 @@ class Run:
         """Commit a statement with all that are pending; after a failure that may pass, they stay pending."""
         if self._database is None:
             return
+        is_last = is_last or self.finished
         if statement is not None:
             self._pending.append((statement, values))
         if self._pending_note and not is_last and time.monotonic() < self._next_attempt:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -121,6 +123,58 @@ def test_what_a_full_disk_delayed_is_written_once_there_is_room(path, monkeypatc
         assert run.finished
 
 
+def forbid_growth(run):
+    """Let SQLite report for the file of a run what it reports for a full disk."""
+    run._database.execute(f"PRAGMA max_page_count = {run._database.execute('PRAGMA page_count').fetchone()[0]}")
+
+
+def fill(run):
+    """Time nine hundred rounds into a file that cannot grow."""
+    forbid_growth(run)
+    with pytest.warns(UserWarning, match="not kept yet"):
+        for number in range(900):
+            run.timing(timing(number=number))
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_what_a_full_disk_delayed_is_tried_a_last_time(path, monkeypatch, is_finished):
+    """When the run finishes or is closed, also long before the next attempt is due."""
+    monkeypatch.setattr(stored_run, "RETRY_SECONDS", 1e9)
+    run = begin(path)
+    fill(run)
+    run._database.execute("PRAGMA max_page_count = 1000000")
+    if is_finished:
+        run.finish()
+        assert (run.is_kept, run.notes) == (True, [])
+    run.close()
+    assert run.notes == []
+    with begin(path) as again:
+        assert (len(again.kept.timings), again.finished) == (900, is_finished)
+
+
+@pytest.mark.parametrize("is_full_later", [False, True])
+def test_a_disk_that_stays_full_is_one_note(path, is_full_later):
+    """A finished run knows its outcome: not kept; also when the disk is full for what is written after `finish`."""
+    with begin(path) as run:
+        if is_full_later:
+            run.finish()
+            forbid_growth(run)
+            with pytest.warns(UserWarning, match="the disk is full"):
+                run.save_ladder([Candidate(size) for size in range(1, 900)], {})
+        else:
+            fill(run)
+            with pytest.warns(UserWarning, match="the disk is full"):
+                run.finish()
+        assert not run.is_kept
+        (note,) = notes = list(run.notes)
+        assert note.startswith("not kept: ")
+        run.close()
+        assert run.notes == notes
+    with begin(path) as run:
+        assert len(run.kept.timings) < 900
+        assert run.finished == is_full_later
+
+
 ON_TMPFS = """
 import json, sys, warnings
 from pathlib import Path
@@ -230,6 +284,38 @@ def test_a_read_only_store_answers_reruns(is_finished):
                 assert (len(warned), len(run.notes)) == ((0, 0) if is_finished else (1, 1))
                 run.timing(timing(8, 1))
             assert store.show(file, 1)[1].timings == (timing(8),)
+
+
+def copied_while_open(file):
+    """Copy a store whose latest rows are in its journal to a folder that nobody else may write."""
+    with begin(file.with_name("original.sqlite3")) as run:
+        run.timing(timing(8))
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{run.path}{suffix}", f"{file}{suffix}")
+
+
+def of_an_older_version(file):
+    """Write a store and lower its version."""
+    begin(file).close()
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA user_version = 1")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(copied_while_open, r"\.sqlite3-wal"), (of_an_older_version, "it has schema 1, .*renamed")]
+)
+def test_a_read_only_store_that_is_not_whole_stops_nothing(make, reason):
+    """With rows in its journal, or of an older version: measuring goes on without it, and the command says why."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        file = Path(place) / "store.sqlite3"
+        make(file)
+        with as_nobody():
+            with pytest.warns(UserWarning, match=f"not kept: .*{reason}"), begin(file) as run:
+                run.timing(timing(16))
+                assert (run.kept, run.is_kept, len(run.notes)) == (Measured(), False, 1)
+            with pytest.raises(StoreError, match=reason.partition(",")[0]):
+                store.list_runs(file)
 
 
 def test_a_home_that_may_not_be_entered_stops_nothing():
