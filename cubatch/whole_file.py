@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import os
-import threading
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +14,10 @@ from pathlib import Path
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """
-    Yield a path to write to, and rename the file to `path` when it is complete and on the disk.
+    Yield an empty file to write to, and rename it to `path` when its content is complete and on the disk.
 
-    A killed process leaves the file as it was, and next to it its own that ends in ".partial".  Several processes
-    may write the same file.
+    A killed process or a power cut leaves the earlier file or the new one.  A killed process also leaves its partial
+    file, NAME.*.partial, which the next writer of the same file removes.  Several processes may write the same file.
 
     Args:
         path: The file, in an existing folder.
@@ -33,16 +35,28 @@ def replacing(path: Path) -> Iterator[Path]:
         ('32', ['answer.txt'])
         >>> folder.cleanup()
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    try:
-        yield partial
-        with partial.open("rb") as file:
+    _remove_abandoned(path)
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+    with partial.open("xb") as file:
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield partial
             os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+            partial.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove partial files of killed processes: the kernel has dropped their locks."""
+    for partial in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.partial"):
+        with contextlib.suppress(OSError), partial.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if partial.stat().st_size:  # an empty one may be about to be locked
+                partial.unlink()
 
 
 def write(path: Path, content: bytes) -> None:

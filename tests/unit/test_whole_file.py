@@ -32,7 +32,7 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path):
 
 
 def test_a_killed_process_leaves_the_file_as_it_was(tmp_path):
-    """It ends without cleaning up: its half is next to the file, which can be written again."""
+    """Its half is next to the file until the file is written again; a half that is being written stays."""
     path = tmp_path / "a.json"
     path.write_bytes(b"before")
     script = f"""if True:
@@ -44,9 +44,15 @@ def test_a_killed_process_leaves_the_file_as_it_was(tmp_path):
     """
     assert subprocess.run([sys.executable, "-c", script], env=CHECKOUT, check=False).returncode == 9
     assert path.read_bytes() == b"before"
-    assert [file.suffix for file in tmp_path.iterdir() if file != path] == [".partial"]
-    whole_file.write(path, b"after")
-    assert path.read_bytes() == b"after"
+    (abandoned,) = (file for file in tmp_path.iterdir() if file.suffix == ".partial")
+    whole_file.write(tmp_path / "b.json", b"")
+    with whole_file.replacing(path) as partial:
+        assert not abandoned.exists()
+        partial.write_bytes(b"later")
+        whole_file.write(path, b"after")  # leaves the file that is being written
+        assert path.read_bytes() == b"after"
+    assert path.read_bytes() == b"later"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
 def test_two_threads_write_the_same_file(tmp_path):
