@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cubatch import files
 from cubatch.errors import InvalidArgument
 from cubatch.report.tables.common import plain
 
@@ -24,6 +25,9 @@ class StudyCache:
         path: The file.
         key: Everything that a finding depends on.
 
+    Raises:
+        InvalidArgument: If the file exists and cannot be read.
+
     Example:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -38,7 +42,12 @@ class StudyCache:
         self._path = path
         self._key = hashlib.sha256(json.dumps(plain(key), sort_keys=True).encode()).hexdigest()
         self.findings: dict[str, Any] = {}
-        content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        try:
+            content = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            content = ""
+        except OSError as error:
+            raise InvalidArgument("out", str(path), "a file that can be read", f"{files.reason(error)}.") from error
         for line in content.splitlines():
             try:
                 entry = json.loads(line)

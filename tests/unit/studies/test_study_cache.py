@@ -48,6 +48,15 @@ def test_two_processes_lose_nothing_of_each_other(tmp_path):
     assert len(StudyCache(path, {}).findings) == 40
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    """Before anything is measured; here a folder has its name."""
+    path = tmp_path / "cells.jsonl"
+    path.mkdir()
+    with pytest.raises(InvalidArgument, match="Is a directory") as caught:
+        StudyCache(path, {})
+    assert (caught.value.field, caught.value.value) == ("out", str(path))
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     """As the study's folder; earlier findings stay."""
     path = tmp_path / "cells.jsonl"
