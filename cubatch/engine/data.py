@@ -95,7 +95,7 @@ def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
     Read one IDX file of unsigned bytes, plain or gzip.
 
     Raises:
-        InvalidData: If the file is missing, damaged, no IDX file of unsigned bytes, or holds more than 4 GiB.
+        InvalidData: If the file is missing, damaged, or no IDX file of unsigned bytes.
     """
     path = Path(path)
     with _opened(path) as file:

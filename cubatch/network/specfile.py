@@ -50,7 +50,7 @@ def load_spec(path: str | Path) -> Spec:
     Read a layer or network from a .toml or .json file.
 
     Args:
-        path: The file, of at most 16 MiB; docs/reference/files.md describes its form.
+        path: A regular file; docs/reference/files.md describes its form.
 
     Returns:
         Layer or Network: What the file describes; a network without a name has the file's.
@@ -73,6 +73,8 @@ def load_spec(path: str | Path) -> Spec:
     readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": _parsed_json}
     if path.suffix.lower() not in readers:
         raise InvalidSpec("spec file", str(path), "a .toml or .json file")
+    if files.is_special(path):  # a pipe would block
+        raise InvalidSpec("spec file", str(path), "a text file that can be read (it is no regular file)")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -81,10 +81,11 @@ def test_a_network_of_ten_thousand_layers_is_one():
 
 
 def test_a_spec_file_must_be_readable(tmp_path):
-    """A folder, names that no file can have, and no file."""
+    """A folder, a pipe, names that no file can have, and no file."""
+    os.mkfifo(tmp_path / "pipe.json")
     folder = tmp_path / "folder.json"
     folder.mkdir()
-    for path in (folder, f"{'x' * 5000}.json", "a\0.json", tmp_path / "none.json"):
+    for path in (folder, tmp_path / "pipe.json", f"{'x' * 5000}.json", "a\0.json", tmp_path / "none.json"):
         with pytest.raises(InvalidSpec, match="a text file that can be read") as caught:
             load_spec(path)
         assert len(str(caught.value)) < 600
