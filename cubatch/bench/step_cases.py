@@ -116,6 +116,7 @@ def stored_with(case: Case, channels: int) -> Case:
 
 def _as_stored(case: Case, op: Op, program: Schedule) -> Case:
     stored = program.buffers[op.reads["x0"]].shape
+    # Only convolutions read an image whose channels are padded.
     is_image = isinstance(case.layer, Conv2d) and len(stored) == _EXTENTS
     return stored_with(case, stored[2]) if is_image else case
 

@@ -140,6 +140,7 @@ def conv(
         found += [
             with_epilogue(cases.of_layer(layer, pass_, batch_size, dtype), **ending, residual=residual)
             for pass_, ending in endings
+            if pass_ in _passes(passes)
             for residual in (False, True)
         ]
     _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
@@ -182,7 +183,7 @@ def model(
     model: Model,
     *,
     batch_size: BatchOption = 32,
-    mode: ModeOption = "training",
+    mode: ModeOption = "inference",
     optimizer: OptimizerOption = "momentum",
     passes: PassOption = "all",
     dtype: DtypeOption = "float32",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -25,9 +25,6 @@ from cubatch.cli.options import (
     read_spec,
     whole_numbers,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def predict(

@@ -1,1 +1,1 @@
-"""How a result is shown: grids, tables, plots, pages.  Knows dictionaries and numbers only."""
+"""How results are shown: tables, figures and HTML pages, from typed records."""

@@ -31,7 +31,7 @@ _REMEDIES = {
     "out_of_memory": "Free memory, or ask for smaller batch_sizes.",
     "timeout": "See why a step does not end, or leave those sizes out with batch_sizes.",
     "error": "Mend what the error names, or leave those sizes out with batch_sizes.",
-    "interrupted": "Run it again: what was measured is kept.",
+    "interrupted": "Run it again: it continues from its timings if they are cached.",
 }
 _ALL_FAILED = "Mend what the error names: every size that was tried raised one."
 _NO_ANSWER = "no batch size can be the answer"  # some were measured, and are over a limit

@@ -178,7 +178,9 @@ def _interrupted(result: TuningResult) -> str:
         return "There is no recommendation yet: nothing was measured before the interruption."
     best = (min if result.objective == "latency" else max)(values, key=lambda n: values[n])
     known = f"{_value(result, best)}, {_count(len(result.sizes[best].timings_seconds))}"
-    return f"Interrupted; best so far: batch size {best} ({known}). Run it again to continue."
+    return (
+        f"Interrupted; best so far: batch size {best} ({known}). A rerun continues from its timings if they are cached."
+    )
 
 
 def _rank(result: BatchSizeResult, n: int) -> str:
@@ -448,7 +450,7 @@ def predicted(found: Forecast, network: Network, sharpened: Sharpened) -> tuple[
     ends = (found.sizes[n].value(found.objective) or (0.0, 0.0, 0.0))[1:]
     low, high = (format_value(end, found.objective) for end in ends)
     value = f"{_value(found, n)} (90 % interval {low} to {high})"
-    rank = _rank(found, n) if len(found.seconds) > 1 else "the only size that fits and was asked for"
+    rank = _rank(found, n) if len(found.seconds) > 1 else "the only size within the limits"
     groups = alike(found.passes)
     return (
         f"Predicted, not measured: use batch size {n}: {value}, {rank}.",
@@ -513,7 +515,8 @@ def _wave(found: Forecast, network: Network, groups: Sequence[Sequence[PassShare
     num_sms, n = found.device.num_sms or 1, found.batch_size
     busiest = busiest_sm_blocks(share.blocks, num_sms)
     name, filled = _pass_name(share), format_percent(fill(share.blocks, num_sms))
-    text = f"{name} runs as {share.algorithm} in {share.blocks} blocks: {busiest} on the busiest of {num_sms} SMs"
+    blocks = f"{share.blocks} blocks: {busiest} on the busiest of {num_sms} SMs"
+    text = f"{name} is predicted to run as {share.algorithm} in {blocks}"
     layer = next(node.layer for node in network.nodes if node.name == share.layer)
     grid = blocks_by_batch_size(layer, Pass(share.pass_), share.algorithm, n, share.blocks)
     more = ""

@@ -193,5 +193,12 @@ def _cut(workspace: Any, sizes: Iterable[int], dtype: Any) -> Iterator[Any]:
 
 
 def _as(array: Any, shape: tuple[int, ...]) -> Any:
-    """View an array, or the first of an area that was rounded up, under a shape."""
+    """
+    Return an array, or the beginning of an area that was rounded up, as a view of another shape.
+
+    Raises:
+        InvalidArgument: If it has too few elements, as rows that are not padded (see `stored_row`).
+    """
+    if array.size < math.prod(shape):
+        raise InvalidArgument("array", array.shape, f"at least {math.prod(shape)} elements, for a shape of {shape}")
     return array.reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -32,4 +33,5 @@ def test_every_module_and_room_of_the_package_is_in_the_contract():
 def test_rooms_are_described_from_the_sources():
     """The first sentence of the room's docstring."""
     line = next(line for line in rooms.rooms(PROJECT).splitlines() if line.startswith("search/"))
-    assert line.endswith("  Which size to visit next, and when to stop.")
+    (docstring,) = re.findall(r'^"""(.*?[.])', (ROOT / "cubatch/search/__init__.py").read_text())
+    assert line.endswith(f"  {docstring}")
