@@ -36,7 +36,10 @@ from cubatch.workload import Workload
 POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 30
 _FIRST_WORKER_SECONDS = 60  # a queue takes a while to start a worker
+_REPLACEMENT_SECONDS = 60  # a nanny restarts a worker in seconds, a queue takes longer
+_ATTEMPTS = 3  # per device: a task that kills its workers would never end
 _NO_SCHEDULER = "Start one: dask scheduler. Or correct the address."
+_NOT_INSTALLED = "Install cubatch on the workers: pip install '.[fleet]'."
 _PREDICTABLE = (
     "mode", "dtype", "batch_sizes", "objective", "tolerance", "max_batch_size", "memory_limit", "latency_limit",
     "optimizer", "recompute",
@@ -59,7 +62,8 @@ def autotune_fleet(
     Find the fastest batch size on every distinct device of a Dask cluster.
 
     One worker per distinct device measures, alone on its GPU, or on its host if it has none.  If that worker dies, Dask
-    measures on another one with the same device.  Workers keep their timings in their own stores, as `autotune` does,
+    measures on another one with the same device, also on one that joins within a minute.  A device whose first worker
+    joins during the measurements is measured too.  Workers keep their timings in their own stores, as `autotune` does,
     so that a repeated call continues from them.
 
     Args:
@@ -82,7 +86,7 @@ def autotune_fleet(
         InvalidArgument: If an argument makes no sense, or the workers have other versions than the caller.  Names of
             devices are known last: if `prices` has an unknown one, `partial` of the error is the result.
         MissingDependency: If Dask's `distributed` is not installed.
-        WorkerFailed: If no scheduler answers, or the cluster has no worker within a minute.
+        WorkerFailed: If no scheduler answers, the cluster has no worker within a minute, or none describes its device.
 
     Example:
         >>> from distributed import LocalCluster                                      # doctest: +SKIP
@@ -95,6 +99,8 @@ def autotune_fleet(
         options["batch_sizes"] = list(batch_sizes)
     _check(inspect.signature(tune.autotune).bind(layer_spec, **options), prices or {})
     missing = _missing(predict)
+    if not isinstance(store, bool | str | Path) or not str(store):  # the workers check the folder
+        raise InvalidArgument("store", store, 'True, False, "refresh" or a path on the workers')
     check_progress(progress)
     spec = json.loads(json.dumps(models.resolve(layer_spec).to_mapping()))
     sent = {name: value for name, value in options.items() if value is not None} | {"store": store}
@@ -165,49 +171,126 @@ def _connected(client: Any) -> Iterator[Any]:
 def _measure(
     client: Any, spec: Mapping[str, Any], options: Mapping[str, Any], progress: Callable[[str, str], None]
 ) -> list[FleetDevice]:
-    """Submit one tuning per distinct device, and return what became of each."""
+    """Tune once per distinct device, also of workers that join before the last result, and return the devices."""
     progress("cluster", f"waiting for its first worker, {_FIRST_WORKER_SECONDS} s at most")
     try:
         client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
     except TimeoutError as error:
         remedy = "Start one: dask worker ADDRESS. If a queue starts them: client.wait_for_workers(1)."
         raise WorkerFailed("the cluster has no worker", remedy) from error
-    workers = client.run(on_worker.describe, on_error="ignore")
-    _check_versions(workers)
-    pending: dict[Any, FleetDevice] = {}
-    for device in distinct(workers):
-        resources = workers[device.workers[0]]["resources"]
-        future = client.submit(
-            on_worker.measure, spec, options, workers=list(device.workers), pure=False, resources=resources
-        )
-        pending[future] = device
-        progress(device.name, "measuring")
-    measured = []
+    known: dict[str, Mapping[str, Any]] = {}  # keeps workers that left, so that the order of the devices stays
+    seen: set[str] = set()
+    tunings: list[_Tuning] = []
+
+    def submit(workers: tuple[str, ...]) -> Any:
+        resources = known[workers[0]]["resources"]
+        return client.submit(on_worker.measure, spec, options, workers=list(workers), pure=False, resources=resources)
+
     try:
-        while pending:
-            time.sleep(POLL_SECONDS)
+        while True:
             present = set(client.nthreads())
-            for future, device in list(pending.items()):
-                if future.done() or not present & set(device.workers):
-                    measured.append(_ended(future, device))
-                    progress(device.name, measured[-1].error or f"the answer is {measured[-1].batch_size}")
-                    del pending[future]
+            if new := sorted(present - seen):
+                described, failures = _described(client, new)
+                known |= described
+                seen.update(new)
+                for address, reason in failures.items():
+                    progress("cluster", f"{address} cannot describe its device: {reason}")
+                if not known:
+                    reason = next(iter(failures.values()), "all workers left")
+                    raise WorkerFailed(f"no worker of the cluster can describe its device: {reason}", _NOT_INSTALLED)
+            devices = [
+                attrs.evolve(device, workers=tuple(address for address in device.workers if address in present))
+                for device in distinct(known)
+            ]
+            tunings += [_Tuning() for _ in devices[len(tunings) :]]
+            for device, tuning in zip(devices, tunings, strict=True):
+                if not tuning.is_done and (sentence := tuning.advance(device.workers, submit)):
+                    progress(device.name, sentence)
+            if all(tuning.is_done for tuning in tunings):
+                return [
+                    attrs.evolve(device, result=tuning.result, error=tuning.error)
+                    for device, tuning in zip(devices, tunings, strict=True)
+                ]
+            time.sleep(POLL_SECONDS)
     finally:
-        client.cancel(list(pending), force=True)
-    return measured
+        client.cancel([tuning.future for tuning in tunings if tuning.future and not tuning.is_done], force=True)
 
 
-def _ended(future: Any, device: FleetDevice) -> FleetDevice:
-    """Return the device with its result, or with the error."""
-    if future.status == "finished":
-        reply = future.result()
+def _described(client: Any, addresses: list[str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return the facts of the workers that describe their device, and why the others fail, by address."""
+    replies = client.run(on_worker.describe, workers=addresses, on_error="return")
+    failures = {address: repr(reply) for address, reply in replies.items() if isinstance(reply, BaseException)}
+    workers = {address: reply for address, reply in replies.items() if address not in failures}
+    _check_versions(workers)
+    return workers, failures
+
+
+@attrs.define
+class _Tuning:
+    """
+    The tuning of one distinct device, which is submitted again if all workers that may run it leave the cluster.
+
+    Attributes:
+        future: The submitted task, if there is one.
+        workers: The workers that may run the task.
+        attempts: How many times the task was submitted.
+        deadline: When to stop waiting for a worker, on the monotonic clock.
+        result: The result, if the task returned one.
+        error: Why there will be no result; empty while the task is pending.
+    """
+
+    future: Any = None
+    workers: tuple[str, ...] = ()
+    attempts: int = 0
+    deadline: float = attrs.field(factory=lambda: time.monotonic() + _REPLACEMENT_SECONDS)
+    result: TuningResult | None = None
+    error: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is a result or an error."""
+        return self.result is not None or bool(self.error)
+
+    def advance(self, present: tuple[str, ...], submit: Callable[[tuple[str, ...]], Any]) -> str:
+        """
+        Read the reply, submit the task or stop waiting.
+
+        Args:
+            present: The workers with this device that are in the cluster now.
+            submit: Submits the task to one of these workers and returns its future.
+
+        Returns:
+            A sentence about what changed; empty if nothing did.
+        """
+        if self.future is not None:
+            if self.future.done():
+                return self._read()
+            if set(self.workers) & set(present):
+                return ""
+            self.future.cancel(force=True)
+            self.future, self.deadline = None, time.monotonic() + _REPLACEMENT_SECONDS
+            return "all workers with this device left the cluster"
+        if self.attempts == _ATTEMPTS:
+            self.error = f"all workers with this device left the cluster in each of {_ATTEMPTS} attempts"
+        elif present:
+            self.workers, self.future = present, submit(present)
+            self.attempts += 1
+            return "measuring"
+        elif time.monotonic() >= self.deadline:
+            self.error = f"all workers with this device left the cluster, and none joined in {_REPLACEMENT_SECONDS} s"
+        return self.error
+
+    def _read(self) -> str:
+        """Keep the reply of the task, and return a sentence about it."""
+        if self.future.status != "finished":
+            self.error = f"no worker could measure: {self.future.exception()!r}"
+            return self.error
+        reply = self.future.result()
         if "error" in reply:
-            return attrs.evolve(device, error=reply["error"])
-        return attrs.evolve(device, result=TuningResult.from_json(reply["result"]))
-    if future.done():
-        return attrs.evolve(device, error=f"no worker could measure: {future.exception()!r}")
-    future.cancel(force=True)
-    return attrs.evolve(device, error="all workers with this device left the cluster")
+            self.error = reply["error"]
+            return self.error
+        self.result = TuningResult.from_json(reply["result"])
+        return f"the answer is {self.result.batch_size}"
 
 
 def _check_versions(workers: Mapping[str, Mapping[str, Any]]) -> None:

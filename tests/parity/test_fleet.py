@@ -16,7 +16,7 @@ distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
 
 import cubatch as cb  # noqa: E402
-from cubatch.errors import InvalidArgument, WorkerFailed  # noqa: E402
+from cubatch.errors import InvalidArgument, StoreError, WorkerFailed  # noqa: E402
 from cubatch.fleet import on_worker  # noqa: E402
 from cubatch.tuning import store  # noqa: E402
 
@@ -72,10 +72,18 @@ def test_the_same_call_again_is_answered_from_the_workers_store(answered, client
     assert {d.name: d.batch_size for d in again.devices} == {d.name: d.batch_size for d in before.devices}
 
 
-def test_another_worker_with_the_same_device_measures_for_a_killed_one(tmp_path):
-    """The first is killed after its first timing: the result comes from the other, with that timing."""
+def num_timings(path):
+    try:
+        return sum(run.num_timings for run in store.list_runs(path)) if path.exists() else 0
+    except StoreError:  # the worker creates the tables
+        return 0
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_another_worker_with_the_same_device_measures_for_a_killed_one(tmp_path, num_workers):
+    """The first is killed after its first timing: the other, or the nanny's next one, continues from that timing."""
     path = tmp_path / "store.sqlite3"
-    options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": 600 * MIB, "dashboard_address": ":0"}
+    options = {"n_workers": num_workers, "threads_per_worker": 1, "memory_limit": 600 * MIB, "dashboard_address": ":0"}
     settings = {
         "distributed.scheduler.locks": {"lease-timeout": "6s", "lease-validation-interval": "1s"},  # of the dead
         "distributed.scheduler.allowed-failures": 3,
@@ -86,13 +94,14 @@ def test_another_worker_with_the_same_device_measures_for_a_killed_one(tmp_path)
         cluster.get_client() as client,
     ):
         pids = client.run(os.getpid)
-        killed = []
+        killed, addresses = [], []
 
         def kill():
-            while not (path.exists() and any(run.num_timings for run in store.list_runs(path))):
+            while not num_timings(path):
                 time.sleep(0.05)
             (address,) = [one for one, keys in client.processing().items() if keys]
             killed.extend(t.seconds for run in store.list_runs(path) for t in store.show(path, run.id)[1].timings)
+            addresses.append(address)
             os.kill(pids[address], signal.SIGKILL)
 
         thread = threading.Thread(target=kill)
@@ -101,8 +110,26 @@ def test_another_worker_with_the_same_device_measures_for_a_killed_one(tmp_path)
         thread.join()
     (device,) = result.devices
     assert device.batch_size in {4, 8}
+    assert device.workers
+    assert not set(device.workers) & set(addresses)
     assert killed
     assert set(killed) <= {t.seconds for run in store.list_runs(path) for t in store.show(path, run.id)[1].timings}
+
+
+def test_a_device_that_joins_during_a_measurement_is_measured_too():
+    """A worker with another memory limit joins when the first device is being measured."""
+    options = {"n_workers": 1, "threads_per_worker": 1, "memory_limit": 600 * MIB, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**options, silence_logs=50) as cluster, cluster.get_client() as client:
+
+        def join(_name, sentence):
+            if sentence == "measuring" and len(cluster.workers) == 1:
+                cluster.new_spec["options"]["memory_limit"] = 900 * MIB
+                cluster.scale(2)
+                client.wait_for_workers(2, timeout=60)
+
+        result = cb.autotune_fleet("mlp", client, store=False, progress=join, **ASKED)
+    assert [len(device.workers) for device in result.devices] == [1, 1]
+    assert all(device.batch_size in {4, 8} for device in result.devices)
 
 
 @pytest.mark.parametrize("by_address", [False, True])

@@ -8,8 +8,8 @@ import math
 
 import pytest
 
-from cubatch.errors import InvalidArgument
-from cubatch.fleet import tune_fleet
+from cubatch.errors import InvalidArgument, WorkerFailed
+from cubatch.fleet import on_worker, tune_fleet
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.network import models
 from cubatch.tuning.results import TuningResult
@@ -57,6 +57,9 @@ def clients(monkeypatch):
         ({"predict": ["t4", 4]}, "predict"),
         ({"predict": ["cpu"]}, "predict"),
         ({"predict": ["t4", "t44"]}, "device"),
+        ({"store": 5}, "store"),
+        ({"store": None}, "store"),
+        ({"store": ""}, "store"),
     ],
 )
 def test_what_each_worker_would_refuse_is_refused_before_one_is_asked(clients, wrong, field):
@@ -71,6 +74,12 @@ def test_what_each_worker_would_refuse_is_refused_before_one_is_asked(clients, w
 def test_any_size_of_memory_is_asked_of_the_workers(clients, memory_limit):
     """What is free counts there and not here."""
     assert tune_fleet.autotune_fleet(**ASKED, memory_limit=memory_limit).devices[0].batch_size == 32
+    assert clients == [ASKED["client"]]
+
+
+def test_the_folder_of_a_store_is_not_looked_up_at_the_caller(clients):
+    """The path is a path on the workers."""
+    tune_fleet.autotune_fleet(**ASKED | {"store": "/only/on/the/workers/store.sqlite3"})
     assert clients == [ASKED["client"]]
 
 
@@ -89,6 +98,119 @@ def test_a_price_of_no_device_is_refused_with_what_was_measured():
     assert (caught.value.field, caught.value.value) == ("prices", "Tset GPU")
     (device,) = caught.value.partial.devices
     assert device.cost_per_million_samples == pytest.approx(10.0)
+
+
+# --- workers that fail, leave and join -----------------------------------------------------------------------------
+
+
+class Cluster:
+    """
+    A client of a cluster whose workers change by a script.
+
+    Each look at the cluster takes the next entry of `looks`, the workers that are there; the last one stays.  Tasks of
+    the workers in `answering` end, but not before `answers_from` tasks were submitted.
+    """
+
+    def __init__(self, looks, described, answering=(), answers_from=1):
+        self.looks, self.described, self.answering, self.answers_from = list(looks), described, answering, answers_from
+        self.submitted, self.cancelled = [], 0
+
+    def wait_for_workers(self, count, timeout):
+        """The first look has a worker."""
+
+    def nthreads(self):
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def run(self, _function, workers, on_error):
+        assert on_error == "return"
+        return {address: self.described[address] for address in workers}
+
+    def submit(self, _function, _spec, _options, *, workers, pure, resources):
+        assert not pure
+        assert resources is None
+        self.submitted.append(workers)
+        return Task(self, workers)
+
+    def cancel(self, futures, *, force):
+        assert force
+        self.cancelled += len(futures)
+
+
+class Task:
+    """The future of a task that may run on these workers."""
+
+    status = "finished"
+
+    def __init__(self, cluster, workers):
+        self.cluster, self.workers = cluster, workers
+
+    def done(self):
+        is_time = len(self.cluster.submitted) >= self.cluster.answers_from
+        return is_time and any(worker in self.cluster.answering for worker in self.workers)
+
+    def result(self):
+        return {"worker": self.workers[0], "result": json.dumps(about({32: 100.0}))}
+
+    def cancel(self, *, force):
+        self.cluster.cancel([self], force=force)
+
+
+def described(**device):
+    """What a worker with the caller's versions replies."""
+    return facts(**device) | {"versions": on_worker.versions()}
+
+
+def measured(cluster):
+    return tune_fleet._measure(cluster, MLP, {}, lambda _name, _sentence: None)
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(tune_fleet, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(tune_fleet, "_REPLACEMENT_SECONDS", 0.0)
+
+
+def test_a_device_is_measured_by_the_worker_that_replaces_its_last_one(monkeypatch):
+    """The result lists only the worker that is there; the task of the first one is cancelled."""
+    monkeypatch.setattr(tune_fleet, "POLL_SECONDS", 0.0)
+    cluster = Cluster([["a"], ["a"], [], [], ["b"]], answering="b", described=dict.fromkeys("ab", described()))
+    (device,) = measured(cluster)
+    assert (device.batch_size, device.workers, device.error) == (32, ("b",), "")
+    assert (cluster.submitted, cluster.cancelled) == ([["a"], ["b"]], 1)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_device_whose_workers_never_return_fails_after_the_wait():
+    """The other device has a result."""
+    replies = {"a": described(), "b": described(name="EPYC")}
+    lost, other = measured(Cluster([["a", "b"], ["b"]], answering="b", described=replies))
+    assert (lost.result, lost.workers) == (None, ())
+    assert "left the cluster" in lost.error
+    assert other.batch_size == 32
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_task_that_ends_every_worker_is_not_submitted_for_ever():
+    """A new worker replaces each one that left."""
+    names = [f"worker {i}" for i in range(20)]
+    cluster = Cluster([[name] for name in names for _ in range(2)], described=dict.fromkeys(names, described()))
+    (device,) = measured(cluster)
+    assert len(cluster.submitted) == 3
+    assert "3 attempts" in device.error
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_device_that_joins_during_a_measurement_is_measured():
+    """A worker that fails to describe its device is left out."""
+    replies = {"a": described(), "b": described(name="EPYC"), "c": ImportError("cubatch")}
+    cluster = Cluster([["a"], ["a", "c"], ["a", "b", "c"]], answering=["a", "b"], described=replies, answers_from=2)
+    assert [(device.name, device.batch_size) for device in measured(cluster)] == [("Xeon", 32), ("EPYC", 32)]
+
+
+def test_a_cluster_that_describes_no_device_is_an_error_with_the_reason():
+    """Workers without cubatch: a result without devices would explain nothing."""
+    with pytest.raises(WorkerFailed, match="No module named 'cubatch'"):
+        measured(Cluster([["a"]], described={"a": ModuleNotFoundError("No module named 'cubatch'")}))
 
 
 # --- distinct devices ----------------------------------------------------------------------------------------------
