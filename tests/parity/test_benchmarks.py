@@ -36,7 +36,7 @@ def test_training_that_is_timed_learns_nothing_on_either_side():
 
 def test_a_module_whose_memory_no_machine_tells_has_no_score_but_a_reason(monkeypatch):
     """Its steps ran, and none of them has said what it took."""
-    told = {"look": {"first": 2**20, "largest": 8, "why_not": None}, "ran": []}
+    told = {"look": {"first": 2**20, "largest": 8, "why_not": None}, "history": []}
     runner = Mock(call=lambda name, **_: told[name])
     monkeypatch.setattr(bench_module_memory, "opened", lambda *_: runner)
     row = bench_module_memory.score("encoder", "inference", "cpu", 2**20)
