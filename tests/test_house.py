@@ -1,4 +1,4 @@
-"""How the house is kept: files that one reads at a sitting, and test modules that stand alone."""
+"""Rules of the tests: files that exist, and test modules that stand alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-MOST_LINES = 500
-SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".inl")
 
 
 def imported(path):
@@ -19,17 +17,6 @@ def imported(path):
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module or ''}.{alias.name}" for alias in node.names)
             yield node.module or ""
-
-
-def test_no_file_of_the_tests_is_long():
-    """At most 500 lines: beyond it a file holds more than one idea."""
-    lines = {
-        str(path.relative_to(TESTS)): len(path.read_text(encoding="utf-8").splitlines())
-        for path in TESTS.rglob("*")
-        if path.suffix in SOURCES
-    }
-    assert len(lines) > 100
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
 def test_files_that_the_code_names_are_there():

@@ -198,6 +198,7 @@ def _opened(path: Path | str, *, is_written: bool = False) -> Iterator[sqlite3.C
             return
         opener = sqlite_file.connect if is_written else sqlite_file.open_read_only
         with contextlib.closing(opener(path, *TABLES)) as database:
-            yield database
+            is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            yield None if is_empty else database  # another process is creating its tables
     except (sqlite3.DatabaseError, OSError) as error:
         raise StoreError(str(path), sqlite_file.reason(error), "Name another path.") from error

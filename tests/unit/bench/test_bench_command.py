@@ -179,7 +179,7 @@ def test_a_plot_of_nothing_that_was_timed_is_refused_at_once(run, tmp_path):
 @pytest.mark.usefixtures("world")
 def test_a_dry_run_of_a_network_has_a_line_for_each_distinct_layer(run):
     """With how often each occurs, and the sum of the roofline."""
-    code, out, _ = run("model", "go-net", "--dry-run", "--device", "h200-sxm", "--pass", "all", "--batch-size", 8)
+    code, out, _ = run("model", "go-net", "--mode", "training", "--dry-run", "--device", "h200-sxm", "--batch-size", 8)
     assert code == 0
     assert "80  conv2d 19x19x128 to 128" in out
     assert "79  conv2d 19x19x128 to 128" in out  # no gradient of the network's input

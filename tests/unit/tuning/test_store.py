@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import sqlite3
 import tempfile
 import threading
 from pathlib import Path
@@ -401,3 +402,12 @@ def test_a_hash_that_differs_is_told_by_its_beginning(path):
         run.timing(timing(8))
     with begin(path, conditions={"source_sha256": "b2" * 32}) as run:
         assert run.notes == ["kept results refused: source_sha256 was a1a1a1a1a1a1…, is b2b2b2b2b2b2…"]
+
+
+def test_a_store_that_is_being_created_has_no_runs(tmp_path):
+    """Between the creation of the file and that of its tables a reader finds an empty database, which is no error."""
+    path = tmp_path / "store.sqlite3"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = WAL")  # writes the first page
+    assert path.stat().st_size
+    assert store.list_runs(path) == []
