@@ -25,12 +25,12 @@ def test_memory_rules_hold_the_plan_against_what_the_gpu_gave(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["library"], found["device"]["kind"], found["dtype"]) == ("cubatch", "cuda", "float16")
-    assert [(t["mode"], t["batch_size"]) for t in found["taken"]] == [
+    assert [(t["mode"], t["batch_size"]) for t in found["measured"]] == [
         (mode, n) for mode in ("inference", "training") for n in (1, 8)
     ]
-    for taken in found["taken"]:
-        assert 0 <= taken["measured_bytes"] - taken["planned_bytes"] <= 8 * 512
-        assert taken["device_bytes"] > taken["measured_bytes"]
+    for row in found["measured"]:
+        assert 0 <= row["measured_bytes"] - row["planned_bytes"] <= 8 * 512
+        assert row["device_bytes"] > row["measured_bytes"]
     assert any("context, kernels and libraries" in line for line in found["points"])
     assert "A100" in (tmp_path / "index.html").read_text()
 
@@ -43,7 +43,7 @@ def test_powers_of_two_are_compared_in_a_worker(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert [(c["batch_size"], c["power"], c["visits"]) for c in found["comparisons"]] == [
+    assert [(c["batch_size"], c["reference"], c["trials"]) for c in found["comparisons"]] == [
         (3, 4, [5, 5]),
         (5, 4, [5, 5]),
     ]
@@ -74,10 +74,10 @@ def test_waves_of_blocks_are_measured_and_predicted(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["dealt"]["to"] == "SM"
-    assert [(top["batch_size"], top["busiest"], top["comparison"]["visits"]) for top in found["crests"]] == [
-        (13, [1, 2], [3, 3])
-    ]
+    assert found["distribution"]["unit"] == "SM"
+    assert [(top["batch_size"], top["busiest"]) for top in found["full_waves"]] == [(13, [1, 2])]
+    past = [c for c in found["comparisons"] if (c["batch_size"], c["reference"]) == (14, 13)]
+    assert [c["trials"] for c in past] == [[3, 3]]
     assert [row["batch_size"] for row in found["sizes"]] == list(range(10, 17))
     assert all(row["predicted"] > 0 for row in found["sizes"])
 
