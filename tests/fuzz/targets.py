@@ -123,7 +123,7 @@ def try_result(document):
         SEEN["drawn"] += 1
         if SEEN["drawn"] % EVERY == 0:
             result.plot(Path(folder) / "a.svg")
-    assert page.html(result.to_mapping())
+    assert page.html(result)
     ours(cb.predict, "mlp", device="t4", batch_sizes=[1, 8], anchors=[result])
 
 
