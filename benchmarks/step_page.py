@@ -1,5 +1,5 @@
 """
-Where the time of a whole step goes: by kind of operation, beside its floor by bytes and by FLOP.
+Where the time of a whole step goes: by kind of operation, with its floor by bytes and by FLOP.
 
     python -m benchmarks.step_page "resnet50, training, batch 256, float16" --device h200-sxm [--results FILE...]
     python -m benchmarks.step_page --list

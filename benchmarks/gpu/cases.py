@@ -1,4 +1,4 @@
-"""What the GPU pass measures beside the steps of networks: square products, odd shapes, sweeps, memory plans."""
+"""Cases of the GPU pass in addition to the steps of networks: square products, odd shapes, sweeps, memory plans."""
 
 from __future__ import annotations
 

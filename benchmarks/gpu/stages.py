@@ -242,7 +242,7 @@ STAGES = (
     Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
     Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),
     Stage("gemm", "matrix products beside cuBLAS", 55, _products),
-    Stage("steps", "every operation of the networks' steps beside its floor and the vendor's", 162, _steps),
+    Stage("steps", "every operation of the networks' steps, its floor and the vendor's time", 162, _steps),
     Stage("training", "whole steps against PyTorch eager and torch.compile", 35, _trainings),
     Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
     Stage("memory", "the memory plan against the real peak", 25, _memories),

@@ -1,4 +1,4 @@
-"""A whole step: time by kind of operation beside its floor, measured where a pass has the operation, else predicted."""
+"""A whole step: time by kind of operation and its floor, measured if a pass has the operation, else predicted."""
 
 from __future__ import annotations
 

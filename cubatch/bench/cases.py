@@ -106,7 +106,8 @@ class Case:
         if self.operation.startswith("activation"):
             return f"{self.options['kind']}{' backward' if self.operation.endswith('backward') else ''}"
         # Depthwise convolutions have kernels of their own, bound by bytes: a page adds them up apart.
-        is_depthwise = isinstance(self.layer, kinds.Conv2d) and 1 < self.layer.groups == self.layer.c
+        shape = None if self.layer is None else self.layer.convolution
+        is_depthwise = shape is not None and 1 < shape.groups == shape.c
         return ("depthwise " if is_depthwise else "") + self.operation.replace("_", " ")
 
     @property

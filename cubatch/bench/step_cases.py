@@ -17,7 +17,7 @@ from cubatch.bench.fused import with_epilogue
 from cubatch.memory.operations import Op, Schedule
 from cubatch.memory.plan import schedule_of
 from cubatch.network.graph import Network, Spec, as_network
-from cubatch.network.layers import Add, Conv2d
+from cubatch.network.layers import Add
 from cubatch.network.passes import Pass
 
 _EXTENTS = 3  # of a sample: height, width, channels
@@ -117,7 +117,7 @@ def stored_with(case: Case, channels: int) -> Case:
 def _as_stored(case: Case, op: Op, program: Schedule) -> Case:
     stored = program.buffers[op.reads["x0"]].shape
     # Only convolutions read an image whose channels are padded.
-    is_image = isinstance(case.layer, Conv2d) and len(stored) == _EXTENTS
+    is_image = case.layer is not None and case.layer.convolution is not None and len(stored) == _EXTENTS
     return stored_with(case, stored[2]) if is_image else case
 
 

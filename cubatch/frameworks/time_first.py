@@ -1,4 +1,4 @@
-"""Layers that read the batch axis as time, for want of `batch_first`."""
+"""Layers that read the batch axis as time because `batch_first` is not set."""
 
 from __future__ import annotations
 

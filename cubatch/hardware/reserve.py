@@ -34,7 +34,7 @@ _ASSUMED_SMS = 132
 
 def reserve_bytes(device: Device) -> int:
     """
-    Return what one process will take of a GPU's memory beside its arrays: what was kept of this GPU, else by a rule.
+    Return the bytes of GPU memory that a process takes in addition to its arrays: cached for this GPU or by a rule.
 
     Example:
         >>> reserve_bytes(Device(name="a GPU", num_sms=80, compute_capability=(7, 0))) // 2**20

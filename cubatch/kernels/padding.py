@@ -16,7 +16,6 @@ from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.graph import INPUT, Network
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Attention
 from cubatch.network.windows import ConvShape
 
 _COLOURS, _STORED = 3, 4
@@ -65,13 +64,15 @@ def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
     Return what a layer's forward pass saves on our kernels: `Layer.saved_elements` with padded rows of weights.
 
     Example:
+        >>> from cubatch.network.layers import Attention
         >>> stored_saved_elements(Attention(h=197, w=1, c=192, heads=3))["weights"]
         (118200, 0)
     """
     saved = layer.saved_elements()
-    if isinstance(layer, Attention):  # the only layer that saves rows of another length than its input has
+    if "weights" in saved:  # of attention: a row has an element for every token
+        elements, itemsize = saved["weights"]
         h, w, _ = layer.input_shape
-        saved["weights"] = (layer.heads * h * w * stored_row(h * w), 0)
+        saved["weights"] = (elements // (h * w) * stored_row(h * w), itemsize)
     return saved
 
 

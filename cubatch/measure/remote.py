@@ -380,7 +380,7 @@ def oom_kills() -> int | None:
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment in which another Python finds this very cubatch, whatever the folder holds."""
+    """Return environment variables with which another Python imports this cubatch from any folder."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(_split_path(sys.path)[0])}
 
 

@@ -34,7 +34,7 @@ def median(values: Sequence[float]) -> float:
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
     """
-    Return an interval that holds the true median with at least this confidence, whatever the distribution.
+    Return an interval that contains the true median with at least this confidence, for any distribution.
 
     The interval [k-th smallest, k-th largest] fails to hold it only if fewer than k of n independent timings
     fall on one side of it, which has the probability 2 * P(Binomial(n, 1/2) < k).  No k meets the confidence

@@ -116,7 +116,7 @@ def tensors(network: Network) -> Iterator[Tensor]:
 
 
 def counters(network: Network) -> list[str]:
-    """Return what PyTorch's batch norms have beside ours."""
+    """Return the entries of a state dict that only PyTorch's batch norms have."""
     modules = _modules(network)
     return [f"{modules[node.name]}.{COUNTER}" for node in network.nodes if node.layer.has_statistics]
 

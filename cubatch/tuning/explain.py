@@ -61,7 +61,7 @@ _FAILED = {"out_of_memory": "ran out of memory", "timeout": "timed out", "error"
 @attrs.frozen(kw_only=True)
 class Evidence:
     """
-    What a recommendation rests on, beside the measurements.
+    What a recommendation rests on, in addition to the measurements.
 
     Attributes:
         decision: What ended the sizes above the recommended one.

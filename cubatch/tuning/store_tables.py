@@ -128,7 +128,7 @@ def reopen(
     Delete the outcomes that are not final under this budget and memory, and reopen a finished run that lacks some.
 
     Not final are "interrupted", an "error" by the death of a worker, an "ok" without timings, and refusals for memory
-    that is available now; under a larger budget than before also "not_run" and whatever the budget cut short.
+    that is available now; under a larger budget than before also "not_run" and all that the budget cut short.
     """
     measured = {timing.batch_size for timing in kept.timings}
     planned = {step.batch_size: step.predicted_peak_bytes for step in run.ladder or ()}

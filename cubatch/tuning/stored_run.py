@@ -146,7 +146,7 @@ class Run:
         """
         Leave the earlier timings where they are, and measure the same candidates in a new run.
 
-        The new run continues whatever disturbs it: otherwise a busy machine would never finish one.
+        The new run continues even if it is disturbed: otherwise a busy machine would never finish one.
         """
         self.kept, self.disturbed, self._has_rows, self.was_begun_anew = Measured(), (), False, True
         if self._insert is not None:

@@ -73,31 +73,31 @@ CB_KERNEL(128, 1) store_2d(CB_TENSOR_MAP map, const unsigned char* x, int rows, 
 }
 
 // Each warp stores 4 matrices: what lane and register hold of them is x[lane][register], rows lie where `rows` says.
-CB_KERNEL(128, 1) store_matrices(const u32* x, const u32* rows, unsigned char* y) {
-  CB_DYNAMIC_SHARED(arena);
+template <bool TRANSPOSED>
+CB_DEVICE void store_warps(const u32* x, const u32* rows, unsigned char* y, unsigned char* arena) {
   unsigned char* own = arena + cb_warp() * 1024;
   for (int i = cb_lane(); i < 1024; i += 32) own[i] = 0;
   cb_sync_warp();
   u32 words[4];
   CB_UNROLL
   for (int i = 0; i < 4; ++i) words[i] = x[cb_thread() * 4 + i];
-  cb_store_matrices(own + rows[cb_lane()] * 16, words);
+  if constexpr (TRANSPOSED) {
+    cb_store_matrices_transposed(own + rows[cb_lane()] * 16, words);
+  } else {
+    cb_store_matrices(own + rows[cb_lane()] * 16, words);
+  }
   cb_sync();
   dump(arena, y, 4096);
 }
 
-// The same of transposed matrices.
+CB_KERNEL(128, 1) store_matrices(const u32* x, const u32* rows, unsigned char* y) {
+  CB_DYNAMIC_SHARED(arena);
+  store_warps<false>(x, rows, y, arena);
+}
+
 CB_KERNEL(128, 1) store_matrices_transposed(const u32* x, const u32* rows, unsigned char* y) {
   CB_DYNAMIC_SHARED(arena);
-  unsigned char* own = arena + cb_warp() * 1024;
-  for (int i = cb_lane(); i < 1024; i += 32) own[i] = 0;
-  cb_sync_warp();
-  u32 words[4];
-  CB_UNROLL
-  for (int i = 0; i < 4; ++i) words[i] = x[cb_thread() * 4 + i];
-  cb_store_matrices_transposed(own + rows[cb_lane()] * 16, words);
-  cb_sync();
-  dump(arena, y, 4096);
+  store_warps<true>(x, rows, y, arena);
 }
 
 // One product of tiles that lie in shared memory as `a` and `b` do in global memory; descriptors are the caller's.

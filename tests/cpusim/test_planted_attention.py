@@ -109,7 +109,7 @@ def mutant(operation, bug=None):
 
 
 class Changed(Simulator):
-    """Launches a kernel in the place of the one that is asked for."""
+    """Launches a kernel instead of the requested one."""
 
     kernel = None
 

@@ -142,6 +142,6 @@ def _checksums(path: Path) -> dict[str, str]:
             with each.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise InvalidSpec("ONNX file", str(path), f"one whose weights are beside it ({error})") from error
+            raise InvalidSpec("ONNX file", str(path), f"one whose weights are in the same folder ({error})") from error
         checksums[f"file_sha256 of {each.name}" if number else "file_sha256"] = checksum
     return checksums

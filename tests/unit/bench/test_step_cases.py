@@ -176,7 +176,7 @@ def engine_calls(network, mode, samples, dtype):
         if op.kind not in {"loss", "update"}:
             work = layers.bind(op, place, training=mode == "training")
             if layers.TABLE[type(op.node.layer)].draws if op.node and op.kind == "forward" else False:
-                work()  # what draws is called in every step anew
+                work()  # a step that draws random numbers is called each time
     return recorder.calls
 
 

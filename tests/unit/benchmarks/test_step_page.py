@@ -1,4 +1,4 @@
-"""The page of a whole step: what is measured, what is predicted, and both beside the floor."""
+"""The page of a whole step: measured and predicted times, both with the floor."""
 
 from __future__ import annotations
 

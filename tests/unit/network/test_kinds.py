@@ -21,7 +21,7 @@ from cubatch.network.layers import LAYERS
 
 PACKAGE = Path(cubatch.__file__).parent
 KINDS = {kind.__name__ for kind in LAYERS.values()}
-MOST_QUESTIONS = 11
+MOST_QUESTIONS = 8
 FACTS = ("elementwise", "in_place", "aliases_input", "idle_in_inference", "passes_gradient", "can_clamp",
          "has_statistics", "adds_up_to_one", "products_in_turn")  # fmt: skip
 

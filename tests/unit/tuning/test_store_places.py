@@ -208,7 +208,7 @@ def test_a_file_system_that_is_full_loses_nothing(tmp_path):
     mount = 'mount -t tmpfs -o size=16m tmpfs "$1" && exec "$2" -c "$3" "$1"'
     apart = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
     if subprocess.run([*apart[:3], "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this system lets nobody mount a file system of their own")
+        pytest.skip("this system does not let users mount file systems")
     done = subprocess.run([*apart, tmp_path, sys.executable, ON_TMPFS], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     full, while_full, notes, rounds, finished = json.loads(done.stdout)
@@ -287,7 +287,7 @@ def test_a_read_only_store_answers_reruns(is_finished):
 
 
 def copied_while_open(file):
-    """Copy a store whose latest rows are in its journal to a folder that nobody else may write."""
+    """Copy a store whose latest rows are in its journal to a read-only folder."""
     with begin(file.with_name("original.sqlite3")) as run:
         run.timing(timing(8))
         for suffix in ("", "-wal"):

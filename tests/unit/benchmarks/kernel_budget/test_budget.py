@@ -127,7 +127,7 @@ def test_a_name_in_the_budget_that_no_variant_has_fails(check, tree):
 
 
 def test_a_budget_reads_back_as_it_was_written(tmp_path):
-    """The package reads the same figures, whatever the reason of an exemption says."""
+    """The package reads the same figures; the text of an exemption's reason does not matter."""
     recorded = Recorded(
         "12.9.86", {"a_f32": 'a "reason" \\ here'}, {"a_f32": {80: Figures(20, 1024, 8), 52: Figures(21)}}
     )
