@@ -74,6 +74,10 @@ LatencyOption = Annotated[
     float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest step that is acceptable.")
 ]
 MaxOption = Annotated[int | None, typer.Option("--max-batch-size", metavar="N", help="Look no further than this.")]
+CurrentOption = Annotated[
+    int | None,
+    typer.Option("--current", metavar="N", help="The batch size that you use now, to compare with."),
+]
 MemoryOption = Annotated[
     str | None, typer.Option("--memory-limit", metavar="SIZE", help='Bytes, "8GiB", or "80%" of free memory.')
 ]

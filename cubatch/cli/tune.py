@@ -10,6 +10,7 @@ import typer
 from cubatch.cli import console, torch_module
 from cubatch.cli.options import (
     ClassesOption,
+    CurrentOption,
     DevicesOption,
     DtypeOption,
     JsonOption,
@@ -54,6 +55,7 @@ def tune(
     tolerance: ToleranceOption = 0.01,
     batch_sizes: SizesOption = None,
     max_batch_size: MaxOption = None,
+    current: CurrentOption = None,
     memory_limit: MemoryOption = None,
     latency_limit: LatencyOption = None,
     optimizer: OptimizerOption = "sgd",
@@ -125,8 +127,8 @@ def tune(
         with console.watching(model) as watch:
             result = ask(
                 device=device, mode=mode, objective=objective, tolerance=tolerance, batch_sizes=sizes,
-                max_batch_size=max_batch_size, memory_limit=memory_limit, latency_limit=latency_limit,
-                optimizer=optimizer, budget=seconds,
+                max_batch_size=max_batch_size, current=current, memory_limit=memory_limit,
+                latency_limit=latency_limit, optimizer=optimizer, budget=seconds,
                 store="refresh" if fresh else not no_store if store is None else store,
                 seed=seed, progress=watch,
             )  # fmt: skip

@@ -63,6 +63,7 @@ def measure(
     extend: Callable[[int], Candidate] | None = None,
     multiple: int = 1,
     rounds: int | None = None,
+    current: int | None = None,
     on_host: bool = True,
 ) -> Measured:
     """
@@ -86,6 +87,7 @@ def measure(
             these sizes; none is added, and each has one trial before any has a second.
         multiple: Added sizes are multiples of this.
         rounds: Number of trials of each candidate; None: as many as the recommendation needs.
+        current: A candidate that is measured in any case, to compare the recommendation with; None: none.
         on_host: Whether steps run on a CPU.  A reference step is then timed around them, if the runner supports it.
 
     Returns:
@@ -119,7 +121,7 @@ def measure(
     """
     run = _Run(
         factory, ladder, goal, earlier or Measured(), keeper=keeper, budget=budget, seed=seed, progress=progress,
-        extend=extend, multiple=multiple, rounds=rounds, on_host=on_host,
+        extend=extend, multiple=multiple, rounds=rounds, current=current, on_host=on_host,
     )  # fmt: skip
     return run.run()
 
@@ -141,6 +143,7 @@ class _Run:
         extend: Callable[[int], Candidate] | None,
         multiple: int,
         rounds: int | None,
+        current: int | None,
         on_host: bool,
     ) -> None:
         self.factory, self.goal, self.seed = factory, goal, seed
@@ -166,6 +169,7 @@ class _Run:
             (t.reference_batch_size for t in reversed(earlier.timings) if t.reference_batch_size), None
         )
         self.seeks_reference = on_host
+        self.requested = [n for n in self.candidates if extend is None or n == current]
         self.state = self.compute_state()
 
     # --- the loop ---
@@ -290,6 +294,7 @@ class _Run:
                 left=left,
                 budget=self.budget.seconds,
                 extends=self.extend is not None,
+                requested=self.requested,
                 multiple=self.multiple,
                 seed=self.seed,
             )

@@ -19,7 +19,7 @@ from cubatch.search.curve_posterior import CurvePosterior
 
 CONFIDENCE_Z = 1.2816  # standard deviations: 90 % one-sided
 TIE_Z = 1.645  # standard deviations: 90 % two-sided
-_HARDWARE = ("coulom", "crest", "past crest", "tensor-core", "asked for")  # how reasons of candidates begin
+_HARDWARE = ("coulom", "crest", "past crest", "tensor-core", "asked for", "current")  # how reasons of candidates begin
 
 
 @attrs.frozen(eq=False)
@@ -30,11 +30,13 @@ class Recommendation:
     Attributes:
         batch_size: The recommended size.
         fastest: The size with the best posterior mean of those that may be recommended.
+        within: Sizes whose expected loss against the fastest is within the tolerance, ascending.
         equal: Sizes whose difference from the fastest may be zero, by a 90 % interval of the difference.
     """
 
     batch_size: int
     fastest: int
+    within: tuple[int, ...]
     equal: tuple[int, ...]
 
 
@@ -82,13 +84,13 @@ def recommend(
     eligible = eligible or set(places)
     fastest = max(eligible, key=lambda n: (value[n], -n))
     # Also allowing one standard deviation doubled the regret on fake hosts, and repeated runs agreed no better.
-    within = [n for n in eligible if value[n] >= value[fastest] - tolerance]
+    within = tuple(sorted(n for n in eligible if value[n] >= value[fastest] - tolerance))
     equal = tuple(
         n
         for n, place in places.items()
         if n != fastest and value[fastest] - value[n] <= TIE_Z * curve.difference_sd(place, places[fastest])
     )
-    return Recommendation(max(within) if is_latency else min(within), fastest, equal)
+    return Recommendation(within[-1 if is_latency else 0], fastest, within, equal)
 
 
 def _beats_neighbors(

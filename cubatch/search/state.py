@@ -51,6 +51,7 @@ class SearchInputs:
         trial_seconds: Function that returns the seconds of a trial from a size and its seconds of a step.
         left, budget: Seconds left, and seconds in all.
         extends: Whether sizes outside the ladder may be measured.
+        requested: Sizes that are measured in any case.
         multiple: Sizes outside the ladder are multiples of it.
         seed: Fixes the order of trials.
     """
@@ -67,6 +68,7 @@ class SearchInputs:
     budget: float
     failure_statuses: Mapping[int, str] = attrs.field(factory=dict)
     extends: bool
+    requested: Collection[int] = ()
     multiple: int = 1
     seed: int = 0
 

@@ -11,7 +11,7 @@ curve is throughput against batch size.  Contenders are measured sizes that may 
     learn             the trial with the largest expected gain per second: a new size, or another of all contenders
     bisect_memory     sizes around the largest one that fits into memory, while the curve rises there
     probe_neighbors   sizes of the ladder next to the recommended size: a peak between them would not show
-    confirm           the recommended size, until it has two trials, or three if two disagree
+    confirm           the recommended size and the user's current one, until each has two trials (three if two disagree)
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def first(state: SearchState) -> list[int]:
 
 def try_requested(state: SearchState) -> list[int]:
     """Return the smallest requested size that was not measured."""
-    if state.inputs.extends:
-        return []
-    waiting = [n for n in state.inputs.ladder if n not in state.inputs.closed and n not in state.measured]
+    waiting = [n for n in state.inputs.requested if n not in state.inputs.closed and n not in state.measured]
     return [n for n in sorted(waiting) if state.affordable(n)][:1]
 
 
@@ -168,19 +166,25 @@ def probe_neighbors(state: SearchState) -> list[int]:
 
 
 def confirm(state: SearchState) -> list[int]:
-    """Return the recommended size, while it lacks a second trial or timings for a confidence interval."""
-    n = state.recommended
-    return [n] if n and n not in state.inputs.closed and timings_wanted(state, n) and state.affordable(n) else []
+    """Return the recommended size or one to compare it with, while it lacks a second trial or timings."""
+    waiting = [n for n in _compared(state) if n not in state.inputs.closed and timings_wanted(state, n)]
+    return [n for n in waiting if state.affordable(n)][:1]
 
 
 def timings_wanted(state: SearchState, n: int) -> int:
-    """Return the number of timings that the recommended size still lacks."""
-    if n != state.recommended or n not in state.measured:
+    """Return the number of timings that the recommended size, or one to compare it with, still lacks."""
+    if n not in _compared(state):
         return 0
     record = state.measured[n]
     if record.trials >= MOST_TRIALS_OF_LATENCY:
         return 0
     return max(0, MIN_ROUNDS - len(record.usable), int(record.trials < trials_wanted(state, n)))
+
+
+def _compared(state: SearchState) -> list[int]:
+    """Return the measured sizes that the result compares: the recommended one and the user's current one."""
+    current = state.inputs.requested if state.inputs.extends else ()
+    return [n for n in dict.fromkeys([state.recommended, *current]) if n in state.measured]
 
 
 def trials_wanted(state: SearchState, n: int) -> int:

@@ -45,6 +45,7 @@ def answer(
     setting: Mapping[str, Any],
     largest_batch_size: int | None = None,
     asked: bool = False,
+    current: int | None = None,
     multiple: int = 1,
     flops_per_sample: float | None = None,
     roofline_seconds: Mapping[int, float] | None = None,
@@ -72,6 +73,7 @@ def answer(
             `created` (now, if missing), `disturbed`.  Those left out are unknown.
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         asked: Whether the user gave the list of batch sizes.
+        current: The user's present size: it is the answer if no other is better beyond tolerance and noise.
         multiple: Of which sizes that the search adds are multiples.
         flops_per_sample: FLOP of one sample; None where unknown.
         roofline_seconds: Roofline of a step by batch size, where known.
@@ -129,6 +131,7 @@ def answer(
         seconds_spent=measured.seconds_spent,
         batch_size=None,
         fastest_batch_size=None,
+        current_batch_size=current,
         largest_batch_size=largest_batch_size,
         largest_measured=max((n for n, taken in timings.items() if taken), default=None),
         tied_with=(),
@@ -142,9 +145,10 @@ def answer(
     if able:
         favored = None if asked else {c.batch_size for c in ladder if is_favored(c)}
         found = posterior.recommend(able, favored)
+        chosen = current if current in (*found.within, *found.equal) else found.batch_size
         decision = decide(
             [_fate(m, outcomes.get(m.batch_size), posterior) for m in measurements],
-            chosen=found.batch_size,
+            chosen=chosen,
             fastest=found.fastest,
             ties=found.equal,
             goal=goal,
@@ -155,7 +159,7 @@ def answer(
         )
         result = attrs.evolve(
             result,
-            batch_size=found.batch_size,
+            batch_size=chosen,
             fastest_batch_size=found.fastest,
             tied_with=found.equal,
             decided_by=decision.limit,

@@ -85,7 +85,7 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
     """Return the recommendation, its value, and how sure it is."""
     if result.batch_size is None:
         return _interrupted(result)
-    n = result.batch_size
+    n, current = result.batch_size, result.current_batch_size
     chosen, equal = result.sizes[n], _equal(result)
     value = f"{_value(result, n)}{_doubt(result, chosen)}"
     if not result.recommended:
@@ -94,6 +94,8 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         remedy = ": raise budget" if is_cut else ""
         alone = f"Only batch size {n} was measured{within}: {value}."
         return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
+    if current is not None:
+        return _against_current(result, posterior, current, value)
     if len(result.sizes) == 1:
         asked = " No other size was asked for." if result.decided_by == "batch_sizes" else ""
         return f"Use batch size {n}: {value}.{asked}"
@@ -108,6 +110,36 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         )
         return f"{alike_}; use {n}{why}: {value}."
     return f"Use batch size {n}: {value}, {_rank(result, n)}."
+
+
+def _against_current(result: TuningResult, posterior: Posterior, current: int, value: str) -> str:
+    """Return whether to keep the user's batch size, or how much better another one is."""
+    n, fastest, shares = result.batch_size or 0, result.fastest_batch_size or 0, result.shares
+    best = f"the {_BEST[result.objective]} ({fastest})"
+    if n == current == fastest:
+        return f"Keep batch size {n}: {value}, {_rank(result, n)}."
+    if n == current and shares[n] < 1 - (result.tolerance or 0.0):
+        noise = format_tenths(_noise(posterior, n, fastest))
+        return f"Keep batch size {n}: {value}, not distinguishable from {best} within the noise ({noise})."
+    if n == current:
+        return f"Keep batch size {n}: {value}, within {_tolerance(result)} of {best}."
+    if current not in shares:
+        return f"Use batch size {n}: {value}, {_rank(result, n)}. {_no_value(result.sizes[current])}."
+    ratio = shares[n] / shares[current]
+    if result.objective == "throughput":
+        low, high = posterior.ratio_interval(current, n)
+        gain = f"{ratio:.3g} times ({math.exp(low):.3g} to {math.exp(high):.3g}) as fast as {current}"
+    elif result.objective == "latency":
+        gain = f"{1 / ratio:.3g} times the latency of {current}"
+    else:
+        gain = f"{ratio:.3g} times the samples per joule of {current}"
+    return f"Use batch size {n}: {value}, {gain}."
+
+
+def _no_value(present: Measurement) -> str:
+    """Return why the user's batch size could not be compared."""
+    ended = {**_FAILED, "over_limit": "exceeds a limit", "not_run": "was not tried: raise budget"}
+    return f"Batch size {present.batch_size} {ended.get(present.status, 'was not measured')}"
 
 
 def details(result: TuningResult, evidence: Evidence) -> list[str]:

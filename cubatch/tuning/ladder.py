@@ -33,6 +33,7 @@ from cubatch.workload import Workload
 
 MOST = 40
 ASKED = ("asked for",)
+CURRENT = "current batch size"
 
 
 class Candidates(list[Candidate], Shown):
@@ -157,7 +158,7 @@ def propose(
         crests_of: The workload whose tiles make the wave peaks, if it is not `work`.
     """
     if limits.batch_sizes is None:
-        kept = _ladder(_proposals(crests_of or work, largest, limits.max_batch_size))
+        kept = _ladder([*_proposals(crests_of or work, largest, limits.max_batch_size), *_current(limits)])
     else:
         kept = asked_for(limits.batch_sizes)
     return Ladder(tuple(_planned(work, step, largest) for step in kept), largest, room.bytes)
@@ -176,7 +177,7 @@ def of_memory(limits: Limits, room: MemoryLimit, largest: int, peak_bytes: Calla
     kept = asked_for(limits.batch_sizes or ())
     if limits.batch_sizes is None:
         top = limits.max_batch_size
-        kept = _ladder([*_plain(min(largest, top or largest)), *_limits(largest, top)])
+        kept = _ladder([*_plain(min(largest, top or largest)), *_limits(largest, top), *_current(limits)])
     return Ladder(
         tuple(
             attrs.evolve(step, predicted_peak_bytes=peak_bytes(step.batch_size), over_limit=step.batch_size > largest)
@@ -236,7 +237,7 @@ def plain(limits: Limits) -> list[Candidate]:
     if limits.batch_sizes is not None:
         return asked_for(limits.batch_sizes)
     top = limits.max_batch_size or checks.MAX_BATCH_SIZE
-    return _ladder([*_plain(top), Proposal(top, "max_batch_size", "max_batch_size")])
+    return _ladder([*_plain(top), Proposal(top, "max_batch_size", "max_batch_size"), *_current(limits)])
 
 
 def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
@@ -268,6 +269,11 @@ def _limits(largest: int, top: int | None) -> list[Proposal]:
         )
         if 1 <= size <= min(largest, top or largest)
     ]
+
+
+def _current(limits: Limits) -> list[Proposal]:
+    """Propose the size that the user has now, also if it does not fit."""
+    return [] if limits.current is None else [Proposal(limits.current, CURRENT, CURRENT)]
 
 
 def _powers(limit: int) -> list[Proposal]:

@@ -28,6 +28,7 @@ class Limits:
         budget: Time limit of measuring in seconds.
         seed: Draws parameters, data and the order of trials.
         sweeps: Trials of each of `batch_sizes`; None leaves them to the search.
+        current: The size that the user has now; it is always measured, and kept if no other is better. None: unknown.
     """
 
     batch_sizes: tuple[int, ...] | None = None
@@ -35,6 +36,7 @@ class Limits:
     budget: float = 60.0
     seed: int = 0
     sweeps: int | None = None
+    current: int | None = None
 
     @classmethod
     def of(
@@ -45,6 +47,7 @@ class Limits:
         budget: float = 60.0,
         seed: int = 0,
         sweeps: int | None = None,
+        current: int | None = None,
     ) -> Self:
         """
         Check the arguments of a public function.
@@ -61,14 +64,22 @@ class Limits:
                 raise InvalidArgument("sweeps", sweeps, "given beside batch_sizes", "Name the sizes to compare.")
         top = None if max_batch_size is None else checks.check_batch_size(max_batch_size, "max_batch_size")
         asked = None if batch_sizes is None else _ascending(batch_sizes, top)
-        return cls(batch_sizes=asked, max_batch_size=top, budget=float(budget), seed=seed, sweeps=sweeps)
+        if current is not None:
+            current = checks.check_batch_size(current, "current")
+            if top is not None and current > top:
+                raise InvalidArgument("current", current, f"at most max_batch_size={top}", "Raise max_batch_size.")
+            asked = None if asked is None else tuple(sorted({*asked, current}))
+        return cls(
+            batch_sizes=asked, max_batch_size=top, budget=float(budget), seed=seed, sweeps=sweeps, current=current
+        )
 
     @property
     def identity(self) -> dict[str, Any]:
         """What decides the ladder and the search, for the identity of cached timings."""
         asked = None if self.batch_sizes is None else list(self.batch_sizes)
-        swept = {} if self.sweeps is None else {"sweeps": self.sweeps}  # so that what was kept before still applies
-        return {"batch_sizes": asked, "max_batch_size": self.max_batch_size, "seed": self.seed, **swept}
+        optional = {"sweeps": self.sweeps, "current": self.current}
+        given = {name: value for name, value in optional.items() if value is not None}  # others keep an older identity
+        return {"batch_sizes": asked, "max_batch_size": self.max_batch_size, "seed": self.seed, **given}
 
 
 def _ascending(batch_sizes: Iterable[int], top: int | None) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ class Request:
     @classmethod
     def of(
         cls, *, objective: str, tolerance: float, latency_limit: float | None, batch_sizes: Iterable[int] | None,
-        max_batch_size: int | None, budget: float, seed: int, sweeps: int | None = None,
+        max_batch_size: int | None, budget: float, seed: int, sweeps: int | None = None, current: int | None = None,
         memory_limit: int | str | None, store: bool | str | Path, progress: Callable[[Event], None] | None,
     ) -> Self:  # fmt: skip
         """
@@ -47,7 +47,9 @@ class Request:
             InvalidArgument: If one of them makes no sense.
         """
         goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-        limits = Limits.of(batch_sizes, max_batch_size, budget=budget, seed=seed, sweeps=sweeps)
+        limits = Limits.of(
+            batch_sizes, max_batch_size, budget=budget, seed=seed, sweeps=sweeps, current=current
+        )  # fmt: skip
         check_progress(progress)
         stores.check_place(store)
         return cls(goal=goal, limits=limits, memory_limit=memory_limit, store=store, progress=progress)

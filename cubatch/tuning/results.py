@@ -326,6 +326,8 @@ class TuningResult(BatchSizeResult):
             (1 - tolerance) x the best; latency: the largest within (1 + tolerance) x the lowest.  See
             `search.recommend.recommend`.  None only in the partial result of an interrupted run.
         fastest_batch_size: The size with the best posterior mean of the objective.
+        current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no
+            other size is better beyond the tolerance and the noise.
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
         largest_measured: The largest that really ran.
         tied_with: Sizes whose difference from the fastest may be zero, by its 90 % interval.
@@ -373,6 +375,7 @@ class TuningResult(BatchSizeResult):
     reference: dict[str, Any] | None = field(
         default=None, hash=False, converter=attrs.converters.optional(_reference), metadata=_ADDED
     )
+    current_batch_size: int | None = field(default=None, converter=checks.size, metadata=_ADDED)
 
     @property
     def sizes(self) -> Mapping[int, Measurement]:

@@ -122,7 +122,7 @@ class _Session:
                 earlier=run.kept, keeper=recorder, budget=limits.budget, seed=limits.seed, rounds=limits.sweeps,
                 progress=show,
                 extend=None if limits.batch_sizes else functools.partial(self.subject.candidate, ladder),
-                multiple=self.subject.multiple, on_host=device.kind == "cpu",
+                multiple=self.subject.multiple, current=limits.current, on_host=device.kind == "cpu",
             )  # fmt: skip
         run.finish()
         return measured
@@ -147,6 +147,7 @@ class _Session:
         return answers.answer(
             rungs, measured, goal=self.request.goal, setting=self._setting(measured.launch),
             largest_batch_size=self.ladder.largest, asked=self.request.limits.batch_sizes is not None,
+            current=self.request.limits.current,
             multiple=self.subject.multiple, caveats=[sentence(each) for each in notes if each.is_warning],
             notes=[sentence(each) for each in notes if not each.is_warning], partial=is_partial,
             flops_per_sample=facts.flops_per_sample, roofline_seconds=facts.roofline_seconds, layers=facts.layers,

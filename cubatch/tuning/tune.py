@@ -32,6 +32,7 @@ def autotune(
     tolerance: float = 0.01,
     batch_sizes: Iterable[int] | None = None,
     max_batch_size: int | None = None,
+    current: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
     optimizer: Optimizer = "sgd",
@@ -64,6 +65,8 @@ def autotune(
         tolerance: Share of the best value that may be given up for a smaller batch; by latency, for a larger one.
         batch_sizes: Measure exactly these, each at least once if the budget allows it.
         max_batch_size: Propose nothing larger.
+        current: The batch size that you use now. It is always measured, recommended unless another is better beyond the
+            tolerance and the noise, and the first sentence compares with it.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
         latency_limit: Longest allowed step in seconds.
         optimizer: "sgd", "momentum" or "adam", in training.
@@ -101,8 +104,8 @@ def autotune(
     """
     request = Request.of(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
-        max_batch_size=max_batch_size, budget=budget, seed=seed, sweeps=sweeps, memory_limit=memory_limit,
-        store=store, progress=progress,
+        max_batch_size=max_batch_size, budget=budget, seed=seed, sweeps=sweeps, current=current,
+        memory_limit=memory_limit, store=store, progress=progress,
     )  # fmt: skip
     subject: Subject
     if library == "onnxruntime":
@@ -129,6 +132,7 @@ def autotune_callable(
     tolerance: float = 0.01,
     latency_limit: float | None = None,
     batch_sizes: Iterable[int] | None = None,
+    current: int | None = None,
     budget: float = 60.0,
     seed: int = 0,
     progress: Callable[[Event], None] | None = None,
@@ -149,7 +153,7 @@ def autotune_callable(
         device: The device, which becomes current in CuPy and PyTorch while steps run; None changes nothing, and the
             result names the first GPU, else the CPU.
         memory_limit: A step after which CuPy and PyTorch hold more than this is out of memory.
-        objective, tolerance, latency_limit, batch_sizes, budget, seed, progress: As for `autotune`.
+        objective, tolerance, latency_limit, batch_sizes, current, budget, seed, progress: As for `autotune`.
 
     Returns:
         TuningResult: As from `autotune`; fields that need a plan are None.
@@ -192,7 +196,8 @@ def autotune_callable(
     resolved, top = probe.resolve(device), checks.check_batch_size(max_batch_size, "max_batch_size")
     request = Request.of(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
-        max_batch_size=top, budget=budget, seed=seed, memory_limit=memory_limit, store=False, progress=progress,
+        max_batch_size=top, current=current, budget=budget, seed=seed, memory_limit=memory_limit, store=False,
+        progress=progress,
     )  # fmt: skip
     is_current = device is None and resolved.kind != "cpu"  # the device is the library's own
     if not is_current:

@@ -35,6 +35,7 @@ def autotune_module(
     device: Device | str | None = None,
     batch_sizes: Iterable[int] | None = None,
     max_batch_size: int | None = None,
+    current: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
     objective: Objective = "throughput",
@@ -84,6 +85,7 @@ def autotune_module(
             None is the first GPU, else the CPU.
         batch_sizes: Measure exactly these.
         max_batch_size: Propose nothing larger.
+        current: As for `autotune`.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory, which includes the module's own; never more than that.
             It bounds PyTorch's allocator on a GPU, and the growth of the resident set on the CPU. On the CPU, a module
             that is not named runs in this process, whose allocator cubatch does not change: sizes above about half of
@@ -113,8 +115,8 @@ def autotune_module(
     """
     request = Request.of(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
-        max_batch_size=max_batch_size, budget=budget, seed=seed, memory_limit=memory_limit, store=store,
-        progress=progress,
+        max_batch_size=max_batch_size, current=current, budget=budget, seed=seed, memory_limit=memory_limit,
+        store=store, progress=progress,
     )  # fmt: skip
     kind: dict[str, Any] = {
         "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": autocast, "channels_last": channels_last,

@@ -60,6 +60,7 @@ def view(
         "trial_seconds": lambda n, step: 10 * step,
         "budget": 60.0,
         "extends": True,
+        "requested": [] if more.get("extends", True) else sizes,
     }
     return SearchState(
         SearchInputs(

@@ -55,8 +55,9 @@ RESULT_KEYS = [
     "data_parallel",
     "disturbed",
     "reference",
+    "current_batch_size",
 ]
-ADDED_RESULT_KEYS = ("data_parallel", "disturbed", "reference")
+ADDED_RESULT_KEYS = ("data_parallel", "disturbed", "reference", "current_batch_size")
 MEASUREMENT_KEYS = [
     "batch_size",
     "status",
