@@ -15,11 +15,12 @@ class RemoteBoundedRunner(RemoteRunner):
 
     Args:
         factory: Builds the runner, in the worker.
+        prepare_seconds: Longest wait for one `prepare`.
         remedy: What to do if the worker fails.
     """
 
-    def __init__(self, factory: FactoryRef, *, remedy: str) -> None:
-        super().__init__(factory, remedy=remedy)
+    def __init__(self, factory: FactoryRef, *, prepare_seconds: float, remedy: str) -> None:
+        super().__init__(factory, prepare_seconds=prepare_seconds, remedy=remedy)
         self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
 
     def look(self, *, seconds: float, top: int | None) -> MemoryLook:

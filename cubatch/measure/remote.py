@@ -29,8 +29,10 @@ from cubatch.measure.runner import FactoryRef, Reading
 from cubatch.units import shown
 
 _REMEDY = "Pass isolate=False (--no-isolate) to have it in this process."
-PREPARE_SECONDS = 600.0  # start, compile and prepare; a hang, not a slow compiler, takes longer
-LEAST_PREPARE_SECONDS, PREPARE_SHARE = 120.0, 10.0  # whatever the budget is, and of the budget
+START_SECONDS = 120.0  # imports, and building a module
+COMPILE_SECONDS = 120.0  # compiling the kernels of a network on a GPU, in the first `prepare`
+LEAST_PREPARE_SECONDS, PREPARE_SHARE = 30.0, 3.0  # least wait for one size, and its share of the budget
+PREPARE_SECONDS = 180.0  # of the usual budget
 ASK_SECONDS = 30.0  # for what is known or given back
 CLOSE_SECONDS = 10.0
 SAY_SECONDS = 10.0  # of waiting for one answer, after which it is said what for
@@ -41,15 +43,19 @@ _OPENBLAS_FULL = "OpenBLAS error: Memory allocation still failed"  # its only si
 _log = logging.getLogger(__name__)
 
 
-def prepare_limit(budget: float) -> float:
+def prepare_limit(budget: float, *, compiles: bool = False) -> float:
     """
-    Return how long the start of a worker or one `prepare` may take under a budget: a hang must not hold it for ever.
+    Return the seconds after which preparing one size counts as hung, by the budget in seconds.
+
+    Args:
+        budget: Of the whole run.
+        compiles: Whether preparing a size compiles kernels.
 
     Example:
-        >>> prepare_limit(6.0), prepare_limit(30.0), prepare_limit(3600.0)
-        (120.0, 300.0, 600.0)
+        >>> prepare_limit(6.0), prepare_limit(60.0), prepare_limit(6.0, compiles=True)
+        (30.0, 180.0, 120.0)
     """
-    return min(PREPARE_SECONDS, max(LEAST_PREPARE_SECONDS, PREPARE_SHARE * budget))
+    return max(COMPILE_SECONDS if compiles else LEAST_PREPARE_SECONDS, PREPARE_SHARE * budget)
 
 
 def identify() -> dict[str, str]:
@@ -65,7 +71,7 @@ class RemoteRunner:
 
     Args:
         factory: Builds the real runner, in the worker.
-        prepare_seconds: How long the start, one `prepare` or one `call` may take; None for ever.
+        prepare_seconds: Longest wait for one `prepare`; at least START_SECONDS for the start or a `call`.
         remedy: What to do about a WorkerFailed.
 
     Attributes:
@@ -81,9 +87,10 @@ class RemoteRunner:
     """
 
     def __init__(
-        self, factory: FactoryRef, *, prepare_seconds: float | None = PREPARE_SECONDS, remedy: str = _REMEDY
+        self, factory: FactoryRef, *, prepare_seconds: float = PREPARE_SECONDS, remedy: str = _REMEDY
     ) -> None:
         self._factory, self._prepare_seconds, self._remedy = factory, prepare_seconds, remedy
+        self._start_seconds = max(START_SECONDS, prepare_seconds)
         self.step_seconds: float | None = None
         self.launch: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -142,7 +149,7 @@ class RemoteRunner:
         self._doing = f"{method}()"
         if self._process is None:
             self._start()
-        return self._ask({"do": "call", "method": method, "arguments": arguments}, self._prepare_seconds)
+        return self._ask({"do": "call", "method": method, "arguments": arguments}, self._start_seconds)
 
     def step(self) -> None:
         """Run one step in the worker, and wait for it."""
@@ -213,7 +220,7 @@ class RemoteRunner:
             "expected": identify(), "paths": behind, "pythonpath": os.environ.get("PYTHONPATH"),
         }  # fmt: skip
         try:
-            self._ask(start, self._prepare_seconds)
+            self._ask(start, self._start_seconds)
         except BaseException:
             self._end()
             raise

@@ -174,6 +174,8 @@ class SearchState:
         """Return the probability that a size runs: memory mostly, but not always, grows with the size."""
         if n in self.measured or n < top:
             return 1.0
+        if any(top < size < n and status == "timeout" for size, status in self.inputs.failure_statuses.items()):
+            return 0.0  # each hang costs its whole deadline
         probability, last = 1.0, top
         if any(top < size < n for size in self.inputs.failed if size not in self.bounding_failures):
             probability = RUNS_BEYOND_ERROR

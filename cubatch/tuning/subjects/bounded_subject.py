@@ -45,7 +45,7 @@ class BoundedSubject(Subject):
         name: What it is called.
         library: What runs it, as a result calls it.
         device, memory: See `Subject`.
-        mode, optimizer, seed: As for `autotune_module`.
+        mode, optimizer, seed, budget: As for `autotune_module`.
         versions: Added to the `environment` of the result.
     """
 
@@ -55,6 +55,7 @@ class BoundedSubject(Subject):
     memory: MemoryLimit
     mode: str
     seed: int
+    budget: float = 60.0
     optimizer: object | None = None
     versions: Mapping[str, Any] = attrs.field(factory=dict)
     _runner: LearnsMemory | None = attrs.field(default=None, init=False)

@@ -17,6 +17,7 @@ from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.measure import heap
+from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory
 from cubatch.tuning.notes import Note, note
 from cubatch.tuning.request import Request
@@ -83,8 +84,8 @@ class NamedModuleSubject(BoundedSubject):
         request.goal.check_device(resolved)
         return cls(
             name=name, library="torch", device=resolved, mode=kind["mode"], optimizer=kind["optimizer"],
-            memory=hardware_room.memory_limit(resolved, request.memory_limit), seed=request.limits.seed, inputs=inputs,
-            kind=dict(kind), sources=tuple(sources),
+            memory=hardware_room.memory_limit(resolved, request.memory_limit), seed=request.limits.seed,
+            budget=request.limits.budget, inputs=inputs, kind=dict(kind), sources=tuple(sources),
         )  # fmt: skip
 
     @property
@@ -122,7 +123,8 @@ class NamedModuleSubject(BoundedSubject):
             "seed": self.seed, "device": self.device.address,
         }  # fmt: skip
         remedy = "In Python, autotune_module runs it in your own process if it is given the module, not its name."
-        return RemoteBoundedRunner(FactoryRef("cubatch.frameworks.module_worker:runner", arguments), remedy=remedy)
+        factory = FactoryRef("cubatch.frameworks.module_worker:runner", arguments)
+        return RemoteBoundedRunner(factory, prepare_seconds=prepare_limit(self.budget), remedy=remedy)
 
 
 def heap_notes(device: Device) -> list[Note]:

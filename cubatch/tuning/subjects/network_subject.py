@@ -147,7 +147,10 @@ class NetworkSubject(Subject):
             isolate = self.device.kind == "cuda" or ladder.most_planned_bytes > _ISOLATE_SHARE * self.memory.bytes
         if self.devices is None and not isolate:
             return factory
-        return functools.partial(RemoteRunner, factory, prepare_seconds=prepare_limit(limits.budget))
+        compiles = self.device.kind == "cuda"
+        return functools.partial(
+            RemoteRunner, factory, prepare_seconds=prepare_limit(limits.budget, compiles=compiles)
+        )  # fmt: skip
 
     def factory(self, limits: Limits) -> FactoryRef:
         """Name the maker of the runner and its arguments, as another process can read them."""

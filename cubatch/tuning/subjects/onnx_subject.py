@@ -20,6 +20,7 @@ from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.measure import heap
+from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory
 from cubatch.tuning.notes import Note
 from cubatch.tuning.request import Request
@@ -61,7 +62,7 @@ class OnnxSubject(BoundedSubject):
         memory = hardware_room.memory_limit(resolved, request.memory_limit)
         return cls(
             name=path.name, library=LIBRARY, device=resolved, memory=memory, mode=mode, seed=request.limits.seed,
-            versions=versions, path=path,
+            budget=request.limits.budget, versions=versions, path=path,
         )  # fmt: skip
 
     @property
@@ -87,7 +88,8 @@ class OnnxSubject(BoundedSubject):
             "path": str(self.path.resolve()), "device": self.device.address, "threads": self.device.threads,
             "memory_limit": self.memory.bytes, "seed": self.seed,
         }  # fmt: skip
-        return RemoteBoundedRunner(FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments), remedy="")
+        factory = FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments)
+        return RemoteBoundedRunner(factory, prepare_seconds=prepare_limit(self.budget), remedy="")
 
 
 def _path(spec: object) -> Path:

@@ -43,7 +43,8 @@ def test_tune_without_options_asks_for_the_defaults_of_the_contract(run, autotun
         "device": None, "devices": None, "mode": "inference", "dtype": "float32", "objective": "throughput",
         "tolerance": 0.01,
         "batch_sizes": None, "max_batch_size": None, "current": None, "memory_limit": None, "latency_limit": None,
-        "optimizer": "sgd", "library": "auto", "recompute": False, "budget": 60.0, "isolate": "auto", "store": True, "seed": 0,
+        "optimizer": "sgd", "library": "auto", "recompute": False, "budget": 60.0, "isolate": "auto", "store": True,
+        "seed": 0,
     }  # fmt: skip
 
 

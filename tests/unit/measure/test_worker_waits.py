@@ -16,7 +16,7 @@ from cubatch.errors import TimedOut, WorkerDied, WorkerFailed
 from cubatch.measure import remote
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
-from cubatch.measure.remote import PREPARE_SECONDS, RemoteRunner, prepare_limit
+from cubatch.measure.remote import RemoteRunner, prepare_limit
 from cubatch.measure.runner import FactoryRef
 from cubatch.search import loop
 
@@ -69,11 +69,13 @@ def test_a_worker_that_hangs_in_prepare_has_a_deadline(start):
 
 
 @pytest.mark.parametrize(
-    ("budget", "seconds"), [(0.5, 120.0), (6.0, 120.0), (30.0, 300.0), (60.0, 600.0), (1e4, 600.0)]
+    ("budget", "seconds", "compiling"),
+    [(0.5, 30.0, 120.0), (10.0, 30.0, 120.0), (20.0, 60.0, 120.0), (60.0, 180.0, 180.0)],
 )
-def test_deadlines_follow_the_budget(budget, seconds):
-    """Ten times the budget, but two minutes for whoever must compile first, and never more than ten."""
-    assert prepare_limit(budget) == seconds <= PREPARE_SECONDS
+def test_deadlines_follow_the_budget(budget, seconds, compiling):
+    """No wait for one size is longer than three times the budget, or 30 s; two minutes where kernels are compiled."""
+    assert prepare_limit(budget) == seconds
+    assert prepare_limit(budget, compiles=True) == compiling
 
 
 def test_who_waits_is_told_what_for(start, monkeypatch, caplog):

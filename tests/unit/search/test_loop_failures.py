@@ -13,7 +13,18 @@ from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Rec
 from cubatch.measure.stopwatch import HANG_SECONDS
 from cubatch.tuning import answer
 from tests.fakes import Fails, FakeDevice, FakeOutOfMemoryError, FakeRunner, Hangs, affine
-from tests.unit.search.walking import FLAT, RISES, FailsLater, Sessions, given, go, outcome_of, statuses, stop_after
+from tests.unit.search.walking import (
+    FLAT,
+    RISES,
+    FailsLater,
+    Sessions,
+    given,
+    go,
+    outcome_of,
+    seek,
+    statuses,
+    stop_after,
+)
 
 
 @pytest.mark.parametrize("where", ["prepare", "step"])
@@ -173,6 +184,18 @@ def test_a_hang_is_a_timeout_and_leaves_budget_for_the_others() -> None:
     assert statuses(measured)[16] == "timeout"
     assert statuses(measured)[128] == "ok"
     assert measured.seconds_spent < HANG_SECONDS + 25
+
+
+@pytest.mark.parametrize("first", [3, 64, 400])
+def test_a_hang_closes_the_larger_sizes_of_a_search(first: int) -> None:
+    """All sizes from some size on hang: above the largest that ran, no size that is larger than a hang is tried."""
+    sessions = Sessions(FakeDevice(RISES, behaviours=(Hangs(set(range(first, 513))),), gives_up=True))
+    _, result = seek(sessions, 512, budget=300.0)
+    hung = [n for session in sessions.opened for n in session.prepared if n >= first]
+    assert hung
+    assert hung == sorted(set(hung), reverse=True)  # each later trial is of a smaller size
+    assert result.batch_size is not None
+    assert result.batch_size < first
 
 
 @attrs.define

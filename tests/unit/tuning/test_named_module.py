@@ -11,7 +11,7 @@ from cubatch.measure.runner import FactoryRef
 
 def test_a_worker_that_died_between_two_visits_predicts_nothing_and_steps_again():
     """Killed while nothing is asked of it: no bytes are said, and the next size is prepared in another worker."""
-    runner = RemoteBoundedRunner(FactoryRef("tests.unit.worker_fakes:make"), remedy="")
+    runner = RemoteBoundedRunner(FactoryRef("tests.unit.worker_fakes:make"), prepare_seconds=30.0, remedy="")
     try:
         runner.prepare(1)
         first = runner.worker_pid
