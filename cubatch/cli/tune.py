@@ -35,7 +35,7 @@ from cubatch.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from cubatch.tuning.results import TuningResult
 
@@ -89,6 +89,12 @@ def tune(
             help="A function that gives what a PyTorch module is called with, for --library torch.",
         ),
     ] = None,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(
+            "--accumulate", metavar="N", help="Batches between two optimizer steps of a PyTorch module. Default: 1."
+        ),
+    ] = None,
     classes: ClassesOption = None,
     json: JsonOption = None,
 ) -> None:
@@ -116,9 +122,9 @@ def tune(
             "--isolate/--no-isolate": isolate,
         }  # fmt: skip
         ask = torch_module.asking(model, input_shape, example_inputs, dtype, others)
+        ask = functools.partial(ask, accumulate=1 if accumulate is None else accumulate)
     else:
-        if example_inputs is not None:
-            raise typer.BadParameter(f"--example-inputs is for --library torch, not {library}")
+        _check_library(library, {"--example-inputs": example_inputs, "--accumulate": accumulate})
         ask = functools.partial(
             tuner.autotune, _spec(model, library, input_shape, classes), devices=several_devices(devices), dtype=dtype,
             library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
@@ -147,6 +153,13 @@ def tune(
             result.report(path)
     for written in filter(None, (plot, report)):
         console.say(f"wrote {written}")
+
+
+def _check_library(library: str, given: Mapping[str, object | None]) -> None:
+    """Reject options of PyTorch modules for another library."""
+    for option, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(f"{option} is for --library torch, not {library}")
 
 
 def _kept(*, is_kept: bool, fresh: bool) -> str:

@@ -101,6 +101,7 @@ def runner(
     compiled: bool,
     memory_limit: int,
     seed: int,
+    accumulate: int = 1,
 ) -> ModuleRunner:
     """
     Build the module, move it to its device, and return a runner of its steps.
@@ -109,7 +110,7 @@ def runner(
         build: "package.module:build", a function without arguments that returns a torch.nn.Module.
         inputs: As `pack` wrote them.
         device: Where it runs, as `Device.address`.
-        mode, loss, optimizer, autocast, channels_last, compiled: As for `TorchModule`.
+        mode, loss, optimizer, autocast, channels_last, compiled, accumulate: As for `TorchModule`.
         memory_limit: Bytes that a step may take.
         seed: Seeds PyTorch's generator before the module is built, and draws the inputs.
     """
@@ -123,7 +124,7 @@ def runner(
     place = place_of(device)
     subject = TorchModule(
         module.to(place), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
-        channels_last=channels_last, compiled=compiled, place=place,
+        channels_last=channels_last, compiled=compiled, accumulate=accumulate, place=place,
     )  # fmt: skip
     subject.ready()
     garbage.set_aside()

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
+import attrs
+
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks import module_source, torch_memory
 from cubatch.frameworks.module_runner import ModuleRunner
@@ -27,8 +29,8 @@ class TorchModule:
 
     Args:
         module: A torch.nn.Module.
-        example_inputs, mode, loss, optimizer, autocast, channels_last, compiled: As for `autotune_module`, where
-            the last is `compile`.
+        example_inputs, mode, loss, optimizer, autocast, channels_last, accumulate, compiled: As for `autotune_module`,
+            where the last is `compile`.
         place: PyTorch's name of the device of a module without tensors; None is the device of the example.
 
     Raises:
@@ -39,7 +41,7 @@ class TorchModule:
     def __init__(
         self, module: Any, example_inputs: Any, *, mode: str, loss: Callable[[Any], Any] | str | None,
         optimizer: str | Callable[[Iterable[Any]], Any], autocast: str | None, channels_last: bool, compiled: bool,
-        place: str | None = None,
+        accumulate: int = 1, place: str | None = None,
     ) -> None:  # fmt: skip
         torch = _torch()
         if not isinstance(module, torch.nn.Module):
@@ -57,6 +59,7 @@ class TorchModule:
             loss=_function(loss, "loss"),
             optimizer=_function(optimizer, "optimizer"),
             autocast=autocast,
+            accumulate=accumulate,
         )
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
@@ -133,7 +136,8 @@ class TorchModule:
             Exception: Raised by a step on fake tensors.
         """
         _check_walkable(self._bare)
-        return torch_memory.peaks(self._bare, self._inputs, self._kind, self._place, num_bytes, top)
+        kind = attrs.evolve(self._kind, accumulate=min(2, self._kind.accumulate))  # more batches take no more memory
+        return torch_memory.peaks(self._bare, self._inputs, kind, self._place, num_bytes, top)
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """

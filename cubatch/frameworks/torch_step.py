@@ -34,12 +34,14 @@ class StepKind:
         loss: From the module's output to a scalar; None: the output's own `loss`, else the mean of its squares.
         optimizer: One of OPTIMIZERS, or a function from parameters to an optimizer.
         autocast: One of AUTOCAST, or None.
+        accumulate: Batches of a training step: the optimizer steps once after so many forward and backward passes.
     """
 
     training: bool
     loss: Callable[[Any], Any] | None
     optimizer: str | Callable[[Iterable[Any]], Any]
     autocast: str | None
+    accumulate: int = 1
 
     def step(
         self,
@@ -84,19 +86,21 @@ class StepKind:
 
         optimizer = self._optimizer([parameter for parameter in parameters if parameter.requires_grad])
 
-        def train() -> None:
+        def compute_loss() -> Any:
             for tensor in derived:  # a loop's next batch has no gradient either
                 tensor.grad = None
             with self._precision(device):
-                loss = seen(self._loss(module(*positional, **keyword)))
-            optimizer.zero_grad(set_to_none=True)
-            if scaler is None:
-                loss.backward()
-                optimizer.step()
-            else:
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
+                return seen(self._loss(module(*positional, **keyword)))
+
+        def train() -> None:
+            for place in range(self.accumulate):
+                with contextlib.nullcontext() if place == self.accumulate - 1 else _without_exchange(module):
+                    loss = compute_loss()
+                    if place == 0:
+                        optimizer.zero_grad(set_to_none=True)
+                    loss = loss / self.accumulate if self.accumulate > 1 else loss
+                    (loss if scaler is None else scaler.scale(loss)).backward()
+            _update(optimizer, scaler)
 
         return train
 
@@ -147,6 +151,23 @@ class StepKind:
             allowed = f"a function that makes a scalar of the {type(output).__name__} that the module returns"
             raise InvalidArgument("loss", None, allowed, "autotune_module takes one as loss.")
         return first.float().square().mean()
+
+
+def _update(optimizer: Any, scaler: Any) -> None:
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def _without_exchange(module: Any) -> Any:
+    """Return a context in which ranks do not sum their gradients, as loops that accumulate use it."""
+    import torch
+
+    inner = getattr(module, "_orig_mod", module)
+    is_shared = isinstance(inner, torch.nn.parallel.DistributedDataParallel)
+    return inner.no_sync() if is_shared else contextlib.nullcontext()
 
 
 def _has_no_data(tensor: Any) -> bool:

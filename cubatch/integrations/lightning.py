@@ -97,7 +97,10 @@ class _Finder:
                     "automatic_optimization", value=False, allowed="True",
                     remedy="What such a module does in a step is its own: hand it to autotune_callable().",
                 )  # fmt: skip
-            training = {"mode": "training", "loss": _loss, "optimizer": _alike(trainer.optimizers[0])}
+            training = {
+                "mode": "training", "loss": _loss, "optimizer": _alike(trainer.optimizers[0]),
+                "accumulate": trainer.accumulate_grad_batches,
+            }  # fmt: skip
         return autotune_module(
             _as_step(trainer, pl_module, _STEPS[trainer.state.fn]),
             {"batch": batch, "batch_idx": 0},

@@ -86,9 +86,7 @@ class RemoteRunner:
         CubatchError: From any call: whatever the runner itself raised of them.
     """
 
-    def __init__(
-        self, factory: FactoryRef, *, prepare_seconds: float = PREPARE_SECONDS, remedy: str = _REMEDY
-    ) -> None:
+    def __init__(self, factory: FactoryRef, *, prepare_seconds: float = PREPARE_SECONDS, remedy: str = _REMEDY) -> None:
         self._factory, self._prepare_seconds, self._remedy = factory, prepare_seconds, remedy
         self._start_seconds = max(START_SECONDS, prepare_seconds)
         self.step_seconds: float | None = None

@@ -51,6 +51,7 @@ def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = Non
         **{key: known.get(key) for key in ("mode", "dtype", "objective", "tolerance", "optimizer", "library")},
         "input_shape": shape(known.get("input_shape") or ()) or None,
         "recompute": known.get("recompute"),
+        "accumulate": None if known.get("accumulate") == 1 else known.get("accumulate"),
         "max_batch_size": limits.get("max_batch_size"),
         "memory_limit": written(format_bytes, limits.get("memory_bytes")),
         "latency_limit": written(format_seconds, limits.get("latency_seconds")),
@@ -94,8 +95,8 @@ def vitals(result: BatchSizeResult) -> dict[str, object]:
 
 
 _FIELDS = (
-    "mode", "dtype", "objective", "tolerance", "optimizer", "library", "input_shape", "recompute", "limits",
-    "budget_seconds", "seconds_spent", "seed", "l2", "decided_by", "created", "environment",
+    "mode", "dtype", "objective", "tolerance", "optimizer", "library", "input_shape", "recompute", "accumulate",
+    "limits", "budget_seconds", "seconds_spent", "seed", "l2", "decided_by", "created", "environment",
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     """
     if result.mode == "inference":
         raise InvalidArgument("result", "of inference", "of training", "Tune with mode='training'.")
-    seconds = {m.batch_size: m.latency_seconds for m in result.comparable if m.latency_seconds}
+    seconds = {m.batch_size: m.latency_seconds / result.accumulate for m in result.comparable if m.latency_seconds}
     if not seconds:
         raise InvalidArgument("result", "without a size that ran", "of a finished run", "Tune again.")
     known = sorted(seconds)

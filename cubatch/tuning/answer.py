@@ -111,6 +111,7 @@ def answer(
             device_bytes=(device_bytes or {}).get(candidate.batch_size),
             used=used[candidate.batch_size],
             posterior=posterior,
+            batches=setting.get("accumulate") or 1,
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
     ]
@@ -196,8 +197,10 @@ def _measurement(
     device_bytes: int | None,
     used: Sequence[Timing],
     posterior: Posterior,
+    batches: int,
 ) -> Measurement:
     n = candidate.batch_size
+    samples = n * batches
     latency, interval = posterior.seconds_of(n, used)
     joules = posterior.joules_of(n, used)
     return Measurement(
@@ -206,17 +209,17 @@ def _measurement(
         reasons=candidate.reasons,
         latency_seconds=latency,
         latency_interval=interval,
-        samples_per_second=n / latency if latency else None,
-        throughput_interval=(n / interval[1], n / interval[0]) if interval else None,
+        samples_per_second=samples / latency if latency else None,
+        throughput_interval=(samples / interval[1], samples / interval[0]) if interval else None,
         timings_seconds=[timing.seconds for timing in used],
         timings_rounds=[timing.round for timing in used],
         reference_seconds=[t.reference_seconds for t in used] if any(t.reference_seconds for t in used) else None,
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),
-        flops_per_second=n * flops_per_sample / latency if latency and flops_per_sample is not None else None,
+        flops_per_second=samples * flops_per_sample / latency if latency and flops_per_sample is not None else None,
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
         sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
-        joules_per_sample=joules / n if joules is not None else None,
+        joules_per_sample=joules / samples if joules is not None else None,
         temperature_celsius=_most(timings, "temperature_celsius"),
         power_watts=_mean([timing.power_watts for timing in used]),
         utilization_percent=_mean([timing.utilization_percent for timing in used]),

@@ -154,6 +154,7 @@ def details(result: TuningResult, evidence: Evidence) -> list[str]:
         *_noisy(result),
         *_throttled(result, evidence.throttled_only),
         *_cache(result),
+        *_accumulated(result),
         *_unpaired(result, evidence.posterior),
     ]
 
@@ -343,6 +344,14 @@ def _cache(result: TuningResult) -> list[str]:
     if result.l2 == "cold":
         return ["The L2 cache is cold: steps rotate over several sets of buffers."]
     return ["The L2 cache is warm: steps ran back to back, as they do in use."]
+
+
+def _accumulated(result: TuningResult) -> list[str]:
+    if result.accumulate == 1:
+        return []
+    return [
+        f"A step is {result.accumulate} batches of this size and one optimizer step; latencies are those of it all."
+    ]
 
 
 def _unpaired(result: TuningResult, posterior: Posterior) -> list[str]:

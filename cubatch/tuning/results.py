@@ -326,6 +326,8 @@ class TuningResult(BatchSizeResult):
             (1 - tolerance) x the best; latency: the largest within (1 + tolerance) x the lowest.  See
             `search.recommend.recommend`.  None only in the partial result of an interrupted run.
         fastest_batch_size: The size with the best posterior mean of the objective.
+        accumulate: Batches of a step, one optimizer step included: `batch_size` is that of one batch, `latency_seconds`
+            the time of them all.
         current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no
             other size is better beyond the tolerance and the noise.
         largest_batch_size: The largest that fits by the plan; None where there is no plan.
@@ -375,6 +377,7 @@ class TuningResult(BatchSizeResult):
     reference: dict[str, Any] | None = field(
         default=None, hash=False, converter=attrs.converters.optional(_reference), metadata=_ADDED
     )
+    accumulate: int = field(default=1, converter=checks.required_size, metadata=_ADDED)
     current_batch_size: int | None = field(default=None, converter=checks.size, metadata=_ADDED)
 
     @property

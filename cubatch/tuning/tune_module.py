@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cubatch import checks
 from cubatch.choices import Mode, Objective
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks.ranks import Ranks
@@ -31,6 +32,7 @@ def autotune_module(
     optimizer: str | Callable[[Iterable[Any]], Any] = "sgd",
     autocast: str | None = None,
     channels_last: bool = False,
+    accumulate: int = 1,
     compile: bool = False,  # noqa: A002 - PyTorch's own word
     device: Device | str | None = None,
     batch_sizes: Iterable[int] | None = None,
@@ -80,6 +82,8 @@ def autotune_module(
             without a closure, or its name.
         autocast: "float16" or "bfloat16": automatic mixed precision; float16 scales the loss.
         channels_last: Lay filters and four-dimensional inputs out as NHWC.
+        accumulate: In training, batches to an optimizer step: a timed step has so many forward and backward passes, and
+            one optimizer step. `batch_size` is that of one pass.
         compile: Run it through torch.compile, once for all sizes; compile time does not count.
         device: Reject another device than this; None is the device of the parameters. A named module is moved there;
             None is the first GPU, else the CPU.
@@ -120,8 +124,10 @@ def autotune_module(
     )  # fmt: skip
     kind: dict[str, Any] = {
         "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": autocast, "channels_last": channels_last,
-        "compiled": compile,
+        "compiled": compile, "accumulate": checks.check_whole("accumulate", accumulate),
     }  # fmt: skip
+    if mode == "inference" and accumulate > 1:
+        raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or tune with mode='training'.")
     ranks = Ranks.present()
     if isinstance(module, str):
         if ranks is not None:
@@ -147,7 +153,7 @@ def _tune_present(
         def tune(make: Callable[[int, int], LearnsMemory], **versions: int) -> TuningResult:
             subject = PresentModuleSubject(
                 name=module.name, library="torch", device=resolved, memory=memory, mode=kind["mode"],
-                optimizer=kind["optimizer"], seed=request.limits.seed, versions=versions, make=make,
+                optimizer=kind["optimizer"], accumulate=kind["accumulate"], seed=request.limits.seed, versions=versions, make=make,
                 first_notes=notes,
             )  # fmt: skip
             return session.tune(subject, request)

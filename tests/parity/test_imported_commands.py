@@ -159,6 +159,17 @@ def test_random_inputs_of_a_function_are_one_question(run, model, tmp_path):
     assert "Answered from the store" in " ".join(run("tune", model, *asked)[1].split())
 
 
+@pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
+def test_accumulated_batches_are_a_step_of_a_named_module(run, model):
+    """The worker's steps have so many batches, which the rates count."""
+    code, out, err = run("tune", model, *SHAPE, *TORCH, "--mode", "training", "--accumulate", "3", "--json", "-")
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["accumulate"] == 3
+    for row in result["measurements"]:
+        assert row["samples_per_second"] * row["latency_seconds"] == pytest.approx(3 * row["batch_size"])
+
+
 @pytest.mark.parametrize("model", ["of_users:network"], indirect=True)
 def test_a_network_of_ours_is_not_sent_to_pytorch(run, model):
     """Though the file imports it."""
@@ -188,6 +199,7 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
         ([*TORCH, "--input-shape", "0,12,3"], "--input-shape must be from 1 to 2147483647, got 0"),
         ([*TORCH, "--input-shape", "64"], "got '64'; --example-inputs names a function"),
         ([*SHAPE, "--example-inputs", "of_users:sentence"], "--example-inputs is for --library torch, not auto"),
+        ([*SHAPE, "--accumulate", "2"], "--accumulate is for --library torch, not auto"),
     ],
     ids=[
         "nothing",
@@ -200,6 +212,7 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
         "no height",
         "one number",
         "another library",
+        "accumulated elsewhere",
     ],
 )
 def test_an_option_that_is_not_for_pytorch_is_refused(run, model, options, named):

@@ -133,6 +133,15 @@ def test_fit_trains_with_the_size_found_and_from_the_state_before(tmp_path):
         assert torch.equal(alone.state_dict()[name], value), name
 
 
+def test_fit_times_the_accumulation_of_the_trainer(tmp_path):
+    """The timed step has the trainer's eight batches to an optimizer step, so that rates are those of its loop."""
+    finder = CubatchBatchSizeFinder(**SHORT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(tmp_path, finder, limit_val_batches=0, accumulate_grad_batches=8).fit(Counter(), datamodule=Data())
+    assert finder.result.accumulate == 8
+
+
 def all_ran(finder):
     return {m.status for m in finder.result.measurements} <= {"ok", "dropped", "not_run"}
 

@@ -45,7 +45,7 @@ class BoundedSubject(Subject):
         name: What it is called.
         library: What runs it, as a result calls it.
         device, memory: See `Subject`.
-        mode, optimizer, seed, budget: As for `autotune_module`.
+        mode, optimizer, seed, budget, accumulate: As for `autotune_module`.
         versions: Added to the `environment` of the result.
     """
 
@@ -56,6 +56,7 @@ class BoundedSubject(Subject):
     mode: str
     seed: int
     budget: float = 60.0
+    accumulate: int = 1
     optimizer: object | None = None
     versions: Mapping[str, Any] = attrs.field(factory=dict)
     _runner: LearnsMemory | None = attrs.field(default=None, init=False)
@@ -161,6 +162,7 @@ class BoundedSubject(Subject):
             "dtype": ladder.facts["dtype"],
             "optimizer": getattr(optimizer, "__name__", "a function") if callable(optimizer) else optimizer,
             "library": self.library,
+            "accumulate": self.accumulate,
             "l2": "warm",
             "environment": self.versions,
         }

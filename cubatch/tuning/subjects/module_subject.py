@@ -53,7 +53,7 @@ class NamedModuleSubject(BoundedSubject):
 
     Attributes:
         inputs: An example of its inputs, as JSON can hold it.
-        kind: mode, loss, optimizer, autocast, channels_last, compiled: how it is stepped, functions by name.
+        kind: mode, loss, optimizer, autocast, channels_last, compiled, accumulate; functions by name.
         sources: Of the functions: their files and what these import.
     """
 
@@ -85,7 +85,8 @@ class NamedModuleSubject(BoundedSubject):
         return cls(
             name=name, library="torch", device=resolved, mode=kind["mode"], optimizer=kind["optimizer"],
             memory=hardware_room.memory_limit(resolved, request.memory_limit), seed=request.limits.seed,
-            budget=request.limits.budget, inputs=inputs, kind=dict(kind), sources=tuple(sources),
+            budget=request.limits.budget, accumulate=kind["accumulate"], inputs=inputs, kind=dict(kind),
+            sources=tuple(sources),
         )  # fmt: skip
 
     @property

@@ -55,9 +55,10 @@ RESULT_KEYS = [
     "data_parallel",
     "disturbed",
     "reference",
+    "accumulate",
     "current_batch_size",
 ]
-ADDED_RESULT_KEYS = ("data_parallel", "disturbed", "reference", "current_batch_size")
+ADDED_RESULT_KEYS = ("data_parallel", "disturbed", "reference", "accumulate", "current_batch_size")
 MEASUREMENT_KEYS = [
     "batch_size",
     "status",
