@@ -153,8 +153,8 @@ def _tune_present(
         def tune(make: Callable[[int, int], LearnsMemory], **versions: int) -> TuningResult:
             subject = PresentModuleSubject(
                 name=module.name, library="torch", device=resolved, memory=memory, mode=kind["mode"],
-                optimizer=kind["optimizer"], accumulate=kind["accumulate"], seed=request.limits.seed, versions=versions, make=make,
-                first_notes=notes,
+                optimizer=kind["optimizer"], accumulate=kind["accumulate"], seed=request.limits.seed,
+                versions=versions, make=make, first_notes=notes,
             )  # fmt: skip
             return session.tune(subject, request)
 
