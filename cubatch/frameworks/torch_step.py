@@ -34,7 +34,7 @@ class StepKind:
         loss: From the module's output to a scalar; None: the output's own `loss`, else the mean of its squares.
         optimizer: One of OPTIMIZERS, or a function from parameters to an optimizer.
         autocast: One of AUTOCAST, or None.
-        accumulate: Batches of a training step: the optimizer steps once after so many forward and backward passes.
+        accumulate: Batches of a training step: one optimizer step follows that many forward and backward passes.
     """
 
     training: bool
