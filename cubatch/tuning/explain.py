@@ -349,9 +349,7 @@ def _cache(result: TuningResult) -> list[str]:
 def _accumulated(result: TuningResult) -> list[str]:
     if result.accumulate == 1:
         return []
-    return [
-        f"A step is {result.accumulate} batches of this size and one optimizer step; latencies are those of it all."
-    ]
+    return [f"A step is {result.accumulate} batches of this size and one optimizer step; latencies are of such steps."]
 
 
 def _unpaired(result: TuningResult, posterior: Posterior) -> list[str]:

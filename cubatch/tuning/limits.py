@@ -63,14 +63,13 @@ class Limits:
             if batch_sizes is None:
                 raise InvalidArgument("sweeps", sweeps, "given beside batch_sizes", "Name the sizes to compare.")
         top = None if max_batch_size is None else checks.check_batch_size(max_batch_size, "max_batch_size")
-        asked = None if batch_sizes is None else _ascending(batch_sizes, top)
         if current is not None:
             current = checks.check_batch_size(current, "current")
             if top is not None and current > top:
                 raise InvalidArgument("current", current, f"at most max_batch_size={top}", "Raise max_batch_size.")
-            asked = None if asked is None else tuple(sorted({*asked, current}))
+        sizes = None if batch_sizes is None else _ascending(batch_sizes, top, current)
         return cls(
-            batch_sizes=asked, max_batch_size=top, budget=float(budget), seed=seed, sweeps=sweeps, current=current
+            batch_sizes=sizes, max_batch_size=top, budget=float(budget), seed=seed, sweeps=sweeps, current=current
         )
 
     @property
@@ -82,8 +81,8 @@ class Limits:
         return {"batch_sizes": asked, "max_batch_size": self.max_batch_size, "seed": self.seed, **given}
 
 
-def _ascending(batch_sizes: Iterable[int], top: int | None) -> tuple[int, ...]:
-    """Return the sizes, each once and ascending; none may be above `top`."""
+def _ascending(batch_sizes: Iterable[int], top: int | None, current: int | None) -> tuple[int, ...]:
+    """Return the sizes and the current one, each once and ascending; none may be above `top`."""
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
     asked = list(itertools.islice(batch_sizes, MOST_SIZES + 1))  # which may have no end
@@ -92,4 +91,4 @@ def _ascending(batch_sizes: Iterable[int], top: int | None) -> tuple[int, ...]:
     sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in asked}))
     if top is not None and sizes[-1] > top:
         raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Leave max_batch_size out.")
-    return sizes
+    return sizes if current is None else tuple(sorted({*sizes, current}))

@@ -82,8 +82,8 @@ def autotune_module(
             without a closure, or its name.
         autocast: "float16" or "bfloat16": automatic mixed precision; float16 scales the loss.
         channels_last: Lay filters and four-dimensional inputs out as NHWC.
-        accumulate: In training, batches to an optimizer step: a timed step has so many forward and backward passes, and
-            one optimizer step. `batch_size` is that of one pass.
+        accumulate: In training, batches to an optimizer step: a timed step has that many forward and backward passes,
+            and one optimizer step. `batch_size` is that of one pass.
         compile: Run it through torch.compile, once for all sizes; compile time does not count.
         device: Reject another device than this; None is the device of the parameters. A named module is moved there;
             None is the first GPU, else the CPU.
