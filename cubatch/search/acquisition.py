@@ -59,7 +59,7 @@ def draw_losses(inputs: AcquisitionInputs) -> Array:
     return lost
 
 
-def knowledge_gradient(inputs: AcquisitionInputs, variance: Array, measured: NDArray[np.bool_]) -> Array:
+def knowledge_gradient(inputs: AcquisitionInputs, variance: float, measured: NDArray[np.bool_]) -> Array:
     """
     Return, by size, how much one trial is expected to improve the log objective of the recommended size.
 
@@ -68,7 +68,7 @@ def knowledge_gradient(inputs: AcquisitionInputs, variance: Array, measured: NDA
 
     Args:
         inputs: The posterior and the limits.
-        variance: Variance of the outcome of a trial, by size.
+        variance: Variance of the outcome of a trial.
         measured: Which sizes were measured, and so may be recommended.
     """
     covariance = inputs.posterior.covariance

@@ -34,6 +34,7 @@ HOST_SMOOTH, HOST_STEPS = ((0.005, 0.95), (0.1, 0.05)), ((0.002, 0.95), (0.03, 0
 SMOOTH_OCTAVES, STEP_OCTAVES = 2.0, 0.25  # length scale of each
 SCALE = 10.0  # log cost of the whole curve is unknown within e to this power
 LEAST_VARIANCE = 1e-12  # of a difference of two sizes, which may be the same size
+Z_90 = 1.645  # standard deviations to both sides that hold 90 %
 _NEGLIGIBLE = 1e-3  # processes with a smaller weight, relative to the largest, are left out
 
 
@@ -74,6 +75,22 @@ class CurvePosterior:
     def sd(self) -> Array:
         """Standard deviation by size: a relative error of the cost where it is small."""
         return np.sqrt(np.diag(self.covariance))
+
+    def __contains__(self, n: object) -> bool:
+        return n in self.sizes
+
+    def place(self, n: int) -> int:
+        """Return the position of a size."""
+        return int(np.searchsorted(self.sizes, n))
+
+    def cost(self, n: int) -> float:
+        """Return the expected cost of a step of a size."""
+        return math.exp(self.mean[self.place(n)])
+
+    def interval(self, n: int) -> tuple[float, float]:
+        """Return the 90 % interval of that cost."""
+        middle, half = float(self.mean[self.place(n)]), Z_90 * float(self.sd[self.place(n)])
+        return math.exp(middle - half), math.exp(middle + half)
 
     def difference_sd(self, first: int, second: int) -> float:
         """Return the standard deviation of the difference of the log costs at two positions."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
 import numpy as np
 
 from cubatch.measure.budget import Budget
-from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.search.state import SearchState
-from cubatch.units import format_count, format_seconds, format_whole_percent
+from cubatch.units import format_count, format_whole_percent
 
 _SURELY = 0.9  # quantile of the possible gain that progress shows
 
@@ -75,18 +74,11 @@ class EventReporter:
         self._could_gain = math.inf
         self.failed: Exception | None = None
 
-    def report_resume(self, timings: Sequence[Timing], number: int) -> None:
-        """Report that a run continues from cached timings; the best so far follows with the first trial."""
-        if timings:
-            spent = f"{format_seconds(self._budget.spent())} of {format_seconds(self._budget.seconds)} are spent"
-            text = f"continuing from {len(timings)} timing{'s' * (len(timings) > 1)}; {spent}"
-            self.report("resume", None, text, number * PER_VISIT, None)
-
     def report(self, kind: str, batch_size: int | None, message: str, number: int, state: SearchState | None) -> None:
         """Report an event, with the best size of this state."""
         if self._progress is None or self.failed is not None:
             return
-        best = state.measured.get(state.recommended or 0) if state is not None else None
+        best = state.recommended if state is not None else None
         if state is not None and best is not None:
             gain = float(np.expm1(np.sort(state.unbounded_losses)[int(_SURELY * len(state.unbounded_losses))]))
             self._could_gain = min(self._could_gain, gain)
@@ -98,8 +90,8 @@ class EventReporter:
             total=self._budget.seconds,
             seconds_left=self._budget.left(),
             message=message,
-            best_batch_size=state.recommended if state is not None else None,
-            best_rate=best.batch_size / state.seconds[best.batch_size] if best and state else None,
+            best_batch_size=best,
+            best_rate=best / state.seconds[best] if best and state else None,
             could_gain=self._could_gain if best and self._could_gain <= 1 else None,
         )
         try:

@@ -4,46 +4,29 @@ from __future__ import annotations
 
 import logging
 import traceback
-from typing import Any, Self
-
-import attrs
+from typing import Any
 
 from cubatch.errors import CubatchError, OutOfMemory, OverLimit, TimedOut, is_out_of_memory
+from cubatch.measure.records import Outcome
 from cubatch.measure.runner import HasWorker, Runner
 
 _log = logging.getLogger(__name__)
 
 
-@attrs.frozen
-class Failure:
-    """
-    Hold the exception of a candidate in a form that can be stored.
-
-    Attributes:
-        status: "out_of_memory", "over_limit", "timeout" or "error", for a size that never ran.
-        reason: The message.
-        facts: The same as values.
-    """
-
-    status: str
-    reason: str
-    facts: dict[str, Any]
-
-    @classmethod
-    def from_error(cls, error: Exception) -> Self:
-        """Return the outcome of an exception: "out_of_memory", "over_limit", "timeout" or "error", with a reason."""
-        name = type(error).__name__
-        text = str(error).encode(errors="backslashreplace").decode()  # SQLite rejects lone surrogates
-        facts: dict[str, Any] = {"type": name, "message": text}
-        if isinstance(error, OutOfMemory):
-            sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
-            facts |= {key: value for key, value in sizes.items() if isinstance(value, int)}
-        reason = text if isinstance(error, CubatchError) else f"{name}: {text}"
-        if isinstance(error, OverLimit):
-            return cls("over_limit", reason, {"limit": "memory", **facts})
-        if is_out_of_memory(error):
-            return cls("out_of_memory", reason, facts)
-        return cls("timeout" if isinstance(error, TimedOut) else "error", reason, facts)
+def describe_failure(n: int, error: Exception) -> Outcome:
+    """Return the outcome of a size that raised: "out_of_memory", "over_limit", "timeout" or "error", with a reason."""
+    name = type(error).__name__
+    text = str(error).encode(errors="backslashreplace").decode()  # SQLite rejects lone surrogates
+    facts: dict[str, Any] = {"type": name, "message": text}
+    if isinstance(error, OutOfMemory):
+        sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
+        facts |= {key: value for key, value in sizes.items() if isinstance(value, int)}
+    reason = text if isinstance(error, CubatchError) else f"{name}: {text}"
+    if isinstance(error, OverLimit):
+        return Outcome(n, "over_limit", reason, {"limit": "memory", **facts})
+    if is_out_of_memory(error):
+        return Outcome(n, "out_of_memory", reason, facts)
+    return Outcome(n, "timeout" if isinstance(error, TimedOut) else "error", reason, facts)
 
 
 def release_runner(runner: Runner, error: Exception, *, restart: bool) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 
 import attrs
+import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDied, is_out_of_memory
@@ -29,8 +30,8 @@ from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS,
 from cubatch.measure.watch import Watch
 from cubatch.search import trial_rules, verdicts
 from cubatch.search.events import Event, EventReporter
-from cubatch.search.failures import Failure, release_runner
-from cubatch.search.noise import Record
+from cubatch.search.failures import describe_failure, release_runner
+from cubatch.search.noise import count_trials, has_cost
 from cubatch.search.recommend import is_favored
 from cubatch.search.state import SearchInputs, SearchState
 from cubatch.units import format_seconds
@@ -45,9 +46,7 @@ steps are mostly overhead, which host drift affects less."""
 MOST_REFERENCE_SECONDS = 0.5  # longer steps average out drift by themselves, and a reference would double the time
 
 _FAILED = ("out_of_memory", "error", "timeout")
-_REFUSED = (
-    OverLimit.__name__
-)  # rejected by a runner, which knows more about memory than the ladder once smaller sizes have run
+_REFUSED = OverLimit.__name__  # by a runner, which knows more about memory than the ladder once smaller sizes have run
 
 
 def measure(
@@ -156,10 +155,10 @@ class _Run:
         self.stopwatch: Stopwatch | None = None
         self.resources = contextlib.ExitStack()
         self.candidates = {c.batch_size: c for c in sorted((*ladder, *earlier.added), key=lambda c: c.batch_size)}
-        self.records = {n: Record(n, goal) for n in self.candidates}
+        self.timings: dict[int, list[Timing]] = {n: [] for n in self.candidates}
         for timing in earlier.timings:
-            if timing.batch_size in self.records:
-                self.records[timing.batch_size].add(timing)
+            if timing.batch_size in self.timings:
+                self.timings[timing.batch_size].append(timing)
         self.outcomes = {o.batch_size: o for o in earlier.outcomes if o.status != "interrupted"}
         self.retried: set[int] = set()
         self.round = max((timing.round // PER_VISIT for timing in earlier.timings), default=0)
@@ -178,22 +177,24 @@ class _Run:
         try:
             for n, candidate in self.candidates.items():
                 if candidate.over_limit and n not in self.outcomes:
-                    tried = "not tried again" if self.records[n].timings else "not tried"
+                    tried = "not tried again" if self.timings[n] else "not tried"
                     reason = f"planned above the memory limit, so it was {tried}"
-                    self.finish(n, "over_limit", reason, limit="memory")
+                    self.finish(Outcome(n, "over_limit", reason, {"limit": "memory"}))
             if self.open:
-                self.reporter.report_resume([timing for r in self.records.values() for timing in r.timings], self.round)
+                if count := sum(map(len, self.timings.values())):
+                    spent = f"{format_seconds(self.budget.spent())} of {format_seconds(self.budget.seconds)} are spent"
+                    text = f"continuing from {count} timing{'s' * (count > 1)}; {spent}"
+                    # without a state: the best so far follows with the first trial
+                    self.reporter.report("resume", None, text, self.round * PER_VISIT, None)
                 self.search()
             self.report("end", None, "measuring is done")
         except CubatchError:  # its message is complete
             raise
         except BaseException:
             for n in self.open:
-                self.finish(
-                    n,
-                    "interrupted",
-                    f"the run was interrupted after {len(self.records[n].timings)} timings of this size",
-                )
+                count = len(self.timings[n])
+                reason = f"the run was interrupted after {count} timings of this size"
+                self.finish(Outcome(n, "interrupted", reason))
             raise
         finally:
             self.close_runner()
@@ -219,86 +220,87 @@ class _Run:
                 break
             # An earlier run dropped it against a size that failed later.
             self.outcomes = {n: outcome for n, outcome in self.outcomes.items() if outcome.status != "dropped"}
-        with self.one_thread():
-            ends = verdicts.judge_sizes(self.state)
-        for n, judged in ends.items():
-            is_compared = self.rounds is not None and judged.status == "dropped"
-            verdict = attrs.evolve(judged, status="ok", reason="compared, not searched") if is_compared else judged
-            cut: dict[str, object] = {"cut_short": True} if verdict.status == "over_limit" else {"limit": "budget"}
-            is_cut = verdict.status in {"ok", "over_limit"} and self.budget.left() < self.next_seconds(n)
-            self.finish(n, verdict.status, verdict.reason, **{**verdict.facts, **(cut if is_cut else {})})
+        with self.computing():
+            outcomes = verdicts.judge_sizes(self.state)
+        for outcome in outcomes:
+            if self.rounds is not None and outcome.status == "dropped":
+                outcome = attrs.evolve(outcome, status="ok", stop_reason="compared, not searched")  # noqa: PLW2901
+            cut = {"cut_short": True} if outcome.status == "over_limit" else {"limit": "budget"}
+            place = self.state.place(outcome.batch_size)
+            is_cut = outcome.status in {"ok", "over_limit"} and self.budget.left() < self.state.trial_seconds[place]
+            self.finish(outcome, cut if is_cut else {})
         for n in self.open:
-            self.finish(n, "dropped", f"{self.records[n].trials} trials gave no value of its energy")
-
-    def next_seconds(self, n: int) -> float:
-        """Return the expected seconds of another trial of a measured size."""
-        return float(self.state.trial_seconds[self.state.place(n)])
+            text = f"{count_trials(self.timings[n])} trials gave no value of its energy"
+            self.finish(Outcome(n, "dropped", text))
 
     def next(self) -> list[int]:
         self.state = self.compute_state()
         if self.stopwatch is not None and self.budget.left() <= 0:
             return []
-        if (
-            self.goal.objective == "energy"
-            and not self.state.measured
-            and any(r.timings for r in self.records.values())
-        ):
+        if self.goal.objective == "energy" and not self.state.measured and any(self.timings.values()):
             raise EnergyNotAvailable("what these steps were timed by")
         if self.rounds is not None:
             return self.next_round(self.rounds)
-        with self.one_thread():
+        with self.computing():
             return trial_rules.next_trials(self.state)
 
     def next_round(self, rounds: int) -> list[int]:
         """Return the sizes with the fewest trials, shuffled; none once all have had a trial in each round."""
-        least = min(self.records[n].trials for n in self.open)
-        due = [n for n in self.open if self.records[n].trials == least] if least < rounds else []
+        trials = {n: count_trials(self.timings[n]) for n in self.open}
+        least = min(trials.values())
+        due = [n for n in self.open if trials[n] == least] if least < rounds else []
         Random(f"{self.seed}, {least}").shuffle(due)  # noqa: S311 - an order, not a secret
         return due
 
     @functools.cached_property
-    def blas(self) -> ThreadpoolController:
-        """The BLAS libraries of this process."""
-        return ThreadpoolController()
+    def blas(self) -> ThreadpoolController | None:
+        """The BLAS libraries of this process; None if the process has no file descriptor left to list them."""
+        with contextlib.suppress(OSError):
+            return ThreadpoolController()
+        return None
 
-    def one_thread(self) -> AbstractContextManager[object]:
-        """Limit BLAS to one thread: idle BLAS threads spin for about 0.1 s and would disturb the next timing."""
-        limited: AbstractContextManager[object] = self.blas.limit(limits=1, user_api="blas")
-        return limited
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Compute with NumPy's default handling of errors, which user code may have changed, and on one BLAS thread."""
+        # Idle BLAS threads spin for about 0.1 s and would disturb the next timing.
+        limited = self.blas.limit(limits=1, user_api="blas") if self.blas else contextlib.nullcontext()
+        with limited, np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"):
+            yield
 
     def compute_state(self) -> SearchState:
         """Return a state of all that is known now."""
         prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
         around = self.stopwatch.around_seconds if self.stopwatch else 0.0
         left = self.budget.left()
-        rejected = {
+        over_memory = {
             n for n, o in self.outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"
         }
+        lack_cost = {n for n, t in self.timings.items() if count_trials(t) > 1 and not has_cost(t, self.goal)}
 
         def seconds(n: int, step: float) -> float:
             return trial_seconds(
                 step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
             )
 
-        return SearchState(
-            SearchInputs(
-                goal=self.goal,
-                ladder=self.candidates,
-                favored=None if self.extend is None else {n for n, c in self.candidates.items() if is_favored(c)},
-                model=self.model,
-                records={n: record for n, record in self.records.items() if n not in rejected},
-                closed={*self.outcomes, *(n for n, record in self.records.items() if record.lacks_cost)},
-                failed={n for n, o in self.outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
-                failure_statuses={n: o.status for n, o in self.outcomes.items() if o.status in ("error", "timeout")},
-                trial_seconds=seconds,
-                left=left,
-                budget=self.budget.seconds,
-                extends=self.extend is not None,
-                requested=self.requested,
-                multiple=self.multiple,
-                seed=self.seed,
-            )
+        failed = {n: o for n, o in self.outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED}
+        inputs = SearchInputs(
+            goal=self.goal,
+            ladder=self.candidates,
+            favored=None if self.extend is None else {n for n, c in self.candidates.items() if is_favored(c)},
+            model=self.model,
+            timings={n: taken for n, taken in self.timings.items() if n not in over_memory},
+            closed={*self.outcomes, *lack_cost},
+            failed={n: outcome.status for n, outcome in failed.items()},
+            trial_seconds=seconds,
+            left=left,
+            budget=self.budget.seconds,
+            extends=self.extend is not None,
+            requested=self.requested,
+            multiple=self.multiple,
+            seed=self.seed,
         )
+        with self.computing():
+            return SearchState(inputs)
 
     # --- a trial ---
 
@@ -307,21 +309,20 @@ class _Run:
         if n in self.outcomes:
             return
         if n not in self.candidates and self.extend is not None:
-            self.candidates[n], self.records[n] = self.extend(n), Record(n, self.goal)
+            self.candidates[n], self.timings[n] = self.extend(n), []
             self.recorder.candidate(self.candidates[n])
         stopwatch = self.stopwatch or self.open_runner()
         if self.seeks_reference:
             self.choose_reference(stopwatch)
-        record = self.records[n]
-        number = 1 + max((timing.round // PER_VISIT for timing in record.timings), default=-1)
-        if record.timings:  # a size that is retried has timings of this round already
+        number = 1 + max((timing.round // PER_VISIT for timing in self.timings[n]), default=-1)
+        if self.timings[n]:  # a size that is retried has timings of this round already
             number = self.round = max(self.round, number)
         try:
             stopwatch.visit(
                 n,
                 first_round=number * PER_VISIT,
                 likely=self.likely_seconds(n),
-                keep=functools.partial(self.record_timing, record),
+                keep=self.record_timing,
                 expected=self.expected_seconds(n),
                 at_least=trial_rules.timings_wanted(self.state, n),
             )
@@ -359,22 +360,20 @@ class _Run:
 
     def likely_seconds(self, n: int) -> float | None:
         """Return the expected seconds of a step, to detect a hang; None if unknown."""
-        if self.state.estimates and n in self.state.sizes:
+        if self.state.measured and n in self.state.sizes:
             return float(self.state.step_seconds[self.state.place(n)])
         return self.candidates[n].predicted_seconds
 
     def expected_seconds(self, n: int) -> float | None:
         """Return the seconds of a step expected from smaller sizes, by their best rate or a line through two."""
         rates = [seconds / size for size, seconds in self.state.seconds.items() if size < n]
-        by_line = (
-            [float(self.state.step_seconds[self.state.place(n)])] if len(rates) > 1 and n in self.state.sizes else []
-        )
-        return min([*(n * rate for rate in rates), *by_line], default=None)
+        by_line = [self.likely_seconds(n)] if len(rates) > 1 and n in self.state.sizes else []
+        return min([*(n * rate for rate in rates), *filter(None, by_line)], default=None)
 
-    def record_timing(self, record: Record, timing: Timing) -> None:
+    def record_timing(self, timing: Timing) -> None:
+        n, text = timing.batch_size, format_seconds(timing.seconds) + ", throttled" * timing.throttled
         self.recorder.timing(timing)
-        record.add(timing)
-        n, text = record.batch_size, format_seconds(timing.seconds) + ", throttled" * timing.throttled
+        self.timings[n].append(timing)
         self.report("timing", n, f"batch size {n}: {text}", timing.round)
 
     def open_runner(self) -> Stopwatch:
@@ -408,35 +407,32 @@ class _Run:
         size with timings that fails again is judged by its timings.
         """
         stopwatch.forget()
-        failure, has_run = Failure.from_error(error), bool(self.records[n].timings)
-        is_again = n not in self.retried and (has_run or isinstance(error, WorkerDied))
+        failure, timings = describe_failure(n, error), self.timings[n]
         if isinstance(error, OverLimit):  # it was not tried
-            self.finish(n, failure.status, failure.reason, **failure.facts)
+            self.finish(failure)
             return
+        is_again = n not in self.retried and (bool(timings) or isinstance(error, WorkerDied))
         release_runner(stopwatch.runner, error, restart=is_again)
         if is_again:
             self.retried.add(n)
-            _log.warning("batch size %d failed and is tried once more: %s", n, failure.reason)
+            _log.warning("batch size %d failed and is tried once more: %s", n, failure.stop_reason)
             self.run_trial(n)
-        elif has_run:
-            text = f"judged by its {len(self.records[n].timings)} timings, since it failed twice: {failure.reason}"
-            is_over = (
-                self.goal.latency_limit is not None
-                and self.compute_state().seconds.get(n, 0.0) > self.goal.latency_limit
-            )
-            limit = {"limit": "latency"} if is_over else {}
-            self.finish(n, "over_limit" if is_over else "ok", text, cut_short=True, **failure.facts, **limit)
+        elif timings:
+            text = f"judged by its {len(timings)} timings, since it failed twice: {failure.stop_reason}"
+            is_over = self.compute_state().seconds.get(n, 0.0) > (self.goal.latency_limit or math.inf)
+            status, limit = ("over_limit", {"limit": "latency"}) if is_over else ("ok", {})
+            self.finish(Outcome(n, status, text, failure.facts), {"cut_short": True, **limit})
         else:
-            self.finish(n, failure.status, failure.reason, **failure.facts)
+            self.finish(failure)
 
-    def finish(self, n: int, status: str, reason: str, **facts: object) -> None:
-        spent = self.stopwatch.spent.get(n) if self.stopwatch else None
-        if spent is not None:
-            facts |= attrs.asdict(spent)
-        self.outcomes[n] = Outcome(n, status, reason, facts)
+    def finish(self, outcome: Outcome, facts: Mapping[str, object] | None = None) -> None:
+        """Record the outcome of a size with these facts added, and the seconds its trials took beside the timings."""
+        n, spent = outcome.batch_size, self.stopwatch.spent.get(outcome.batch_size) if self.stopwatch else None
+        more = {**(facts or {}), **(attrs.asdict(spent) if spent else {})}
+        self.outcomes[n] = attrs.evolve(outcome, facts={**outcome.facts, **more})
         self.recorder.outcome(self.outcomes[n])
-        self.report("outcome", n, f"batch size {n}: {status.replace('_', ' ')}; {reason}")
+        self.report("outcome", n, f"batch size {n}: {outcome.status.replace('_', ' ')}; {outcome.stop_reason}")
 
     def report(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
-        with self.one_thread():
+        with self.computing():
             self.reporter.report(kind, n, message, self.round * PER_VISIT if number is None else number, self.state)

@@ -44,54 +44,23 @@ MEAN_TO_SD = 1.2533  # mean distance from the middle to the standard deviation, 
 FREEDOM = 4.0  # degrees of freedom of Student's t, by which trials of one size are weighted
 
 
-@attrs.define(eq=False)
-class Record:
-    """
-    Hold the timings of one batch size.
-
-    Attributes:
-        batch_size: The size.
-        goal: Objective and limits.
-        timings: In the order in which they were taken.
-    """
-
-    batch_size: int
-    goal: Goal
-    timings: list[Timing] = attrs.field(factory=list)
-
-    def add(self, timing: Timing) -> None:
-        """Append a timing."""
-        self.timings.append(timing)
-
-    @property
-    def usable(self) -> list[Timing]:
-        """The timings at full clock; all of them where every one was throttled."""
-        return usable(self.timings)
-
-    @property
-    def trials(self) -> int:
-        """How many trials this size had."""
-        return len(by_trial(self.timings))
-
-    @property
-    def lacks_cost(self) -> bool:
-        """Whether repeated trials gave nothing to compare: energy of a step too short for the counter."""
-        return self.trials > 1 and not self.has_cost
-
-    @property
-    def has_cost(self) -> bool:
-        """Whether a timing has what the goal compares."""
-        return any(cost_of(timing, self.goal) is not None for timing in self.usable)
-
-
 def usable(timings: Iterable[Timing]) -> list[Timing]:
     """Return the timings at full clock; all of them where every one was throttled."""
     every = list(timings)
     return [timing for timing in every if not timing.throttled] or every
 
 
-def cost_of(timing: Timing, goal: Goal) -> float | None:
-    """Return the cost of a step: joules by the objective energy, else seconds; None if it was not measured."""
+def count_trials(timings: Iterable[Timing]) -> int:
+    """Return how many trials the timings of one size are from."""
+    return len(by_trial(timings))
+
+
+def has_cost(timings: Iterable[Timing], goal: Goal) -> bool:
+    """Return whether a usable timing has what the goal compares."""
+    return any(_cost(timing, goal) is not None for timing in usable(timings))
+
+
+def _cost(timing: Timing, goal: Goal) -> float | None:
     return timing.joules if goal.objective == "energy" else timing.seconds
 
 
@@ -151,16 +120,20 @@ class _Trials:
     timings: int
 
 
-def estimate_noise(records: Collection[Record]) -> Noise:
+def estimate_noise(sizes: Collection[Sequence[Timing]], goal: Goal) -> Noise:
     """
-    Return the noise model of a run, from the timings of all its sizes.
+    Return the noise model of a run.
+
+    Args:
+        sizes: The timings of each of its sizes.
+        goal: Objective whose cost is compared.
 
     Example:
-        >>> estimate_noise([]).trial
+        >>> estimate_noise([], Goal()).trial
         0.005
     """
-    timings = [timing for record in records for timing in record.usable]
-    unpaired = _with_spreads(records, Noise(TIMING_SD, TRIAL_SD), prior_trial=TRIAL_SD)
+    timings = [timing for taken in sizes for timing in usable(taken)]
+    unpaired = _with_spreads(sizes, goal, Noise(TIMING_SD, TRIAL_SD), prior_trial=TRIAL_SD)
     references = [(t.reference_batch_size, t.reference_seconds) for t in timings if t.reference_seconds is not None]
     if not references:
         return unpaired
@@ -174,8 +147,8 @@ def estimate_noise(records: Collection[Record]) -> Noise:
     )  # fmt: skip
     shifts = [shift for timing in timings if (shift := _host_shift(timing, noise)) is not None]
     noise = attrs.evolve(noise, drift=max(LEAST_SD, TO_SD * median([abs(shift) for shift in shifts])))
-    noise = _with_slopes(records, _with_spreads(records, noise, prior_trial=HOST_TRIAL_SD))
-    return _with_spreads(records, noise, prior_trial=HOST_TRIAL_SD)
+    noise = _with_slopes(sizes, goal, _with_spreads(sizes, goal, noise, prior_trial=HOST_TRIAL_SD))
+    return _with_spreads(sizes, goal, noise, prior_trial=HOST_TRIAL_SD)
 
 
 def _follows_size(timings: Sequence[Timing]) -> bool:
@@ -185,7 +158,7 @@ def _follows_size(timings: Sequence[Timing]) -> bool:
     return float(np.ptp(size)) > math.log(LEAST_SPAN) and float(size @ reference) > FOLLOWS * float(size @ size)
 
 
-def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> SizeEstimate | None:
+def estimate(timings: Sequence[Timing], noise: Noise, goal: Goal) -> SizeEstimate | None:
     """
     Return the log of a size's cost (seconds or joules of a step) and its variance; None if it was not measured.
 
@@ -194,11 +167,11 @@ def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> SizeEsti
     Trials that disagree are weighted by Student's t, and widen the variance as far as they do (Birge's ratio).
 
     Args:
-        record: The timings of one size.
+        timings: The timings of the size.
         noise: The noise model of the run.
-        goal: Objective to estimate, if not the record's own: `Goal()` for seconds.
+        goal: Objective whose cost is estimated.
     """
-    trials = _trials(record, noise, goal or record.goal)
+    trials = _trials(timings, noise, goal)
     if trials is None:
         return None
     cost = trials.cost - noise.slope * trials.host
@@ -214,12 +187,12 @@ def estimate(record: Record, noise: Noise, goal: Goal | None = None) -> SizeEsti
     if len(cost) > 1:
         variance *= max(1.0, float((weight * distance).sum()) / (len(cost) - 1))
     variance += _outlier_share(trials.timings, noise.outliers) * OUTLIER_SD**2
-    return SizeEstimate(record.batch_size, mean, variance, host)
+    return SizeEstimate(timings[0].batch_size, mean, variance, host)
 
 
-def trial_costs(record: Record, noise: Noise) -> list[float]:
-    """Return the log cost of each trial at the usual host speed."""
-    trials = _trials(record, noise, record.goal)
+def trial_costs(timings: Sequence[Timing], noise: Noise, goal: Goal) -> list[float]:
+    """Return the log cost of each trial of one size at the usual host speed."""
+    trials = _trials(timings, noise, goal)
     return [] if trials is None else (trials.cost - noise.slope * trials.host).tolist()
 
 
@@ -237,10 +210,10 @@ def _host_shift(timing: Timing, noise: Noise) -> float | None:
     return math.log(seconds / noise.reference_seconds)
 
 
-def _trials(record: Record, noise: Noise, goal: Goal) -> _Trials | None:
+def _trials(timings: Sequence[Timing], noise: Noise, goal: Goal) -> _Trials | None:
     cost, host, variance, count = [], [], [], 0
-    for taken in by_trial(record.usable).values():
-        read = [(math.log(value), timing) for timing in taken if (value := cost_of(timing, goal)) is not None]
+    for taken in by_trial(usable(timings)).values():
+        read = [(math.log(value), timing) for timing in taken if (value := _cost(timing, goal)) is not None]
         if not read:
             continue
         shifts = [_host_shift(timing, noise) for _, timing in read]
@@ -277,17 +250,17 @@ def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float
     return float(np.interp(0.5, reached, ordered))
 
 
-def _with_spreads(records: Collection[Record], noise: Noise, prior_trial: float) -> Noise:
+def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise, *, prior_trial: float) -> Noise:
     """Return the noise model with new standard deviations within and between trials, given its slopes."""
     within, between, shares = [TIMING_SD / TO_SD] * PRIOR_WEIGHT, [prior_trial / TO_SD] * PRIOR_WEIGHT, list[float]()
-    for record in records:
+    for timings in sizes:
         trials = [
             [
                 math.log(cost) - noise.slope * (_host_shift(timing, noise) or 0.0)
                 for timing in taken
-                if (cost := cost_of(timing, record.goal)) is not None
+                if (cost := _cost(timing, goal)) is not None
             ]
-            for taken in by_trial(record.usable).values()
+            for taken in by_trial(usable(timings)).values()
         ]
         trials = [costs for costs in trials if costs]
         within += [distance for costs in trials for distance in _distances(costs)]
@@ -312,7 +285,7 @@ def _distances(values: Sequence[float]) -> list[float]:
     return [abs(a - b) / math.sqrt(2) for a, b in itertools.combinations(values, 2)]
 
 
-def _with_slopes(records: Collection[Record], noise: Noise) -> Noise:
+def _with_slopes(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise) -> Noise:
     """
     Return the noise model with new slopes of log cost against the log of the host's speed.
 
@@ -320,19 +293,19 @@ def _with_slopes(records: Collection[Record], noise: Noise) -> Noise:
     """
     spread = noise.trial**2 + noise.timing**2
     precision, product = spread / SLOPE_SD**2, spread / SLOPE_SD**2
-    sizes: list[tuple[float, float]] = []
-    for record in records:
-        trials = _trials(record, noise, record.goal)
+    fits: list[tuple[float, float]] = []
+    for timings in sizes:
+        trials = _trials(timings, noise, goal)
         if trials is None or len(trials.cost) < 2:  # noqa: PLR2004 - one trial determines no slope
             continue
         host, cost = trials.host - np.median(trials.host), trials.cost - np.median(trials.cost)
         far = FAR * math.sqrt(spread)
         cost = np.clip(cost, 2 * np.minimum(host, 0.0) - far, 2 * np.maximum(host, 0.0) + far)
-        sizes.append((float(host @ host), float(host @ cost)))
-        precision, product = precision + sizes[-1][0], product + sizes[-1][1]
+        fits.append((float(host @ host), float(host @ cost)))
+        precision, product = precision + fits[-1][0], product + fits[-1][1]
     slope = product / precision
     squares, weights = PRIOR_WEIGHT * SLOPE_SD**2, float(PRIOR_WEIGHT)
-    for own_precision, own_product in sizes:
+    for own_precision, own_product in fits:
         if own_precision > spread / SLOPE_SD**2:  # else the prior is more certain than its own slope
             squares += max(0.0, (own_product / own_precision - slope) ** 2 - spread / own_precision)
             weights += 1.0

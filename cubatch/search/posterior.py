@@ -7,14 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
-import numpy as np
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median
-from cubatch.search.curve_posterior import CurvePosterior, fit_curve
-from cubatch.search.noise import Noise, Record, estimate, estimate_noise
-from cubatch.search.recommend import TIE_Z, Recommendation, recommend
+from cubatch.search.curve_posterior import Z_90, CurvePosterior, fit_curve
+from cubatch.search.noise import Noise, estimate, estimate_noise
+from cubatch.search.recommend import Recommendation, recommend
 
 Interval = tuple[float, float]
 
@@ -22,7 +21,7 @@ Interval = tuple[float, float]
 @attrs.frozen(eq=False)
 class Posterior:
     """
-    Hold the posterior of the step cost at every measured size.
+    Hold the posterior of the step cost.
 
     Attributes:
         goal: Objective and limits.
@@ -37,15 +36,10 @@ class Posterior:
     cost: CurvePosterior | None
 
     @classmethod
-    def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal) -> Self:
-        """Compute the posterior from the timings of each size."""
-        records = {n: Record(n, goal, list(taken)) for n, taken in timings.items()}
-        noise = estimate_noise(records.values())
-        cost = _fit(records, noise, goal)
-        if goal.objective != "energy":
-            return cls(goal, noise, cost, cost)
-        timed = {n: Record(n, Goal(), list(taken)) for n, taken in timings.items()}
-        return cls(goal, noise, _fit(timed, estimate_noise(timed.values()), Goal()), cost)
+    def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int] = ()) -> Self:
+        """Compute the posterior at some sizes, by default the measured ones, from the timings of each size."""
+        noise, cost = _fit(timings, goal, sizes)
+        return cls(goal, noise, cost if goal.objective != "energy" else _fit(timings, Goal(), sizes)[1], cost)
 
     @property
     def reference(self) -> dict[str, Any] | None:
@@ -61,7 +55,7 @@ class Posterior:
 
     def has_cost(self, n: int) -> bool:
         """Return whether the cost of a size was measured."""
-        return _place(self.cost, n) is not None
+        return self.cost is not None and n in self.cost
 
     def recommend(self, feasible: Sequence[int], favored: Collection[int] | None) -> Recommendation:
         """Return the recommendation among these sizes, each of which has a cost."""
@@ -71,53 +65,41 @@ class Posterior:
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
         """Return the seconds of a step and their 90 % interval; without a posterior, the median timing and None."""
-        place = _place(self.seconds, n)
-        if place is None or self.seconds is None:
-            return (median([timing.seconds for timing in timings]), None) if timings else (None, None)
-        return math.exp(self.seconds.mean[place]), _interval(self.seconds, place)
+        if self.seconds is None or n not in self.seconds:
+            return (median([timing.seconds for timing in timings]) if timings else None), None
+        return self.seconds.cost(n), self.seconds.interval(n)
 
     def joules_of(self, n: int, timings: Sequence[Timing]) -> float | None:
         """Return the joules of a step: the posterior mean if energy is the objective, else the median timing."""
-        place = _place(self.cost, n)
-        if self.goal.objective == "energy" and place is not None and self.cost is not None:
-            return math.exp(self.cost.mean[place])
+        if self.goal.objective == "energy" and self.cost is not None and n in self.cost:
+            return self.cost.cost(n)
         read = [timing.joules for timing in timings if timing.joules is not None]
         return median(read) if read else None
 
     def cost_interval(self, n: int) -> Interval | None:
         """Return the 90 % interval of a size's `Goal.cost`; None where it was not measured."""
-        place = _place(self.cost, n)
-        if place is None or self.cost is None:
+        if self.cost is None or n not in self.cost:
             return None
-        low, high = _interval(self.cost, place)
+        low, high = self.cost.interval(n)
         return (low, high) if self.goal.objective == "latency" else (low / n, high / n)
 
     def ratio_interval(self, first: int, second: int) -> Interval:
         """Return the 90 % interval of log(seconds per sample of `first` / seconds per sample of `second`)."""
-        a, b = _place(self.seconds, first), _place(self.seconds, second)
-        if a is None or b is None or self.seconds is None:
+        curve = self.seconds
+        if curve is None or first not in curve or second not in curve:
             raise ValueError(f"{first} and {second} were not both measured")
-        mean = float(self.seconds.mean[a] - self.seconds.mean[b]) - math.log(first / second)
-        half = TIE_Z * self.seconds.difference_sd(a, b)
+        a, b = curve.place(first), curve.place(second)
+        mean = float(curve.mean[a] - curve.mean[b]) - math.log(first / second)
+        half = Z_90 * curve.difference_sd(a, b)
         return mean - half, mean + half
 
 
-def _fit(records: Mapping[int, Record], noise: Noise, goal: Goal) -> CurvePosterior | None:
-    estimates = [size for n in sorted(records) if (size := estimate(records[n], noise, goal)) is not None]
+def _fit(
+    timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int]
+) -> tuple[Noise, CurvePosterior | None]:
+    noise = estimate_noise(timings.values(), goal)
+    estimates = [size for n in sorted(timings) if (size := estimate(timings[n], noise, goal)) is not None]
     if not estimates:
-        return None
-    return fit_curve(
-        estimates, [size.batch_size for size in estimates], slope_variance=noise.slope_variance, host=noise.is_paired
-    )
-
-
-def _place(curve: CurvePosterior | None, n: int) -> int | None:
-    if curve is None:
-        return None
-    place = int(np.searchsorted(curve.sizes, n))
-    return place if place < len(curve.sizes) and curve.sizes[place] == n else None
-
-
-def _interval(curve: CurvePosterior, place: int) -> Interval:
-    half = TIE_Z * float(curve.sd[place])
-    return math.exp(curve.mean[place] - half), math.exp(curve.mean[place] + half)
+        return noise, None
+    at = sizes or [size.batch_size for size in estimates]
+    return noise, fit_curve(estimates, at, slope_variance=noise.slope_variance, host=noise.is_paired)

@@ -11,14 +11,12 @@ import math
 from collections.abc import Collection, Sequence
 
 import attrs
-import numpy as np
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
-from cubatch.search.curve_posterior import CurvePosterior
+from cubatch.search.curve_posterior import Z_90, CurvePosterior
 
 CONFIDENCE_Z = 1.2816  # standard deviations: 90 % one-sided
-TIE_Z = 1.645  # standard deviations: 90 % two-sided
 _HARDWARE = ("coulom", "crest", "past crest", "tensor-core", "asked for", "current")  # how reasons of candidates begin
 
 
@@ -73,7 +71,7 @@ def recommend(
         goal: Objective and tolerance.
         favored: Sizes that may be recommended on equal terms; None: all.
     """
-    places = {n: int(np.searchsorted(curve.sizes, n)) for n in sorted(feasible)}
+    places = {n: curve.place(n) for n in sorted(feasible)}
     is_latency = goal.objective == "latency"
     value = {n: (0.0 if is_latency else math.log(n)) - float(curve.mean[place]) for n, place in places.items()}
     tolerance = math.log1p(goal.tolerance) if is_latency else -math.log1p(-goal.tolerance)
@@ -88,7 +86,7 @@ def recommend(
     equal = tuple(
         n
         for n, place in places.items()
-        if n != fastest and value[fastest] - value[n] <= TIE_Z * curve.difference_sd(place, places[fastest])
+        if n != fastest and value[fastest] - value[n] <= Z_90 * curve.difference_sd(place, places[fastest])
     )
     return Recommendation(within[-1 if is_latency else 0], fastest, within, equal)
 

@@ -16,20 +16,17 @@ import numpy as np
 from numpy.random import default_rng  # at import time: a first import later would swallow a Ctrl-C
 
 from cubatch.measure.goal import Goal
+from cubatch.measure.records import Timing
 from cubatch.search import acquisition
-from cubatch.search.curve_posterior import Array, CurvePosterior, SizeEstimate, fit_curve
-from cubatch.search.noise import Noise, Record, estimate
+from cubatch.search.curve_posterior import Array, CurvePosterior
+from cubatch.search.noise import has_cost
 from cubatch.search.posterior import Posterior
-from cubatch.search.recommend import recommend
 
 KNOWN = 0.5
 """The search ends where the expected loss of stopping is less than this share of the tolerance."""
 LEAST_TOLERANCE = 0.005  # two runs of one program differ by about this, by their place in memory
-UNTRIED, UNTRIED_SHARE = (
-    1.5,
-    0.4,
-)  # factor above the longest measured step: a trial may then take this share of the time left
-SURE = 1.645  # standard deviations: 90 % two-sided
+UNTRIED, UNTRIED_SHARE = 1.5, 0.4
+"""Factor above the longest measured step: a trial may then take this share of the time left."""
 RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though a size smaller by this factor failed
 RUNS_BEYOND_ERROR = 0.5  # the same after another error, which may concern that size alone
 
@@ -44,10 +41,10 @@ class SearchInputs:
         ladder: Sizes that may be measured.
         favored: Sizes that may be recommended on equal terms; others must beat their favored neighbors clearly.
         model: Predicted seconds of a step, by size; None without a prediction.
-        records: The timings, by size; also of sizes that are not in the ladder.
+        timings: The timings, by size; also of sizes that are not in the ladder.
         closed: Sizes that are not measured again.
-        failed: Sizes among them that failed, by memory or otherwise, and never ran: larger sizes mostly fail too.
-        failure_statuses: The failed sizes that ended by "error" or "timeout", with that status.
+        failed: Status of the sizes among them that failed, by memory or otherwise, and never ran: larger sizes mostly
+            fail too.
         trial_seconds: Function that returns the seconds of a trial from a size and its seconds of a step.
         left, budget: Seconds left, and seconds in all.
         extends: Whether sizes outside the ladder may be measured.
@@ -60,13 +57,12 @@ class SearchInputs:
     ladder: Collection[int]
     favored: Collection[int] | None = None
     model: Mapping[int, float] | None
-    records: Mapping[int, Record]
+    timings: Mapping[int, Sequence[Timing]]
     closed: Collection[int]
-    failed: Collection[int]
+    failed: Mapping[int, str]
     trial_seconds: Callable[[int, float], float]
     left: float
     budget: float
-    failure_statuses: Mapping[int, str] = attrs.field(factory=dict)
     extends: bool
     requested: Collection[int] = ()
     multiple: int = 1
@@ -78,38 +74,34 @@ class SearchState:
     Compute estimates from the inputs of a decision; expensive ones on first use.
 
     Attributes:
-        measured: Records of the sizes whose cost was measured, ascending.
-        seconds: Estimated seconds of a step at the usual host speed, of each of these sizes.
+        measured: Timings of the sizes whose cost was measured, ascending.
+        sizes: Sizes that were or may be measured; those between two neighbors of the ladder once both were tried.
+        noise: The noise model of the run.
+        seconds: Estimated seconds of a step at the usual host speed, of each measured size.
         recommended, fastest: The size to recommend now, and the one with the best posterior mean; None without one.
     """
 
     def __init__(self, inputs: SearchInputs) -> None:
         self.inputs, self.goal = inputs, inputs.goal
         self.tolerance = -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
-        records = dict(sorted(inputs.records.items()))
-        posterior = Posterior.of({n: record.timings for n, record in records.items() if record.timings}, self.goal)
-        self.noise: Noise = posterior.noise
-        self.measured = {n: record for n, record in records.items() if record.has_cost}
-        self.estimates = [
-            size for record in self.measured.values() if (size := estimate(record, self.noise)) is not None
-        ]
-        timed = {n: posterior.seconds_of(n, ())[0] for n in self.measured}
-        self.seconds = {n: seconds for n, seconds in timed.items() if seconds is not None}
+        timings = {n: taken for n, taken in sorted(inputs.timings.items()) if taken}
+        self.measured = {n: taken for n, taken in timings.items() if has_cost(taken, self.goal)}
+        self.sizes = self._list_sizes()
+        self._fitted = Posterior.of(timings, self.goal, self.sizes)
+        self.noise = self._fitted.noise
+        curve = self._fitted.seconds
+        self.seconds = {} if curve is None else {n: curve.cost(n) for n in self.measured}
         feasible = [n for n in self.measured if self.is_feasible(n)]
-        self.recommended: int | None = None
-        self.fastest: int | None = None
-        if feasible:
-            recommendation = recommend(self.posterior, feasible, self.goal, favored=inputs.favored)
-            self.recommended, self.fastest = recommendation.batch_size, recommendation.fastest
+        best = self._fitted.recommend(feasible, inputs.favored) if feasible else None
+        self.recommended: int | None = best.batch_size if best else None
+        self.fastest: int | None = best.fastest if best else None
 
     def is_feasible(self, n: int) -> bool:
         """Return whether a measured size may be recommended."""
         limit = self.goal.latency_limit
         return n not in self.inputs.failed and (limit is None or self.seconds[n] <= limit)
 
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        """Sizes that were or may be measured; those between two neighbors of the ladder once both were tried."""
+    def _list_sizes(self) -> list[int]:
         inputs = self.inputs
         known = {n for n in inputs.ladder if n not in inputs.closed} | set(self.measured)
         if not inputs.extends:
@@ -121,23 +113,21 @@ class SearchState:
         }
         return sorted(known | (between - set(inputs.closed)))
 
-    @functools.cached_property
+    @property
     def posterior(self) -> CurvePosterior:
         """The posterior of the log step cost at all sizes."""
-        noise = self.noise
-        return fit_curve(self.estimates, self.sizes, slope_variance=noise.slope_variance, host=noise.is_paired)
+        if self._fitted.cost is None:
+            raise ValueError("nothing was measured")
+        return self._fitted.cost
 
     def place(self, n: int) -> int:
         """Return the position of a size in `sizes`."""
-        return int(np.searchsorted(self.posterior.sizes, n))
+        return int(np.searchsorted(self.sizes, n))
 
     @functools.cached_property
     def step_seconds(self) -> Array:
         """Expected seconds of a step, by size."""
-        if self.goal.objective != "energy":
-            return np.exp(self.posterior.mean)
-        estimates = [SizeEstimate(n, math.log(seconds), self.noise.variance(1)) for n, seconds in self.seconds.items()]
-        return np.exp(fit_curve(estimates, self.sizes).mean)
+        return np.exp((self._fitted.seconds or self.posterior).mean)
 
     @functools.cached_property
     def trial_seconds(self) -> Array:
@@ -167,14 +157,14 @@ class SearchState:
         A single error above all sizes that ran may concern that size alone; it does not count.
         """
         top = max((n for n in self.measured if n not in self.inputs.failed), default=0)
-        errors = [n for n in self.inputs.failed if n > top and self.inputs.failure_statuses.get(n) == "error"]
-        return set(self.inputs.failed) - (set(errors) if len(errors) == 1 else set())
+        errors = {n for n, status in self.inputs.failed.items() if n > top and status == "error"}
+        return set(self.inputs.failed) - (errors if len(errors) == 1 else set())
 
     def _runs(self, n: int, top: int) -> float:
         """Return the probability that a size runs: memory mostly, but not always, grows with the size."""
         if n in self.measured or n < top:
             return 1.0
-        if any(top < size < n and status == "timeout" for size, status in self.inputs.failure_statuses.items()):
+        if any(top < size < n and status == "timeout" for size, status in self.inputs.failed.items()):
             return 0.0  # each hang costs its whole deadline
         probability, last = 1.0, top
         if any(top < size < n for size in self.inputs.failed if size not in self.bounding_failures):
@@ -225,14 +215,13 @@ class SearchState:
 
     def ahead(self, n: int) -> tuple[float, float]:
         """Return mean and standard deviation of the log ratio of the objective of a size to the recommended size."""
-        place, recommended = self.place(n), self.acquisition_inputs.recommended
-        return float(
-            self.acquisition_inputs.value[place] - self.acquisition_inputs.value[recommended]
-        ), self.posterior.difference_sd(place, recommended)
+        place, inputs = self.place(n), self.acquisition_inputs
+        mean = float(inputs.value[place] - inputs.value[inputs.recommended])
+        return mean, self.posterior.difference_sd(place, inputs.recommended)
 
     def shuffled(self, sizes: Sequence[int]) -> list[int]:
         """Return the sizes in a random order that depends on the seed and the number of timings."""
-        count = sum(len(record.timings) for record in self.measured.values())
+        count = sum(map(len, self.measured.values()))
         return [sizes[place] for place in default_rng((self.inputs.seed, count)).permutation(len(sizes))]
 
     def affordable(self, n: int, share: float = 1.0) -> bool:

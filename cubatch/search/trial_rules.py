@@ -19,14 +19,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.search import acquisition
-from cubatch.search.curve_posterior import Array
+from cubatch.search.curve_posterior import Z_90
 from cubatch.search.limit_rules import bisect_latency, bisect_memory
-from cubatch.search.noise import trial_costs
-from cubatch.search.state import KNOWN, SURE, SearchState
+from cubatch.search.noise import count_trials, trial_costs, usable
+from cubatch.search.state import KNOWN, SearchState
 
 WORTH, WORTH_SECONDS = 0.85, 120.0
 """Learning also ends if the gain per second of the next trial, over the whole budget or this many seconds, is less
@@ -37,11 +36,8 @@ HOST_WORTH_SECONDS, PATIENCE_SECONDS = 60.0, 10.0
 FIRST_SHARE = 0.06  # of the time left: a smallest size that takes more is not tried first, if one is predicted better
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of the best expected gain: sizes with less are not in a round
 CONFIRM_TRIALS, DISAGREE = 2, 0.05  # one trial may be lucky; if two differ by more, a third decides
-NEIGHBOR, NEIGHBOR_SHARE, LIKELY = (
-    2.0,
-    0.03,
-    0.5,
-)  # factor from the recommended size, share of the time left, probability that it runs
+NEIGHBOR, NEIGHBOR_SHARE, LIKELY = 2.0, 0.03, 0.5
+"""Factor from the recommended size, share of the time left, and probability that it runs."""
 MOST_TRIALS, MOST_TRIALS_OF_LATENCY = 30, 6  # noise that these do not average out is systematic
 TIMINGS = 5  # expected in a trial, when its value is computed
 
@@ -89,7 +85,7 @@ def try_smaller(state: SearchState) -> list[int]:
         return []
     least = min(state.measured)
     waiting = [n for n in sorted(state.inputs.ladder) if n < least]
-    if state.measured[least].trials < trials_wanted(state, least):
+    if count_trials(state.measured[least]) < trials_wanted(state, least):
         waiting.append(least)
     return [n for n in waiting if n not in state.inputs.closed and state.affordable(n)][:1]
 
@@ -106,18 +102,19 @@ def bisect_lowest(state: SearchState) -> list[int]:
         likely = [n for n in inside if state.step_seconds[state.place(n)] <= allowed]
         size = likely[-1] if likely else inside[0]
         return [size] if state.affordable(size) else []
-    near = [
-        n for n in dict.fromkeys([state.fastest, low, *above]) if n not in state.inputs.closed and state.affordable(n)
+    ends = dict.fromkeys([state.fastest, low, *above])
+    near = [n for n in ends if n not in state.inputs.closed and state.affordable(n)]
+    unsure = [
+        n for n in near if _is_unsure(state, n, allowed) and count_trials(state.measured[n]) < MOST_TRIALS_OF_LATENCY
     ]
-    unsure = [n for n in near if _is_unsure(state, n, allowed) and state.measured[n].trials < MOST_TRIALS_OF_LATENCY]
     return state.shuffled(near) if unsure else []
 
 
 def _is_unsure(state: SearchState, n: int, allowed: float) -> bool:
     """Return whether it is uncertain on which side of a bound a size lies."""
-    record = state.measured[n]
-    sd = math.sqrt(state.noise.variance(len(record.usable), record.trials))
-    return n != state.fastest and abs(math.log(state.seconds[n] / allowed)) < SURE * sd
+    timings = state.measured[n]
+    sd = math.sqrt(state.noise.variance(len(usable(timings)), count_trials(timings)))
+    return n != state.fastest and abs(math.log(state.seconds[n] / allowed)) < Z_90 * sd
 
 
 def learn(state: SearchState) -> list[int]:
@@ -126,25 +123,20 @@ def learn(state: SearchState) -> list[int]:
         return []
     if state.losses.mean() < KNOWN * state.tolerance:
         return []
-    gains = acquisition.knowledge_gradient(state.acquisition_inputs, _variance(state), _measured(state))
-    gains[
-        [
-            n in state.inputs.closed or (n in state.measured and state.measured[n].trials >= MOST_TRIALS)
-            for n in state.sizes
-        ]
-    ] = 0.0
+    is_answer = np.array([n in state.measured and state.is_feasible(n) for n in state.sizes])
+    gains = acquisition.knowledge_gradient(state.acquisition_inputs, state.noise.variance(TIMINGS), is_answer)
+    ended = {*state.inputs.closed, *(n for n, taken in state.measured.items() if count_trials(taken) >= MOST_TRIALS)}
+    gains[[n in ended for n in state.sizes]] = 0.0
     rate = np.where(state.trial_seconds <= state.affordable_seconds, gains / state.trial_seconds, 0.0)
     best = int(rate.argmax())
     if rate[best] <= 0.0 or rate[best] * _seconds_worth(state) < WORTH:
         return []
     if state.sizes[best] not in state.measured:
         return [state.sizes[best]]
-    promising = sorted(
-        (place for place, n in enumerate(state.sizes) if n in state.measured), key=lambda place: -gains[place]
-    )
-    contenders = [state.recommended, state.sizes[best]]
-    contenders += [state.sizes[place] for place in promising if gains[place] >= CONTENDS * gains[best]]
-    return state.shuffled([n for n in dict.fromkeys(contenders) if state.affordable(n)][:MOST_CONTENDERS])
+    promising = [n for n in state.measured if gains[state.place(n)] >= CONTENDS * gains[best]]
+    promising.sort(key=lambda n: -gains[state.place(n)])
+    contenders = dict.fromkeys([state.recommended, state.sizes[best], *promising])
+    return state.shuffled([n for n in contenders if state.affordable(n)][:MOST_CONTENDERS])
 
 
 def _seconds_worth(state: SearchState) -> float:
@@ -175,10 +167,11 @@ def timings_wanted(state: SearchState, n: int) -> int:
     """Return the number of timings that the recommended size, or one to compare it with, still lacks."""
     if n not in _compared(state):
         return 0
-    record = state.measured[n]
-    if record.trials >= MOST_TRIALS_OF_LATENCY:
+    timings = state.measured[n]
+    trials = count_trials(timings)
+    if trials >= MOST_TRIALS_OF_LATENCY:
         return 0
-    return max(0, MIN_ROUNDS - len(record.usable), int(record.trials < trials_wanted(state, n)))
+    return max(0, MIN_ROUNDS - len(usable(timings)), int(trials < trials_wanted(state, n)))
 
 
 def _compared(state: SearchState) -> list[int]:
@@ -189,14 +182,5 @@ def _compared(state: SearchState) -> list[int]:
 
 def trials_wanted(state: SearchState, n: int) -> int:
     """Return the number of trials that a recommendation needs: one more if two disagree."""
-    costs = trial_costs(state.measured[n], state.noise)
+    costs = trial_costs(state.measured[n], state.noise, state.goal)
     return CONFIRM_TRIALS + (len(costs) > 1 and max(costs) - min(costs) > DISAGREE)
-
-
-def _variance(state: SearchState) -> Array:
-    """Return the variance of the outcome of one more trial, by size."""
-    return np.full(len(state.sizes), state.noise.variance(TIMINGS))
-
-
-def _measured(state: SearchState) -> NDArray[np.bool_]:
-    return np.array([n in state.measured and state.is_feasible(n) for n in state.sizes])

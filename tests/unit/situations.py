@@ -7,31 +7,20 @@ from typing import Any
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Timing
-from cubatch.search.noise import Record
 from cubatch.search.state import SearchInputs, SearchState
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WIGGLE = (1.0, 1.001, 0.999, 1.002, 0.998)  # five readings about their median
 
 
-def record(
-    n: int, seconds: float | Sequence[Sequence[float]], *, goal: Goal | None = None, visits: int = 2, **more: Any
-) -> Record:
+def record(n: int, seconds: float | Sequence[Sequence[float]], *, visits: int = 2, **more: Any) -> list[Timing]:
     """Readings of a size: five in each visit about some seconds, or as they are given, visit by visit."""
-    found = Record(n, goal or Goal())
     read = [[seconds * factor for factor in WIGGLE]] * visits if isinstance(seconds, float) else seconds
-    for visit, values in enumerate(read):
-        for number, value in enumerate(values):
-            found.add(Timing(batch_size=n, round=PER_VISIT * visit + number, seconds=value, **more))
-    return found
-
-
-def records(
-    read: Mapping[int, float], *, goal: Goal | None = None, visits: int | Mapping[int, int] = 2
-) -> dict[int, Record]:
-    """The same of several sizes."""
-    count = (lambda n: visits) if isinstance(visits, int) else (lambda n: visits.get(n, 2))
-    return {n: record(n, float(seconds), goal=goal, visits=count(n)) for n, seconds in read.items()}
+    return [
+        Timing(batch_size=n, round=PER_VISIT * visit + number, seconds=value, **more)
+        for visit, values in enumerate(read)
+        for number, value in enumerate(values)
+    ]
 
 
 def along(curve: Callable[[int], float], *sizes: int) -> dict[int, float]:
@@ -40,20 +29,20 @@ def along(curve: Callable[[int], float], *sizes: int) -> dict[int, float]:
 
 
 def view(
-    read: Mapping[int, float | Record],
+    read: Mapping[int, float | Sequence[Timing]],
     *,
     ladder: Iterable[int] = POWERS,
     goal: Goal | None = None,
     visits: int | Mapping[int, int] = 2,
-    failed: Iterable[int] = (),
+    failed: Iterable[int] | Mapping[int, str] = (),
     closed: Iterable[int] = (),
     left: float = 60.0,
     **more: Any,
 ) -> SearchState:
     """Look at a situation: what was read, each size in two visits, and else a minute and no model."""
     goal = goal or Goal()
-    found = {n: one for n, one in read.items() if isinstance(one, Record)}
-    found |= records({n: one for n, one in read.items() if not isinstance(one, Record)}, goal=goal, visits=visits)
+    count = (lambda n: visits) if isinstance(visits, int) else (lambda n: visits.get(n, 2))
+    found = {n: one if isinstance(one, Sequence) else record(n, float(one), visits=count(n)) for n, one in read.items()}
     sizes = sorted({*ladder, *found, *failed})
     facts: dict[str, Any] = {
         "model": None,
@@ -66,9 +55,9 @@ def view(
         SearchInputs(
             goal=goal,
             ladder=sizes,
-            records={n: found.get(n, Record(n, goal)) for n in sizes},
+            timings={n: found.get(n, []) for n in sizes},
             closed={*closed, *failed},
-            failed=set(failed),
+            failed=failed if isinstance(failed, Mapping) else dict.fromkeys(failed, "out_of_memory"),
             left=left,
             **facts | more,
         )

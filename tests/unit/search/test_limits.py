@@ -215,10 +215,10 @@ def test_one_size_that_fails_does_not_end_the_sizes() -> None:
 def test_one_error_halves_the_chance_of_what_lies_above_and_two_end_it() -> None:
     """An error may be of that size alone; of two sizes it is not, and what lies between two that failed fails too."""
     read = along(line, 1, 8, 32)
-    alone = view(read, failed=[64], failure_statuses={64: "error"})
+    alone = view(read, failed={64: "error"})
     assert alone.feasibility[alone.place(128)] == pytest.approx(0.5)
     assert alone.bounding_failures == set()
-    both = view(read, failed=[64, 256], failure_statuses={64: "error", 256: "error"})
+    both = view(read, failed={64: "error", 256: "error"})
     assert both.bounding_failures == {64, 256}
     assert both.feasibility[both.place(128)] == 0
 

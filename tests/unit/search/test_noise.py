@@ -10,8 +10,21 @@ import pytest
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Timing
-from cubatch.search.noise import Noise, Record, estimate, estimate_noise
+from cubatch.search import noise as noise_model
+from cubatch.search.curve_posterior import SizeEstimate
+from cubatch.search.noise import Noise, count_trials, has_cost, usable
 from tests.unit.situations import record
+
+
+def estimate(timings: list[Timing], noise: Noise, goal: Goal | None = None) -> SizeEstimate:
+    """The estimate of a size by its seconds, unless a goal says otherwise."""
+    return noise_model.estimate(timings, noise, goal or Goal())
+
+
+def estimate_noise(sizes: list[list[Timing]]) -> Noise:
+    """The noise model of sizes that are compared by their seconds."""
+    return noise_model.estimate_noise(sizes, Goal())
+
 
 REFERENCE = 0.004  # seconds of the reference step on the undisturbed host
 SLOWER = 1.4  # times, in the slow state of the host
@@ -28,29 +41,29 @@ def timing(
     )  # fmt: skip
 
 
-def paired(n: int, *trials: tuple[float, float], timings: int = 5, size: int = 8) -> Record:
+def paired(n: int, *trials: tuple[float, float], timings: int = 5, size: int = 8) -> list[Timing]:
     """Timings without noise: of each trial the seconds of a step and of the reference step."""
-    found = Record(n, Goal())
-    for trial, (seconds, block) in enumerate(trials):
-        for number in range(timings):
-            found.add(timing(n, trial, number, seconds, (block, block), size))
-    return found
+    return [
+        timing(n, trial, number, seconds, (block, block), size)
+        for trial, (seconds, block) in enumerate(trials)
+        for number in range(timings)
+    ]
 
 
 def drawn(
     within: float, between: float, *, slopes: dict[int, float], trials: int, timings: int, slow: float = 1.0
-) -> list[Record]:
+) -> list[list[Timing]]:
     """Sizes of 10 ms a sample; every other trial meets the slow host, of which a size takes part by its slope."""
     random, found = np.random.default_rng(0), []
     for n, slope in slopes.items():
-        one = Record(n, Goal())
+        one: list[Timing] = []
         for trial in range(trials):
             host = slow if trial % 2 else 1.0
             level = 0.01 * n * host**slope * math.exp(between * random.standard_normal())
             for number in range(timings):
                 seconds = level * math.exp(within * random.standard_normal())
                 blocks = REFERENCE * host * np.exp(within * random.standard_normal(2))
-                one.add(timing(n, trial, number, seconds, (blocks[0], blocks[1])))
+                one.append(timing(n, trial, number, seconds, (blocks[0], blocks[1])))
         found.append(one)
     return found
 
@@ -62,23 +75,21 @@ def test_throttled_timings_are_used_only_where_there_are_no_others() -> None:
     """Of two timings at full clock and three throttled ones the two count; three that are all throttled count."""
     slow = [Timing(batch_size=8, round=number, seconds=3.0, throttled=True) for number in range(3)]
     clear = [Timing(batch_size=8, round=number, seconds=2.0) for number in (3, 4)]
-    mixed, throttled = Record(8, Goal(), [*slow, *clear]), Record(8, Goal(), slow)
-    assert (mixed.usable, throttled.usable) == (clear, slow)
-    for one, seconds in ((mixed, 2.0), (throttled, 3.0)):
+    assert (usable([*slow, *clear]), usable(slow)) == (clear, slow)
+    for one, seconds in (([*slow, *clear], 2.0), (slow, 3.0)):
         assert estimate(one, Noise(0.01, 0.01)).log_cost == pytest.approx(math.log(seconds))
 
 
 def test_energy_is_compared_by_joules_and_timed_in_seconds() -> None:
     """Timings without joules do not count by energy, and a size without any has no cost; its seconds are known."""
     goal, noise = Goal(objective="energy"), Noise(0.01, 0.01)
-    one = Record(8, goal, [Timing(batch_size=8, round=0, seconds=2.0)])
-    assert (one.has_cost, one.lacks_cost, estimate(one, noise)) == (False, False, None)
-    one.add(Timing(batch_size=8, round=PER_VISIT, seconds=2.0))
-    assert one.lacks_cost
-    one.add(Timing(batch_size=8, round=2 * PER_VISIT, seconds=2.0, joules=16.0))
-    assert (one.has_cost, one.lacks_cost, one.trials) == (True, False, 3)
-    assert estimate(one, noise).log_cost == pytest.approx(math.log(16.0))
-    assert estimate(one, noise, Goal()).log_cost == pytest.approx(math.log(2.0))
+    one = [Timing(batch_size=8, round=number * PER_VISIT, seconds=2.0) for number in range(2)]
+    assert not has_cost(one, goal)
+    assert noise_model.estimate(one, noise, goal) is None
+    one.append(Timing(batch_size=8, round=2 * PER_VISIT, seconds=2.0, joules=16.0))
+    assert (has_cost(one, goal), count_trials(one)) == (True, 3)
+    assert estimate(one, noise, goal).log_cost == pytest.approx(math.log(16.0))
+    assert estimate(one, noise).log_cost == pytest.approx(math.log(2.0))
 
 
 # --- spreads -------------------------------------------------------------------------------------------------
@@ -94,7 +105,7 @@ def test_planted_spreads_are_estimated(within: float, between: float) -> None:
     """
     records = drawn(within, between, slopes=dict.fromkeys(range(1, 41), 1.0), trials=6, timings=7)
     for one in records:
-        one.timings = [attrs.evolve(t, reference_before_seconds=None) for t in one.timings]
+        one[:] = [attrs.evolve(t, reference_before_seconds=None) for t in one]
     found = estimate_noise(records)
     assert not found.is_paired
     assert found.timing == pytest.approx(max(within, 0.001), rel=0.25)
@@ -115,7 +126,7 @@ def test_a_few_outliers_do_not_set_the_spread() -> None:
     calm = drawn(0.004, 0.004, slopes=dict.fromkeys(range(1, 21), 1.0), trials=2, timings=7)
     before = estimate_noise(calm).timing
     for one in calm:
-        one.timings[3] = attrs.evolve(one.timings[3], seconds=2 * one.timings[3].seconds)
+        one[3] = attrs.evolve(one[3], seconds=2 * one[3].seconds)
     assert before <= estimate_noise(calm).timing <= 1.5 * before
 
 
@@ -144,11 +155,11 @@ def test_a_slow_host_is_canceled_by_the_reference() -> None:
     records = drawn(0.01, 0.01, slopes=dict.fromkeys((1, 2, 4, 8, 16), 1.0), trials=7, timings=3, slow=SLOWER)
     once = paired(32, (0.32 * SLOWER, REFERENCE * SLOWER))
     noise = estimate_noise([*records, once])
-    usual = np.median([t.reference_seconds for one in records for t in one.timings]) / REFERENCE
+    usual = np.median([t.reference_seconds for one in records for t in one]) / REFERENCE
     assert 0.98 < usual < 1.02  # four of seven trials meet the fast host
     for one in records:
-        expected = math.log(0.01 * one.batch_size * usual)
-        plain = np.log([t.seconds for t in one.timings]).mean()
+        expected = math.log(0.01 * one[0].batch_size * usual)
+        plain = np.log([t.seconds for t in one]).mean()
         assert estimate(one, noise).log_cost == pytest.approx(expected, abs=0.02)
         assert abs(plain - expected) > 0.1
     assert estimate(once, noise).log_cost == pytest.approx(math.log(0.32 * usual), abs=0.04)
@@ -179,7 +190,7 @@ def test_a_timing_without_this_reference_has_the_variance_of_the_drift(size: int
     """Its host speed is unknown: the variance is larger by that of the drift, 1.4826 times the median distance."""
     shifts = np.array([-0.2, -0.1, 0.0, 0.1, 0.2])
     run = [paired(n, (0.1, REFERENCE * math.exp(shift))) for n, shift in zip((9, 10, 11, 12, 13), shifts, strict=True)]
-    odd = Record(2, Goal(), [timing(2, 0, k, 0.1, size and (0.001, 0.001), size or 8) for k in range(4)])
+    odd = [timing(2, 0, k, 0.1, size and (0.001, 0.001), size or 8) for k in range(4)]
     noise = estimate_noise([odd, *run])
     drift = 1.4826 * np.median(np.abs(shifts))
     more = estimate(odd, noise).variance - estimate(run[2], noise).variance
@@ -198,16 +209,16 @@ def test_a_timing_during_which_the_host_changed_counts_less() -> None:
     changed = (REFERENCE / math.sqrt(1.2), REFERENCE * math.sqrt(1.2))
     pair = [timing(8, 0, 0, 1.0, (REFERENCE, REFERENCE)), timing(8, 0, 1, 1.1, changed)]
     weights = 1 / np.array([0.01**2, 0.01**2 + (math.log(1.2) / 2) ** 2])
-    found = estimate(Record(8, Goal(), pair), noise)
+    found = estimate(pair, noise)
     assert found.log_cost == pytest.approx(weights @ np.log([1.0, 1.1]) / weights.sum())
     assert found.log_cost < 0.02 * math.log(1.1)
     steady = [pair[0], timing(8, 0, 1, 1.1, (REFERENCE, REFERENCE))]
-    assert estimate(Record(8, Goal(), steady), noise).log_cost == pytest.approx(math.log(1.1) / 2)
+    assert estimate(steady, noise).log_cost == pytest.approx(math.log(1.1) / 2)
     equal = [pair[0], attrs.evolve(pair[0], round=1)]
     shaken = [
         attrs.evolve(one, reference_before_seconds=changed[0], reference_after_seconds=changed[1]) for one in equal
     ]
-    calm, disturbed = (estimate(Record(8, Goal(), timings), noise) for timings in (equal, shaken))
+    calm, disturbed = (estimate(timings, noise) for timings in (equal, shaken))
     assert calm.log_cost == pytest.approx(disturbed.log_cost, abs=1e-9)
     assert disturbed.variance - calm.variance == pytest.approx((math.log(1.2) / 2) ** 2 / 2)
 
@@ -263,7 +274,7 @@ def test_a_reference_that_grows_with_the_candidate_is_no_reference():
             ]
             for n in (8, 32, 128)
         }  # fmt: skip
-        return [Record(n, Goal(), taken) for n, taken in timings.items()]
+        return list(timings.values())
 
     assert not estimate_noise(paired(lambda n: 0.001 * n)).is_paired
     assert estimate_noise(paired(lambda n: 0.008 * (1.0 + 0.6 * (n == 128)))).is_paired  # the host became slower

@@ -50,8 +50,8 @@ def test_a_size_that_was_read_and_then_ran_out_of_memory_is_no_answer() -> None:
 def test_energy_has_an_answer_of_its_own_and_seconds_of_its_own() -> None:
     """Joules per sample decide; what a visit takes is still in seconds, as read."""
     goal = Goal(objective="energy")
-    read = {8: record(8, 2.0, goal=goal, joules=8.0), 32: record(32, 4.0, goal=goal, joules=64.0)}
-    read[64] = record(64, 5.0, goal=goal)
+    read = {8: record(8, 2.0, joules=8.0), 32: record(32, 4.0, joules=64.0)}
+    read[64] = record(64, 5.0)
     found = view(read, goal=goal, ladder=[], extends=False)
     assert found.recommended == 8
     assert 64 not in found.measured

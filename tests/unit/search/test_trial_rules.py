@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
+from cubatch.measure.records import Timing
 from cubatch.search import trial_rules
-from cubatch.search.noise import Record
 from tests.fakes import Fails, FakeDevice, affine
 from tests.unit.search.searching import LATENCY, falling, go, line
 from tests.unit.situations import POWERS, along, record, view
@@ -182,7 +182,7 @@ def test_whatever_is_named_is_open_and_affordable(goal: Goal, left: float, exten
     for _ in range(20):
         sizes = random.choice(POWERS, 4, replace=False).tolist()
         closed = random.choice([n for n in POWERS if n not in sizes], 2, replace=False).tolist()
-        read: dict[int, float | Record] = {
+        read: dict[int, float | list[Timing]] = {
             n: record(n, line(n) * math.exp(0.05 * random.standard_normal()), visits=int(random.integers(1, 3)))
             for n in sizes
         }

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
+from cubatch.measure.records import Timing
 from cubatch.search import acquisition, trial_rules
-from cubatch.search.noise import Record
 from tests.fakes import FakeDevice, affine, cliff
 from tests.unit.search.searching import LATENCY, go, line
 from tests.unit.search.walking import seek, share_of_best
@@ -21,7 +21,7 @@ from tests.unit.situations import POWERS, record, view
 CHEAP: dict[str, Any] = {"ladder": (*POWERS, 1024), "trial_seconds": lambda n, step: step}
 
 
-def rising() -> dict[int, float | Record]:
+def rising() -> dict[int, float | list[Timing]]:
     """Read once each: the throughput rises to the end, and what lies between is unknown."""
     return {n: record(n, line(n), visits=1) for n in (1, 8, 64, 512)}
 
@@ -72,10 +72,10 @@ def test_learn_ends_where_a_visit_is_not_worth_its_seconds(monkeypatch: pytest.M
     assert trial_rules.learn(view(rising(), **dear, budget=1e9)) != []
 
 
-def noisy(visits: int = 1) -> dict[int, float | Record]:
+def noisy(visits: int = 1) -> dict[int, float | list[Timing]]:
     """Two sizes 0.4 % apart whose visits lie 3 % apart, and one that is hopeless."""
 
-    def some(n: int, rate: float, count: int) -> Record:
+    def some(n: int, rate: float, count: int) -> list[Timing]:
         return record(n, [[n / rate * (0.97, 1.0, 1.03)[visit % 3]] * 3 for visit in range(count)])
 
     return {64: some(64, 100.0, visits), 200: some(200, 100.4, visits), 16: some(16, 30.0, visits)}
