@@ -99,6 +99,11 @@ class CurvePosterior:
         return math.sqrt(max(float(variance), LEAST_VARIANCE))
 
 
+def usual_errors() -> np.errstate:
+    """Return a context with NumPy's default error handling, which code of the user may have changed."""
+    return np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
+
+
 def fit_curve(
     estimates: Sequence[SizeEstimate], sizes: Sequence[int], *, slope_variance: float = 0.0, host: bool = False
 ) -> CurvePosterior:

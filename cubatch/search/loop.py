@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 
 import attrs
-import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDied, is_out_of_memory
@@ -29,6 +28,7 @@ from cubatch.measure.runner import RunnerFactory
 from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, HasStepLimit, Stopwatch
 from cubatch.measure.watch import Watch
 from cubatch.search import trial_rules, verdicts
+from cubatch.search.curve_posterior import usual_errors
 from cubatch.search.events import Event, EventReporter
 from cubatch.search.failures import describe_failure, release_runner
 from cubatch.search.noise import count_trials, has_cost
@@ -261,10 +261,10 @@ class _Run:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Compute with NumPy's default handling of errors, which user code may have changed, and on one BLAS thread."""
+        """Compute with NumPy's usual error handling, and on one BLAS thread."""
         # Idle BLAS threads spin for about 0.1 s and would disturb the next timing.
         limited = self.blas.limit(limits=1, user_api="blas") if self.blas else contextlib.nullcontext()
-        with limited, np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"):
+        with limited, usual_errors():
             yield
 
     def compute_state(self) -> SearchState:
@@ -426,7 +426,7 @@ class _Run:
             self.finish(failure)
 
     def finish(self, outcome: Outcome, facts: Mapping[str, object] | None = None) -> None:
-        """Record the outcome of a size with these facts added, and the seconds its trials took beside the timings."""
+        """Record the outcome of a size with these facts added, and what its trials took in addition to timings."""
         n, spent = outcome.batch_size, self.stopwatch.spent.get(outcome.batch_size) if self.stopwatch else None
         more = {**(facts or {}), **(attrs.asdict(spent) if spent else {})}
         self.outcomes[n] = attrs.evolve(outcome, facts={**outcome.facts, **more})

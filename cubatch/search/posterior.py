@@ -11,7 +11,7 @@ import attrs
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median
-from cubatch.search.curve_posterior import Z_90, CurvePosterior, fit_curve
+from cubatch.search.curve_posterior import Z_90, CurvePosterior, fit_curve, usual_errors
 from cubatch.search.noise import Noise, estimate, estimate_noise
 from cubatch.search.recommend import Recommendation, recommend
 
@@ -38,8 +38,10 @@ class Posterior:
     @classmethod
     def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int] = ()) -> Self:
         """Compute the posterior at some sizes, by default the measured ones, from the timings of each size."""
-        noise, cost = _fit(timings, goal, sizes)
-        return cls(goal, noise, cost if goal.objective != "energy" else _fit(timings, Goal(), sizes)[1], cost)
+        with usual_errors():
+            noise, cost = _fit(timings, goal, sizes)
+            seconds = cost if goal.objective != "energy" else _fit(timings, Goal(), sizes)[1]
+        return cls(goal, noise, seconds, cost)
 
     @property
     def reference(self) -> dict[str, Any] | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+
 import attrs
+import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_VISIT, Measured, Timing
 from cubatch.measure.stopwatch import MAX_REST_SHARE
+from cubatch.search import loop
 from cubatch.tuning import answer
 from cubatch.tuning.results import TuningResult
 from tests.fakes import Behaviour, FakeDevice, Throttling, affine
-from tests.unit.search.walking import FLAT, given, go, statuses
+from tests.unit.search.walking import FLAT, RISES, given, go, seek, statuses
 
 
 def test_throttled_timings_are_kept_flagged_and_the_device_rests() -> None:
@@ -82,3 +86,32 @@ def test_what_visits_took_is_in_the_result() -> None:
         assert m.warmup_seconds >= 0.9e-3 * m.batch_size * visits
         assert m.query_seconds == 0.0
     assert TuningResult.from_json(result.to_json()) == result
+
+
+@attrs.define
+class RaisesOnUnderflow(Behaviour):
+    """Steps set NumPy's error handling to raise."""
+
+    def step(self, batch_size: int) -> None:
+        """Set it."""
+        np.seterr(all="raise")
+
+
+def test_numpy_errors_that_a_step_lets_raise_do_not_end_the_search() -> None:
+    """Probabilities of the search underflow to 0, which is right: the result is that of an ordinary device."""
+    before = np.geterr()
+    try:
+        _, changed = seek(FakeDevice(RISES, behaviours=(RaisesOnUnderflow(),)))
+    finally:
+        np.seterr(**before)
+    assert changed.batch_size == seek(FakeDevice(RISES))[1].batch_size
+
+
+def test_a_process_without_file_descriptors_still_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLAS libraries are listed by opening a file; without it their threads are not limited."""
+
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(loop, "ThreadpoolController", fail)
+    assert seek(FakeDevice(RISES))[1].batch_size == 512
