@@ -47,7 +47,7 @@ _HOMES = {
     "tuning.results": ("Measurement", "TuningResult"),
     "tuning.ladder": ("candidates",),
     "tuning.forecast_record": ("Forecast",),
-    "tuning.forecast": ("predict",),
+    "tuning.prediction": ("predict",),
     "tuning.comparison": ("Comparison", "compare"),
     "tuning.training": ("train",),
     "tuning.tune": ("autotune", "autotune_callable"),
@@ -90,9 +90,9 @@ if TYPE_CHECKING:
     from cubatch.network.weights import to_state_dict as to_state_dict
     from cubatch.tuning.comparison import Comparison as Comparison
     from cubatch.tuning.comparison import compare as compare
-    from cubatch.tuning.forecast import predict as predict
     from cubatch.tuning.forecast_record import Forecast as Forecast
     from cubatch.tuning.ladder import candidates as candidates
+    from cubatch.tuning.prediction import predict as predict
     from cubatch.tuning.results import Measurement as Measurement
     from cubatch.tuning.results import TuningResult as TuningResult
     from cubatch.tuning.training import train as train

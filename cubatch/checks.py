@@ -1,16 +1,17 @@
 """
-Converters for the fields of records that are written as JSON and read back.
+Converters for the fields of records that are written as JSON and read back, and checks of arguments.
 
-Each takes what a caller or a JSON file may hold, gives what the record keeps, and refuses the rest
-with a TypeError or ValueError whose text continues "<field> ...".  NaN and infinity are refused:
-what is unknown is None.
+A converter takes a value of a caller or a JSON file and returns the value of the record. For any other value it raises
+a TypeError or ValueError whose text continues "<field> ...". NaN and infinity are rejected: an unknown value is None.
+Converters whose name begins with `required_` reject None too.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any
@@ -19,9 +20,9 @@ from cubatch.errors import InvalidArgument
 from cubatch.units import shown
 
 MOST = 1e30
-"""Of any figure: more than all FLOP ever done, and its square and its inverse are numbers."""
+"""Largest figure: more than all FLOP ever done, and its square and its inverse are finite numbers."""
 MOST_DEPTH = 32
-"""Of mappings and lists in each other."""
+"""Deepest nesting of mappings and lists."""
 MAX_BATCH_SIZE = 2**31 - 1
 
 
@@ -30,34 +31,24 @@ def required_number(value: float) -> float:
     if not _is(value, Real):
         raise TypeError(f"must be a number, got {shown(value)}")
     try:
-        found = float(value)
+        figure = float(value)
     except OverflowError:  # of an integer
-        found = math.inf
-    if not math.isfinite(found):
+        figure = math.inf
+    if not math.isfinite(figure):
         raise ValueError(f"must be finite, got {shown(value)}")
-    return found
-
-
-def number(value: float | None) -> float | None:
-    """Take a finite number or None."""
-    return None if value is None else required_number(value)
+    return figure
 
 
 def required_positive(value: float) -> float:
     """Take a number above 0 that can be drawn and divided by."""
-    found = required_number(value)
-    if not 1 / MOST <= found <= MOST:
+    figure = required_number(value)
+    if not 1 / MOST <= figure <= MOST:
         raise ValueError(f"must be from {1 / MOST:g} to {MOST:g}, got {shown(value)}")
-    return found
-
-
-def positive(value: float | None) -> float | None:
-    """Take such a number or None."""
-    return None if value is None else required_positive(value)
+    return figure
 
 
 def amount(value: float | None) -> float | None:
-    """Take such a number, 0 or None."""
+    """Take a number above 0, 0 or None."""
     return number(value) if value == 0 else positive(value)
 
 
@@ -65,40 +56,25 @@ def required_whole(value: int) -> int:
     """Take an integer of at most 64 bits; NumPy's become Python's."""
     if not _is(value, Integral):
         raise TypeError(f"must be an integer, got {shown(value)}")
-    if int(value).bit_length() > 64:  # noqa: PLR2004 - what JSON's other readers and SQLite take, or nearly
+    if int(value).bit_length() > 64:  # noqa: PLR2004 - the limit of other JSON readers and nearly of SQLite
         raise ValueError(f"must be of at most 64 bits, got {shown(value)}")
     return int(value)
 
 
-def whole(value: int | None) -> int | None:
-    """Take an integer or None."""
-    return None if value is None else required_whole(value)
-
-
 def required_count(value: int) -> int:
     """Take an integer from 0 on."""
-    found = required_whole(value)
-    if found < 0:
-        raise ValueError(f"must be at least 0, got {found}")
-    return found
-
-
-def count(value: int | None) -> int | None:
-    """Take an integer from 0 on, or None."""
-    return None if value is None else required_count(value)
+    integer = required_whole(value)
+    if integer < 0:
+        raise ValueError(f"must be at least 0, got {integer}")
+    return integer
 
 
 def required_size(value: int) -> int:
     """Take a batch size."""
-    found = required_whole(value)
-    if not 1 <= found <= MAX_BATCH_SIZE:
-        raise ValueError(f"must be from 1 to {MAX_BATCH_SIZE}, got {found}")
-    return found
-
-
-def size(value: int | None) -> int | None:
-    """Take a batch size or None."""
-    return None if value is None else required_size(value)
+    integer = required_whole(value)
+    if not 1 <= integer <= MAX_BATCH_SIZE:
+        raise ValueError(f"must be from 1 to {MAX_BATCH_SIZE}, got {integer}")
+    return integer
 
 
 def required_text(value: str) -> str:
@@ -106,6 +82,32 @@ def required_text(value: str) -> str:
     if not _is(value, str):
         raise TypeError(f"must be text, got {shown(value)}")
     return value
+
+
+# Named functions, because mypy's support for attrs takes no others.
+def number(value: float | None) -> float | None:
+    """Take a finite number or None."""
+    return None if value is None else required_number(value)
+
+
+def positive(value: float | None) -> float | None:
+    """Take a number above 0 or None."""
+    return None if value is None else required_positive(value)
+
+
+def whole(value: int | None) -> int | None:
+    """Take an integer or None."""
+    return None if value is None else required_whole(value)
+
+
+def count(value: int | None) -> int | None:
+    """Take an integer from 0 on, or None."""
+    return None if value is None else required_count(value)
+
+
+def size(value: int | None) -> int | None:
+    """Take a batch size or None."""
+    return None if value is None else required_size(value)
 
 
 def text(value: str | None) -> str | None:
@@ -146,7 +148,7 @@ def interval(value: Sequence[float] | None) -> tuple[float, float] | None:
 
 
 def mapping(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Take a mapping, as JSON would give it back, so that results compare equal after a round trip."""
+    """Take a mapping and return it as JSON would, so that results compare equal after a round trip."""
     if not _is(value, Mapping):
         raise TypeError(f"must be a mapping, got {shown(value)}")
     return _mapping(value, 0)
@@ -157,8 +159,29 @@ def mappings(value: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     return tuple(mapping(item) for item in items(value))
 
 
+def mapping_with(
+    value: Mapping[str, Any], required: Iterable[str] = (), **converters: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """
+    Take a mapping in which keys are required, or have converters of their own.
+
+    Example:
+        >>> mapping_with({"size": 3, "other": None}, size=required_size)
+        {'size': 3, 'other': None}
+    """
+    plain = mapping(value)
+    if missing := set(required) - plain.keys():
+        raise ValueError(f"lacks {', '.join(sorted(missing))}")
+    for key in plain.keys() & converters.keys():
+        try:
+            plain[key] = converters[key](plain[key])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key} {error}") from error
+    return plain
+
+
 def _is(value: object, kind: type | UnionType) -> bool:
-    """Check a type that annotations promise and a JSON file does not keep; True and False are no numbers."""
+    """Check a type that annotations promise but JSON may not have; True and False are no numbers."""
     return isinstance(value, kind) and not (isinstance(value, bool) and kind in (Real, Integral))
 
 
@@ -171,7 +194,7 @@ def _mapping(value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
 def _plain(value: object, depth: int) -> object:
     if value is None or isinstance(value, str | bool):
         return value
-    if type(value) is float:  # what most are: an ABC is asked slowly
+    if type(value) is float:  # the most frequent type; ABCs are slow
         return required_number(value)
     if isinstance(value, Mapping):
         return _mapping(value, depth)
@@ -196,10 +219,10 @@ def check_whole(field: str, value: int, *, least: int = 1, most: int | None = No
     Return a whole number as Python's int.
 
     Raises:
-        InvalidArgument: If it is none, or out of its range.
+        InvalidArgument: If it is no whole number, or out of its range.
     """
     allowed = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
-    whole = isinstance(value, (int, Integral)) and not isinstance(value, bool)  # int first: an ABC is asked slowly
+    whole = isinstance(value, (int, Integral)) and not isinstance(value, bool)  # int first: ABCs are slow
     if not whole or value < least or (most is not None and value > most):
         raise InvalidArgument(field, value, allowed)
     return int(value)
@@ -215,13 +238,13 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
     Return a finite number as it is.
 
     Args:
-        field: What an error calls it.
+        field: Its name in errors.
         value: The number.
-        least: It may not be below this.
-        above: It must be above this; then `least` says nothing.
+        least: Its lower bound, unless `above` is given.
+        above: An excluded lower bound.
 
     Raises:
-        InvalidArgument: If it is none, or out of its range.
+        InvalidArgument: If it is no number, or out of its range.
     """
     in_range = is_number(value) and value <= sys.float_info.max and (value >= least if above is None else value > above)
     if not in_range:
@@ -231,11 +254,12 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
 
 
 def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
-    """
-    Refuse what is of another type.
-
-    Raises:
-        InvalidArgument: If it is.
-    """
+    """Raise InvalidArgument if the value is of another type."""
     if not isinstance(value, kind):
         raise InvalidArgument(field, value, allowed)
+
+
+def check_path(path: object, field: str = "path") -> None:
+    """Raise InvalidArgument if the value is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgument(field, path, "the path of a file")

@@ -1,8 +1,8 @@
 """
 SQLite files that several processes share: opening, checking, locking, and the reasons of failures.
 
-In WAL mode with `synchronous=NORMAL` a commit outlives a killed process and costs microseconds.  A power cut may lose
-the last commits but does not damage the file.  WAL needs memory that all processes share, so a file on a network file
+In WAL mode with `synchronous=NORMAL` a commit outlives a killed process and costs microseconds. A power cut may lose
+the last commits but does not damage the file. WAL needs memory that all processes share, so a file on a network file
 system uses the rollback journal.
 """
 
@@ -23,10 +23,12 @@ import platformdirs
 
 from cubatch.errors import StoreError
 from cubatch.mounts import is_on_network
+from cubatch.units import visible
 
+ERRORS = (sqlite3.Error, OSError, UnicodeError)
+"""What a file that cannot be used raises; UnicodeError: `sqlite3` decodes names and messages, also damaged ones."""
 BUSY_SECONDS = 30.0  # to wait for one write of another process
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_PASSING = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _MAGIC = b"SQLite format 3\0"
 _WAL_PAGES = 50  # of 4 KiB: a run of 30 KB needs no journal of megabytes
 
@@ -63,30 +65,30 @@ def connect(
     Args:
         path: The file.
         schema: CREATE statements of the tables.
-        version: The number of the schema, kept as `user_version`.
-        on_replaced: Without it, a file that is damaged or of an older version is an error.  With it, such a file is
-            renamed and a new one created, and this is called with the file's new name and the reason.
+        version: The number of the schema, stored as `user_version`.
+        on_replaced: Without it, a file that is damaged or of an older version is an error. With it, such a file is
+            renamed and a new one is created. It is called with the file's new name and the reason.
 
     Returns:
         A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
 
     Raises:
         StoreError: If the file is from a newer version, or another program's.
-        sqlite3.DatabaseError: If SQLite fails; see `reason`.
+        sqlite3.DatabaseError, UnicodeError: If SQLite fails; see `reason`.
         OSError: If the place cannot be used.
     """
     with locked(path, "open", BUSY_SECONDS):  # of two that switch the journal or rename the file, one would fail
         try:
             return _open(path, schema, version)
-        except (sqlite3.DatabaseError, _OldSchema) as error:
+        except (sqlite3.DatabaseError, UnicodeError, _OldSchema) as error:
             is_old = isinstance(error, _OldSchema)
-            if on_replaced is None or not (is_old or _code(error) in _DAMAGED):
+            if on_replaced is None or not (is_old or _is_damage(error)):
                 raise
             # A failing disk may look like damage: it fails these reads too, or the second attempt succeeds.
             content, _ = path.read_bytes(), [journal.read_bytes() for journal in _journals(path) if journal.exists()]
             if path.suffix != ".sqlite3" and not content.startswith(_MAGIC):  # a script or a spec of the user
                 raise StoreError(str(path), "it is no database", "Name a new file.") from error
-            with contextlib.suppress(sqlite3.DatabaseError, _OldSchema):
+            with contextlib.suppress(sqlite3.DatabaseError, UnicodeError, _OldSchema):
                 return _open(path, schema, version)
             on_replaced(_rename(path), "from an older cubatch" if is_old else "damaged")
             return _open(path, schema, version)
@@ -104,33 +106,12 @@ def open_read_only(path: Path, schema: str, version: int) -> sqlite3.Connection:
         mode = "immutable=1"  # SQLite then ignores the journal
         if journal.exists() and journal.stat().st_size:
             raise OSError(errno.EROFS, f"its latest rows are in {journal.name}, which cannot be read in this place")
-    database = sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-    database.row_factory = sqlite3.Row
-    try:
-        _check(database, path, schema, version)
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def copy_in_memory(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    """
-    Copy a file in a read-only place into memory, where it can be changed; nothing reaches the file.
-
-    Raises:
-        StoreError, sqlite3.DatabaseError: As `connect`.
-        OSError: As `connect`; also if the file is of an older version, since it cannot be renamed.
-    """
-    try:
-        source = open_read_only(path, schema, version)
-    except _OldSchema as error:
-        raise OSError(errno.EROFS, f"{error.reason}, and it cannot be renamed") from error
-    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    with contextlib.closing(source):
-        source.backup(database)
-    database.row_factory = sqlite3.Row
-    return database
+    with _connected(f"{path.as_uri()}?{mode}", uri=True) as database:
+        try:
+            _check(database, path, schema, version)
+        except _OldSchema as error:
+            raise OSError(errno.EROFS, f"{error.reason}; a run that may write there has it renamed") from error
+        return database
 
 
 def is_read_only(error: OSError) -> bool:
@@ -138,44 +119,60 @@ def is_read_only(error: OSError) -> bool:
     return error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+@contextlib.contextmanager
+def _connected(path: Path | str, *, uri: bool = False) -> Iterator[sqlite3.Connection]:
+    """Yield a connection, which is closed if the block fails."""
+    database = sqlite3.connect(path, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     database.row_factory = sqlite3.Row
     try:
+        yield database
+    except BaseException:
+        database.close()
+        raise
+
+
+def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
+    with _connected(path) as database:
         is_new = _check(database, path, schema, version)
         database.execute("PRAGMA foreign_keys = ON")
         _choose_journal(database, path)
         if is_new:
-            with transaction(database):
-                for statement in schema.split(";"):
-                    database.execute(statement)
-                database.execute(f"PRAGMA user_version = {version}")
-    except BaseException:
-        database.close()
-        raise
-    return database
+            database.executescript(f"BEGIN IMMEDIATE; {schema}; PRAGMA user_version = {version}; COMMIT;")
+        return database
 
 
 def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) -> bool:
-    """Refuse files of others and of other versions, raise an error for damage, and return whether the file is new."""
+    """Reject files of others and of other versions, raise an error for damage, and return whether the file is new."""
     number = database.execute("PRAGMA user_version").fetchone()[0]
-    tables = {row["name"] for row in database.execute("SELECT name FROM sqlite_master")}
+    own = "FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+    tables = {row[0] for row in database.execute(f"SELECT CAST(name AS BLOB) {own}")}
     if not number and not tables:
         return True
-    if not number or not tables.issuperset(re.findall(r"CREATE TABLE (\w+)", schema)):
+    if not number or tables.isdisjoint(re.findall(rb"CREATE TABLE (\w+)", schema.encode())):
         raise StoreError(str(path), "it is another program's database")
     if number != version:
         words = f"it has schema {number}, this cubatch uses {version}"
         if number > version:
             raise StoreError(str(path), words, "Update cubatch, pass store=False, or another path.")
         raise _OldSchema(str(path), words, "The next run renames it and begins a new one.")
+    statements = {row[0] for row in database.execute(f"SELECT CAST(sql AS BLOB) {own}")}
+    if statements != {statement.strip().encode() for statement in schema.split(";") if statement.strip()}:
+        raise _damage("names of its tables or columns have changed", sqlite3.SQLITE_CORRUPT)
     report = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if report != "ok":
         code = re.search(r"error code[ =](\d+)", report)  # of a read that failed; without one it is damage
-        error = sqlite3.DatabaseError(report)
-        error.sqlite_errorcode = int(code[1]) if code else sqlite3.SQLITE_CORRUPT
-        raise error
+        raise _damage(report, int(code[1]) if code else sqlite3.SQLITE_CORRUPT)
     return False
+
+
+def _damage(report: str, code: int) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(report)
+    error.sqlite_errorcode = code
+    return error
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, UnicodeError) or _code(error) in _DAMAGED
 
 
 def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
@@ -203,24 +200,11 @@ def _journals(path: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commit all statements of the block or none."""
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
-            database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
-
-
-@contextlib.contextmanager
 def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
     """
     Hold a named lock next to the file, after waiting for it `seconds` at most (TimeoutError).
 
-    It is a file lock, which the kernel drops when its holder ends.  The lock's file stays: if one were removed that
+    It is a file lock, which the kernel drops when its holder ends. The lock's file stays: if one were removed that
     another process is about to lock, two would hold it.
     """
     deadline = time.monotonic() + seconds
@@ -238,8 +222,8 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
         yield
 
 
-def reason(error: sqlite3.Error | OSError) -> str:
-    """Return why the file cannot be used, in words."""
+def reason(error: Exception) -> str:
+    """Return why the file cannot be used, in words; the error is one of `ERRORS`."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     words = {
@@ -248,15 +232,9 @@ def reason(error: sqlite3.Error | OSError) -> str:
         sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
         sqlite3.SQLITE_IOERR: "reading or writing it failed",
         sqlite3.SQLITE_BUSY: f"it was locked for {BUSY_SECONDS:g} s",
-        sqlite3.SQLITE_CORRUPT: "the file is damaged; the next run renames it",
-        sqlite3.SQLITE_NOTADB: "the file is damaged; the next run renames it",
     }
-    return f"{words.get(_code(error) or 0, 'SQLite failed')} ({error})"
-
-
-def is_passing(error: sqlite3.Error | OSError) -> bool:
-    """Return whether a later write may succeed: the disk is full, or failed once."""
-    return isinstance(error, sqlite3.Error) and _code(error) in _PASSING
+    why = "the file is damaged; the next run renames it" if _is_damage(error) else "SQLite failed"
+    return f"{words.get(_code(error) or 0, why)} ({visible(str(error))})"
 
 
 def _code(error: Exception) -> int | None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from cubatch.measure import heap
-from cubatch.tuning import turns
+from cubatch.tuning import machine_lock
 from tests.thorough import THOROUGH, examples
 
 settings.register_profile("local", deadline=None, max_examples=examples(100))
@@ -43,5 +43,5 @@ def malloc_is_not_chosen(monkeypatch):
 def _own_marks(tmp_path_factory):
     """Mark devices in a folder of this process's own: tests that run at once are no tuners that disturb each other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turns, "folder", lambda: tmp_path_factory.getbasetemp() / "measuring")
+        patch.setattr(machine_lock, "folder", lambda: tmp_path_factory.getbasetemp() / "measuring")
         yield

@@ -22,9 +22,9 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.search import loop
 from cubatch.search.events import Event
-from cubatch.tuning import answer, ladder, stored_run
-from cubatch.tuning.store import open_run
-from cubatch.tuning.stored_run import Run
+from cubatch.tuning import answer, ladder
+from cubatch.tuning.notes import sentence
+from cubatch.tuning.store import Run
 from tests.fakes import Behaviour, FakeDevice, FakeRunner, ImpatientFakeRunner, affine, sawtooth
 
 BUDGET = 20.0
@@ -286,28 +286,25 @@ def _session(
                 book.is_dead = True
                 raise Killed
 
-    with open_run(path, identity={"device": "fake"}, conditions={}, budget=BUDGET) as run:
+    with Run(path, identity={"device": "fake"}, conditions={}, budget=BUDGET) as run:
         book = Book(run, told)
         steps = list(run.ladder or ladder.plain_candidates(256))
         if run.ladder is None:
             run.save_ladder(steps, {})
-        try:
-            measured = run.kept
-            if not run.finished:
-                measured = loop.measure(
-                    factory, steps, goal=GOAL, earlier=run.kept, keeper=book, budget=BUDGET, seed=0, progress=progress,
-                    extend=lambda n: ladder.between(n, steps),
-                )  # fmt: skip
-                run.finish()
-                book.settle()
-        finally:
-            if book.is_dead:  # a killed process writes nothing at its end
-                run._pending.clear()  # noqa: SLF001
+        measured = run.earlier
+        if not run.finished:
+            measured = loop.measure(
+                factory, steps, goal=GOAL, earlier=run.earlier, keeper=book, budget=BUDGET, seed=0, progress=progress,
+                extend=lambda n: ladder.between(n, steps),
+            )  # fmt: skip
+            run.finish()
+            book.settle()
         try:
             rungs = [*steps, *measured.added]
-            return answer.answer(rungs, measured, goal=GOAL, setting={}).batch_size, run.notes
+            reply: object = answer.answer(rungs, measured, goal=GOAL, setting={}).batch_size
         except NothingMeasured as error:
-            return error, run.notes
+            reply = error
+        return reply, [sentence(note) for note in run.notes]
 
 
 def _judged(
@@ -316,7 +313,7 @@ def _judged(
 ) -> Trial:  # fmt: skip
     (measured,) = judging.kept_rows(path).values()
     lost, twice = judging.lost_and_twice(told, measured.timings)
-    is_said = any(note.startswith("not kept") for note in notes)
+    is_said = any(note.startswith("Timings are not cached") for note in notes)
     reply = found if isinstance(found, int) else None
     why = "" if is_said else judging.is_wrong(reply, measured, GOAL, device.curve)
     most = BUDGET + _SLACK_SECONDS + sum(_COSTS.get(fault, 0.0) for fault in met)
@@ -359,7 +356,7 @@ def _disk(kind: Kind, draw: random.Random, met: list[str]) -> Iterator[None]:
             return super().execute(statement, *values)
 
     connect = functools.partial(sqlite3.connect, factory=Failing)
-    with mock.patch.object(sqlite3, "connect", connect), mock.patch.object(stored_run, "RETRY_SECONDS", 0.0):
+    with mock.patch.object(sqlite3, "connect", connect):
         yield
 
 

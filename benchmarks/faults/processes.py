@@ -230,7 +230,7 @@ def _judged(name: str, scene: Scene, questions: list[str], sessions: int, *, lat
     for question in questions:
         said = scene.folder / f"answer-{question}"
         reply = json.loads(said.read_text()) if said.exists() else {"batch_size": None, "notes": []}
-        is_said = any(note.startswith("not kept") for note in reply["notes"])
+        is_said = any(note.startswith("Timings are not cached") for note in reply["notes"])
         measured = rows[kept[question]] if question in kept else None
         told = _told(scene.folder / f"told-{question}")
         lost, twice = judging.lost_and_twice(told, measured.timings if measured else ())

@@ -27,8 +27,9 @@ from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.search import loop
 from cubatch.search.events import Event
-from cubatch.tuning import answer, stored_run
-from cubatch.tuning.store import Run, open_run
+from cubatch.tuning import answer
+from cubatch.tuning.notes import sentence
+from cubatch.tuning.store import Run
 
 BUDGET, HANG_SECONDS = 2.0, 3.0
 SIZES = (1, 4, 16, 64)
@@ -64,7 +65,6 @@ def tune(folder: Path, seed: int, share: float, question: str, *, full_bytes: in
     """
     warnings.simplefilter("ignore")
     stopwatch.HANG_SECONDS = remote.ASK_SECONDS = HANG_SECONDS
-    stored_run.RETRY_SECONDS = 0.2
     out = (folder / f"told-{question}").open("ab", buffering=0)
     runner = FactoryRef("benchmarks.faults.sleeper:make", {"folder": str(folder), "seed": seed, "share": share})
 
@@ -80,26 +80,27 @@ def tune(folder: Path, seed: int, share: float, question: str, *, full_bytes: in
                 (folder / "faults").write_text("full disk\n")
 
     asked = {"question": question}
-    with open_run(folder / "store.sqlite3", identity=asked, conditions={}, budget=BUDGET, wait_seconds=60.0) as run:
+    with Run(folder / "store.sqlite3", identity=asked, conditions={}, budget=BUDGET, wait_seconds=60.0) as run:
         steps = list(run.ladder or [Candidate(n) for n in SIZES])
         if run.ladder is None:
             run.save_ladder(steps, {})
-        measured, book = run.kept, Aloud(run, out)
+        measured, book = run.earlier, Aloud(run, out)
         if not run.finished:
             measured = loop.measure(
-                functools.partial(RemoteRunner, runner, prepare_seconds=20.0), steps, goal=Goal(), earlier=run.kept,
+                functools.partial(RemoteRunner, runner, prepare_seconds=20.0), steps, goal=Goal(), earlier=run.earlier,
                 keeper=book, budget=BUDGET, seed=seed, progress=progress, rounds=SWEEPS,
             )  # fmt: skip
             if full_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, -1))
             run.finish()
             book.settle()
+        notes = [sentence(note) for note in run.notes]
         try:
             found = answer.answer(steps, measured, goal=Goal(), setting={}).batch_size
         except NothingMeasured as error:
-            found, run.notes[:] = None, [*run.notes, str(error)]
+            found, notes = None, [*notes, str(error)]
         said = folder / f"answer-{question}.{os.getpid()}"
-        said.write_text(json.dumps({"batch_size": found, "notes": run.notes}))
+        said.write_text(json.dumps({"batch_size": found, "notes": notes}))
         said.rename(folder / f"answer-{question}")
 
 

@@ -82,7 +82,7 @@ def predict(
     from cubatch.report.plots import forecast, style
     from cubatch.report.tables import forecast as forecast_table
     from cubatch.tuning import comparison
-    from cubatch.tuning import forecast as tuning_forecast
+    from cubatch.tuning import prediction as tuning_forecast
 
     if (device is None) == (devices is None):
         raise typer.BadParameter("give either --device NAME or --devices NAME,NAME,...")

@@ -25,7 +25,7 @@ from cubatch.measure.goal import Goal
 from cubatch.network import models
 from cubatch.network.models import SpecLike
 from cubatch.tuning import anchors as anchored
-from cubatch.tuning import forecast as forecasts
+from cubatch.tuning import prediction as forecasts
 from cubatch.tuning import tune
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.request import check_progress

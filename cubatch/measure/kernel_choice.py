@@ -116,7 +116,7 @@ class Winners:
             path.parent.mkdir(parents=True, exist_ok=True)
             with closing(_connect(path)) as database:
                 return database.execute(statement, values).fetchall()
-        except (sqlite3.Error, OSError, StoreError) as error:
+        except (*sqlite_file.ERRORS, StoreError) as error:
             _log.warning("kernel choices are not kept: %s: %s", self._path, error)
             self._path = None
             return []
@@ -344,7 +344,7 @@ def forget(path: Path, device: Device | None = None) -> int:
             if device is None:
                 return database.execute("DELETE FROM winners").rowcount
             return database.execute("DELETE FROM winners WHERE gpu = ?", (_gpu(device),)).rowcount
-    except (sqlite3.Error, OSError) as error:
+    except sqlite_file.ERRORS as error:
         raise StoreError(str(path), sqlite_file.reason(error), "Remove the file.") from error
 
 

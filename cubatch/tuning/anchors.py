@@ -28,16 +28,15 @@ from cubatch.units import shown
 from cubatch.workload import Workload
 
 MEASURED_SD = 0.02
-"""Of any median, however alike its timings: another board, another day."""
+"""Least standard deviation of the logarithm of a median, however equal its timings: another board, another day."""
 FEW_SD = 0.1
-"""Of a median of under five timings at least, which have no interval: judgement."""
-"""Of an anchor's file."""
+"""The same for fewer than five timings, which have no interval: judgement."""
 MOST_ANCHORS = 100
-"""Results to learn from: each takes five predictions of its network."""
+"""Each takes five predictions of its network."""
 MOST_MEASURED = 1000
-"""Batch sizes that were measured, of all anchors together: the time grows with their cube."""
+"""Batch sizes of all anchors together: the time grows with the cube of their number."""
 SHORTEST, LONGEST = 1e-9, 86400.0
-"""Seconds: no step takes less than a nanosecond, nobody waits for one longer than a day."""
+"""Plausible seconds of a step."""
 _OF_OTHERS = ("torch", "onnxruntime")  # libraries that the model does not know
 
 
@@ -47,12 +46,12 @@ def gpu_of(work: Workload) -> str:
 
 
 def source_of(work: Workload) -> tuple[str, str]:
-    """Return what the scales of a GPU depend on: library and dtype."""
+    """Return the facts that the scales of a GPU depend on: library and dtype."""
     return work.library, work.dtype
 
 
 def work_of(work: Workload) -> str:
-    """Return what the error of a network depends on, besides the GPU and the batch size."""
+    """Return the facts that the error of a network depends on, besides the GPU and the batch size."""
     mapping = {name: value for name, value in work.spec.to_mapping().items() if name != "name"}
     return json.dumps([mapping, work.mode, work.library, work.dtype, work.is_recomputed], sort_keys=True)
 
@@ -75,33 +74,33 @@ class Anchor:
     sds: Mapping[int, float]
 
 
-def read(anchors: Iterable[TuningResult | str | Path], asked: Workload) -> list[Anchor]:
+def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[Anchor]:
     """
     Read anchors, and reject those that are unrelated to the prediction.
 
     Args:
         anchors: Tuning results, or paths to their JSON.
-        asked: The workload to predict.
+        work: The workload to predict.
 
     Raises:
         InvalidData: If a file is no tuning result of this schema, or is a prediction, or has impossible times.
-        InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, has no time, or shares
-            neither GPU, nor library and dtype, nor network with the prediction; or if there are too many.
+        InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, or has no time. Also if it
+            shares neither GPU, nor library and dtype, nor network with the prediction; or if there are too many.
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
     listed = list(itertools.islice(anchors, MOST_ANCHORS + 1))
     if len(listed) > MOST_ANCHORS:
         raise InvalidArgument("anchors", f"{len(listed)} or more", f"at most {MOST_ANCHORS}")
-    found = [_read(given, f"anchors[{place}]", asked) for place, given in enumerate(listed)]
-    measured = sum(len(anchor.seconds) for anchor in found)
+    known = [_read(given, f"anchors[{place}]", work) for place, given in enumerate(listed)]
+    measured = sum(len(anchor.seconds) for anchor in known)
     if measured > MOST_MEASURED:
         remedy = "Leave out what resembles the prediction least."
         raise InvalidArgument("anchors", f"{measured} measured batch sizes", f"at most {MOST_MEASURED} in all", remedy)
-    return found
+    return known
 
 
-def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anchor:
+def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> Anchor:
     result = given if isinstance(given, TuningResult) else _load(given, place)
     origin = place if result is given else str(given)
 
@@ -115,10 +114,10 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
     spec = resolve(result.spec)
     work = Workload(
         spec=spec,
-        device=_device(result, asked.device, refused),
+        device=_device(result, predicted.device, refused),
         mode=result.mode,
         dtype=result.dtype,
-        optimizer=result.optimizer or asked.optimizer,
+        optimizer=result.optimizer or predicted.optimizer,
         library="cubatch" if result.library == "cubatch" else "vendor",
         recompute=bool(result.recompute),
     )
@@ -130,18 +129,18 @@ def _read(given: TuningResult | str | Path, place: str, asked: Workload) -> Anch
     if not takes_time(work):
         raise refused("results of a layer or network that does something")
     seconds, sds = dict[int, float](), dict[int, float]()
-    for row, one in enumerate(result.measurements):
-        if one.status == "ok" and one.latency_seconds is not None:
-            _check(one, one.latency_seconds, origin, f"measurements[{row}].")
-            seconds[one.batch_size], sds[one.batch_size] = one.latency_seconds, _sd(one)
+    for row, m in enumerate(result.measurements):
+        if m.status == "ok" and m.latency_seconds is not None:
+            _check(m, m.latency_seconds, origin, f"measurements[{row}].")
+            seconds[m.batch_size], sds[m.batch_size] = m.latency_seconds, _sd(m)
     if not seconds:
         raise refused('results with a measurement whose status is "ok"')
-    if gpu_of(work) != gpu_of(asked) and source_of(work) != source_of(asked):
-        pairs = (("library", work.library, asked.library), ("dtype", work.dtype, asked.dtype))
+    if gpu_of(work) != gpu_of(predicted) and source_of(work) != source_of(predicted):
+        pairs = (("library", work.library, predicted.library), ("dtype", work.dtype, predicted.dtype))
         other = [(name, measured) for name, measured, wanted in pairs if measured != wanted]
         python, shell = ", ".join(f'{n}="{v}"' for n, v in other), " ".join(f"--{n} {v}" for n, v in other)
         raise refused(
-            f"results of {asked.device}, or of library {asked.library} in {asked.dtype}",
+            f"results of {predicted.device}, or of library {predicted.library} in {predicted.dtype}",
             f"This is {work.device} with {work.library} in {work.dtype}, which share nothing with it; "
             f"predict with {python} (`{shell}`) to learn from it.",
         )
@@ -186,7 +185,7 @@ def _load(path: str | Path, place: str) -> TuningResult:
 
 
 def _other(text: str) -> str | None:
-    """Name another kind of cubatch's JSON; text that is no JSON is left to `TuningResult`."""
+    """Return which other JSON of cubatch it is, or None; `TuningResult` rejects text that is no JSON."""
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):
@@ -198,7 +197,7 @@ def _other(text: str) -> str | None:
     return None if "measurements" in facts else "holds no tuning result: there are no measurements in it"
 
 
-def _device(result: TuningResult, asked: Device, refused: Callable[..., InvalidArgument]) -> Device:
+def _device(result: TuningResult, predicted: Device, refused: Callable[..., InvalidArgument]) -> Device:
     """Return the single GPU of a result."""
     if result.data_parallel is not None or result.environment.get("devices"):
         raise refused("results of one GPU", "Steps of this one are shared by several, and wait for their sums.")
@@ -206,11 +205,11 @@ def _device(result: TuningResult, asked: Device, refused: Callable[..., InvalidA
     name, uuid, num_sms = str(facts.get("name") or ""), facts.get("uuid"), facts.get("num_sms")
     if facts.get("kind") == "cpu":
         raise refused("results of a GPU", f"This one was measured on a CPU ({name}).")
-    is_asked = name == asked.name and (facts.get("slug") or asked.slug) == asked.slug
-    found = asked if is_asked or (uuid is not None and uuid == asked.uuid) else _catalogued(facts, name, refused)
-    if num_sms is not None and num_sms != found.num_sms:
-        raise refused(f"results of a whole {found}, of {found.num_sms} SMs", f"This one was measured on {num_sms}.")
-    return asked if found.slug == asked.slug else found
+    is_same = name == predicted.name and (facts.get("slug") or predicted.slug) == predicted.slug
+    gpu = predicted if is_same or (uuid is not None and uuid == predicted.uuid) else _catalogued(facts, name, refused)
+    if num_sms is not None and num_sms != gpu.num_sms:
+        raise refused(f"results of a whole {gpu}, of {gpu.num_sms} SMs", f"This one was measured on {num_sms}.")
+    return predicted if gpu.slug == predicted.slug else gpu
 
 
 def _catalogued(facts: Mapping[str, Any], name: str, refused: Callable[..., InvalidArgument]) -> Device:
@@ -219,7 +218,7 @@ def _catalogued(facts: Mapping[str, Any], name: str, refused: Callable[..., Inva
         return catalogue.find(facts.get("slug") or name)
     except InvalidArgument as error:
         chip, memory_bytes = tuple(facts.get("compute_capability") or ()), facts.get("memory_bytes")
-        found = catalogue.board(name, chip, facts.get("num_sms"), memory_bytes)
-        if found is None:
+        gpu = catalogue.board(name, chip, facts.get("num_sms"), memory_bytes)
+        if gpu is None:
             raise refused("results of a GPU in the catalogue", f"{error}.") from error
-        return found
+        return gpu

@@ -1,8 +1,8 @@
 """
-From timings to the answer: the recommendation, the best, the ties, and which limit decided.
+From timings to the recommendation: the best size, its ties, and the limit that decided.
 
-Times, rates and intervals of a result are those of the posterior that the recommendation comes from; the raw
-timings and their reference steps are kept with them.
+Times, rates and intervals of a result come from the posterior of the recommendation. Raw timings and their reference
+steps are stored next to them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from cubatch.search.recommend import is_favored
 from cubatch.tuning import explain
 from cubatch.tuning.decision import UNSEEN, Fate, decide
 from cubatch.tuning.explain import Evidence
+from cubatch.tuning.notes import Note, sentence
 from cubatch.tuning.results import Measurement, TuningResult
+from cubatch.tuning.subject import SubjectFacts
 
 _REMEDIES = {
     "not_run": "Raise budget.",
@@ -35,6 +37,7 @@ _REMEDIES = {
 }
 _ALL_FAILED = "Mend what the error names: every size that was tried raised one."
 _NO_ANSWER = "no batch size can be the answer"  # some were measured, and are over a limit
+_NO_FACTS = SubjectFacts()
 
 
 def answer(
@@ -44,49 +47,36 @@ def answer(
     goal: Goal,
     setting: Mapping[str, Any],
     largest_batch_size: int | None = None,
-    asked: bool = False,
+    is_listed: bool = False,
     current: int | None = None,
     multiple: int = 1,
-    flops_per_sample: float | None = None,
-    roofline_seconds: Mapping[int, float] | None = None,
-    layers: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
-    device_bytes: Mapping[int, int] | None = None,
-    caveats: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    facts: SubjectFacts = _NO_FACTS,
+    notes: Sequence[Note] = (),
     partial: bool = False,
 ) -> TuningResult:
     """
-    Choose the batch size, and say why.
+    Make the result: recommendation, limit and reasons.
 
-    Only candidates with the status "ok" can be the answer: see `search.recommend.recommend`.
-
-    `tied_with` holds the sizes whose difference from the fastest may be zero, by its 90 % interval.
-
-    `decided_by` says what kept the answer from being larger: see `decision.decide`.
+    Only candidates with the status "ok" are recommended: see `search.recommend.recommend`. `tied_with` holds the sizes
+    whose difference from the fastest may be zero, by its 90 % interval. For `decided_by` see `decision.decide`.
 
     Args:
         ladder: The candidates.
-        measured: What measuring them gave.
-        goal: What was to be as good as possible.
-        setting: Fields of TuningResult that measuring does not decide: spec, input_shape, mode, dtype,
-            optimizer, library, recompute, limits, budget_seconds, seed, l2, device, environment, and
-            `created` (now, if missing), `disturbed`.  Those left out are unknown.
-        largest_batch_size: The largest that fits by the plan; None where there is no plan.
-        asked: Whether the user gave the list of batch sizes.
-        current: The user's present size: it is the answer if no other is better beyond tolerance and noise.
-        multiple: Of which sizes that the search adds are multiples.
-        flops_per_sample: FLOP of one sample; None where unknown.
-        roofline_seconds: Roofline of a step by batch size, where known.
-        device_bytes: What the process takes of the device in all, as predicted, by batch size, where known.
-        layers: By batch size, one mapping per layer and pass; `occupancy` and `fill` are averaged over
-            them, weighted by "seconds" if all have it, else by "predicted_seconds".
-        caveats: Sentences that stand right after the recommendation: the timings themselves are in doubt.
-        notes: Further sentences, such as what the store refused.
-        partial: Give a result without an answer instead of raising NothingMeasured: after Ctrl-C.
+        measured: Their timings and outcomes.
+        goal: The objective.
+        setting: Fields of TuningResult that measuring does not decide; those left out are unknown. `created` is now,
+            if missing.
+        largest_batch_size: The largest that fits by the memory plan; None without a plan.
+        is_listed: Whether the user gave the list of batch sizes.
+        current: The size that the user has now; it is recommended if no other is better beyond tolerance and noise.
+        multiple: The search adds multiples of this size.
+        facts: Computed figures of the subject; `occupancy` and `fill` of a size are means over its layers.
+        notes: Warnings follow the recommendation, other notes come last.
+        partial: Return a result without a recommendation instead of raising NothingMeasured: after Ctrl-C.
 
     Raises:
-        NothingMeasured: If no candidate is "ok"; says how they ended.
-        EnergyNotAvailable: If energy is the objective and no candidate has a reading of it.
+        NothingMeasured: If no candidate is "ok"; the message lists how they ended.
+        EnergyNotAvailable: If energy is the objective and was measured for no candidate.
 
     Example:
         >>> timings = [Timing(batch_size=n, round=r, seconds=s) for n, s in ((32, 1.0), (64, 1.99)) for r in range(5)]
@@ -105,12 +95,9 @@ def answer(
             candidate,
             outcomes.get(candidate.batch_size, Outcome(candidate.batch_size, "interrupted", "not finished")),
             timings[candidate.batch_size],
-            flops_per_sample=flops_per_sample,
-            roofline_seconds=(roofline_seconds or {}).get(candidate.batch_size),
-            layers=(layers or {}).get(candidate.batch_size, ()),
-            device_bytes=(device_bytes or {}).get(candidate.batch_size),
-            used=used[candidate.batch_size],
-            posterior=posterior,
+            used[candidate.batch_size],
+            posterior,
+            facts=facts,
             batches=setting.get("accumulate") or 1,
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
@@ -144,25 +131,25 @@ def answer(
     reasons: list[str] = []
     could_gain = {n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None}
     if able:
-        favored = None if asked else {c.batch_size for c in ladder if is_favored(c)}
-        found = posterior.recommend(able, favored)
-        chosen = current if current in (*found.within, *found.equal) else found.batch_size
+        favored = None if is_listed else {c.batch_size for c in ladder if is_favored(c)}
+        best = posterior.recommend(able, favored)
+        chosen = current if current in (*best.within, *best.equal) else best.batch_size
         decision = decide(
             [_fate(m, outcomes.get(m.batch_size), posterior) for m in measurements],
             chosen=chosen,
-            fastest=found.fastest,
-            ties=found.equal,
+            fastest=best.fastest,
+            ties=best.equal,
             goal=goal,
             largest_batch_size=largest_batch_size,
             max_batch_size=header["limits"]["max_batch_size"],
-            asked=asked,
+            is_listed=is_listed,
             multiple=multiple,
         )
         result = attrs.evolve(
             result,
             batch_size=chosen,
-            fastest_batch_size=found.fastest,
-            tied_with=found.equal,
+            fastest_batch_size=best.fastest,
+            tied_with=best.equal,
             decided_by=decision.limit,
         )
         evidence = Evidence(
@@ -183,24 +170,25 @@ def answer(
         raise _nothing(measurements, goal)
     lead = explain.headline(result, posterior)
     without = explain.sizes_without_result(result, could_gain)
-    return attrs.evolve(result, reasons=[lead, *caveats, *reasons, *without, *notes])
+    first = [sentence(each) for each in notes if each.is_warning]
+    last = [sentence(each) for each in notes if not each.is_warning]
+    return attrs.evolve(result, reasons=[lead, *first, *reasons, *without, *last])
 
 
 def _measurement(
     candidate: Candidate,
     outcome: Outcome,
     timings: Sequence[Timing],
-    *,
-    flops_per_sample: float | None,
-    roofline_seconds: float | None,
-    layers: Sequence[Mapping[str, Any]],
-    device_bytes: int | None,
     used: Sequence[Timing],
     posterior: Posterior,
+    *,
+    facts: SubjectFacts,
     batches: int,
 ) -> Measurement:
     n = candidate.batch_size
     samples = n * batches
+    roofline_seconds, layers = facts.roofline_seconds.get(n), facts.layers.get(n, ())
+    flops = None if facts.flops_per_sample is None else samples * facts.flops_per_sample
     latency, interval = posterior.seconds_of(n, used)
     joules = posterior.joules_of(n, used)
     return Measurement(
@@ -216,7 +204,7 @@ def _measurement(
         reference_seconds=[t.reference_seconds for t in used] if any(t.reference_seconds for t in used) else None,
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),
-        flops_per_second=samples * flops_per_sample / latency if latency and flops_per_sample is not None else None,
+        flops_per_second=flops / latency if latency and flops is not None else None,
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
         sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
         joules_per_sample=joules / samples if joules is not None else None,
@@ -228,7 +216,7 @@ def _measurement(
         peak_device_bytes=_most(timings, "peak_device_bytes"),
         predicted_peak_bytes=candidate.predicted_peak_bytes,
         predicted_seconds=candidate.predicted_seconds,
-        predicted_device_bytes=device_bytes,
+        predicted_device_bytes=facts.device_bytes.get(n),
         **{name: outcome.facts.get(name) for name in ("visits", "prepare_seconds", "warmup_seconds", "query_seconds")},
         occupancy=_weighted(layers, "occupancy"),
         fill=_weighted(layers, "fill"),
@@ -261,7 +249,6 @@ def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _fate(measurement: Measurement, outcome: Outcome | None, posterior: Posterior) -> Fate:
-    """Return what became of a size, with the interval of its cost."""
     cost = posterior.cost_interval(measurement.batch_size)
     is_unseen = outcome is not None and outcome.facts.get("looked_at") is False and cost is None
     return Fate(
@@ -275,7 +262,7 @@ def _fate(measurement: Measurement, outcome: Outcome | None, posterior: Posterio
 def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured:
     first = min(measurements, key=lambda m: m.batch_size, default=None)
     if first is not None and first.status == "over_limit" and first.exceeds(goal.latency_limit):
-        # All larger ones take longer still: whatever became of them, only another limit helps.
+        # All larger ones take longer still: only another limit helps.
         smaller = " or allow smaller batch sizes" if first.batch_size > 1 else ""
         reason = f"batch size {explain.breaks_latency_limit(first, goal.latency_limit or 0.0)}"
         return NothingMeasured(reason, f"Raise latency_limit{smaller}.", _NO_ANSWER)
@@ -284,7 +271,7 @@ def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured
     untried = {"dropped", "not_run"}
     if "error" in statuses and statuses <= {"error", *untried} and not any(m.latency_seconds for m in measurements):
         return NothingMeasured(reason, _ALL_FAILED)
-    if "error" in statuses:  # which no budget mends, and smaller sizes come first
+    if "error" in statuses:  # a larger budget does not help
         statuses.discard("not_run")
     over = [m.exceeds(goal.latency_limit) for m in measurements if m.status == "over_limit"]
     remedies = [remedy for status, remedy in _REMEDIES.items() if status in statuses]

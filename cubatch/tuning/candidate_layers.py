@@ -24,7 +24,7 @@ from cubatch.tuning.ladder import candidates
 
 def explain(
     spec: SpecLike,
-    found: Sequence[Candidate] | None = None,
+    sizes: Sequence[Candidate] | None = None,
     *,
     device: Device | str | None = None,
     mode: Mode = "inference",
@@ -37,16 +37,16 @@ def explain(
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        found: The candidates; None calls `candidates` with all the arguments.
+        sizes: The candidates; None calls `candidates` with all the arguments.
         device: A GPU; the list is empty for a CPU, which has no SMs.
         mode, dtype, library: As for `candidates`.
         options: Further arguments of `candidates`.
 
     Returns:
         list[dict]: A row per candidate and distinct matrix product of the network; layers of equal extents share a
-            row. Keys: `batch_size`, `layer` (the first), `layers` (their number), `pass`, the figures of
-            `on_sms.on_sms` (waves, the last one, the busiest SM, fill), `predicted_seconds` of all these layers, and
-            `padding`: for each of c and k that is no multiple for Tensor Cores, the next one, as {"c": 8}.
+            row. Keys are `batch_size`, `layer` (the first), `layers` (their number), `pass`, and `predicted_seconds` of
+            all these layers. Waves, the busiest SM and fill are those of `on_sms.on_sms`.
+            `padding` has the next multiple for Tensor Cores of each of c and k that is none: {"c": 8}.
 
     Raises:
         InvalidArgument: If an argument cannot be used.
@@ -60,15 +60,15 @@ def explain(
     chosen = arithmetic.resolve_library(library, gpu, dtype)
     if gpu.num_sms is None:
         return []
-    if found is None:
-        found = candidates(resolved, device=gpu, mode=mode, dtype=dtype, library=library, **options)
+    if sizes is None:
+        sizes = candidates(resolved, device=gpu, mode=mode, dtype=dtype, library=library, **options)
     multiple = tensor_core_multiple(gpu, dtype)
     alike: dict[object, list[tuple[Node, Pass]]] = {}
     for node, pass_ in graph.layer_passes(resolved, mode):
         if node.layer.gemms(pass_, 1):
             alike.setdefault((pass_, extents(node.layer)), []).append((node, pass_))
     rows, budget = [], recorded_figures()
-    for size, same in itertools.product((candidate.batch_size for candidate in found), alike.values()):
+    for size, same in itertools.product((candidate.batch_size for candidate in sizes), alike.values()):
         node, pass_ = same[0]
         seconds = roofline.layer_seconds(node.layer, pass_, size, gpu, dtype)
         rows.append({

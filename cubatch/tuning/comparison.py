@@ -1,24 +1,24 @@
 """
-compare(): one network on several GPUs that need not be here, with what a million samples cost on each.
+compare(): predictions of one network for several GPUs that need not be present, with the cost of a million samples.
 
-Prices are the user's own, in any currency; nothing here knows what a cloud asks.
+Prices are given by the user, in any currency.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
+from cubatch import checks
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.network.models import SpecLike
 from cubatch.shown import Shown
-from cubatch.tuning import forecast
+from cubatch.tuning import prediction
 from cubatch.tuning.forecast_record import Forecast
 from cubatch.tuning.limits import MOST_SIZES
 
@@ -29,12 +29,12 @@ _MILLION = 1e6
 @attrs.frozen(kw_only=True)
 class Comparison(Shown):
     """
-    What was predicted of several GPUs; nothing of it was measured.
+    Predictions for several GPUs; nothing was measured.
 
     Attributes:
         forecasts: By the GPU's name in the catalogue, best first.
-        failed: Why there is none, by name.
-        prices: Of an hour, by name, as they were given.
+        failed: The error of each GPU without a forecast, by name.
+        prices: Price of an hour, by name.
     """
 
     forecasts: Mapping[str, Forecast] = attrs.field(hash=False)
@@ -43,19 +43,19 @@ class Comparison(Shown):
 
     @property
     def cost_per_million_samples(self) -> dict[str, float]:
-        """What a million samples cost at each GPU's answer, in the currency of the prices, where there is one."""
+        """Cost of a million samples at each recommended size, in the currency of the prices; GPUs with a price only."""
         return {
-            name: self.prices[name] / _SECONDS_PER_HOUR * _MILLION / found.samples_per_second[found.batch_size]
-            for name, found in self.forecasts.items()
+            name: self.prices[name] / _SECONDS_PER_HOUR * _MILLION / forecast.samples_per_second[forecast.batch_size]
+            for name, forecast in self.forecasts.items()
             if name in self.prices
         }
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give it as plain mappings and lists, for JSON."""
+        """Return plain mappings and lists, for JSON."""
         return {
             "schema": 1,
             "predicted": True,
-            "forecasts": [found.to_mapping() for found in self.forecasts.values()],
+            "forecasts": [forecast.to_mapping() for forecast in self.forecasts.values()],
             "failed": dict(self.failed),
             "prices_per_hour": dict(self.prices),
             "cost_per_million_samples": self.cost_per_million_samples,
@@ -70,63 +70,73 @@ def compare(
     **options: Any,
 ) -> Comparison:
     """
-    Predict the best batch size of a network on each of several GPUs, and what a million samples cost there.
+    Predict the best batch size of a network on each of several GPUs, and the cost of a million samples there.
 
     Args:
         spec: As for `predict`.
-        devices: Names of the catalogue, or Devices; one that is named twice counts once.
-        prices: What an hour of a GPU costs, by its name as in `devices`, in any currency.
-        options: The other arguments of `predict`, the same for all: mode, dtype, memory_limit, latency_limit, ...
+        devices: Names of the catalogue, or Devices; duplicates count once.
+        prices: Price of an hour of a GPU, by its name as in `devices`, in any currency.
+        options: The other arguments of `predict`, for all GPUs: mode, dtype, memory_limit, latency_limit, ...
 
     Returns:
-        Comparison: A GPU that cannot do it is in `failed`, with the reason.
+        Comparison: GPUs without a prediction are in `failed`, with the reason.
 
     Raises:
-        InvalidArgument: If no device is named, two that differ have one name, a price is no positive number or that of
-            no device, or one device has two.
-        CubatchError: That of the first GPU, where none can do it.
+        InvalidArgument: If no device is given, or two different ones have one name. Also if a price is no positive
+            number, of no device, or given twice.
+        CubatchError: The first error, if there is no prediction for any GPU.
 
     Example:
-        >>> found = compare("lenet5", ["t4", "a40"], prices={"t4": 0.35}, batch_sizes=[64])
-        >>> list(found.forecasts), list(found.cost_per_million_samples)
+        >>> comparison = compare("lenet5", ["t4", "a40"], prices={"t4": 0.35}, batch_sizes=[64])
+        >>> list(comparison.forecasts), list(comparison.cost_per_million_samples)
         (['a40', 't4'], ['t4'])
     """
+    if not isinstance(prices, Mapping | None):
+        raise InvalidArgument("prices", prices, 'prices by the names of GPUs, {"t4": 0.35}')
+    gpus = _distinct(devices)
+    paid = _checked(prices or {}, gpus)
+    for name in {"anchors", "batch_sizes"} & set(options):
+        if isinstance(options[name], Iterator):  # every GPU reads it, and it may have no end
+            options[name] = list(itertools.islice(options[name], MOST_SIZES + 1))
+    forecasts: dict[str, Forecast] = {}
+    errors: dict[str, CubatchError] = {}
+    for name, gpu in gpus.items():
+        try:
+            forecasts[name] = prediction.predict(spec, device=gpu, **options)
+        except CubatchError as error:
+            errors[name] = error
+    if not forecasts:
+        raise next(iter(errors.values()))
+    best = sorted(forecasts, key=lambda name: _latency_or_rate(forecasts[name]))
+    return Comparison(
+        forecasts={name: forecasts[name] for name in best},
+        failed={name: str(error) for name, error in errors.items()},
+        prices=paid,
+    )
+
+
+def _distinct(devices: Iterable[Device | str]) -> dict[str, Device]:
+    """Return the GPUs by name."""
+    if isinstance(devices, str | Device) or not isinstance(devices, Iterable):
+        raise InvalidArgument("devices", devices, "a list of GPUs")
     gpus: dict[str, Device] = {}
-    for gpu in (probe.resolve(one, live=False) for one in devices):
+    for gpu in (probe.resolve(given, live=False) for given in devices):
         if gpus.setdefault(_name(gpu), gpu) != gpu:
             remedy = "Give the name of one in its file, or leave one out."
             raise InvalidArgument("devices", _name(gpu), "GPUs of different names", remedy)
     if not gpus:
         raise InvalidArgument("devices", [], "at least one GPU's name")
-    paid = _checked(prices or {}, gpus)
-    for name in {"anchors", "batch_sizes"} & set(options):
-        if isinstance(options[name], Iterator):  # which may have no end; each GPU reads it anew
-            options[name] = list(itertools.islice(options[name], MOST_SIZES + 1))
-    found: dict[str, Forecast] = {}
-    errors: dict[str, CubatchError] = {}
-    for name, gpu in gpus.items():
-        try:
-            found[name] = forecast.predict(spec, device=gpu, **options)
-        except CubatchError as error:  # no reason to keep silent about the others
-            errors[name] = error
-    if not found:
-        raise next(iter(errors.values()))
-    best = sorted(found, key=lambda name: _latency_or_rate(found[name]))
-    return Comparison(
-        forecasts={name: found[name] for name in best},
-        failed={name: str(error) for name, error in errors.items()},
-        prices=paid,
-    )
+    return gpus
 
 
 def _name(gpu: Device) -> str:
     return gpu.slug or gpu.name
 
 
-def _latency_or_rate(found: Forecast) -> float:
-    """Give what the objective looks at, the smaller the better."""
-    n = found.batch_size
-    return found.seconds[n] if found.objective == "latency" else -found.samples_per_second[n]
+def _latency_or_rate(forecast: Forecast) -> float:
+    """Return the figure of the objective; smaller is better."""
+    n = forecast.batch_size
+    return forecast.seconds[n] if forecast.objective == "latency" else -forecast.samples_per_second[n]
 
 
 def _checked(prices: Mapping[str, float], gpus: Mapping[str, Device]) -> dict[str, float]:
@@ -136,8 +146,7 @@ def _checked(prices: Mapping[str, float], gpus: Mapping[str, Device]) -> dict[st
         name = _name(gpu)
         if gpus.get(name) != gpu:
             raise InvalidArgument("prices", given, "of the GPUs that are compared: " + ", ".join(gpus))
-        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf:
-            raise InvalidArgument(f"prices[{given!r}]", price, "a positive number: what an hour costs")
+        checks.check_number(f"prices[{given!r}]", price, above=0.0)
         if paid.setdefault(name, float(price)) != price:
             raise InvalidArgument(f"prices[{given!r}]", price, f"{paid[name]!r}, as another name of {name} has it")
     return paid

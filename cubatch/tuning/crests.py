@@ -1,4 +1,4 @@
-"""Batch sizes at which the blocks of a layer fill whole waves of the SMs: the peaks ("crests") of throughput."""
+"""Batch sizes at which the blocks of a layer fill whole waves of the SMs: the peaks of throughput."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from cubatch.workload import Workload
 TOP = 3
 STEPS = 8
 PASSED = 2
+_CREST = "crest"  # in reasons, for a wave peak
 
 
 @attrs.frozen
@@ -42,14 +43,14 @@ def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
     """Return Coulom's sizes for the three distinct convolutions with most FLOP."""
     convolutions = [node.layer for node in as_network(spec).nodes if node.layer.convolution]
     distinct = list(dict.fromkeys(extents(layer) for layer in sorted(convolutions, key=_flops, reverse=True)))[:TOP]
-    found = []
+    queues = []
     for layer in distinct:
         h, w, c = layer.input_shape
         # A level is out of reach when even its batch is past the limit; the rule is linear in n.
         end = (limit + 1) * h * w * c // ((1 << 14) * num_sms) + 2
         sizes = ((n, coulom_batch_size(n, h=h, w=w, c=c, num_sms=num_sms)) for n in _levels(end))
-        found.append([Proposal(size, "coulom", f"coulom n={n}") for n, size in sizes if 1 <= size <= limit])
-    return by_turns(found)
+        queues.append([Proposal(size, "coulom", f"coulom n={n}") for n, size in sizes if 1 <= size <= limit])
+    return by_turns(queues)
 
 
 def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
@@ -91,16 +92,16 @@ def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> li
     """Return the largest batch for each number of blocks on the busiest SM, and the batch just past the first two."""
     tops, past = [], []
     for name, blocks in passes:
-        found = []
+        peaks = []
         for level in _levels(busiest_sm_blocks(blocks(limit + 1), num_sms)):
             size = largest_batch(blocks, level * num_sms, limit)
             if size and busiest_sm_blocks(blocks(size), num_sms) == level:
-                found.append(Proposal(size, "crest", f"crest {level} of {name}"))
-        tops.append(found)
+                peaks.append(Proposal(size, _CREST, f"{_CREST} {level} of {name}"))
+        tops.append(peaks)
         past.append([
-            Proposal(crest.batch_size + 1, "past crest", f"past {crest.reason}")
-            for crest in found[:PASSED]
-            if crest.batch_size < limit
+            Proposal(peak.batch_size + 1, "past crest", f"past {peak.reason}")
+            for peak in peaks[:PASSED]
+            if peak.batch_size < limit
         ])  # fmt: skip
     return [*by_turns(tops), *by_turns(past)]
 

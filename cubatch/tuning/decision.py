@@ -1,7 +1,7 @@
 """
-What kept the answer from being larger: one rule for what was measured and for what was predicted.
+Which limit kept the recommended size from being larger: one rule for measured and for predicted sizes.
 
-It looks at what became of the larger sizes, and at nothing else.
+The rule looks at the outcomes of the larger sizes only.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import attrs
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import TIMED
 
-SPAN = 2  # how far beyond the answer must have been looked to say that it lies inside
-NEAR_SHARE = 0.02  # how near to what failed the largest that ran must lie, or 1, for its limit to have been met
-FAILURE = "failure"  # that ends the sizes, beside the limits: no code of `decided_by`
+SPAN = 2  # a peak needs sizes up to this many times the recommended one
+NEAR_SHARE = 0.02  # a limit is met if the largest size that ran lies within this share below it, or 1
+FAILURE = "failure"  # of a larger size; no code of `decided_by`
 _REFUSED, _FAILED = ("out_of_memory", "over_limit"), ("error", "timeout")
 
 
 UNSEEN = "unseen"
-"""What became of a size far beyond what was looked at, of which nothing is known."""
+"""Status of a size far beyond the others, of which nothing is known."""
 
 
 @attrs.frozen
 class Fate:
     """
-    What became of one size.
+    The outcome of one size.
 
     Attributes:
         batch_size: The size.
         status: One of `records.STATUSES`, or UNSEEN.
-        cost: Where the median of `Goal.cost` lies: (low, high); None where there is no reading of it.
+        cost: Interval (low, high) of the median of `Goal.cost`; None without a timing.
         breaks_latency: A step takes longer than the latency limit.
     """
 
@@ -44,14 +44,14 @@ class Fate:
 @attrs.frozen
 class Decision:
     """
-    What ended the sizes above the answer.
+    The limit above the recommended size.
 
     Attributes:
-        limit: One of `results.DECIDED_BY`; None where nothing of it holds.
-        top: The largest that ran within every limit, or the answer.
-        reach: The largest that was looked at below the next limit: timed, or ruled out by its neighbours' readings.
-        edge: Where the next limit or failure above `top` lies, and which: "memory", "latency_limit" or FAILURE; None
-            where none is known.
+        limit: One of `results.DECIDED_BY`, or None.
+        top: The largest size that ran within every limit, or the recommended one.
+        reach: The largest size below the next limit that was timed, or ruled out by timings of its neighbors.
+        edge: The next limit or failure above `top`: its size, and "memory", "latency_limit" or FAILURE. None if none
+            is known.
     """
 
     limit: str | None
@@ -69,76 +69,74 @@ def decide(
     goal: Goal,
     largest_batch_size: int | None,
     max_batch_size: int | None,
-    asked: bool,
+    is_listed: bool,
     multiple: int = 1,
 ) -> Decision:
     """
-    Say what kept the answer from being larger.
+    Decide which limit kept the recommended size from being larger.
 
     The first that holds:
 
         None            a larger size was interrupted, in a partial result
         budget          a larger size is "not_run": the budget ended before it, and it might be better
-        memory          the largest that ran is less than twice the answer, and the next larger size that failed, which
-                        ran out of memory, lies within 2 % or 1 of it, or so near that the search has no size to try
-                        between; or the plan's limit lies within 2 % or 1
+        memory          the largest that ran is less than twice the recommended one, and the next larger size that
+                        failed ran out of memory and lies within 2 % or 1 of it, or so near that the search has no size
+                        to try between them; or the plan's limit lies within 2 % or 1
         latency_limit   likewise; the next larger size that failed takes longer than latency_limit
-        peak            sizes up to twice the answer or more were looked at (timed, or dropped by their neighbours'
-                        readings), and the largest that was timed is clearly worse than the fastest: its interval, or
-                        with fewer than 5 timings all of them and what visits differ by, lies beyond the tolerance from
-                        that of the fastest, and paired rounds do not tie the two.  Also where a limit ends the sizes
-                        earlier, farther than 2 % from the largest that ran, and all candidates between are dropped:
-                        there the curve did not rise
+        peak            sizes up to twice the recommended one or more were timed, or dropped by timings of their
+                        neighbors, and the largest that was timed is clearly worse than the fastest: its interval lies
+                        beyond the tolerance from that of the fastest, and they are not tied. Also if a limit ends the
+                        sizes earlier, farther than 2 % from the largest that ran, and all candidates between are
+                        dropped: there the curve did not rise
         plateau         likewise, and it is not clearly worse, or no larger size had to be timed
-        batch_sizes     nothing larger is in the list that was asked for: at all, or below the size that failed
-        max_batch_size  the sizes looked at reach the end of the ladder, and nothing larger was allowed
-        None            nothing of this holds: the sizes above the largest that ran ended in errors or timeouts, or lie
-                        in a gap below the one that failed, neither tried nor ruled out.  No limit was met, so none
-                        is named; the reasons say which size failed with what, and what is not known
+        batch_sizes     the user's list has nothing larger: at all, or below the size that failed
+        max_batch_size  the sizes reach the end of the ladder, and nothing larger was allowed
+        None            no limit was met: the sizes above the largest that ran ended in errors or timeouts, or lie in a
+                        gap below the one that failed, neither tried nor ruled out
 
-    Sizes above one that failed are never looked at, whatever the readings below say of them.
+    Sizes above one that failed do not count, regardless of the timings below it.
 
-    By latency, a rise of the larger sizes is the rule: where any was looked at, it is "peak" if the answer itself has
-    the lowest latency, "plateau" if it is larger than the one that has.
+    By latency, larger sizes are expected to be slower. If any was timed, it is "peak" for a recommended size that has
+    the lowest latency itself, and "plateau" for a larger one.
 
     Args:
         fates: Of every candidate, ascending.
-        chosen: The answer.
+        chosen: The recommended size.
         fastest: The size with the best median.
-        ties: Sizes that cannot be told from the fastest.
-        goal: What was to be as good as possible.
-        largest_batch_size: The largest that fits by the plan; None where there is no plan.
+        ties: Sizes that cannot be distinguished from the fastest.
+        goal: The objective.
+        largest_batch_size: The largest that fits by the memory plan; None without a plan.
         max_batch_size: The largest that is allowed; None for no such limit.
-        asked: Whether the user gave the list of batch sizes.
-        multiple: Of which sizes that the search adds are multiples.
+        is_listed: Whether the user gave the list of batch sizes.
+        multiple: The search adds multiples of this size.
 
     Example:
         >>> fates = [Fate(8, "ok", (1.0, 1.0)), Fate(16, "ok", (0.9, 0.9)), Fate(32, "ok", (1.1, 1.1))]
         >>> decide(fates, chosen=16, fastest=16, ties=(), goal=Goal(), largest_batch_size=None, max_batch_size=None,
-        ...        asked=False).limit
+        ...        is_listed=False).limit
         'peak'
     """
     by_size = {fate.batch_size: fate for fate in fates}
     larger = [fate for n, fate in sorted(by_size.items()) if n > chosen]
-    looked = [fate.batch_size for fate in larger if fate.status in TIMED]
-    timed = [n for n in looked if by_size[n].cost is not None]
+    seen = [fate.batch_size for fate in larger if fate.status in TIMED]
+    timed = [n for n in seen if by_size[n].cost is not None]
     top = max(timed, default=chosen)
-    fits = None if largest_batch_size is None else max(largest_batch_size, top)  # what ran does, whatever the plan says
-    edge = _edge(larger, top, _limit(larger, top, fits, max_batch_size, asked=asked))
-    reach = max((n for n in looked if edge is None or n <= max(top, edge[0])), default=chosen)
+    fits = None if largest_batch_size is None else max(largest_batch_size, top)  # a size that ran fits
+    edge = _edge(larger, top, _limit(larger, top, fits, max_batch_size, is_listed=is_listed))
+    reach = max((n for n in seen if edge is None or n <= max(top, edge[0])), default=chosen)
     statuses = {fate.status for fate in larger}
     limit: str | None
-    if looked and goal.objective == "latency":
+    if seen and goal.objective == "latency":
         limit = "peak" if chosen == fastest else "plateau"
     elif statuses & {"interrupted", "not_run"}:
         limit = None if "interrupted" in statuses else "budget"
-    elif top < SPAN * chosen and edge is not None and _is_met(top, edge[0], by_size, 1 if asked else multiple):
+    elif top < SPAN * chosen and edge is not None and _is_met(top, edge[0], by_size, 1 if is_listed else multiple):
         limit = None if edge[1] == FAILURE else edge[1]
-    elif reach >= SPAN * chosen or (reach > chosen and not asked and _is_ruled_out_below(edge, top, larger)):
+    elif reach >= SPAN * chosen or (reach > chosen and not is_listed and _is_ruled_out_below(edge, top, larger)):
         limit = "peak" if timed and top not in ties and _is_worse(by_size[top], by_size[fastest], goal) else "plateau"
     elif edge is not None and edge[1] == FAILURE:
         limit = None
-    elif asked and (edge is not None or reach == max(by_size)):
+    elif is_listed and (edge is not None or reach == max(by_size)):
         limit = "batch_sizes"
     else:
         limit = "max_batch_size" if edge is None and _is_near(reach, max(by_size)) else None
@@ -146,9 +144,9 @@ def decide(
 
 
 def _limit(
-    larger: Sequence[Fate], top: int, largest: int | None, allowed: int | None, *, asked: bool
+    larger: Sequence[Fate], top: int, largest: int | None, allowed: int | None, *, is_listed: bool
 ) -> tuple[int, str] | None:
-    """Find the next limit above the largest that ran."""
+    """Return the next limit above the largest size that ran."""
     for fate in larger:
         if fate.batch_size <= top or not (fate.status in _REFUSED or fate.breaks_latency):
             continue
@@ -156,12 +154,12 @@ def _limit(
             return fate.batch_size, "latency_limit"
         is_planned = fate.status == "over_limit" and largest is not None
         return (largest or fate.batch_size) if is_planned else fate.batch_size, "memory"
-    is_end = not asked and largest is not None and (allowed is None or allowed > largest)
+    is_end = not is_listed and largest is not None and (allowed is None or allowed > largest)
     return (largest, "memory") if is_end and largest is not None else None
 
 
 def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tuple[int, str] | None:
-    """Give the limit, or a failure that comes before it."""
+    """Return the limit, or a failure before it."""
     failure = next((fate.batch_size for fate in larger if fate.batch_size > top and fate.status in _FAILED), None)
     if failure is None or (limit is not None and (limit[0] < failure or _is_near(top, limit[0]))):
         return limit
@@ -169,7 +167,7 @@ def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tu
 
 
 def _is_ruled_out_below(edge: tuple[int, str] | None, top: int, larger: Sequence[Fate]) -> bool:
-    """Say whether all between the largest that ran and the next limit is dropped: there the curve did not rise."""
+    """Return whether all sizes between the largest that ran and the next limit were dropped: the curve did not rise."""
     if edge is None:
         return False
     between = [fate for fate in larger if top < fate.batch_size <= edge[0] and fate.status not in _REFUSED]
@@ -177,12 +175,12 @@ def _is_ruled_out_below(edge: tuple[int, str] | None, top: int, larger: Sequence
 
 
 def _is_worse(last: Fate, best: Fate, goal: Goal) -> bool:
-    """Say whether a size is worse than the fastest by more than the tolerance, whatever their intervals leave open."""
+    """Return whether a size is worse than the fastest by more than the tolerance, at both ends of the intervals."""
     return last.cost is not None and best.cost is not None and last.cost[0] > goal.allowed(best.cost[1])
 
 
 def _is_met(ran: int, edge: int, by_size: Mapping[int, Fate], multiple: int) -> bool:
-    """Say whether nothing is left to try below a limit; what the plan allows was to be tried itself."""
+    """Return whether nothing is left to try below a limit; the largest size of the plan is itself a candidate."""
     failed = by_size.get(edge)
     has_failed = failed is not None and (failed.status == "out_of_memory" or failed.breaks_latency)
     is_next = ran // multiple == (edge - 1) // multiple and not any(ran < n < edge for n in by_size)

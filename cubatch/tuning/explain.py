@@ -28,8 +28,7 @@ from cubatch.network.passes import Pass
 from cubatch.search.posterior import Posterior
 from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.decision import FAILURE, Decision
-from cubatch.tuning.forecast_record import Forecast, PassShare
-from cubatch.tuning.forecast_waves import alike, blocks_by_batch_size
+from cubatch.tuning.forecast_record import Forecast, PassShare, alike, blocks_by_batch_size
 from cubatch.tuning.results import NOISY_SHARE, BatchSizeResult, Measurement, TuningResult
 from cubatch.tuning.sharpen import Sharpened
 from cubatch.units import (
@@ -61,7 +60,7 @@ _FAILED = {"out_of_memory": "ran out of memory", "timeout": "timed out", "error"
 @attrs.frozen(kw_only=True)
 class Evidence:
     """
-    What a recommendation rests on, in addition to the measurements.
+    The basis of a recommendation besides the measurements.
 
     Attributes:
         decision: What ended the sizes above the recommended one.
@@ -97,8 +96,8 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
     if current is not None:
         return _against_current(result, posterior, current, value)
     if len(result.sizes) == 1:
-        asked = " No other size was asked for." if result.decided_by == "batch_sizes" else ""
-        return f"Use batch size {n}: {value}.{asked}"
+        alone = " No other size was requested." if result.decided_by == "batch_sizes" else ""
+        return f"Use batch size {n}: {value}.{alone}"
     if n in equal and len(equal) > 1:
         noise = format_tenths(max(_noise(posterior, m, result.fastest_batch_size or n) for m in equal))
         alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise})"
@@ -237,8 +236,8 @@ def _doubt(result: TuningResult, chosen: Measurement) -> str:
         "a guess: raise budget" if (width or 0.0) > _GUESS_SHARE else "",
         "on a busy machine" if result.disturbed else "",
     ]
-    told = ", ".join(filter(None, words))
-    return f" ({told})" if told else ""
+    text = ", ".join(filter(None, words))
+    return f" ({text})" if text else ""
 
 
 def _equal(result: BatchSizeResult) -> list[int]:
@@ -258,11 +257,11 @@ def _fastest(result: TuningResult, posterior: Posterior) -> list[str]:
     n, fastest, equal = result.batch_size or 0, result.fastest_batch_size or 0, _equal(result)
     if n == fastest:
         return []
-    found = [f"The best is {_value(result, fastest)} at {fastest}; {n} reaches {_share(result, n)} of it."]
+    sentences = [f"The best is {_value(result, fastest)} at {fastest}; {n} reaches {_share(result, n)} of it."]
     if n not in equal and len(equal) > 1:
         noise = format_tenths(max(_noise(posterior, m, fastest) for m in equal))
-        found.append(f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise}).")
-    return found
+        sentences.append(f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise}).")
+    return sentences
 
 
 def _noisy_ties(result: TuningResult) -> list[str]:
@@ -302,13 +301,13 @@ def _powers_of_two(result: TuningResult, posterior: Posterior) -> list[str]:
     """Compare powers of two with the nearest other size that was measured, those near the recommended size first."""
     sizes = [n for n, m in result.sizes.items() if m.is_measured]
     near = sorted((n for n in sizes if n & (n - 1) == 0), key=lambda n: abs(math.log(n / (result.batch_size or 1))))
-    found = []
+    pairs = []
     for power in near:
         others = [n for n in sizes if n & (n - 1) and abs(n - power) <= _NEIGHBOR_SHARE * power]
         if others:
             other = min(others, key=lambda n: (abs(n - power), n))
-            found.append(_compare(power, other, posterior.ratio_interval(power, other)))
-    return [f"Powers of two against neighboring sizes: {'; '.join(found[:_MAX_POWERS])}."] if found else []
+            pairs.append(_compare(power, other, posterior.ratio_interval(power, other)))
+    return [f"Powers of two against neighboring sizes: {'; '.join(pairs[:_MAX_POWERS])}."] if pairs else []
 
 
 def _compare(power: int, other: int, interval: tuple[float, float]) -> str:
@@ -366,8 +365,8 @@ def _largest(result: BatchSizeResult) -> list[str]:
         return []
     failed = ran_out_of_memory(result)
     if failed is not None:
-        one = "it" if failed == largest else str(failed)
-        text = f"By the memory plan {largest} fits, but {one} ran out of memory"
+        name = "it" if failed == largest else str(failed)
+        text = f"By the memory plan {largest} fits, but {name} ran out of memory"
     else:
         text = f"The largest batch size that fits is {largest} by the memory plan"
     return [f"{text}; the largest that ran is {ran}." if ran else f"{text}."]
@@ -442,14 +441,14 @@ def _untried(result: BatchSizeResult, needed: Mapping[int, tuple[float, float]])
     """Return how many sizes were not tried, and what a trial of the smallest would have taken."""
     untried = [n for n, m in result.sizes.items() if n > (result.batch_size or 0) and m.status == "not_run"]
     count = "1 larger size was" if len(untried) == 1 else f"{len(untried)} larger sizes were"
-    found = [f"The budget decides: {count} not tried and may be faster."]
+    sentences = [f"The budget decides: {count} not tried and may be faster."]
     first = next((n for n in untried if n in needed), None)
     if first is not None:
         need, left = (format_seconds(seconds) for seconds in needed[first])
-        found.append(f"A trial of {first} was expected to take about {need}; {left} were left.")
+        sentences.append(f"A trial of {first} was expected to take about {need}; {left} were left.")
         if needed[first][0] <= needed[first][1]:  # see `SearchState.within_reach`
-            found.append("So long a step is a guess, for which the search risks only a part of what is left.")
-    return found
+            sentences.append("So long a step is a guess, for which the search risks only a part of what is left.")
+    return sentences
 
 
 def _unknown(result: BatchSizeResult, decision: Decision) -> str:
@@ -475,83 +474,83 @@ def _unknown(result: BatchSizeResult, decision: Decision) -> str:
 # --- predictions ----------------------------------------------------------------------------------------------
 
 
-def predicted(found: Forecast, network: Network, sharpened: Sharpened) -> tuple[str, ...]:
+def predicted(forecast: Forecast, network: Network, sharpened: Sharpened) -> tuple[str, ...]:
     """
     Return the recommendation of a prediction and its reasons.
 
     Args:
-        found: The forecast, whose reasons are still missing.
-        network: What was predicted.
-        sharpened: What the anchors did to it.
+        forecast: The forecast, without reasons.
+        network: Its network.
+        sharpened: Its corrections by anchors.
     """
-    n, top = found.batch_size, max(n for n in found.seconds if not found.why_not(n))
-    over = next(((m, "latency_limit") for m in found.sizes if m > top), None)
-    ends = (found.sizes[n].value(found.objective) or (0.0, 0.0, 0.0))[1:]
-    low, high = (format_value(end, found.objective) for end in ends)
-    value = f"{_value(found, n)} (90 % interval {low} to {high})"
-    rank = _rank(found, n) if len(found.seconds) > 1 else "the only size within the limits"
-    groups = alike(found.passes)
+    n, top = forecast.batch_size, max(n for n in forecast.seconds if not forecast.why_not(n))
+    over = next(((m, "latency_limit") for m in forecast.sizes if m > top), None)
+    ends = (forecast.sizes[n].value(forecast.objective) or (0.0, 0.0, 0.0))[1:]
+    low, high = (format_value(end, forecast.objective) for end in ends)
+    value = f"{_value(forecast, n)} (90 % interval {low} to {high})"
+    rank = _rank(forecast, n) if len(forecast.seconds) > 1 else "the only size within the limits"
+    groups = alike(forecast.passes)
     return (
         f"Predicted, not measured: use batch size {n}: {value}, {rank}.",
-        *_predicted_ties(found),
-        *_limit(found, Decision(found.decided_by, top, top, over)),
-        *_longest_passes(found, groups),
-        *_wave(found, network, groups),
-        *_anchors(found, sharpened),
-        *_largest(found),
+        *_predicted_ties(forecast),
+        *_limit(forecast, Decision(forecast.decided_by, top, top, over)),
+        *_longest_passes(forecast, groups),
+        *_wave(forecast, network, groups),
+        *_anchors(forecast, sharpened),
+        *_largest(forecast),
     )
 
 
-def forecast_notes(found: Forecast, known: Sequence[Anchor]) -> tuple[str, ...]:
+def forecast_notes(forecast: Forecast, known: Sequence[Anchor]) -> tuple[str, ...]:
     """
-    Return what the figures of a forecast do not hold, after what the model itself says.
+    Return what the figures of a forecast leave out, after the model's own notes.
 
     Args:
-        found: The forecast, with the model's notes.
-        known: Its anchors: where they are of our kernels, it is not said that none was timed.
+        forecast: The forecast, with the model's notes.
+        known: Its anchors; measured cubatch kernels replace the note that none was timed.
     """
     plan = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
     timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
-    ours = f"Times of cubatch kernels are clocks counted in the compiled code, corrected by measurements: {timed}."
-    told = (ours if timed and note in COUNTED.values() else note for note in found.notes)
-    return (*told, *_unknown_architecture(found.device), plan)
+    measured = f"Times of cubatch kernels are clocks counted in the compiled code, corrected by measurements: {timed}."
+    notes = (measured if timed and note in COUNTED.values() else note for note in forecast.notes)
+    return (*notes, *_unknown_architecture(forecast.device), plan)
 
 
 def _unknown_architecture(device: Device) -> Iterator[str]:
-    asked = device.compute_capability
-    if asked is not None and asked not in architectures.known():
-        like = architectures.like(asked)
-        name, of = ("{}.{}".format(*each) for each in (asked, like.compute_capability))
+    version = device.compute_capability
+    if version is not None and version not in architectures.known():
+        like = architectures.like(version)
+        name, of = ("{}.{}".format(*each) for each in (version, like.compute_capability))
         yield f"Compute capability {name} is unknown; its SMs are assumed to be those of {of}, {like.name}."
 
 
-def _predicted_ties(found: Forecast) -> Iterator[str]:
-    if found.tied_with:
-        smaller = [n for n in found.tied_with if n < found.batch_size]
+def _predicted_ties(forecast: Forecast) -> Iterator[str]:
+    if forecast.tied_with:
+        smaller = [n for n in forecast.tied_with if n < forecast.batch_size]
         as_good = f" {smaller[0]} may do as well: measure to be sure." if smaller else ""
-        sizes = join_words(_shorten(list(map(str, found.tied_with))))
-        yield f"The model cannot tell {found.fastest_batch_size} from {sizes}.{as_good}"
+        sizes = join_words(_shorten(list(map(str, forecast.tied_with))))
+        yield f"The model cannot tell {forecast.fastest_batch_size} from {sizes}.{as_good}"
 
 
-def _longest_passes(found: Forecast, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
+def _longest_passes(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
     """Yield what takes longest, and what bounds the whole."""
     words = [
         f"{_pass_name(group[0])}{f' and {len(group) - 1} like it' if len(group) > 1 else ''} "
         f"({format_percent(sum(share.share for share in group))}{f', {group[0].bound}' if group[0].bound else ''})"
         for group in groups[:_MAX_PASSES]
     ]
-    yield f"Longest by prediction at batch {found.batch_size}: {', '.join(words)}."
-    if all(share.bound for share in found.passes):
-        compute = format_percent(sum(share.share for share in found.passes if share.bound == "compute"))
+    yield f"Longest by prediction at batch {forecast.batch_size}: {', '.join(words)}."
+    if all(share.bound for share in forecast.passes):
+        compute = format_percent(sum(share.share for share in forecast.passes if share.bound == "compute"))
         yield f"{compute} of the predicted time is bound by arithmetic, the rest by memory."
 
 
-def _wave(found: Forecast, network: Network, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
+def _wave(forecast: Forecast, network: Network, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
     """Yield how the blocks of the longest product fall on the SMs."""
     share = next((group[0] for group in groups if group[0].blocks), None)
     if share is None or share.blocks is None:
         return
-    num_sms, n = found.device.num_sms or 1, found.batch_size
+    num_sms, n = forecast.device.num_sms or 1, forecast.batch_size
     busiest = busiest_sm_blocks(share.blocks, num_sms)
     name, filled = _pass_name(share), format_percent(fill(share.blocks, num_sms))
     blocks = f"{share.blocks} blocks: {busiest} on the busiest of {num_sms} SMs"
@@ -564,12 +563,12 @@ def _wave(found: Forecast, network: Network, groups: Sequence[Sequence[PassShare
     yield f"{text}, {filled} filled{more}."
 
 
-def _anchors(found: Forecast, sharpened: Sharpened) -> Iterator[str]:
-    if found.anchors:
-        ratios = [f"{ratio:.2f} ({name})" for name, ratio in zip(found.anchors, sharpened.ratios, strict=True)]
+def _anchors(forecast: Forecast, sharpened: Sharpened) -> Iterator[str]:
+    if forecast.anchors:
+        ratios = [f"{ratio:.2f} ({name})" for name, ratio in zip(forecast.anchors, sharpened.ratios, strict=True)]
         yield f"Measurements correct this prediction; measured over predicted time: {', '.join(ratios)}."
         yield (
-            f"On {found.device}, arithmetic takes {sharpened.compute:.2f} times and memory {sharpened.memory:.2f} "
+            f"On {forecast.device}, arithmetic takes {sharpened.compute:.2f} times and memory {sharpened.memory:.2f} "
             "times as long as by its data sheet."
         )
 
@@ -604,8 +603,8 @@ def _count(timings: int) -> str:
 
 
 def _latency_limit(limits: Mapping[str, object]) -> float | None:
-    found = limits.get("latency_seconds")
-    return found if isinstance(found, float) else None
+    seconds = limits.get("latency_seconds")
+    return seconds if isinstance(seconds, float) else None
 
 
 def _first_reason(group: Sequence[Measurement], limit: float | None) -> str:
@@ -627,7 +626,7 @@ def _shorten(words: list[str]) -> list[str]:
 
 
 def _span(sizes: Sequence[int], result: BatchSizeResult) -> str:
-    """Name sizes by their ends where nothing that was measured between them is missing, else one by one."""
+    """Return sizes as a range if no measured size between them is missing, else as a list."""
     inside = [n for n, m in result.sizes.items() if m.is_measured and sizes[0] <= n <= sizes[-1]]
     if len(sizes) > 2 and len(inside) == len(sizes):  # noqa: PLR2004 - of two, both are named
         return f"from {sizes[0]} to {sizes[-1]}"

@@ -1,20 +1,24 @@
 """
-Forecast: what was predicted of a network on a GPU, as a frozen record; JSON, table and picture of it.
+Forecast: the prediction for a network on a GPU, as a frozen record with JSON, table and figure.
 
-The counterpart of results.TuningResult for a run that never took place, and in the same form, so that what shows one
-shows the other; each form says that it is a prediction.
+It has the form of a TuningResult, so that both are shown by the same code; each view marks it as a prediction.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
 
+from cubatch.estimate.blocks import FUSED_PIXELS, Blocks, fused_winograd_blocks, num_blocks, winograd_blocks
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
 from cubatch.tuning.results import SCHEMA, BatchSizeResult, Measurement
 from cubatch.units import format_seconds
 
@@ -26,22 +30,24 @@ _PREDICTED = (
     "batch_size", "status", "stop_reason", "reasons", "latency_seconds", "latency_interval", "samples_per_second",
     "throughput_interval", "predicted_seconds", "predicted_peak_bytes", "roofline_fraction",
 )  # fmt: skip
+_TILE = re.compile(r"(?:^|_| )(\d+)x(\d+)(?:x\d+)?(?:_v\d+)?$")
 _DEVICE_FACTS = ("name", "kind", "slug", "compute_capability", "num_sms", "memory_bytes")
 
 
 @attrs.frozen(kw_only=True)
 class PassShare:
     """
-    What one pass of one layer takes of the step at the answer.
+    A pass of a layer in the predicted step of the recommended size.
 
     Attributes:
-        layer: Its name.
+        layer: The layer's name.
         pass_: "fprop", "dgrad" or "wgrad".
         seconds: Predicted time.
-        share: Of the whole step, in [0, 1].
-        algorithm: What should run: "128x128", "winograd 4x4", a kernel of ours, "bytes" of a layer that moves only.
-        bound: "compute" or "memory": the roof that it lies under; None where a rate is not known.
-        blocks: Of the grid of what runs; None of a layer that moves only.
+        share: Share of the whole step, in [0, 1].
+        algorithm: Predicted algorithm: "128x128", "winograd 4x4", a cubatch kernel, or "bytes" of a layer that only
+            moves data.
+        bound: "compute" or "memory", the limiting roof; None if a rate is unknown.
+        blocks: Blocks of the grid; None for a layer that only moves data.
     """
 
     layer: str
@@ -56,28 +62,28 @@ class PassShare:
 @attrs.frozen(kw_only=True)
 class Forecast(BatchSizeResult):
     """
-    The predicted answer, everything it rests on, and why; nothing of it was measured.
+    The predicted recommendation, the figures that it is based on, and the reasons; nothing was measured.
 
     Attributes:
-        spec_name: What was predicted: the network's name, or the kind of layer.
-        spec, input_shape: The same in full.
-        device: The GPU that it is for.
-        mode, dtype, objective, tolerance, library, optimizer, recompute: What was asked.
-        limits: {"max_batch_size", "memory_bytes", "latency_seconds"}; None: none.
-        candidates: The batch sizes looked at, ascending, with their reasons; `over_limit` ones do not fit.
-        seconds: Predicted time of one step, by each batch size that fits.
-        interval: (low, high) of it, which should hold 90 of 100 such steps.
+        spec_name: The network's name, or the kind of layer.
+        spec, input_shape: The spec as a mapping, and the extents (h, w, c) of a sample.
+        device: The GPU.
+        mode, dtype, objective, tolerance, library, optimizer, recompute: The request.
+        limits: {"max_batch_size", "memory_bytes", "latency_seconds"}; None: no limit.
+        candidates: The batch sizes, ascending, with their reasons; `over_limit` ones do not fit.
+        seconds: Predicted time of a step, by each batch size that fits.
+        interval: (low, high) of the time, which holds 90 % of such steps.
         peak_bytes: The memory plan of each candidate, also of those that do not fit.
-        roofline_seconds: The lower bound by the data sheet, by each batch size that fits, where it is known.
-        anchors: What measurements it rests on, by their files or places in the list.
-        batch_size: The answer, by the rule of `TuningResult.batch_size` on predicted medians.
-        fastest_batch_size: The best predicted objective.
-        largest_batch_size: The largest that fits by the plan.
-        tied_with: Sizes that the model cannot tell from the fastest.
-        decided_by: What kept the answer from being larger: as in a TuningResult (`decision.decide`), without "budget".
-        reasons: Sentences for a person: why this size, what weighs most, what the figures rest on.
-        passes: The step at the answer, the pass that takes longest first.
-        notes: What the model has never seen of what was asked, and how sure it is, in sentences.
+        roofline_seconds: Lower bound by the data sheet, by each batch size that fits, if known.
+        anchors: Origins of the measurements that correct the prediction: files or places in the list.
+        batch_size: The recommendation, by the rule of `TuningResult.batch_size` on predicted medians.
+        fastest_batch_size: The size with the best predicted objective.
+        largest_batch_size: The largest that fits by the memory plan.
+        tied_with: Sizes that the model cannot tell apart from the fastest.
+        decided_by: As in a TuningResult (`decision.decide`), without "budget".
+        reasons: Sentences for a user.
+        passes: The step at the recommended size, longest pass first.
+        notes: Sentences about the limits of the model for this request.
     """
 
     predicted: ClassVar[bool] = True
@@ -119,7 +125,7 @@ class Forecast(BatchSizeResult):
         return {n: (n / high, n / low) for n, (low, high) in self.interval.items()}
 
     def why_not(self, batch_size: int) -> str:
-        """Say why a candidate cannot be the answer; empty where it can."""
+        """Return why a candidate cannot be recommended; empty if it can."""
         limit = self.limits["latency_seconds"]
         if batch_size not in self.seconds:
             return "planned above the memory limit"
@@ -129,7 +135,7 @@ class Forecast(BatchSizeResult):
 
     @property
     def sizes(self) -> Mapping[int, Measurement]:
-        """What is predicted of each batch size, ascending, in the form of a measurement without timings."""
+        """The predicted figures of each batch size, ascending."""
         rates, spreads = self.samples_per_second, self.throughput_interval
         return {
             n: Measurement(
@@ -151,7 +157,7 @@ class Forecast(BatchSizeResult):
 
     @property
     def device_facts(self) -> Mapping[str, Any]:
-        """Name, kind and other facts of the GPU."""
+        """Facts of the GPU: its name, its kind and others."""
         facts = self.device.to_mapping()
         return {name: facts[name] for name in _DEVICE_FACTS}
 
@@ -159,8 +165,8 @@ class Forecast(BatchSizeResult):
         """
         Return the forecast as plain mappings and lists, in the form of a tuning result's JSON.
 
-        `"predicted": true` marks it, entries of "measurements" have the status "predicted" or "over_limit", and
-        what only a run can know is missing, so that nobody takes it for a measurement.
+        `"predicted": true` marks it. Entries of "measurements" have the status "predicted" or "over_limit", and lack
+        the keys that only a run can fill.
         """
         mapping = {
             "schema": SCHEMA,
@@ -187,3 +193,27 @@ class Forecast(BatchSizeResult):
     def to_json(self, *, indent: int | None = None) -> str:
         """Write the forecast as JSON: `to_mapping`."""
         return json.dumps(self.to_mapping(), ensure_ascii=False, indent=indent)
+
+
+def alike(passes: Sequence[PassShare]) -> list[list[PassShare]]:
+    """Return groups of passes with equal predictions, the group that takes longest first."""
+    groups: dict[tuple[object, ...], list[PassShare]] = {}
+    for share in passes:
+        kind = share.pass_, share.algorithm, share.blocks, share.bound, share.seconds
+        groups.setdefault(kind, []).append(share)
+    return sorted(groups.values(), key=lambda group: -sum(share.share for share in group))
+
+
+def blocks_by_batch_size(layer: Layer, pass_: Pass, algorithm: str, batch_size: int, blocks: int) -> Blocks | None:
+    """Return the number of blocks of an algorithm as a function of the batch size; None without such a rule."""
+    tile, counts = _TILE.search(algorithm), list[Blocks]()
+    if "winograd" not in algorithm:
+        if tile is not None:
+            counts.append(partial(num_blocks, layer, pass_, tile=(int(tile[1]), int(tile[2]))))
+    elif pass_ is Pass.WGRAD:
+        return None  # its products sum over the pieces of the image, of which the rule counts blocks
+    elif algorithm.startswith("winograd 4x4") and tile is not None:
+        counts.append(partial(winograd_blocks, layer, pass_, tile=(int(tile[1]), int(tile[2]))))
+    elif algorithm == "winograd 2x2":
+        counts += [partial(fused_winograd_blocks, layer, pass_, pixels=pixels) for pixels in FUSED_PIXELS]
+    return next((count for count in counts if count(batch_size) == blocks), None)

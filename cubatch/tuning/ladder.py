@@ -1,7 +1,7 @@
 """
 The ladder: which batch sizes are worth measuring, each with its reasons.
 
-Wave quantization makes throughput a sawtooth of the batch size: it rises while blocks fill the SMs and falls when one
+Wave quantization makes throughput a sawpeak of the batch size. It rises while blocks fill the SMs, and falls when one
 more block makes the busiest SM work longer. The peaks follow from the network and the number of SMs. The ladder has
 these sizes, sizes of common advice to compare with, and the limits. `explain` shows the arithmetic.
 """
@@ -39,8 +39,8 @@ CURRENT = "current batch size"
 class Candidates(list[Candidate], Shown):
     """A list of candidates with a title above its table."""
 
-    def __init__(self, found: Iterable[Candidate], title: str) -> None:
-        super().__init__(found)
+    def __init__(self, candidates: Iterable[Candidate], title: str) -> None:
+        super().__init__(candidates)
         self.title = title
 
 
@@ -63,7 +63,7 @@ def candidates(
     On a GPU these are, up to the limit:
 
     - Coulom's sizes of the three distinct convolutions with most FLOP, for n = 1 to 8, then doubling;
-    - wave peaks ("crests") of the three layer passes with most predicted time and different grids: the largest batch
+    - wave peaks (`"crest"`) of the three layer passes with most predicted time and different grids: the largest batch
       for each `busiest_sm_blocks` = 1 to 8, then doubling, and the batch just past the first two; tiles are 128 x 128
       without split-K; passes whose blocks do not grow with the batch are left out;
     - each of those rounded down to a multiple of 8 (float16, bfloat16) or 4 (tf32), if the GPU has Tensor Cores for
@@ -103,9 +103,11 @@ def candidates(
         spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
     )  # fmt: skip
     limits = Limits.of(batch_sizes, max_batch_size)
-    room = memory_limit_of(work.device, memory_limit)
-    found = timed(work, propose(work, limits, room, fit.largest(work, max(1, room.bytes)))).candidates
-    return Candidates(found, f"{visible(work.name)}, {mode}, {dtype}, {work.device}: batch sizes worth measuring")
+    memory = memory_limit_of(work.device, memory_limit)
+    ladder = timed(work, propose(work, limits, memory, fit.largest(work, max(1, memory.bytes))))
+    return Candidates(
+        ladder.candidates, f"{visible(work.name)}, {mode}, {dtype}, {work.device}: batch sizes worth measuring"
+    )
 
 
 @attrs.frozen
@@ -132,20 +134,20 @@ class Ladder:
         """Bytes of the largest plan that fits."""
         return max((step.predicted_peak_bytes or 0 for step in self.candidates if not step.over_limit), default=0)
 
-    def within(self, room: MemoryLimit, largest: int) -> Ladder:
+    def within(self, memory: MemoryLimit, largest: int) -> Ladder:
         """Return the ladder of an earlier run for the present memory limit."""
         again = tuple(
             step
             if (planned := step.predicted_peak_bytes) is None
-            else attrs.evolve(step, over_limit=planned > room.bytes)
+            else attrs.evolve(step, over_limit=planned > memory.bytes)
             for step in self.candidates
         )
         is_whole = self.memory_bytes is not None and again == self.candidates  # the same are refused
-        return self if is_whole else attrs.evolve(self, candidates=again, largest=largest, memory_bytes=room.bytes)
+        return self if is_whole else attrs.evolve(self, candidates=again, largest=largest, memory_bytes=memory.bytes)
 
 
 def propose(
-    work: Workload, limits: Limits, room: MemoryLimit, largest: int, *, crests_of: Workload | None = None
+    work: Workload, limits: Limits, memory: MemoryLimit, largest: int, *, crests_of: Workload | None = None
 ) -> Ladder:
     """
     List the candidates as `candidates` does, without predicted times: see `timed`.
@@ -153,38 +155,38 @@ def propose(
     Args:
         work: The workload.
         limits: The limits of the request.
-        room: Memory that a step may take.
+        memory: Memory that a step may take.
         largest: The largest batch whose plan fits into it.
         crests_of: The workload whose tiles make the wave peaks, if it is not `work`.
     """
     if limits.batch_sizes is None:
-        kept = _ladder([*_proposals(crests_of or work, largest, limits.max_batch_size), *_current(limits)])
+        steps = _ladder([*_proposals(crests_of or work, largest, limits.max_batch_size), *_current(limits)])
     else:
-        kept = asked_for(limits.batch_sizes)
-    return Ladder(tuple(_planned(work, step, largest) for step in kept), largest, room.bytes)
+        steps = asked_for(limits.batch_sizes)
+    return Ladder(tuple(_planned(work, step, largest) for step in steps), largest, memory.bytes)
 
 
-def of_memory(limits: Limits, room: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
+def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
     """
     List round sizes and the limits, for a workload of which only the memory is known.
 
     Args:
         limits: The limits of the request.
-        room: Memory that a step may take.
+        memory: Memory that a step may take.
         largest: The largest batch that fits into it.
         peak_bytes: Bytes of a step by batch size.
     """
-    kept = asked_for(limits.batch_sizes or ())
+    steps = asked_for(limits.batch_sizes or ())
     if limits.batch_sizes is None:
         top = limits.max_batch_size
-        kept = _ladder([*_plain(min(largest, top or largest)), *_limits(largest, top), *_current(limits)])
+        steps = _ladder([*_plain(min(largest, top or largest)), *_limits(largest, top), *_current(limits)])
     return Ladder(
         tuple(
             attrs.evolve(step, predicted_peak_bytes=peak_bytes(step.batch_size), over_limit=step.batch_size > largest)
-            for step in kept
+            for step in steps
         ),
         largest,
-        room.bytes,
+        memory.bytes,
     )
 
 
@@ -246,16 +248,16 @@ def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
     limits = _limits(largest, top)
     if work.device.kind == "cpu":
         return [*_plain(limit), *limits]
-    teeth: list[Proposal] = []
+    peaks: list[Proposal] = []
     if (num_sms := work.device.num_sms) is not None:
-        teeth += coulom(work.spec, num_sms, limit)
-        teeth += crests(slowest(work, limit), num_sms, limit)
+        peaks += coulom(work.spec, num_sms, limit)
+        peaks += crests(slowest(work, limit), num_sms, limit)
     multiple = tensor_core_multiple(work.device, work.dtype)
     if multiple:
-        rounded = [tooth.batch_size // multiple * multiple for tooth in teeth]
+        rounded = [peak.batch_size // multiple * multiple for peak in peaks]
         text = f"tensor-core multiple of {multiple}"
-        teeth += [Proposal(size, "tensor-core multiple", text) for size in rounded if size]
-    return [*teeth, *_powers(limit), *limits]
+        peaks += [Proposal(size, "tensor-core multiple", text) for size in rounded if size]
+    return [*peaks, *_powers(limit), *limits]
 
 
 def _limits(largest: int, top: int | None) -> list[Proposal]:
@@ -297,32 +299,32 @@ def _ladder(proposals: Sequence[Proposal]) -> list[Candidate]:
     for proposal in proposals:
         reasons.setdefault(proposal.batch_size, {})[proposal.reason] = None
     sizes = sorted(reasons)
-    kept = set(sizes) if len(sizes) <= MOST else _cut(sizes, proposals)
-    return [Candidate(size, tuple(reasons[size])) for size in sizes if size in kept]
+    chosen = set(sizes) if len(sizes) <= MOST else _cut(sizes, proposals)
+    return [Candidate(size, tuple(reasons[size])) for size in sizes if size in chosen]
 
 
 def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
     """
     Select 40 sizes by the rule in the docstring of `candidates`.
 
-    The first two steps select at most 40: closing gaps adds at most one size between two of the 31 powers of two, and
-    limits and first ones are at most 7 more.
+    The first two steps select at most 40. Closing gaps adds at most one size between two of the 31 powers of two.
+    Limits and first ones are at most 7 more.
     """
     turns: dict[str, list[Proposal]] = {}
     for proposal in proposals:
         turns.setdefault(proposal.kind, []).append(proposal)
-    kept = {sizes[0], sizes[-1], *(queue[0].batch_size for queue in turns.values())}
+    chosen = {sizes[0], sizes[-1], *(queue[0].batch_size for queue in turns.values())}
     size = sizes[0]
     while size != sizes[-1]:
-        following = min(other for other in kept if other > size)
+        following = min(other for other in chosen if other > size)
         if following > 2 * size:
             following = max(other for other in sizes if other <= 2 * size)
-            kept.add(following)
+            chosen.add(following)
         size = following
     for proposal in by_turns(list(turns.values())):
-        if len(kept) < MOST:
-            kept.add(proposal.batch_size)
-    return kept
+        if len(chosen) < MOST:
+            chosen.add(proposal.batch_size)
+    return chosen
 
 
 def between(size: int, steps: Sequence[Candidate]) -> Candidate:

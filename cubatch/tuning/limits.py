@@ -14,13 +14,13 @@ from cubatch.errors import InvalidArgument
 
 MOST_SIZES = 1000
 """Most batch sizes in a request: more than any budget measures, and few enough to show."""
-_LARGEST_SEED = 2**64 - 1  # kept and printed as it is
+_LARGEST_SEED = 2**64 - 1  # SQLite and JSON readers take no larger integers
 
 
 @attrs.frozen(kw_only=True)
 class Limits:
     """
-    What a request allows besides its goal.
+    The sizes, the time and the seed of a request.
 
     Attributes:
         batch_sizes: Exactly these, ascending; None leaves them to the search.
@@ -61,7 +61,7 @@ class Limits:
         if sweeps is not None:
             checks.check_whole("sweeps", sweeps)
             if batch_sizes is None:
-                raise InvalidArgument("sweeps", sweeps, "given beside batch_sizes", "Name the sizes to compare.")
+                raise InvalidArgument("sweeps", sweeps, "given together with batch_sizes", "Name the sizes to compare.")
         top = None if max_batch_size is None else checks.check_batch_size(max_batch_size, "max_batch_size")
         if current is not None:
             current = checks.check_batch_size(current, "current")
@@ -74,21 +74,21 @@ class Limits:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the ladder and the search, for the identity of cached timings."""
-        asked = None if self.batch_sizes is None else list(self.batch_sizes)
+        """The fields that decide the ladder and the search, for the identity of cached timings."""
+        sizes = None if self.batch_sizes is None else list(self.batch_sizes)
         optional = {"sweeps": self.sweeps, "current": self.current}
         given = {name: value for name, value in optional.items() if value is not None}  # others keep an older identity
-        return {"batch_sizes": asked, "max_batch_size": self.max_batch_size, "seed": self.seed, **given}
+        return {"batch_sizes": sizes, "max_batch_size": self.max_batch_size, "seed": self.seed, **given}
 
 
 def _ascending(batch_sizes: Iterable[int], top: int | None, current: int | None) -> tuple[int, ...]:
     """Return the sizes and the current one, each once and ascending; none may be above `top`."""
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
-    asked = list(itertools.islice(batch_sizes, MOST_SIZES + 1))  # which may have no end
-    if not 0 < len(asked) <= MOST_SIZES:
-        raise InvalidArgument("batch_sizes", asked, f"a list of 1 to {MOST_SIZES} batch sizes, or None")
-    sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in asked}))
+    listed = list(itertools.islice(batch_sizes, MOST_SIZES + 1))  # which may have no end
+    if not 0 < len(listed) <= MOST_SIZES:
+        raise InvalidArgument("batch_sizes", listed, f"a list of 1 to {MOST_SIZES} batch sizes, or None")
+    sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in listed}))
     if top is not None and sizes[-1] > top:
         raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Leave max_batch_size out.")
     return sizes if current is None else tuple(sorted({*sizes, current}))

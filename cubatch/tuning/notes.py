@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from cubatch.measure.runner import Remark
-from cubatch.units import format_bytes
+from cubatch.units import format_bytes, format_seconds
 
 WARNINGS = frozenset({
     "answered_from_cache", "cached_interference", "cache_discarded", "cache_continued", "interference", "cpu_quota",
@@ -22,7 +22,11 @@ WARNINGS = frozenset({
 
 _TEXT: Mapping[str, str] = {
     # --- cached timings
-    "cache": "{message}",
+    "cache_waited": "Waited {waited_seconds} for another process that measured the same run.",
+    "cache_conditions": "Cached timings do not apply: {differences}.",
+    "cache_damaged": "In the store {path}, {reason}. It stays there and is measured again.",
+    "cache_replaced": "The store {path} was {reason}; it was renamed to {old} and a new one begun.",
+    "cache_unusable": "Timings are not cached: the store {path} cannot be used: {reason}.",
     "answered_from_cache": "Answered from the store, nothing was measured now; {remedy}.",
     "cached_interference": 'While the cached timings were taken: "{message}"',
     "cache_discarded": "Discarded cached timings taken while the machine was busy; measuring again.",
@@ -30,6 +34,10 @@ _TEXT: Mapping[str, str] = {
     "no_cache": "Timings were not cached. To cache them, name the module: 'package.module:build'.",
     "kernel_choices_kept": "The kernel choices of earlier runs could not be discarded: {error}",
     # --- the machine while timings were taken
+    "another_run": (
+        "Another cubatch was measuring on this device at the same time, and each disturbs the other's timings: run "
+        "them one after the other."
+    ),
     "interference": "{message}",
     "cpu_quota": "{message}",
     "page_faults": "{message}",
@@ -66,7 +74,7 @@ _TEXT: Mapping[str, str] = {
     "memory_lowered": "Memory is limited to {limit_bytes}: {reason}.",
     "memory_held": "{message}",
     "memory_not_watched": ("memory_limit was not watched: no library that reports its memory is loaded and has a GPU."),
-    "memory_not_bounded": "Memory was not bounded beforehand: {reason}.",
+    "memory_not_bounded": "Memory was not bounded before measuring: {reason}.",
     "prediction_falls": (
         "Less memory is predicted for {larger} than for {smaller}: each by what was known when it was predicted."
     ),
@@ -83,11 +91,11 @@ _TEXT: Mapping[str, str] = {
 @attrs.frozen
 class Note:
     """
-    One fact that a user should know; made by `note`.
+    A fact that a user should know; made by `note`.
 
     Attributes:
-        code: Which fact: a key of the table of texts in this module.
-        values: Its numbers and names; the name of a number of bytes ends in `_bytes`.
+        code: The kind of fact: a key of the table of texts in this module.
+        values: Its numbers and names; those of bytes and seconds end in `_bytes` and `_seconds`.
     """
 
     code: str
@@ -112,6 +120,13 @@ def note(code: str, **values: Any) -> Note:
     return Note(code, values)
 
 
+def measure_again(*, is_default_store: bool) -> str:
+    """Return how to discard cached timings: the option is for the user's own store only."""
+    if is_default_store:
+        return "--fresh (store='refresh') measures again"
+    return "with another store the same call measures again"
+
+
 def of_remark(remark: Remark) -> Note:
     """Make a note of what a runner knows, which may have come from a worker process."""
     return note(remark["code"], **remark["values"])
@@ -125,5 +140,9 @@ def sentence(given: Note) -> str:
         >>> sentence(note("memory_lowered", limit_bytes=2**30, reason="2 ranks share it"))
         'Memory is limited to 1.00 GiB: 2 ranks share it.'
     """
-    shown = {name: format_bytes(value) if name.endswith("_bytes") else value for name, value in given.values.items()}
+    shown = {
+        name: format_bytes(value) if name.endswith("_bytes")
+        else format_seconds(value) if name.endswith("_seconds") else value
+        for name, value in given.values.items()
+    }  # fmt: skip
     return _TEXT[given.code].format_map(shown)

@@ -1,4 +1,4 @@
-"""What a user asks of a tuning run, checked before anything is measured."""
+"""The request of a tuning run or a prediction, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cubatch.tuning.limits import Limits
 @attrs.frozen(kw_only=True)
 class Request:
     """
-    One question to the tuner; the fields are arguments of `autotune`.
+    The checked arguments of a tuning run or a prediction.
 
     Attributes:
-        goal: What is to be optimized, and how closely.
+        goal: The objective, its tolerance and the latency limit.
         limits: The sizes to consider, the budget and the seed.
         memory_limit: As given: bytes, "8GiB", "80%" or None.
         store: Where timings are cached: True, False, "refresh" or a path.
@@ -37,8 +37,9 @@ class Request:
     @classmethod
     def of(
         cls, *, objective: str, tolerance: float, latency_limit: float | None, batch_sizes: Iterable[int] | None,
-        max_batch_size: int | None, budget: float, seed: int, sweeps: int | None = None, current: int | None = None,
-        memory_limit: int | str | None, store: bool | str | Path, progress: Callable[[Event], None] | None,
+        max_batch_size: int | None, memory_limit: int | str | None, budget: float = 60.0, seed: int = 0,
+        sweeps: int | None = None, current: int | None = None, store: bool | str | Path = False,
+        progress: Callable[[Event], None] | None = None,
     ) -> Self:  # fmt: skip
         """
         Check the arguments of a public function.
@@ -56,11 +57,11 @@ class Request:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What cached timings belong to, besides the subject."""
+        """The part of the identity of cached timings that the subject does not decide."""
         return {**attrs.asdict(self.goal), **self.limits.identity, "memory_limit": self.memory_limit}
 
 
 def check_progress(progress: object) -> None:
-    """Reject what cannot be called."""
+    """Raise InvalidArgument if it is neither callable nor None."""
     if progress is not None and not callable(progress):
         raise InvalidArgument("progress", progress, "callable, or None")

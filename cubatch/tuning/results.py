@@ -1,9 +1,9 @@
-"""What a tuning run tells: the measurement of each size, the answer; JSON both ways."""
+"""Results of a tuning run: the measurement of each batch size and the recommendation, with JSON in both directions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -15,25 +15,20 @@ from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.measure.goal import OBJECTIVES
 from cubatch.measure.records import STATUSES, TIMED
 from cubatch.shown import Shown
-from cubatch.tuning.data_parallel import DataParallel, data_parallel
+from cubatch.tuning.exchange_cost import DataParallel, data_parallel
 from cubatch.units import shown, visible
 
 SCHEMA = 1
 MOST_MEASUREMENTS = 2000
-"""Of a result: more sizes than a run looks at, and few enough to be drawn."""
-_MOST_TOLD = 300  # characters of what a validator says
+"""More sizes than a run measures, and few enough to be drawn."""
 NOISY_SHARE = 0.05
 """Half an interval beyond this share of its median is wide."""
-_TIED_SHARE = 0.9  # a tie below this share of the best is due to its noise alone
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget")
-
-
-_APART = 1.25  # times, that sizes to choose among differ
-
+_MOST_CHARACTERS = 300  # of a validator's message
+_TIED_SHARE = 0.9  # a tie below this share of the best is due to its noise alone
+_APART = 1.25  # `choices` differ by this factor at least
 _ADDED = {"added": True}  # a key that older files of the same schema do not have
 _FLAG = validators.optional(validators.instance_of(bool))
-
-# --- after measuring -----------------------------------------------------------------------------------------
 
 
 def _maybe_positives(value: Iterable[float | None]) -> tuple[float | None, ...]:
@@ -49,39 +44,39 @@ class Measurement:
         batch_size: Samples per step.
         status: One of STATUSES.
         reasons: Why it was a candidate.
-        latency_seconds: Time of one step at the usual speed of the host in this run, from the posterior of all timings:
-            a size with few timings is drawn towards what its neighbors say.
-        latency_interval: Where it lies with a probability of 90 %: for comparing sizes of one run.
+        latency_seconds: Time of one step at the usual speed of the host in this run, from the posterior of all timings.
+            A size with few timings is drawn towards its neighbors.
+        latency_interval: 90 % interval of the latency, for comparing sizes of one run.
         samples_per_second: batch_size / latency_seconds.
-        throughput_interval: The same of the latency interval.
-        timings_seconds: The timings as they were read, by round; throttled ones only where there are no others.
-        timings_rounds: Their rounds, each visit in PER_VISIT of its own; those of one sweep are alike for all sizes.
-        reference_seconds: Of each of these timings the reference step around it: the geometric mean of before and
-            after; None where the run has no reference.
+        throughput_interval: 90 % interval of the throughput.
+        timings_seconds: Raw timings, by round; throttled ones only where there are no others.
+        timings_rounds: Round of each timing. Each trial has PER_VISIT rounds; trials of one pass over the sizes have
+            equal rounds.
+        reference_seconds: For each timing, the geometric mean of the reference step before and after it; None in a run
+            without a reference.
         stop_reason: Why measuring ended, as a sentence.
-        throttled: Timings taken under a clearly lowered clock.
+        throttled: Number of timings taken under a clearly lowered clock.
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.
         joules_per_sample: Median energy of a step / batch_size.
-        temperature_celsius: Of the GPU's die, the hottest of all timings; None, as the next three, where NVML does not
-            tell.
-        power_watts, utilization_percent: Means over the timings that count, of what the board drew and of the share of
-            time in which some kernel ran.
-        used_bytes: The most of the GPU's memory that was in use, by whomever.
-        peak_bytes: High water of what the engine took from the device.
-        peak_device_bytes: What the driver says the process held, context included; on a CPU what its resident set grew
-            by at most since before there was a network.
-        predicted_peak_bytes, predicted_seconds: What the plan and the model of time say.
-        predicted_device_bytes: What the plan and what is beside it make together: to compare with `peak_device_bytes`.
-        visits: How often the size was prepared and read, in the run that ended its measuring.
-        prepare_seconds, warmup_seconds, query_seconds: What those visits took besides their timings, in all: preparing;
-            steps until steps agreed; asking the driver for memory.
-        occupancy, fill: Means over `layers`, weighted by their predicted time; None where that is not known.
-        layers: Per layer and pass that a tiled kernel of ours computes: layer, pass, kernel, slices, blocks,
-            blocks_per_sm, occupancy, busiest_sm_blocks, fill, predicted_seconds. Counted, not measured: of the variant
-            that won when they were timed, where that is kept, else of the one ranked first. Empty for a CPU, a
-            callable and the vendor's products.
+        temperature_celsius: Highest temperature of the GPU's die. This and the next three are None without NVML.
+        power_watts, utilization_percent: Means over the timings that count: power of the board, and share of time in
+            which a kernel ran.
+        used_bytes: Largest amount of the GPU's memory in use by all processes.
+        peak_bytes: Peak of the memory that the engine allocated on the device.
+        peak_device_bytes: Memory of the process by the driver, context included. On a CPU, the largest growth of its
+            resident set since before the network was made.
+        predicted_peak_bytes, predicted_seconds: Figures of the memory plan and of the model of time.
+        predicted_device_bytes: Memory plan plus process overhead, to compare with `peak_device_bytes`.
+        `visits`: Number of trials of the size, in the run that ended its measuring.
+        prepare_seconds, warmup_seconds, query_seconds: Time of those trials besides their timings, in total: preparing,
+            steps until their times agree, and memory queries of the driver.
+        occupancy, fill: Means over `layers`, weighted by predicted time; None where unknown.
+        layers: For each layer and pass that a tiled cubatch kernel computes: layer, pass, kernel, slices, blocks,
+            blocks_per_sm, occupancy, busiest_sm_blocks, fill, predicted_seconds. These are counted, not measured, for
+            the cached fastest kernel variant, else for the one ranked first. Empty for a CPU, a callable and vendor
+            kernels.
     """
 
     batch_size: int = field(converter=checks.required_size)
@@ -152,12 +147,12 @@ class Measurement:
 
 
 def _measurements(value: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    found = checks.items(value)
-    if len(found) > MOST_MEASUREMENTS:
-        raise ValueError(f"must be at most {MOST_MEASUREMENTS}, got {len(found)}")
-    if len({each.batch_size for each in found if isinstance(each, Measurement)}) < len(found):
+    listed = checks.items(value)
+    if len(listed) > MOST_MEASUREMENTS:
+        raise ValueError(f"must be at most {MOST_MEASUREMENTS}, got {len(listed)}")
+    if len({each.batch_size for each in listed if isinstance(each, Measurement)}) < len(listed):
         raise ValueError("must be of one batch size each")
-    return found
+    return listed
 
 
 def _sizes(value: Iterable[int]) -> tuple[int, ...]:
@@ -165,60 +160,40 @@ def _sizes(value: Iterable[int]) -> tuple[int, ...]:
 
 
 def _share(value: float | None) -> float | None:
-    found = checks.number(value)
-    if found is not None and not 0 <= found < 1:
-        raise ValueError(f"must be at least 0 and below 1, got {found}")
-    return found
-
-
-def _converted(value: Mapping[str, Any], converters: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Take a mapping, some keys of which are read by the tables and the figure."""
-    found = checks.mapping(value)
-    for key in found.keys() & converters.keys():
-        try:
-            found[key] = converters[key](found[key])
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{key} {error}") from error
-    return found
+    share = checks.number(value)
+    if share is not None and not 0 <= share < 1:
+        raise ValueError(f"must be at least 0 and below 1, got {share}")
+    return share
 
 
 def _limits(value: Mapping[str, Any]) -> dict[str, Any]:
-    return _converted(
-        value, {"max_batch_size": checks.size, "memory_bytes": checks.count, "latency_seconds": checks.positive}
+    return checks.mapping_with(
+        value, max_batch_size=checks.size, memory_bytes=checks.count, latency_seconds=checks.positive
     )
 
 
 def _device(value: Mapping[str, Any]) -> dict[str, Any]:
-    return _converted(
-        value,
-        {
-            "name": checks.text,
-            "slug": checks.text,
-            "memory_bytes": checks.count,
-            "free_bytes": checks.count,
-            "compute_capability": lambda parts: None if parts is None else list(checks.wholes(parts)),
-        },
-    )
+    return checks.mapping_with(
+        value, name=checks.text, slug=checks.text, memory_bytes=checks.count, free_bytes=checks.count,
+        compute_capability=lambda parts: None if parts is None else list(checks.wholes(parts)),
+    )  # fmt: skip
 
 
 def _reference(value: Mapping[str, Any]) -> dict[str, Any]:
-    return _converted(value, {"batch_size": checks.required_size, "seconds": checks.positive})
+    return checks.mapping_with(value, batch_size=checks.required_size, seconds=checks.positive)
 
 
 def _environment(value: Mapping[str, Any]) -> dict[str, Any]:
-    return _converted(value, {"launch": _launch})
+    return checks.mapping_with(value, launch=_launch)
 
 
-def _launch(value: Any) -> dict[str, Any] | None:
-    found = None if value is None else checks.mapping(value)
-    if found is not None and (missing := {"graph", "launches", "refusal"} - found.keys()):
-        raise ValueError(f"lacks {', '.join(sorted(missing))}")
-    return found
+def _launch(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if value is None else checks.mapping_with(value, ("graph", "launches", "refusal"))
 
 
 class BatchSizeResult(Shown):
     """
-    What a measured result and a prediction have in common: a recommended batch size, and how it is shown.
+    Common base of measured results and predictions: a recommended batch size, and how it is shown.
 
     Attributes:
         predicted: Whether nothing was measured.
@@ -245,12 +220,12 @@ class BatchSizeResult(Shown):
 
     @property
     def device_facts(self) -> Mapping[str, Any]:
-        """Name, kind and other facts of the device."""
+        """Facts of the device: its name, its kind and others."""
         raise NotImplementedError
 
     @property
     def subject(self) -> str:
-        """Name of the network, else the kind of layer, else "a callable"."""
+        """The network's name, else the kind of layer, else "a callable"."""
         spec = self.spec or {}
         return visible(str(spec.get("name") or spec.get("type") or "a callable"), keep="")
 
@@ -294,10 +269,11 @@ class BatchSizeResult(Shown):
 
         Raises:
             MissingDependency: If Matplotlib is not installed.
-            InvalidArgument: If the ending is none of the three, or the file cannot be written.
+            InvalidArgument: If it is no path, the ending is none of the three, or the file cannot be written.
         """
         from cubatch.report import plot
 
+        checks.check_path(path)
         plot.tuning_curve(self, path)
 
     def report(self, path: str | Path) -> None:
@@ -305,10 +281,11 @@ class BatchSizeResult(Shown):
         Write one self-contained HTML page.
 
         Raises:
-            InvalidArgument: If no file can be written there.
+            InvalidArgument: If it is no path, or no file can be written there.
         """
         from cubatch.report import page
 
+        checks.check_path(path)
         try:
             Path(path).write_text(page.html(self), encoding="utf-8")
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
@@ -319,32 +296,32 @@ class BatchSizeResult(Shown):
 @attrs.frozen(kw_only=True)
 class TuningResult(BatchSizeResult):
     """
-    The answer of a tuning run, everything it rests on, and why; in JSON it is schema 1 of docs/reference/api.md.
+    The recommendation of a tuning run, all measurements, and the reasons; as JSON see docs/reference/api.md.
 
     Attributes:
-        batch_size: The recommendation.  Throughput or energy: the smallest size whose posterior mean is at least
-            (1 - tolerance) x the best; latency: the largest within (1 + tolerance) x the lowest.  See
-            `search.recommend.recommend`.  None only in the partial result of an interrupted run.
+        batch_size: The recommendation. Throughput or energy: the smallest size whose posterior mean is at least
+            (1 - tolerance) times the best. Latency: the largest within (1 + tolerance) times the lowest. See
+            `search.recommend.recommend`. None only in the partial result of an interrupted run.
         fastest_batch_size: The size with the best posterior mean of the objective.
         accumulate: Batches of a step, one optimizer step included: `batch_size` is that of one batch, `latency_seconds`
             the time of them all.
         current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no
             other size is better beyond the tolerance and the noise.
-        largest_batch_size: The largest that fits by the plan; None where there is no plan.
-        largest_measured: The largest that really ran.
+        largest_batch_size: The largest that fits by the memory plan; None without a plan.
+        largest_measured: The largest that ran.
         tied_with: Sizes whose difference from the fastest may be zero, by its 90 % interval.
-        decided_by: One of DECIDED_BY; `answer.answer` defines them.  None in a partial result, and where nothing but
-            failures lies above the answer.
-        reasons: Sentences for a person.
+        decided_by: One of DECIDED_BY, see `decision.decide`. None in a partial result, and if only failures lie above
+            the recommended size.
+        reasons: Sentences for a user.
         measurements: One per candidate, ascending, also of those that did not run.
-        limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: what the user set, or what held; None: none.
-        reference: {"batch_size", "seconds"} of the reference step: its median over the run, to which times are
-            normalized; None where there was none, as on a GPU.
-        disturbed: Whether others were busy on the machine while timings were taken; None where that is not known.
-        data_parallel: What it costs that several devices share a step; None where one has it to itself.
-        l2: "cold" where the working set is kept out of the L2 cache between steps, else "warm".
-        created, spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute,
-        budget_seconds, seconds_spent, seed, device, environment: What was tuned, and under what.
+        limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: as the user set them, or as they held.
+        reference: {"batch_size", "seconds"} of the reference step, with its median time over the run. Times are
+            normalized to it. None without one, as on a GPU.
+        `disturbed`: Whether other processes used the machine while timings were taken; None if unknown.
+        data_parallel: The cost of sharing a step among devices; None for one device.
+        l2: "cold" if the working set is evicted from the L2 cache between steps, else "warm".
+        created, spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute, budget_seconds,
+            seconds_spent, seed, device, environment: The request and its conditions.
     """
 
     created: str | None = field(default=None, converter=checks.text)
@@ -356,7 +333,7 @@ class TuningResult(BatchSizeResult):
     tolerance: float | None = field(converter=_share)
     optimizer: str | None = field(default=None, converter=checks.text)
     library: str | None = field(default=None, converter=checks.text)
-    recompute: bool | None = field(default=None, validator=validators.optional(validators.instance_of(bool)))
+    recompute: bool | None = field(default=None, validator=_FLAG)
     limits: dict[str, Any] = field(hash=False, converter=_limits)
     budget_seconds: float | None = field(default=None, converter=checks.amount)
     seconds_spent: float | None = field(default=None, converter=checks.amount)
@@ -387,17 +364,17 @@ class TuningResult(BatchSizeResult):
 
     @property
     def device_facts(self) -> Mapping[str, Any]:
-        """Name, kind and other facts of the device."""
+        """Facts of the device: its name, its kind and others."""
         return self.device
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds of a step during which devices summed their gradients; None where one has it to itself."""
+        """Seconds of a step during which devices summed their gradients; None for one device."""
         return None if self.data_parallel is None else self.data_parallel.exchange_seconds
 
     @property
     def scaling_efficiency(self) -> float | None:
-        """How much of so many devices a step that they share makes use of; None where one has it to itself."""
+        """Time of a step on one device divided by that of a shared step; None for one device."""
         return None if self.data_parallel is None else self.data_parallel.scaling_efficiency
 
     def to_json(self, *, indent: int | None = None) -> str:
@@ -413,15 +390,15 @@ class TuningResult(BatchSizeResult):
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = "tuning result") -> TuningResult:
         """
-        Read what `to_json` wrote; keys that this version does not know are passed over.
+        Read the output of `to_json`; unknown keys are ignored.
 
         Args:
             text: The JSON.
-            source: What an error calls it: the path of the file.
+            source: Path of the file, for errors.
 
         Raises:
-            InvalidData: If it is no JSON, of another schema, or a field is missing or not what it should be: sizes and
-                times are above 0, there are at most 2000 measurements, and nothing is nested more than 32 deep.
+            InvalidData: If it is no JSON, of another schema, or a field is missing or invalid. Sizes and times are
+                above 0, there are at most 2000 measurements, and nothing is nested more than 32 deep.
         """
         try:
             data = json.loads(text, parse_constant=_refuse_constant)
@@ -431,12 +408,12 @@ class TuningResult(BatchSizeResult):
 
     @classmethod
     def from_mapping(cls, data: object, *, source: str = "tuning result") -> TuningResult:
-        """Read what `to_mapping` gave, as `from_json` does."""
+        """Read the output of `to_mapping`, as `from_json` does."""
         if not isinstance(data, dict):
             raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result")
         if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
-            found, remedy = data.get("schema"), "Read it with the cubatch that wrote it, or tune again."
-            raise InvalidData(source, f"schema must be {SCHEMA}, got {shown(found)}", remedy)
+            remedy = "Read it with the cubatch that wrote it, or tune again."
+            raise InvalidData(source, f"schema must be {SCHEMA}, got {shown(data.get('schema'))}", remedy)
         listed = data.get("measurements")
         if isinstance(listed, list):
             measurements = [
@@ -452,14 +429,14 @@ class TuningResult(BatchSizeResult):
 
     def choices(self, within: float = 0.05) -> dict[int, float]:
         """
-        List sizes worth trying as a hyperparameter, ascending, with the share of the throughput that each costs.
+        Return sizes worth trying as a hyperparameter, ascending, with the share of the throughput that each costs.
 
-        The answer is one of them whatever it costs, which by latency or energy may be most of the throughput; then
-        come the fastest of those that were measured; who is nearer to one of them than a factor of 1.25 is left out,
-        since a training can hardly tell them apart.
+        The recommended size is always included, regardless of its cost. The other sizes are added from the fastest
+        down. A size within a factor of 1.25 of one already included is left out, because training can hardly
+        distinguish them.
 
         Args:
-            within: Largest share of the best throughput that another size than the answer may cost.
+            within: Largest share of the best throughput that a size other than the recommended one may cost.
 
         Raises:
             InvalidArgument: If it is no share from 0 to below 1.
@@ -470,17 +447,17 @@ class TuningResult(BatchSizeResult):
             >>> set(sizes) <= {8, 64}, min(sizes.values())     # trial.suggest_categorical("batch_size", list(sizes))
             (True, 0.0)
         """
-        if isinstance(within, bool) or not isinstance(within, int | float) or not 0 <= within < 1:
+        if not checks.is_number(within) or not 0 <= within < 1:
             raise InvalidArgument("within", within, "a share from 0 to below 1")
         rates = {m.batch_size: m.samples_per_second for m in self.comparable}
         best = max((rate for rate in rates.values() if rate), default=0.0)
         costs = {n: 1 - rate / best for n, rate in rates.items() if rate}
         able = {n: cost for n, cost in costs.items() if cost <= within or n == self.batch_size}
-        kept: list[int] = []
+        chosen: list[int] = []
         for n in sorted(able, key=lambda n: (n != self.batch_size, able[n])):
-            if all(max(n, other) >= _APART * min(n, other) for other in kept):
-                kept.append(n)
-        return {n: able[n] for n in sorted(kept)}
+            if all(max(n, other) >= _APART * min(n, other) for other in chosen):
+                chosen.append(n)
+        return {n: able[n] for n in sorted(chosen)}
 
 
 _Record = TypeVar("_Record")
@@ -504,7 +481,7 @@ def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
-        raise InvalidData(source, f"{path}{str(error.args[0])[:_MOST_TOLD]}") from error
+        raise InvalidData(source, f"{path}{str(error.args[0])[:_MOST_CHARACTERS]}") from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

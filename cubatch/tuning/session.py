@@ -15,9 +15,9 @@ from cubatch.hardware import host, quota
 from cubatch.measure.records import Measured, Recorder
 from cubatch.search import loop
 from cubatch.tuning import answer as answers
-from cubatch.tuning import progress, store, turns
+from cubatch.tuning import machine_lock, progress, store
 from cubatch.tuning.ladder import Ladder
-from cubatch.tuning.notes import Note, note, sentence
+from cubatch.tuning.notes import Note, measure_again, note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.store import Run
@@ -64,10 +64,10 @@ def _open(subject: Subject, request: Request) -> Run:
     """Open the cached run of this subject and request, under all that its timings depend on."""
     budget = request.limits.budget
     if subject.identity is None:
-        return store.open_run(None, identity={}, conditions={}, budget=budget)
+        return store.Run(None, identity={}, conditions={}, budget=budget)
     device = subject.device
     identity = {"device": device.uuid or device.name, "mig": device.mig, **subject.identity, **request.identity}
-    return store.open_run(
+    return store.Run(
         store.path_of(request.store), identity=identity, conditions={**subject.conditions, **conditions(device)},
         budget=budget, memory_bytes=subject.memory.bytes, refresh=request.store == "refresh",
     )  # fmt: skip
@@ -91,7 +91,7 @@ def _memory_notes(subject: Subject) -> list[Note]:
 
 @attrs.define(kw_only=True)
 class _Session:
-    """One run: its parts, and the notes collected on the way."""
+    """A run: its parts, and the notes collected on the way."""
 
     subject: Subject
     request: Request
@@ -110,8 +110,8 @@ class _Session:
         self.notes += self._judge_cache()
         run, ladder, limits, device = self.run, self.ladder, self.request.limits, self.subject.device
         if run.finished:
-            return run.kept
-        recorder = Recorder(run.kept, run)
+            return run.earlier
+        recorder = Recorder(run.earlier, run)
         with (
             self.partial_on_interrupt(lambda: self.result(recorder.measured, is_partial=True)),
             self._exclusive(),
@@ -119,7 +119,7 @@ class _Session:
         ):
             measured = loop.measure(
                 self.subject.runner_factory(ladder, limits), ladder.candidates, goal=self.request.goal,
-                earlier=run.kept, keeper=recorder, budget=limits.budget, seed=limits.seed, rounds=limits.sweeps,
+                earlier=run.earlier, keeper=recorder, budget=limits.budget, seed=limits.seed, rounds=limits.sweeps,
                 progress=show,
                 extend=None if limits.batch_sizes else functools.partial(self.subject.candidate, ladder),
                 multiple=self.subject.multiple, current=limits.current, on_host=device.kind == "cpu",
@@ -138,20 +138,16 @@ class _Session:
 
     def result(self, measured: Measured, *, is_partial: bool = False) -> TuningResult:
         """Apply the rule of the recommendation to what was measured."""
-        notes = [*(note("cache", message=message) for message in self.run.notes), *self.notes]
+        notes = [*self.run.notes, *self.notes]
         launch = measured.launch or {}
         if launch.get("launches") is not None and launch["refusal"]:
             notes.append(note("launched_singly", launches=launch["launches"], refusal=launch["refusal"]))
         rungs = [*self.ladder.candidates, *measured.added]
-        facts = self.subject.facts([rung.batch_size for rung in rungs])
         return answers.answer(
             rungs, measured, goal=self.request.goal, setting=self._setting(measured.launch),
-            largest_batch_size=self.ladder.largest, asked=self.request.limits.batch_sizes is not None,
-            current=self.request.limits.current,
-            multiple=self.subject.multiple, caveats=[sentence(each) for each in notes if each.is_warning],
-            notes=[sentence(each) for each in notes if not each.is_warning], partial=is_partial,
-            flops_per_sample=facts.flops_per_sample, roofline_seconds=facts.roofline_seconds, layers=facts.layers,
-            device_bytes=facts.device_bytes,
+            largest_batch_size=self.ladder.largest, is_listed=self.request.limits.batch_sizes is not None,
+            current=self.request.limits.current, multiple=self.subject.multiple,
+            facts=self.subject.facts([rung.batch_size for rung in rungs]), notes=notes, partial=is_partial,
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -159,7 +155,7 @@ class _Session:
         """Attach `partial` and `is_kept` to Ctrl-C, or to another exception that ends the run from outside."""
         try:
             yield
-        except CubatchError:  # its message says what became of the run
+        except CubatchError:  # its message explains the run's end
             raise
         except BaseException as stop:
             stop.partial, stop.is_kept = make_result(), self.run.is_kept  # type: ignore[attr-defined]
@@ -193,22 +189,22 @@ class _Session:
         run = self.run
         interference = [note("cached_interference", message=message) for message in run.disturbed]
         if run.finished:
-            return [note("answered_from_cache", remedy=run.anew), *interference]
+            return [note("answered_from_cache", remedy=measure_again(is_default_store=run.is_default)), *interference]
         if not interference:
             return []
-        if run.was_begun_anew or not turns.is_quiet(self.subject.device):
-            return [*interference, note("cache_continued", remedy=run.anew)]
+        if run.was_begun_anew or not machine_lock.is_quiet(self.subject.device):
+            return [*interference, note("cache_continued", remedy=measure_again(is_default_store=run.is_default))]
         run.begin_anew()
         self.ladder = attrs.evolve(self.ladder, facts=run.limit or {})
         return [note("cache_discarded")]
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Take this process's turn to measure; note and cache who else was busy meanwhile, however it ends."""
+        """Wait for this process's turn to measure; note and cache the interference of others, also after an error."""
         interference: list[str] = []
         periods = host.cpu_periods()
         try:
-            with turns.alone(self.subject.device, self.subject.worker_pid) as interference:
+            with machine_lock.exclusive(self.subject.device, self.subject.worker_pid) as interference:
                 self.run.save_disturbed(interference)  # so that it is known after a kill
                 yield
         finally:

@@ -5,8 +5,8 @@ The logarithm of a measured step is that of the prediction plus four errors:
 
     log measured = log predicted(scales of the GPU and source) + rest of those + error of the network + noise
 
-Each error is normal with mean zero, so the prediction given the anchors is kriging: with S the covariance of the
-anchors' log ratios y, and C their covariance with the prediction, the mean is C S^-1 y, and the covariance is reduced
+Each error is normal with mean zero, so the prediction given the anchors is kriging. Let S be the covariance of the
+anchors' log ratios y, and C their covariance with the prediction. The mean is C S^-1 y, and the covariance is reduced
 by C S^-1 C'.
 
     scales    Two per GPU and source (library and dtype), for arithmetic and for bytes, with the model's standard
@@ -19,11 +19,11 @@ by C S^-1 C'.
               the same GPU with the same source is predicted as its timings are.
     noise     The uncertainty of each measurement, at least 0.02 (`anchors.Anchor.sds`).
 
-If the measurements of a GPU and source scatter more than this, the excess is added to the model and to the
-measurements, since either may be wrong (`_unexplained`).
+If the measurements of a GPU and source scatter more than this, either the model or the measurements may be wrong. The
+excess variance is then added to both (`_unexplained`).
 
-The share of a network's error that GPUs have in common lies between two published sets of measurements (0.85, and 0 to
-0.25); the other shares are judgment.
+The share of a network's error that is common to all GPUs is 0.85 in one set of published measurements, and at most
+0.25 in another. The other shares are judgment.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class Sharpened:
     ratios: tuple[float, ...] = ()
 
 
-def sharpen(asked: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
+def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
     """
     Predict a step at each batch size given the anchors; without anchors, as `predict_step`.
 
     Args:
-        asked: The workload.
+        predicted: The workload.
         sizes: Batch sizes, each once.
         anchors: As from `anchors.read`.
     """
-    cases = [(asked, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
+    cases = [(predicted, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
     steps = [step_of(work, ladder) for work, ladder in cases]
     slopes = _diagonal([_slopes(*case, step) for case, step in zip(cases, steps, strict=True)])
     pair, sds = np.array([[1.0, TOGETHER], [TOGETHER, 1.0]]), [step.scale_sd for step in steps]
@@ -98,9 +98,9 @@ def sharpen(asked: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) ->
     off = measured - np.log(np.concatenate([step.seconds for step in steps[1:]]))
     doubt = (explained + others)[known, known] + np.diag(noise)
     kind, extra = _kinds(cases), np.zeros(len(owner))
-    for one in set(kind[known]):
-        here = kind[known] == one
-        extra[kind == one] = _unexplained(off[here], doubt[np.ix_(here, here)], slopes[known][here])
+    for number in set(kind[known]):
+        here = kind[known] == number
+        extra[kind == number] = _unexplained(off[here], doubt[np.ix_(here, here)], slopes[known][here])
     others, noise = others + _same(cases) * extra, noise + extra[known]
     total = explained + others
     ratios = tuple(
@@ -111,8 +111,8 @@ def sharpen(asked: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) ->
     logs, weights = np.zeros((len(cases), 2)), np.zeros(len(measured))
     # The model is not quite linear in the scales: evaluate it again at the new ones.
     for _ in range(_ROUNDS):
-        predicted = np.log(np.concatenate([step.seconds for step in steps])) - slopes @ logs.ravel()
-        weights = np.linalg.solve(noisy, measured - predicted[known])
+        unscaled = np.log(np.concatenate([step.seconds for step in steps])) - slopes @ logs.ravel()
+        weights = np.linalg.solve(noisy, measured - unscaled[known])
         logs = (scales @ slopes[known].T @ weights).reshape(-1, 2)
         steps = [_at(case, log) for case, log in zip(cases, logs, strict=True)]
     covariance = total[own, own] - total[own, known] @ np.linalg.solve(noisy, total[known, own])
@@ -142,7 +142,7 @@ def _same(cases: Sequence[Case]) -> NDArray[np.bool_]:
 
 
 def _numbered(keys: Sequence[object]) -> NDArray[np.int_]:
-    """Give equal keys the same number."""
+    """Number keys; equal keys have the same number."""
     places: dict[object, int] = {}
     return np.array([places.setdefault(key, len(places)) for key in keys])
 
@@ -151,8 +151,8 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
     """
     Return the variance of measurements beyond their covariance, after fitting two scales.
 
-    The estimator of Paule and Mandel: with this variance the weighted sum of squares equals its expectation (Journal
-    of Research of the National Bureau of Standards 87, 1982).
+    This is the estimator of Paule and Mandel (Journal of Research of the National Bureau of Standards 87, 1982). With
+    this variance the weighted sum of squares equals its expectation.
 
     Args:
         off: Logarithms of measured over predicted, of one GPU and source.

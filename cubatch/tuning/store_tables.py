@@ -22,11 +22,12 @@ from cubatch.errors import WorkerDied
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 
 VERSION = 7
-SCHEMA = """
+_INTERFERENCE = "disturbed"
+SCHEMA = f"""
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY AUTOINCREMENT, identity TEXT NOT NULL, conditions TEXT NOT NULL, budget REAL NOT NULL,
     ladder TEXT, "limit" TEXT, seconds_spent REAL NOT NULL DEFAULT 0, state TEXT NOT NULL DEFAULT 'open',
-    notes TEXT NOT NULL, created TEXT NOT NULL, updated TEXT NOT NULL, disturbed TEXT NOT NULL DEFAULT '[]');
+    notes TEXT NOT NULL, created TEXT NOT NULL, updated TEXT NOT NULL, {_INTERFERENCE} TEXT NOT NULL DEFAULT '[]');
 CREATE INDEX runs_by_identity ON runs (identity);
 CREATE TABLE timings (
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL, round INTEGER NOT NULL,
@@ -41,40 +42,31 @@ _TIMING_COLUMNS = ("batch_size", "round", "seconds")
 
 
 class DamagedRun(Exception):
-    """
-    A run whose rows cannot be read as records.
-
-    Args:
-        run: Its number.
-        reason: What is wrong.
-    """
+    """A run whose rows cannot be read as records; `run` is its number."""
 
     def __init__(self, run: int, reason: str) -> None:
-        super().__init__(run, reason)
-        self.run, self.reason = run, reason
-
-    def __str__(self) -> str:
-        return f"run {self.run} is damaged: {self.reason}"
+        super().__init__(f"run {run} is damaged: {reason}")
+        self.run = run
 
 
 @attrs.frozen(kw_only=True)
 class StoredRun:
     """
-    One run of the store, without its timings and outcomes.
+    A run of the store, without its timings and outcomes.
 
     Attributes:
         id: Its number in this store.
-        identity: What was asked for.
+        identity: The request.
         conditions: What it was measured with.
         budget: The largest measuring time in seconds, of the latest call.
         seconds_spent: Seconds of measuring so far, over all resumes.
-        state: "open", which a rerun continues, or "finished"; "damaged": `notes` has the reason, and the rest is empty.
+        state: "open", which a rerun continues, or "finished".
         created, updated: UTC times.
         notes: The notes of its first call.
         ladder: The candidates; None if nothing was measured yet.
         limit: Facts of the memory limit that the ladder was made under.
         num_timings, num_outcomes: Number of rows.
-        disturbed: Sentences about interference of other processes while its timings were taken.
+        `disturbed`: Sentences about interference of other processes while its timings were taken.
     """
 
     id: int
@@ -95,8 +87,9 @@ class StoredRun:
 
 def to_json(value: object) -> str:
     """Return JSON in one canonical form, so that equal mappings give equal text; NumPy's integers are allowed."""
-    plain = checks.required_whole
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=plain)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=checks.required_whole
+    )  # fmt: skip
 
 
 def lock_name_of(database: sqlite3.Connection, run: int) -> str:
@@ -121,38 +114,35 @@ def insert_run(
     return int(cursor.lastrowid or 0)
 
 
-def reopen(
-    database: sqlite3.Connection, run: StoredRun, kept: Measured, budget: float, memory_bytes: int | None
-) -> None:
+def final_outcomes(
+    run: StoredRun, earlier: Measured, budget: float, memory_bytes: int | None
+) -> tuple[Outcome, ...]:  # fmt: skip
     """
-    Delete the outcomes that are not final under this budget and memory, and reopen a finished run that lacks some.
+    Return the outcomes that a call with this budget and memory need not measure again.
 
     Not final are "interrupted", an "error" by the death of a worker, an "ok" without timings, and refusals for memory
-    that is available now; under a larger budget than before also "not_run" and all that the budget cut short.
+    that is available now. Under a larger budget than before, "not_run" and all that the budget cut short are not
+    final either.
     """
-    measured = {timing.batch_size for timing in kept.timings}
+    timed = {timing.batch_size for timing in earlier.timings}
     planned = {step.batch_size: step.predicted_peak_bytes for step in run.ladder or ()}
 
     def is_final(outcome: Outcome) -> bool:
         facts = outcome.facts
         if outcome.status == "interrupted" or (outcome.status == "error" and facts.get("type") == WorkerDied.__name__):
             return False
-        if outcome.status == "ok" and outcome.batch_size not in measured:
+        if outcome.status == "ok" and outcome.batch_size not in timed:
             return False
         if memory_bytes is not None and _is_roomier(outcome, planned.get(outcome.batch_size), memory_bytes):
             return False
         is_cut = outcome.status == "not_run" or facts.get("limit") == "budget" or "cut_short" in facts
         return budget <= run.budget or not is_cut
 
-    dropped = [(run.id, outcome.batch_size) for outcome in kept.outcomes if not is_final(outcome)]
-    database.executemany("DELETE FROM outcomes WHERE run = ? AND batch_size = ?", dropped)
-    is_whole = planned.keys() <= {outcome.batch_size for outcome in kept.outcomes}
-    if dropped or run.state == "open" or not is_whole:
-        database.execute("UPDATE runs SET budget = ?, state = 'open' WHERE id = ?", (budget, run.id))
+    return tuple(outcome for outcome in earlier.outcomes if is_final(outcome))
 
 
 _ROOMIER = 1.1
-"""A size that ran out of memory is tried again with this many times the memory: what is free always differs."""
+"""A size that ran out of memory is tried again with this many times the memory: free memory always varies."""
 
 
 def _is_roomier(outcome: Outcome, planned_bytes: int | None, memory_bytes: int) -> bool:
@@ -167,9 +157,19 @@ def _is_roomier(outcome: Outcome, planned_bytes: int | None, memory_bytes: int) 
     return False
 
 
-def update_run(database: sqlite3.Connection, run: int, column: str, value: object) -> None:
-    """Set one column of a run; `column` must be a literal."""
-    database.execute(f"UPDATE runs SET {column} = ?, updated = ? WHERE id = ?", (value, _now(), run))  # noqa: S608 - a literal
+def reopen(database: sqlite3.Connection, run: int, budget: float, dropped: Sequence[int]) -> None:
+    """Open a run again, without the outcomes of some sizes."""
+    update_run(database, run, {"budget": budget, "state": "open"})
+    database.executemany(
+        "DELETE FROM outcomes WHERE run = ? AND batch_size = ?", [(run, batch_size) for batch_size in dropped]
+    )
+
+
+def update_run(database: sqlite3.Connection, run: int, columns: Mapping[str, str | float]) -> None:
+    """Set columns of a run; their names must be literals."""
+    names = ", ".join(f'"{name}" = ?' for name in columns)
+    values = (*columns.values(), _now(), run)
+    database.execute(f"UPDATE runs SET {names}, updated = ? WHERE id = ?", values)  # noqa: S608 - literals
 
 
 def delete_run(database: sqlite3.Connection, run: int) -> None:
@@ -216,19 +216,6 @@ def read_run(database: sqlite3.Connection, run: int) -> StoredRun:
             rungs = checks.mappings(json.loads(facts["ladder"]))
             facts["ladder"] = tuple(Candidate(**{**rung, "reasons": checks.texts(rung["reasons"])}) for rung in rungs)
         return StoredRun(**facts)
-
-
-def damaged(database: sqlite3.Connection, damage: DamagedRun) -> StoredRun:
-    """Return what is known of a run that cannot be read."""
-    counts = [
-        database.execute(f"SELECT count(*) FROM {table} WHERE run = ?", (damage.run,)).fetchone()[0]  # noqa: S608 - literals
-        for table in ("timings", "outcomes")
-    ]
-    return StoredRun(
-        id=damage.run, identity={}, conditions={}, budget=0.0, seconds_spent=0.0, state="damaged", created="",
-        updated="", notes=(f"{damage}.",), ladder=None, limit=None, num_timings=counts[0], num_outcomes=counts[1],
-        disturbed=(),
-    )  # fmt: skip
 
 
 def read_measured(database: sqlite3.Connection, run: int) -> Measured:

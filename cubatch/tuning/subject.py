@@ -15,7 +15,7 @@ from cubatch.tuning.ladder import Ladder, between
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note
 from cubatch.tuning.results import TuningResult
-from cubatch.tuning.stored_run import Run
+from cubatch.tuning.store import Run
 
 
 @attrs.frozen(kw_only=True)
@@ -39,12 +39,12 @@ class SubjectFacts:
 @attrs.frozen(kw_only=True)
 class Revision:
     """
-    What a subject knows of memory after measuring.
+    The ladder and the memory predictions after measuring.
 
     Attributes:
-        ladder: The same object as before if nothing more is known.
+        ladder: The same object as before if nothing has changed.
         measured: With the predictions of sizes that the search added.
-        notes: What a user should know.
+        notes: Facts that a user should know.
     """
 
     ladder: Ladder
@@ -72,12 +72,12 @@ class Subject(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
-        """What cached timings belong to, besides the request and the device; None if they cannot be cached."""
+        """The identity of cached timings, besides the request and the device; None if they cannot be cached."""
         return None
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """What timings depend on, besides the engine's conditions."""
+        """The conditions of timings, besides those of the engine."""
         return {}
 
     @property
@@ -86,7 +86,7 @@ class Subject(Protocol):
         return 1
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002 - for those that cache more than timings
-        """Return notes that are known beforehand; with `refresh`, discard what is cached besides timings."""
+        """Return notes that are known before measuring; with `refresh`, discard caches other than timings."""
         return ()
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
@@ -94,7 +94,7 @@ class Subject(Protocol):
         Propose the batch sizes.
 
         Args:
-            limits: What was asked for.
+            limits: The limits of the request.
             cached: The ladder of an earlier call; None if there is none.
             is_finished: Whether that call measured all of it.
         """

@@ -157,18 +157,18 @@ class Arranged:
     ) -> Training:
         """Train in one process per device; the first reports progress."""
 
-        def told(what: Epoch | Step) -> None:
-            if isinstance(what, Epoch) and progress:
-                progress(what)
-            elif isinstance(what, Step) and stepped:
-                stepped(what)
+        def report(event: Epoch | Step) -> None:
+            if isinstance(event, Epoch) and progress:
+                progress(event)
+            elif isinstance(event, Step) and stepped:
+                stepped(event)
 
         target = self.options["target_batch_size"]
         options = {**self.options, "target_batch_size": None if target is None else target // len(devices)}
         with RankGroup(devices) as ranks:
             sized = zip(ranks.names, self.shares or (), strict=True)
             each = [(name, self.network, {**options, "batch_size": size}) for name, size in sized]
-            trained: Training = ranks.do("train", each=each, told=told)[0]
+            trained: Training = ranks.do("train", each=each, told=report)[0]
         return trained
 
 
@@ -210,24 +210,26 @@ def arrange(
     shares = _shares(batch_size, target_batch_size, parts)
     if download:
         files.download_mnist(data)
-    kept, reasons = None if checkpoint is None else checkpoints.read(checkpoint), tuple[str, ...]()
-    if kept is not None:
-        steps = f" and {len(kept.losses)} steps" if kept.losses else ""
-        size = kept.settings["batch_size"]
-        reasons = (f"{checkpoint} ends after epoch {len(kept.epochs)}{steps}, in batches of {size}",)
+    resumed, reasons = None if checkpoint is None else checkpoints.read(checkpoint), tuple[str, ...]()
+    if resumed is not None:
+        steps = f" and {len(resumed.losses)} steps" if resumed.losses else ""
+        size = resumed.settings["batch_size"]
+        reasons = (f"{checkpoint} ends after epoch {len(resumed.epochs)}{steps}, in batches of {size}",)
     if shares is not None:
         size = shares[0]
     elif not isinstance(batch_size, str) or batch_size != "auto":
         size = check_batch_size(cast("int", batch_size))
-    elif kept is None:
+    elif resumed is None:
         training_set, _ = files.load_mnist(data)
         course = {name: options[name] for name in ("epochs", "learning_rate", "schedule", "patience", "optimizer")}
         engine.check(
             network, training_set, target_batch_size=target_batch_size, checkpoint_seconds=checkpoint_seconds, **course
         )
-        size, reasons = _tuned(work, parts, target_batch_size, len(training_set), tune or autotune, options["seed"])
-    elif parts and target_batch_size is None and len(kept.settings.get("shares", ())) == len(parts):
-        shares = tuple(kept.settings["shares"])  # one per device
+        size, reasons = _tuned(
+            work, parts, target=target_batch_size, most=len(training_set), tune=tune or autotune, seed=options["seed"]
+        )
+    elif parts and target_batch_size is None and len(resumed.settings.get("shares", ())) == len(parts):
+        shares = tuple(resumed.settings["shares"])  # one per device
     options |= {
         "data": data, "target_batch_size": target_batch_size, "save": save, "checkpoint": checkpoint,
         "checkpoint_seconds": checkpoint_seconds,
@@ -239,13 +241,9 @@ def arrange(
 
 
 def _tuned(
-    work: Workload,
-    devices: Sequence[Device] | None,
-    target: int | None,
-    most: int,
-    tune: Callable[..., TuningResult],
-    seed: int,
-) -> tuple[int, tuple[str, ...]]:
+    work: Workload, devices: Sequence[Device] | None, *, target: int | None, most: int,
+    tune: Callable[..., TuningResult], seed: int,
+) -> tuple[int, tuple[str, ...]]:  # fmt: skip
     """Tune; return the batch size and the reasons."""
     count = 1 if devices is None else len(devices)
     target, most = None if target is None else target // count, most // count
@@ -257,9 +255,9 @@ def _tuned(
         chosen = f"training with batch size {size}, the answer for training {work.name} with {work.optimizer}"
         return size, (chosen, *result.reasons)
     fitting = fit.cuts(work, target, memory_limit(devices, work.device, None).bytes)
-    found = accumulation.cut(result, target, fitting=fitting)
-    added_up = f", whose gradients are added up until they are of {target} samples" if found.steps > 1 else ""
-    return found.batch_size, (f"training with batches of {found.batch_size}{added_up}", str(found))
+    division = accumulation.cut(result, target, fitting=fitting)
+    added_up = f", whose gradients are added up until they are of {target} samples" if division.steps > 1 else ""
+    return division.batch_size, (f"training with batches of {division.batch_size}{added_up}", str(division))
 
 
 def _shares(

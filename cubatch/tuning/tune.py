@@ -60,7 +60,7 @@ def autotune(
         mode: "inference", or "training": forward, backward and optimizer step.
         dtype: "float32", "tf32" (sm_80 on), "float16" or "bfloat16"; the CPU takes float32 only. 16-bit types are
             storage: sums are float32, training steps have float32 master weights, and float16 scales its loss. Without
-            Tensor Cores for the dtype, products are float32 too; a note in the result says so.
+            Tensor Cores for the dtype, products are float32 too; a note in the result reports it.
         objective: "throughput", "latency" or "energy" (samples per joule).
         tolerance: Share of the best value that may be given up for a smaller batch; by latency, for a larger one.
         batch_sizes: Measure exactly these, each at least once if the budget allows it.
@@ -79,8 +79,8 @@ def autotune(
             which may load and compile code, and the first hang do not count. The last step may exceed it.
         sweeps: Compare instead of search: time each of `batch_sizes` this often, in shuffled rounds, within the budget.
         isolate: Measure in a worker process: True, False, or "auto": on a GPU, or for plans above 1/4 of the limit.
-        store: Cache timings and reuse them: True, False, a path, or "refresh" to discard the cached timings of this
-            request and the kernel choices of this GPU first.
+        store: Cache timings and reuse them: True, False, a path, or "refresh". The last discards the cached
+            timings of this request and the kernel choices of this GPU first.
         seed: Draws parameters, data and the order of rounds.
         progress: Called with a `search.events.Event` after each timing and outcome. None shows a bar in a notebook.
 
@@ -93,7 +93,7 @@ def autotune(
         UnsupportedLayer: If the engine cannot run one of the layers.
         DeviceNotAvailable: If the device is not in this machine.
         EnergyNotAvailable: If the objective is energy, and the energy of the device cannot be read.
-        NothingMeasured: If no candidate could be measured; the message says how each ended.
+        NothingMeasured: If no candidate could be measured; the message lists how each ended.
         KeyboardInterrupt, or what `progress` raises: With the result so far as `partial`, and `is_kept`: whether the
             timings are cached.
 
@@ -141,17 +141,17 @@ def autotune_callable(
     Find the fastest batch size of any function: CuPy, PyTorch, NumPy, JAX, or your own.
 
     Steps run in this process. They are timed with CUDA events if CuPy or PyTorch is loaded and has a GPU, else by the
-    host's clock. By the host's clock a step must return only when it is done, or return its result:
-    `block_until_ready` of the result, or of the items of tuples, lists, dictionaries and JAX trees, is called before
-    the clock is read. A step that hangs is not ended; a message names it after half a minute, and Ctrl-C ends it. Long
-    steps may take the whole budget. Timings are not cached, since a function has no lasting identity.
+    host's clock. By the host's clock a step must return only when it is done, or return its result. Before the clock is
+    read, `block_until_ready` is called on the result, or on the items of tuples, lists, dictionaries and JAX trees. A
+    step that hangs is not ended; a message names it after half a minute, and Ctrl-C ends it. Long steps may take the
+    whole budget. Timings are not cached, since a function has no lasting identity.
 
     Args:
         make_step: make_step(n) prepares a step of batch size n and returns it: a function without arguments that
             enqueues one step on the current stream.
         max_batch_size: The largest size to try; there is no memory plan.
-        device: The device, which becomes current in CuPy and PyTorch while steps run; None changes nothing, and the
-            result names the first GPU, else the CPU.
+        device: The device, which becomes current in CuPy and PyTorch while steps run. None changes nothing; the result
+            then names the first GPU, else the CPU.
         memory_limit: A step after which CuPy and PyTorch hold more than this is out of memory.
         objective, tolerance, latency_limit, batch_sizes, current, budget, seed, progress: As for `autotune`.
 

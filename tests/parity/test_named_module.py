@@ -212,7 +212,7 @@ def test_a_changed_source_is_refused_by_name_and_measured_anew(place, monkeypatc
     cb.autotune_module("mine:build", (3,), **asked)
     source(place, " + 1")
     result = cb.autotune_module("mine:build", (3,), **asked)
-    assert any("refused" in reason and "source_sha256 was" in reason for reason in result.reasons)
+    assert any("source_sha256 was" in reason for reason in result.reasons)
     assert not any("Answered from the store" in reason for reason in result.reasons)
 
 

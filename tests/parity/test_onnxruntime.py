@@ -116,7 +116,7 @@ def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, m
     export(Small(), path, torch.randn(2, *SHAPE))
     path.write_bytes(graph)  # what lies beside it is new
     anew = cb.autotune(path, store=place, **ASKED)
-    assert any("refused" in reason and "file_sha256 of model.onnx.data was" in reason for reason in anew.reasons)
+    assert any("file_sha256 of model.onnx.data was" in reason for reason in anew.reasons)
     assert not any("Answered from the store" in reason for reason in anew.reasons)
 
 

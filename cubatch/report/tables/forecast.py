@@ -17,8 +17,7 @@ from cubatch.report.grid import WIDTH, Grid
 from cubatch.report.settings import setting_of
 from cubatch.report.tables import result as result_table
 from cubatch.report.tables.common import written
-from cubatch.tuning.forecast_record import Forecast, PassShare
-from cubatch.tuning.forecast_waves import alike
+from cubatch.tuning.forecast_record import Forecast, PassShare, alike
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_bytes, format_objective, format_percent, format_seconds, format_value, join_words
 

@@ -28,7 +28,7 @@ class CallableSubject(Subject):
         make_step: make_step(n) returns a step of batch size n.
         device, memory: See `Subject`.
         watched_bytes: A step for which libraries hold more is out of memory; None watches nothing.
-        index: The GPU that is made current; None leaves the libraries theirs.
+        index: The GPU that is made current; None changes nothing.
     """
 
     make_step: Callable[[int], Callable[[], object]]

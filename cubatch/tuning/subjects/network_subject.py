@@ -30,7 +30,7 @@ from cubatch.network.graph import as_network
 from cubatch.network.layer import Layer
 from cubatch.network.models import SpecLike
 from cubatch.tuning import store
-from cubatch.tuning.data_parallel import DataParallel, data_parallel
+from cubatch.tuning.exchange_cost import DataParallel, data_parallel
 from cubatch.tuning.ladder import Ladder, added, propose, timed
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note, note, sentence
@@ -75,7 +75,7 @@ class NetworkSubject(Subject):
         Check the arguments of `autotune` that concern the network and its devices.
 
         Raises:
-            CubatchError: If these devices or the engine cannot do what was asked.
+            CubatchError: If these devices or the engine cannot serve the request.
         """
         parts = _sharing(devices, device, mode)
         work = Workload.of(
@@ -153,7 +153,7 @@ class NetworkSubject(Subject):
         )  # fmt: skip
 
     def factory(self, limits: Limits) -> FactoryRef:
-        """Name the maker of the runner and its arguments, as another process can read them."""
+        """Return the factory of the runner and its arguments, for another process."""
         arguments: dict[str, Any] = {
             "spec": self.work.spec.to_mapping(),
             **self.work.settings,
@@ -201,7 +201,7 @@ class NetworkSubject(Subject):
         """
         Add what it costs the devices to share a step of the recommended size, from the cache or measured now.
 
-        If that fails, the result says so.
+        If that fails, a note in the result reports it.
         """
         if self.devices is None or result.batch_size is None:
             return result

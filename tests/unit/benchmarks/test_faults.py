@@ -16,7 +16,7 @@ from benchmarks.pages import search
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Measured, Outcome, Timing
 from cubatch.tuning import store_tables
-from cubatch.tuning.stored_run import Run
+from cubatch.tuning.store import Run
 from tests.thorough import THOROUGH
 
 IN_PROCESSES = ("worker killed", "parent killed", "several tuners of one store", "no file may grow for a while")

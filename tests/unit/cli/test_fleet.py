@@ -10,7 +10,7 @@ import pytest
 from cubatch.errors import InvalidArgument
 from cubatch.fleet import tune_fleet
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
-from cubatch.tuning.forecast import predict
+from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import about
 

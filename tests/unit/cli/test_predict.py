@@ -10,7 +10,7 @@ import pytest
 
 from cubatch.network import models
 from cubatch.report import grid
-from cubatch.tuning import forecast
+from cubatch.tuning import prediction as forecast
 from cubatch.units import format_bytes, format_count, format_percent, format_seconds, format_value
 from tests.unit.commands import in_process
 from tests.unit.predictions import lines_of

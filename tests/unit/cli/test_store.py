@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cubatch.measure.kernel_choice import Winners
-from cubatch.tuning.store import open_run
+from cubatch.tuning.store import Run
 
 
 def test_an_empty_store_lists_nothing_and_clears_nothing(run, tmp_path):
@@ -29,7 +29,7 @@ def test_forgetting_everything_forgets_which_kernels_won(run, tmp_path):
     """`store clear --all` says what of both files it removed; one run's number leaves the winners, which are of all."""
     path, beside = tmp_path / "store.db", tmp_path / "store-kernels.sqlite3"
     for number in range(2):
-        with open_run(path, identity={"number": number}, conditions={}, budget=1.0):
+        with Run(path, identity={"number": number}, conditions={}, budget=1.0):
             pass
     for problem in ("one", "two"):
         Winners(beside, gpu="card", sources="abc").put(problem, "first", {})

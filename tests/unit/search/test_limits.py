@@ -12,7 +12,7 @@ from cubatch.errors import NothingMeasured
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Timing
 from cubatch.tuning import answer
-from cubatch.tuning.store import open_run
+from cubatch.tuning.store import Run
 from tests.fakes import Fails, FakeDevice, affine
 from tests.unit.search.walking import (
     FLAT,
@@ -152,8 +152,8 @@ def test_a_larger_budget_reconsiders_what_one_slow_timing_put_above_the_latency_
     asked: dict[str, Any] = {"path": tmp_path / "store.sqlite3", "identity": {}, "conditions": {}}
     slow = Timing(batch_size=8, round=0, seconds=0.012)
     for budget, status in ((1e-3, "over_limit"), (60.0, "ok")):
-        with open_run(**asked, budget=budget) as run:
-            kept = run.kept if run.kept.timings else Measured(timings=(slow,), seconds_spent=1e-3)
+        with Run(**asked, budget=budget) as run:
+            kept = run.earlier if run.earlier.timings else Measured(timings=(slow,), seconds_spent=1e-3)
             run.timing(slow)
             measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, earlier=kept, keeper=run, budget=budget)
             run.finish()

@@ -12,7 +12,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Recorder, Timing
 from cubatch.search.events import Event
 from cubatch.tuning import answer, ladder
-from cubatch.tuning.store import open_run
+from cubatch.tuning.store import Run
 from tests.fakes import FakeDevice, affine
 from tests.unit.search.walking import FLAT, SIZES, Sessions, given, go, outcome_of, share_of_best, statuses, stop_after
 
@@ -126,27 +126,27 @@ def test_a_larger_budget_reopens_what_was_not_run_and_added_sizes_stay(tmp_path:
     asked: dict[str, Any] = {"path": tmp_path / "store.sqlite3", "identity": {"spec": "x"}, "conditions": {}}
     steps = ladder.plain_candidates(512)
     extend = functools.partial(ladder.between, steps=steps)
-    with open_run(**asked, budget=15.0) as run:
+    with Run(**asked, budget=15.0) as run:
         run.save_ladder(steps, {})
-        first = go(device, steps, earlier=run.kept, keeper=run, budget=15.0, extend=extend)
+        first = go(device, steps, earlier=run.earlier, keeper=run, budget=15.0, extend=extend)
         run.finish()
     assert "not_run" in statuses(first).values()
-    with open_run(**asked, budget=15.0) as run:
+    with Run(**asked, budget=15.0) as run:
         assert run.finished
         assert {c.batch_size for c in run.ladder or ()} == {c.batch_size for c in (*steps, *first.added)}
-    with open_run(**asked, budget=300.0) as run:
+    with Run(**asked, budget=300.0) as run:
         assert not run.finished
         assert run.ladder is not None
-        assert run.kept.timings == first.timings
-        second = go(device, run.ladder, earlier=run.kept, keeper=run, budget=300.0, extend=extend)
+        assert run.earlier.timings == first.timings
+        second = go(device, run.ladder, earlier=run.earlier, keeper=run, budget=300.0, extend=extend)
         run.finish()
     assert "not_run" not in statuses(second).values()
     assert second.timings[: len(first.timings)] == first.timings
     result = answer.answer([*run.ladder, *second.added], second, goal=Goal(), setting={})
     assert share_of_best(device, result, 512) >= 0.97
-    with open_run(**asked, budget=300.0) as run:
+    with Run(**asked, budget=300.0) as run:
         assert run.finished
-        assert run.kept.timings == second.timings
+        assert run.earlier.timings == second.timings
         assert {c.batch_size for c in run.ladder or ()} == set(statuses(second))
 
 

@@ -70,4 +70,4 @@ def test_a_size_that_the_budget_did_not_hold_was_not_compared() -> None:
     assert {timing.batch_size for timing in measured.timings} == {256}
     assert statuses(measured) == {256: "over_limit", 512: "not_run"}
     with pytest.raises(NothingMeasured, match="Raise latency_limit"):
-        answer.answer(given(256, 512), measured, goal=goal, setting={}, asked=True)
+        answer.answer(given(256, 512), measured, goal=goal, setting={}, is_listed=True)

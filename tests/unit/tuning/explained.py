@@ -9,9 +9,11 @@ from cubatch.hardware.facts import Device
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning import answer as answers
-from cubatch.tuning.forecast import predict
 from cubatch.tuning.forecast_record import Forecast
+from cubatch.tuning.notes import note
+from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import BatchSizeResult, TuningResult
+from cubatch.tuning.subject import SubjectFacts
 from tests.unit.tuning.ends import (
     DROPPED,
     NO_MEMORY,
@@ -73,7 +75,8 @@ LAYERS = {8: [{"occupancy": 0.5, "fill": 0.6, "predicted_seconds": 3.0},
 CASES: dict[str, Callable[[], BatchSizeResult]] = {
     "a plateau that the noise leaves open": paired_plateau,
     "the smallest within the tolerance, beside powers of two": lambda: answer_of(
-        {1: [1.0] * 5, 16: [1.0] * 5, 32: [1.0] * 5, 33: [1.2] * 5, 64: [1.99] * 5}, notes=["A note."]
+        {1: [1.0] * 5, 16: [1.0] * 5, 32: [1.0] * 5, 33: [1.2] * 5, 64: [1.99] * 5},
+        notes=[note("memory_held", message="A note.")],
     ),
     "a peak": lambda: answer_of(steady((8, 2.0), (16, 2.0), (32, 5.0), (64, 12.0)), largest_batch_size=200),
     "a peak below a larger tie": lambda: answer_of(
@@ -100,8 +103,8 @@ CASES: dict[str, Callable[[], BatchSizeResult]] = {
     "memory planned": lambda: answer_of(steady((8, 1.0), (32, 2.0)), largest_batch_size=32),
     "the latency limit met": lambda: decide({35: rate(35, 35), 36: too_slow(1.2)}, Goal(latency_limit=1.1)),
     "max_batch_size": lambda: decide({4: rate(50, 4), 8: rate(100, 8), 12: DROPPED}),
-    "the list": lambda: decide({8: rate(50, 8), 16: rate(100, 16)}, asked=True),
-    "the list, with a gap": lambda: decide({16: rate(100, 16), 1000: PLANNED}, asked=True, largest_batch_size=900),
+    "the list": lambda: decide({8: rate(50, 8), 16: rate(100, 16)}, is_listed=True),
+    "the list, with a gap": lambda: decide({16: rate(100, 16), 1000: PLANNED}, is_listed=True, largest_batch_size=900),
     "the budget": lambda: measured(steady((8, 1.0), (16, 1.0)), Outcome(24, "not_run", "", LATE)),
     "the budget, with gains": lambda: decide(
         {
@@ -113,7 +116,7 @@ CASES: dict[str, Callable[[], BatchSizeResult]] = {
         }
     ),
     "one size measured": lambda: decide({1: Ended(11.5, times=1), 2: NOT_RUN, 4: NOT_RUN}),
-    "one size asked for": lambda: decide({8: Ended(1.0)}, asked=True),
+    "one size asked for": lambda: decide({8: Ended(1.0)}, is_listed=True),
     "one size that fits": lambda: decide({1: Ended(1.0), 2: NO_MEMORY}),
     "a failure": lambda: answer_of(
         {**steady((8, 1.0)), 16: [], 32: [], 64: []}, {16: "error", 32: "timeout", 64: "dropped"}
@@ -128,13 +131,16 @@ CASES: dict[str, Callable[[], BatchSizeResult]] = {
         {1: [1.0] * 5, **{n: [] for n in range(2, 10)}}, dict.fromkeys(range(2, 10), "timeout")
     ),
     "a GPU": lambda: measured(
-        {8: [1.0] * 5, 16: [4.0] * 5}, setting=GPU | {"l2": "warm"}, layers=LAYERS, timing={"sm_clock_mhz": 1417.0}
+        {8: [1.0] * 5, 16: [4.0] * 5},
+        setting=GPU | {"l2": "warm"},
+        facts=SubjectFacts(layers=LAYERS),
+        timing={"sm_clock_mhz": 1417.0},
     ),
     "a cold cache": lambda: measured({8: [1.0] * 5}, setting=GPU | {"l2": "cold"}),
     "a CPU without a reference step": lambda: measured(
         steady((8, 1.0), (16, 1.5)),
         setting={"device": {"kind": "cpu"}, "l2": "warm", "disturbed": True},
-        caveats=["Other processes kept 1.3 of 2 CPUs busy."],
+        notes=[note("interference", message="Other processes kept 1.3 of 2 CPUs busy.")],
     ),
     "a throttled clock": throttled,
     "an interruption with a recommendation": lambda: answer_of(

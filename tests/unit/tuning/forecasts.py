@@ -6,7 +6,7 @@ from typing import Any
 
 from cubatch.hardware import catalogue
 from cubatch.network.layers import Conv2d
-from cubatch.tuning.forecast import predict
+from cubatch.tuning.prediction import predict
 
 V100 = catalogue.find("v100-sxm2-16gb")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import cubatch
 from cubatch.measure.records import Outcome, Timing
-from cubatch.tuning.store import open_run
+from cubatch.tuning.store import Run
 
 ROOT = Path(cubatch.__file__).parents[1]
 
@@ -24,7 +24,7 @@ GIVEN = {"driver": "550", "numpy": "2.0.1", "threads": 4}
 
 def begin(path, **changes):
     arguments = {"identity": ASKED, "conditions": GIVEN, "budget": 60.0} | changes
-    return open_run(path, **arguments)
+    return Run(path, **arguments)
 
 
 def timing(batch_size=32, number=0, seconds=0.25, **facts):

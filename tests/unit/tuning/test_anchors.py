@@ -19,7 +19,7 @@ from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.tuning import anchors
 from cubatch.tuning.anchors import gpu_of, work_of
-from cubatch.tuning.forecast import predict
+from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.sharpen import sharpen
 from cubatch.workload import Workload

@@ -13,6 +13,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning import answer as answers
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subject import SubjectFacts
 from tests.unit.tuning.ends import answer_of, rounds
 
 SECONDS = st.floats(min_value=1e-6, max_value=1e3)
@@ -41,7 +42,7 @@ def test_the_answer_is_the_contracts_sentence(
         with pytest.raises(NothingMeasured):
             answer_of(seconds, statuses, goal)
         return
-    result = answer_of(seconds, statuses, goal, asked=True)
+    result = answer_of(seconds, statuses, goal, is_listed=True)
     by_size = {m.batch_size: m for m in result.measurements}
     took = {n: by_size[n].latency_seconds or math.nan for n in ok}
     costs = took if latency else {n: took[n] / n for n in ok}
@@ -63,7 +64,11 @@ def test_a_measurement_holds_what_its_timings_say() -> None:
     measured = Measured(timings=tuple(timings), outcomes=(Outcome(64, "ok", "enough"),), seconds_spent=15.0)
     candidate = Candidate(64, ("power of two",), predicted_peak_bytes=8, predicted_seconds=2.5)
     result = answers.answer(
-        [candidate], measured, goal=Goal(), setting={"seed": 3}, flops_per_sample=6.0, roofline_seconds={64: 1.5}
+        [candidate],
+        measured,
+        goal=Goal(),
+        setting={"seed": 3},
+        facts=SubjectFacts(flops_per_sample=6.0, roofline_seconds={64: 1.5}),
     )
     m = result.measurements[0]
     assert (m.latency_seconds, m.samples_per_second) == (
@@ -117,7 +122,7 @@ def test_occupancy_is_weighted_by_time() -> None:
         ],
         32: [{"kernel": "?"}],
     }
-    result = answer_of({8: [1.0], 16: [1.0], 32: [1.0]}, layers=layers)
+    result = answer_of({8: [1.0], 16: [1.0], 32: [1.0]}, facts=SubjectFacts(layers=layers))
     assert [m.occupancy for m in result.measurements] == [0.625, 0.75, None]
     assert [m.fill for m in result.measurements] == [pytest.approx(0.2), None, None]
     assert result.measurements[2].layers == ({"kernel": "?"},)

@@ -37,7 +37,7 @@ from tests.unit.tuning.ends import (
         ({1: 1.0, 2: 1.0, 3: 1.5}, {3: "latency"}, {}, "latency_limit"),
         ({1: 1.0, 2: 1.0, 4: None}, {4: "not_run"}, {}, "budget"),
         ({1: 1.0, 2: 1.0, 4: None, 8: None}, {4: "error", 8: "not_run"}, {}, "budget"),
-        ({1: 1.0, 2: 1.0}, {}, {"asked": True, "largest_batch_size": 2}, "batch_sizes"),
+        ({1: 1.0, 2: 1.0}, {}, {"is_listed": True, "largest_batch_size": 2}, "batch_sizes"),
         (
             {1: 1.0, 2: 1.0},
             {},
@@ -150,7 +150,7 @@ def test_a_limit_decided_only_where_it_was_met_within_2_percent_or_1(
         (24, {32: NO_MEMORY}, {"multiple": 8}, "memory"),
         (24, {33: NO_MEMORY}, {"multiple": 8}, None),
         (4, {6: DROPPED, 8: NO_MEMORY}, {"multiple": 8}, "plateau"),  # 6 is no multiple, and of the ladder
-        (24, {32: too_slow(1.2)}, {"multiple": 8, "asked": True}, "batch_sizes"),
+        (24, {32: too_slow(1.2)}, {"multiple": 8, "is_listed": True}, "batch_sizes"),
         (24, {32: PLANNED}, {"multiple": 8, "largest_batch_size": 31}, None),
     ],
 )
@@ -262,18 +262,20 @@ def test_a_size_dropped_for_the_latency_limit_ends_the_sizes(next_size: int, dec
 def test_a_list_decided_where_it_holds_nothing_up_to_the_size_that_failed() -> None:
     """Nothing between 16 and 1000 was asked for, so that 1000 does not fit says little about 16."""
     for failed in (NO_MEMORY, PLANNED, too_slow(1.5)):
-        result = decide({16: rate(100, 16), 1000: failed}, Goal(latency_limit=1.0), asked=True, largest_batch_size=900)
+        result = decide(
+            {16: rate(100, 16), 1000: failed}, Goal(latency_limit=1.0), is_listed=True, largest_batch_size=900
+        )
         assert result.decided_by == "batch_sizes"
         assert any("nothing between 16 and 1000" in reason for reason in result.reasons)
     slower = {50: rate(100, 50), 75: rate(60, 75, "dropped"), 200: NO_MEMORY}
-    assert decide(slower, asked=True).decided_by == "batch_sizes"
+    assert decide(slower, is_listed=True).decided_by == "batch_sizes"
     assert decide(slower).decided_by == "peak"
-    assert decide({16: rate(100, 16), 17: NO_MEMORY}, asked=True).decided_by == "memory"
+    assert decide({16: rate(100, 16), 17: NO_MEMORY}, is_listed=True).decided_by == "memory"
 
 
 def test_errors_above_the_answer_are_no_limit() -> None:
     """Neither the list, nor max_batch_size, nor memory kept the answer from sizes that raised an error."""
-    for more in ({}, {"asked": True}, {"largest_batch_size": 99}):
+    for more in ({}, {"is_listed": True}, {"largest_batch_size": 99}):
         assert decide({8: rate(100, 8), 32: ERROR}, **more).decided_by is None
 
 

@@ -10,7 +10,7 @@ from cubatch.hardware import load, probe
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure import page_faults
 from cubatch.measure.goal import Goal
-from cubatch.tuning import session, turns
+from cubatch.tuning import machine_lock, session
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.request import Request
 from cubatch.tuning.subjects.bounded_subject import BoundedSubject
@@ -143,7 +143,7 @@ def test_page_faults_of_timings_that_do_not_count_are_not_told(path, monkeypatch
         busy.setattr(page_faults, "told", lambda *_: ["At batch size 8 there were some."])
         before = tune(path, 8, 64, kib=100, budget=0.3)
     assert "At batch size 8 there were some." in before.reasons
-    monkeypatch.setattr(turns, "is_quiet", lambda _: True)
+    monkeypatch.setattr(machine_lock, "is_quiet", lambda _: True)
     anew = tune(path, 8, 64, kib=100)
     assert any("Discarded cached timings" in reason for reason in anew.reasons)
     assert "At batch size 8 there were some." not in anew.reasons

@@ -21,7 +21,7 @@ from cubatch.measure import ranks_runner
 from cubatch.measure.rank_group import RankGroup
 from cubatch.network import models
 from cubatch.network.weights import load_weights
-from cubatch.tuning.data_parallel import DataParallel
+from cubatch.tuning.exchange_cost import DataParallel
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subjects import network_subject

@@ -15,6 +15,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import answer as answers
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subject import SubjectFacts
 from cubatch.units import format_objective, format_tenths
 from tests.unit.tuning import explained
 from tests.unit.tuning.ends import (
@@ -126,7 +127,7 @@ def test_the_reasons_say_how_full_a_gpu_is_at_the_answer() -> None:
         timings = tuple(t for n, seconds in taken.items() for t in rounds(n, seconds, sm_clock_mhz=mhz))
         result = answers.answer(
             [Candidate(n) for n in taken], Measured(timings=timings, outcomes=(Outcome(8, "ok"), Outcome(16, "ok"))),
-            goal=Goal(), setting={}, layers=layers,
+            goal=Goal(), setting={}, facts=SubjectFacts(layers=layers),
         )  # fmt: skip
         return [reason for reason in result.reasons if reason.startswith("At ")]
 

@@ -20,8 +20,8 @@ from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.network import models
 from cubatch.tuning.answer import answer
 from cubatch.tuning.candidate_layers import explain
-from cubatch.tuning.forecast import predict
 from cubatch.tuning.ladder import candidates
+from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import TuningResult
 from tests.thorough import examples
 from tests.unit.tuned import measurement, tuned
@@ -244,7 +244,7 @@ def test_a_forecast_and_a_run_that_read_the_same_seconds_name_the_same_limit(val
         goal=goal,
         setting={},
         largest_batch_size=found.largest_batch_size,
-        asked=True,
+        is_listed=True,
     )
     able = {n: n / took if objective == "throughput" else took for n, took in seconds.items() if n not in late}
     best = max(able.values()) if objective == "throughput" else min(able.values())

@@ -25,8 +25,8 @@ from cubatch.network.graph import Network
 from cubatch.network.layers import Attention, Conv2d, Linear, ReLU, Sigmoid
 from cubatch.network.passes import Pass
 from cubatch.tuning import ladder
-from cubatch.tuning.forecast import predict
-from cubatch.tuning.forecast_waves import blocks_by_batch_size
+from cubatch.tuning.forecast_record import blocks_by_batch_size
+from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuning.forecasts import GO, SAW, SCALE_SD, V100, ask
 

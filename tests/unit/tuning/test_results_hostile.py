@@ -9,7 +9,7 @@ import re
 import pytest
 
 from cubatch.errors import CubatchError, InvalidData
-from cubatch.tuning.forecast import predict
+from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import MOST_MEASUREMENTS, TuningResult
 from tests.unit.tuned import measurement, tuned
 

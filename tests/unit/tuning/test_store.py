@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import sqlite3
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from cubatch.errors import InvalidArgument
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import store
+from cubatch.tuning.notes import note
 from tests.thorough import examples
 from tests.unit.tuning.stored import (
     ASKED,
@@ -46,12 +46,12 @@ def test_every_bit_comes_back(kept_timings, kept_outcomes, seconds):
                 run.outcome(outcome)
             run.spent(seconds)
         with begin(file) as run:
-            assert run.kept == Measured(
+            assert run.earlier == Measured(
                 timings=tuple(kept_timings),
                 outcomes=tuple(sorted(kept_outcomes, key=lambda outcome: outcome.batch_size)),
                 seconds_spent=seconds,
             )
-            assert all(type(kept.throttled) is bool for kept in run.kept.timings)
+            assert all(type(kept.throttled) is bool for kept in run.earlier.timings)
 
 
 def test_ladder_and_limit_come_back_with_the_first_timing(path):
@@ -77,7 +77,7 @@ def test_a_round_is_kept_once(path):
     with begin(path) as run:
         run.timing(timing(seconds=0.75))
     with begin(path) as run:
-        assert run.kept.timings == (timing(seconds=0.25),)
+        assert run.earlier.timings == (timing(seconds=0.25),)
 
 
 def test_the_last_outcome_of_a_size_counts(path):
@@ -87,7 +87,7 @@ def test_the_last_outcome_of_a_size_counts(path):
         run.outcome(Outcome(8, "error", "a mistake"))
         run.outcome(Outcome(8, "ok", "known well enough"))
     with begin(path) as run:
-        assert run.kept.outcomes == (Outcome(8, "ok", "known well enough"),)
+        assert run.earlier.outcomes == (Outcome(8, "ok", "known well enough"),)
 
 
 # --- which run is continued ----------------------------------------------------------------------------------
@@ -107,17 +107,17 @@ def test_results_under_other_conditions_are_refused_by_name(path, conditions, di
         run.timing(timing(seconds=0.25))
         run.finish()
     with begin(path, conditions=conditions) as run:
-        assert run.notes == [f"kept results refused: {difference}"]
-        assert (run.kept, run.finished) == (Measured(), False)
+        assert run.notes == [note("cache_conditions", differences=difference)]
+        assert (run.earlier, run.finished) == (Measured(), False)
         run.timing(timing(seconds=0.5))
     assert [kept.conditions for kept in store.list_runs(path)] == [GIVEN, conditions]
-    assert store.show(path, 2)[0].notes == (f"kept results refused: {difference}",)
+    assert difference in store.show(path, 2)[0].notes[0]
     with begin(path, conditions=conditions | {"numpy": "3.0"}) as run:  # the latest run is the one to compare with
-        assert run.notes == [f"kept results refused: numpy was {conditions['numpy']}, is 3.0"]
+        assert run.notes == [note("cache_conditions", differences=f"numpy was {conditions['numpy']}, is 3.0")]
     with begin(path) as run:  # back under the first conditions, the first results hold
-        assert (run.notes, run.finished, run.kept.timings) == ([], True, (timing(seconds=0.25),))
+        assert (run.notes, run.finished, run.earlier.timings) == ([], True, (timing(seconds=0.25),))
     with begin(path, conditions=conditions) as run:
-        assert run.kept.timings == (timing(seconds=0.5),)
+        assert run.earlier.timings == (timing(seconds=0.5),)
 
 
 def test_another_question_is_another_run(path):
@@ -125,10 +125,10 @@ def test_another_question_is_another_run(path):
     with begin(path) as run:
         run.timing(timing())
     with begin(path, identity=ASKED | {"mode": "inference"}) as run:
-        assert (run.kept, run.notes) == (Measured(), [])
+        assert (run.earlier, run.notes) == (Measured(), [])
     turned = dict(reversed(ASKED.items()))
     with begin(path, identity=turned, conditions=dict(reversed(GIVEN.items()))) as run:
-        assert run.kept.timings == (timing(),)
+        assert run.earlier.timings == (timing(),)
 
 
 def test_refresh_starts_over(path):
@@ -139,7 +139,7 @@ def test_refresh_starts_over(path):
             run.timing(timing())
             run.finish()
     with begin(path, refresh=True) as run:
-        assert (run.kept, run.finished, run.notes) == (Measured(), False, [])
+        assert (run.earlier, run.finished, run.notes) == (Measured(), False, [])
     assert [(kept.conditions, kept.num_timings) for kept in store.list_runs(path)] == [(other, 1), (GIVEN, 0)]
 
 
@@ -162,7 +162,7 @@ def test_only_a_larger_budget_reopens_what_the_budget_cut(path, budget, left, fi
         run.outcome(Outcome(4, "ok", "the budget is spent", {"limit": "budget"}))
         run.finish()
     with begin(path, budget=budget) as run:
-        assert {outcome.batch_size: outcome.status for outcome in run.kept.outcomes} == left
+        assert {outcome.batch_size: outcome.status for outcome in run.earlier.outcomes} == left
         assert run.finished is finished
 
 
@@ -174,7 +174,7 @@ def test_the_budget_of_an_unfinished_run_is_that_of_its_latest_call(path):
         run.outcome(Outcome(2, "not_run", "no budget"))
         run.finish()
     with begin(path, budget=60.0) as run:
-        assert (run.kept.outcomes, run.finished) == ((), False)
+        assert (run.earlier.outcomes, run.finished) == ((), False)
 
 
 def test_interrupted_sizes_are_measured_again(path):
@@ -185,8 +185,8 @@ def test_interrupted_sizes_are_measured_again(path):
         run.outcome(Outcome(16, "dropped"))
         run.finish()
     with begin(path) as run:
-        assert run.kept.timings == (timing(8),)
-        assert run.kept.outcomes == (Outcome(16, "dropped"),)
+        assert run.earlier.timings == (timing(8),)
+        assert run.earlier.outcomes == (Outcome(16, "dropped"),)
         assert not run.finished
 
 
@@ -209,8 +209,8 @@ def test_the_death_of_a_worker_is_not_final(path):
             run.outcome(outcome)
         run.finish()
     with begin(path) as run:
-        assert (run.kept.outcomes, run.finished) == (rest, False)
-        assert run.kept.timings == (timing(1), timing(2))
+        assert (run.earlier.outcomes, run.finished) == (rest, False)
+        assert run.earlier.timings == (timing(1), timing(2))
         run.finish()
     with begin(path) as run:
         assert run.finished
@@ -240,7 +240,7 @@ def test_a_killed_process_loses_no_timing_that_it_reported(path, seed):
     """SIGKILL at a random moment: every timing whose keeping returned is there, once, and the file is whole."""
     script = """
         with begin(sys.argv[1]) as run:
-            start = len(run.kept.timings)
+            start = len(run.earlier.timings)
             for number in range(start, start + 100_000):
                 run.timing(timing(32, number, seconds=number + 0.5))
                 sys.stdout.write(f"{number}\\n")
@@ -255,10 +255,10 @@ def test_a_killed_process_loses_no_timing_that_it_reported(path, seed):
         expected = max(expected, *(int(line) + 1 for line in reported if line.endswith("\n")))
         with begin(path) as run:
             assert run.notes == []
-            numbers = [kept.round for kept in run.kept.timings]
+            numbers = [kept.round for kept in run.earlier.timings]
             assert numbers == list(range(len(numbers)))
             assert len(numbers) in {expected, expected + 1}  # the last may have been kept and not yet told
-            assert all(kept.seconds == kept.round + 0.5 for kept in run.kept.timings)
+            assert all(kept.seconds == kept.round + 0.5 for kept in run.earlier.timings)
 
 
 def test_sixteen_processes_keep_at_once(path):
@@ -292,8 +292,8 @@ def test_a_second_tuner_waits_for_the_first(path):
     thread.join(timeout=60.0)
     with found[0] as second:
         assert second.finished
-        assert second.kept.timings == (timing(8),)
-        assert re.fullmatch("another process measures the same run: waited .* for it", second.notes[0])
+        assert second.earlier.timings == (timing(8),)
+        assert [note.code for note in second.notes] == ["cache_waited"]
 
 
 def test_a_second_tuner_that_waited_long_enough_measures_unkept(path):
@@ -306,7 +306,7 @@ def test_a_second_tuner_that_waited_long_enough_measures_unkept(path):
         second.close()
         first.timing(timing(seconds=1.0))
     with begin(path) as run:
-        assert run.kept.timings == (timing(seconds=1.0),)
+        assert run.earlier.timings == (timing(seconds=1.0),)
 
 
 def test_a_killed_tuner_blocks_nobody(path):
@@ -348,10 +348,10 @@ def test_a_run_begun_anew_keeps_the_old_timings_where_they_are(path):
         run.save_disturbed(["busy"])
     with begin(path) as run:
         run.begin_anew()
-        assert (run.kept, run.disturbed) == (Measured(), ())
+        assert (run.earlier, run.disturbed) == (Measured(), ())
         run.timing(timing(8, 0, 0.25))
     with begin(path) as run:
-        assert (run.kept.timings, run.kept.outcomes, run.disturbed) == ((timing(8, 0, 0.25),), (), ())
+        assert (run.earlier.timings, run.earlier.outcomes, run.disturbed) == ((timing(8, 0, 0.25),), (), ())
         assert (run.ladder, run.limit) == (ladder, limit)
     assert store.show(path, 1)[1].timings == (timing(8, 0, 0.5),)
     assert [kept.num_timings for kept in store.list_runs(path)] == [1, 1]
@@ -367,19 +367,19 @@ def test_a_run_that_is_begun_anew_and_measures_nothing_hides_no_other(path, stop
         run.begin_anew()
         raise stop
     with begin(path) as run:
-        assert (run.kept.timings, run.disturbed, run.was_begun_anew) == ((timing(8),), ("busy",), False)
+        assert (run.earlier.timings, run.disturbed, run.was_begun_anew) == ((timing(8),), ("busy",), False)
         run.begin_anew()
         run.timing(timing(8, 0, 0.5))
     with begin(path) as run:
-        assert (run.kept.timings, run.was_begun_anew) == ((timing(8, 0, 0.5),), True)
+        assert (run.earlier.timings, run.was_begun_anew) == ((timing(8, 0, 0.5),), True)
 
 
 def test_without_a_store_a_run_is_begun_anew_all_the_same():
     """There is nothing to leave behind."""
     with begin(None) as run:
-        run.kept = Measured(timings=(timing(8),))
+        run.earlier = Measured(timings=(timing(8),))
         run.begin_anew()
-        assert run.kept == Measured()
+        assert run.earlier == Measured()
 
 
 @pytest.mark.parametrize("measured", ["nothing", "now", "before"])
@@ -401,7 +401,8 @@ def test_a_hash_that_differs_is_told_by_its_beginning(path):
     with begin(path, conditions={"source_sha256": "a1" * 32}) as run:
         run.timing(timing(8))
     with begin(path, conditions={"source_sha256": "b2" * 32}) as run:
-        assert run.notes == ["kept results refused: source_sha256 was a1a1a1a1a1a1…, is b2b2b2b2b2b2…"]
+        (refused,) = run.notes
+        assert refused.values["differences"] == "source_sha256 was a1a1a1a1a1a1…, is b2b2b2b2b2b2…"
 
 
 def test_a_store_that_is_being_created_has_no_runs(tmp_path):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -24,7 +21,7 @@ from cubatch import sqlite_file
 from cubatch.errors import StoreError
 from cubatch.measure.kernel_choice import Winners, forget, path_beside
 from cubatch.measure.records import Candidate, Measured, Outcome
-from cubatch.tuning import store, stored_run
+from cubatch.tuning import store
 from tests.unit.commands import as_nobody
 from tests.unit.tuning.stored import (
     ASKED,
@@ -46,12 +43,12 @@ def test_a_damaged_store_is_renamed_once_and_said(path):
         warnings.simplefilter("ignore")
         with begin(sys.argv[1], identity={"number": int(sys.argv[2])}) as run:
             run.timing(timing())
-            print(run.is_kept, run.notes)
+            print(run.is_kept, [note.code for note in run.notes])
     """
     children = [run_child(script, path, number) for number in range(6)]
     outputs = [child.communicate(timeout=60) for child in children]
     assert all(out.startswith("True ") for out, _ in outputs), outputs
-    assert sum("was damaged; it was renamed to" in out for out, _ in outputs) == 1
+    assert sum("cache_replaced" in out for out, _ in outputs) == 1
     assert len(list(path.parent.glob("*.old-*Z"))) == 1
     assert len(store.list_runs(path)) == 6
 
@@ -67,7 +64,7 @@ def test_a_damaged_store_is_renamed_once_and_said(path):
     ],
 )
 def test_a_damaged_run_is_named_and_left(path, statement):
-    """It is measured again in a new run; the others of the store are read."""
+    """It is measured again in a new run; other runs of the store are read, and all once it is cleared."""
     for identity in ({"spec": "damaged"}, {"spec": "whole"}):
         with begin(path, identity=identity) as run:
             run.timing(timing(8))
@@ -79,10 +76,29 @@ def test_a_damaged_run_is_named_and_left(path, statement):
     with pytest.raises(StoreError, match="cubatch store clear 1"):
         store.show(path, 1)
     with pytest.warns(UserWarning, match="run 1 is damaged"), begin(path, identity={"spec": "damaged"}) as run:
-        assert run.kept == Measured()
+        assert run.earlier == Measured()
     with begin(path, identity={"spec": "whole"}) as run:
-        assert run.kept.timings == (timing(8),)
-    assert len(store.list_runs(path)) == 3
+        assert run.earlier.timings == (timing(8),)
+    assert store.clear(path, 1) == 1
+    assert len(store.list_runs(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [(b"seconds_spent", b"\xf4"), (b"runs_by_identity", b"\xaa"), (b"TABLE timings", b"TABLE \xe9")]
+)
+def test_a_name_that_is_no_text_is_damage(path, name, start):
+    """SQLite's Python module decodes names strictly: the file is renamed, and looking at it is a StoreError."""
+    with begin(path) as run:
+        run.timing(timing())
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = delete")
+    content = path.read_bytes()
+    assert name in content
+    path.write_bytes(content.replace(name, start + name[len(start) :]))
+    with pytest.raises(StoreError, match="damaged"):
+        store.list_runs(path)
+    with pytest.warns(UserWarning, match="renamed"), begin(path) as run:
+        assert run.is_kept
 
 
 @pytest.mark.parametrize(("table", "timings"), [("timings", 0), ("outcomes", 1)])
@@ -98,124 +114,24 @@ def test_a_finished_run_that_lacks_rows_is_open(path, table, timings):
     database.commit()
     database.close()
     with begin(path) as run:
-        assert (run.finished, run.kept.outcomes, len(run.kept.timings)) == (False, (), timings)
+        assert (run.finished, run.earlier.outcomes, len(run.earlier.timings)) == (False, (), timings)
 
 
-def test_what_a_full_disk_delayed_is_written_once_there_is_room(path, monkeypatch):
-    """A note says so while it lasts; in the end nothing is missing and the note is gone."""
-    monkeypatch.setattr(stored_run, "RETRY_SECONDS", 0.0)
-    timings = [timing(number=number) for number in range(500)]
+def test_a_full_disk_ends_the_caching_only(path):
+    """One note and one warning; what was written before stays, and the run goes on."""
     with begin(path) as run:
         pages = run._database.execute("PRAGMA page_count").fetchone()[0]
         run._database.execute(f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.warns(UserWarning, match=r"not kept yet: .*the disk is full.* it is tried again") as warned:
-            for one in timings[:-1]:
-                run.timing(one)
-        assert not run.is_kept
-        assert len(warned) == len(run.notes) == 1
-        assert 0 < store.list_runs(path)[0].num_timings < 499  # what was written before stays
-        run._database.execute("PRAGMA max_page_count = 1000000")
-        run.timing(timings[-1])
-        assert (run.is_kept, run.notes) == (True, [])
-        run.finish()
-    with begin(path) as run:
-        assert run.kept.timings == tuple(timings)
-        assert run.finished
-
-
-def forbid_growth(run):
-    """Let SQLite report for the file of a run what it reports for a full disk."""
-    run._database.execute(f"PRAGMA max_page_count = {run._database.execute('PRAGMA page_count').fetchone()[0]}")
-
-
-def fill(run):
-    """Time nine hundred rounds into a file that cannot grow."""
-    forbid_growth(run)
-    with pytest.warns(UserWarning, match="not kept yet"):
-        for number in range(900):
-            run.timing(timing(number=number))
-
-
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_what_a_full_disk_delayed_is_tried_a_last_time(path, monkeypatch, is_finished):
-    """When the run finishes or is closed, also long before the next attempt is due."""
-    monkeypatch.setattr(stored_run, "RETRY_SECONDS", 1e9)
-    run = begin(path)
-    fill(run)
-    run._database.execute("PRAGMA max_page_count = 1000000")
-    if is_finished:
-        run.finish()
-        assert (run.is_kept, run.notes) == (True, [])
-    run.close()
-    assert run.notes == []
-    with begin(path) as again:
-        assert (len(again.kept.timings), again.finished) == (900, is_finished)
-
-
-@pytest.mark.parametrize("is_full_later", [False, True])
-def test_a_disk_that_stays_full_is_one_note(path, is_full_later):
-    """A finished run knows its outcome: not kept; also when the disk is full for what is written after `finish`."""
-    with begin(path) as run:
-        if is_full_later:
+        with pytest.warns(UserWarning, match="the disk is full") as warned:
+            for number in range(900):
+                run.timing(timing(number=number))
             run.finish()
-            forbid_growth(run)
-            with pytest.warns(UserWarning, match="the disk is full"):
-                run.save_ladder([Candidate(size) for size in range(1, 900)], {})
-        else:
-            fill(run)
-            with pytest.warns(UserWarning, match="the disk is full"):
-                run.finish()
         assert not run.is_kept
-        (note,) = notes = list(run.notes)
-        assert note.startswith("not kept: ")
-        run.close()
-        assert run.notes == notes
+        assert [note.code for note in run.notes] == ["cache_unusable"]
+        assert len(warned) == 1
     with begin(path) as run:
-        assert len(run.kept.timings) < 900
-        assert run.finished == is_full_later
-
-
-ON_TMPFS = """
-import json, sys, warnings
-from pathlib import Path
-from cubatch.tuning import stored_run
-from tests.unit.tuning.stored import begin, timing
-warnings.simplefilter("ignore")
-stored_run.RETRY_SECONDS = 0.0
-folder = Path(sys.argv[1])
-with begin(folder / "store.sqlite3") as run:
-    run.timing(timing(number=0))
-    with (folder / "ballast").open("wb", buffering=0) as ballast:
-        try:
-            while ballast.write(bytes(4096)):
-                pass
-        except OSError as error:
-            full = error.errno
-    for number in range(1, 500):
-        run.timing(timing(number=number))
-    while_full = run.is_kept
-    (folder / "ballast").unlink()
-    run.timing(timing(number=500))
-    run.finish()
-    notes = run.notes
-with begin(folder / "store.sqlite3") as run:
-    print(json.dumps([full, while_full, notes, [one.round for one in run.kept.timings], run.finished]))
-"""
-
-
-def test_a_file_system_that_is_full_loses_nothing(tmp_path):
-    """On a tmpfs of 16 MiB, filled to the last block and emptied again: all is kept, nothing is left to be said."""
-    mount = 'mount -t tmpfs -o size=16m tmpfs "$1" && exec "$2" -c "$3" "$1"'
-    apart = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-    if subprocess.run([*apart[:3], "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this system does not let users mount file systems")
-    done = subprocess.run([*apart, tmp_path, sys.executable, ON_TMPFS], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    full, while_full, notes, rounds, finished = json.loads(done.stdout)
-    assert full == errno.ENOSPC
-    assert (while_full, notes) == (False, [])
-    assert rounds == list(range(501))
-    assert finished
+        assert 0 < len(run.earlier.timings) < 900
+        assert not run.finished
 
 
 def test_a_file_that_may_not_grow_is_said_once(path):
@@ -230,11 +146,11 @@ def test_a_file_that_may_not_grow_is_said_once(path):
             warnings.simplefilter("always")
             for number in range(3000):
                 run.timing(timing(number=number))
-        print(len(said), run.is_kept, run.notes)
+        print(len(said), run.is_kept, [note.code for note in run.notes])
     """
     with run_child(script, path) as child:
         out, err = child.communicate(timeout=60)
-    assert out.startswith("2 False ['not kept: "), out + err
+    assert out == "1 False ['cache_unusable']\n", out + err
 
 
 def test_a_read_only_place_is_said_once_and_measuring_goes_on():
@@ -262,7 +178,7 @@ def test_a_read_only_place_is_said_once_and_measuring_goes_on():
             Path(place).chmod(0o755)
         file.chmod(0o644)
         with begin(file) as run:
-            assert run.kept.timings == (timing(),)
+            assert run.earlier.timings == (timing(),)
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
@@ -280,7 +196,7 @@ def test_a_read_only_store_answers_reruns(is_finished):
         with as_nobody(), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             with begin(file) as run:
-                assert (run.kept.timings, run.finished, run.ladder) == ((timing(8),), is_finished, (Candidate(8),))
+                assert (run.earlier.timings, run.finished, run.ladder) == ((timing(8),), is_finished, (Candidate(8),))
                 assert (len(warned), len(run.notes)) == ((0, 0) if is_finished else (1, 1))
                 run.timing(timing(8, 1))
             assert store.show(file, 1)[1].timings == (timing(8),)
@@ -311,9 +227,9 @@ def test_a_read_only_store_that_is_not_whole_stops_nothing(make, reason):
         file = Path(place) / "store.sqlite3"
         make(file)
         with as_nobody():
-            with pytest.warns(UserWarning, match=f"not kept: .*{reason}"), begin(file) as run:
+            with pytest.warns(UserWarning, match=f"not cached: .*{reason}"), begin(file) as run:
                 run.timing(timing(16))
-                assert (run.kept, run.is_kept, len(run.notes)) == (Measured(), False, 1)
+                assert (run.earlier, run.is_kept, len(run.notes)) == (Measured(), False, 1)
             with pytest.raises(StoreError, match=reason.partition(",")[0]):
                 store.list_runs(file)
 
@@ -365,7 +281,7 @@ def test_nothing_is_kept_without_a_path():
             run.outcome(Outcome(1, "ok"))
             run.spent(1.0)
             run.finish()
-    assert (run.kept, run.ladder, run.notes, run.is_kept, run.finished) == (Measured(), None, [], False, True)
+    assert (run.earlier, run.ladder, run.notes, run.is_kept, run.finished) == (Measured(), None, [], False, True)
 
 
 # --- looking and clearing ------------------------------------------------------------------------------------
@@ -406,7 +322,7 @@ def test_clear_forgets_one_run_or_all(path):
     with pytest.raises(StoreError, match="no run 3"):
         store.clear(path, 3)
     with begin(path, identity={"number": 2}) as run:
-        assert run.kept == Measured()
+        assert run.earlier == Measured()
     assert [run.id for run in store.list_runs(path)] == [1, 2, 4]
     assert store.clear(path) == 3
     database = sqlite3.connect(path)
@@ -498,6 +414,6 @@ def test_memory_refusals_hold_as_long_as_memory_is_short(path, memory_bytes, lef
         run.outcome(Outcome(64, "over_limit", "too slow", {"limit": "latency"}))
         run.finish()
     with begin(path, memory_bytes=memory_bytes) as run:
-        assert {outcome.batch_size for outcome in run.kept.outcomes} == left
+        assert {outcome.batch_size for outcome in run.earlier.outcomes} == left
         assert run.finished == (len(left) == 4)
-        assert run.kept.timings == (timing(64),)
+        assert run.earlier.timings == (timing(64),)

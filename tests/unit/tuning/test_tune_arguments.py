@@ -12,7 +12,7 @@ import pytest
 from cubatch import errors
 from cubatch.measure.goal import Goal
 from cubatch.memory.fit import max_batch_size
-from cubatch.tuning.forecast import predict
+from cubatch.tuning.prediction import predict
 from cubatch.tuning.tune import autotune
 from tests.unit.tuning.small_runs import tune
 

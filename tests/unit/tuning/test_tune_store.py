@@ -130,7 +130,7 @@ def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
         tune(store=kept, progress=interrupt)
     old, went_on, new = tune(store=kept).reasons[1:4]
     assert old == kept_with(new)
-    assert went_on == "This run continues from them; with another store the same call measures anew."
+    assert went_on == "This run continues from them; with another store the same call measures again."
     assert len(store.list_runs(kept)) == 1
 
 
@@ -201,7 +201,7 @@ def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, coun
     done = len(counted)
     again = quick(store=True)
     assert again.measurements == first.measurements
-    assert "--fresh (store='refresh') measures anew" in again.reasons[1], "which no other store takes"
+    assert "--fresh (store='refresh') measures again" in again.reasons[1], "which no other store takes"
     assert len(counted) == done
     fresh = quick(store="refresh")
     assert len(counted) > done
@@ -217,7 +217,7 @@ def test_what_another_store_kept_is_measured_anew_without_an_option_that_exclude
     quick(store=tmp_path / "kept")
     done = len(counted)
     said = quick(store=tmp_path / "kept").reasons[1]
-    assert said.endswith("nothing was measured now; with another store the same call measures anew.")
+    assert said.endswith("nothing was measured now; with another store the same call measures again.")
     assert len(counted) == done
     quick(store=tmp_path / "other")
     assert len(counted) > done
@@ -232,12 +232,12 @@ def test_a_changed_condition_is_refused_by_name(tmp_path, monkeypatch, virtual, 
         changed.setattr(session, "conditions", lambda device: real(device) | {"numpy": "1.0", "threads": 99})
         result = quick()
     assert len(counted) > before
-    (note,) = [reason for reason in result.reasons if "refused" in reason]
+    (note,) = [reason for reason in result.reasons if "do not apply" in reason]
     assert "numpy was" in note
     assert "is 1.0" in note
     assert "threads was" in note
     after = len(counted)
-    assert not [reason for reason in quick().reasons if "refused" in reason]
+    assert not [reason for reason in quick().reasons if "do not apply" in reason]
     assert len(counted) == after
 
 
@@ -323,7 +323,7 @@ def test_an_interruption_says_where_nothing_is_kept(tmp_path, virtual, monkeypat
             raise KeyboardInterrupt
 
     monkeypatch.setattr(store_tables, "insert_timing", refuse)
-    with pytest.warns(UserWarning, match="not kept: the store"), pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.warns(UserWarning, match="not cached: the store"), pytest.raises(KeyboardInterrupt) as caught:
         tune(store=tmp_path / "kept", progress=interrupt)
     assert not caught.value.is_kept
 
@@ -379,7 +379,7 @@ def test_three_kills_lose_and_repeat_nothing(tmp_path):
         taken = [value[0] for (size, _), value in sorted(after.items()) if size == m.batch_size]
         assert set(m.timings_seconds) <= set(taken)
         assert len(m.timings_seconds) + m.throttled == len(taken)
-    assert not [reason for reason in result.reasons if "refused" in reason]
+    assert not [reason for reason in result.reasons if "do not apply" in reason]
 
 
 def test_a_comparison_that_the_budget_cut_short_goes_on(tmp_path):

@@ -19,20 +19,18 @@ from typing import BinaryIO
 from cubatch import sqlite_file
 from cubatch.hardware import load
 from cubatch.hardware.facts import Device
+from cubatch.tuning.notes import note, sentence
 
-_TURN = threading.RLock()  # a step may itself tune, in the same thread
+_LOCK = threading.RLock()  # a step may itself tune, in the same thread
 _depth = 0
 
-_NOT_ALONE = (
-    "Another cubatch was measuring on this device at the same time, and each disturbs the other's timings: run them "
-    "one after the other."
-)
+_OTHER_RUN = sentence(note("another_run"))
 _WATCH_SECONDS = 1.2 * load.MIN_SECONDS
 _TRIES, _TRY_SECONDS = 100, 0.01  # while another process tries for its exclusive lock
 
 
 @contextlib.contextmanager
-def alone(device: Device, worker_pid: int | None = None) -> Iterator[list[str]]:
+def exclusive(device: Device, worker_pid: int | None = None) -> Iterator[list[str]]:
     """
     Measure exclusively in this process while the block runs; other threads wait.
 
@@ -49,30 +47,30 @@ def alone(device: Device, worker_pid: int | None = None) -> Iterator[list[str]]:
 
     Example:
         >>> from cubatch.hardware.probe import device
-        >>> with alone(device("cpu")), alone(device("cpu")):
+        >>> with exclusive(device("cpu")), exclusive(device("cpu")):
         ...     "measured"
         'measured'
     """
-    global _depth  # noqa: PLW0603 - only whoever has the turn reads and writes it
-    if not _TURN.acquire(blocking=False):
+    global _depth  # noqa: PLW0603 - only the thread that holds the lock reads and writes it
+    if not _LOCK.acquire(blocking=False):
         warnings.warn("another thread is measuring: this one waits until it is done", stacklevel=2)
-        _TURN.acquire()
+        _LOCK.acquire()
     _depth += 1
     try:
         if _depth > 1:
             yield []
         else:
-            before, met = load.snapshot(worker_pid), list[str]()
+            before, messages = load.snapshot(worker_pid), list[str]()
             try:
-                with _marked(device, met):
-                    if met:
-                        warnings.warn(_NOT_ALONE, stacklevel=3)
-                    yield met
+                with _marked(device, messages):
+                    if messages:
+                        warnings.warn(_OTHER_RUN, stacklevel=3)
+                    yield messages
             finally:
-                met.extend(_busy_since(before, device, worker_pid))
+                messages.extend(_busy_since(before, device, worker_pid))
     finally:
         _depth -= 1
-        _TURN.release()
+        _LOCK.release()
 
 
 def is_quiet(device: Device) -> bool:
@@ -103,17 +101,17 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def _marked(device: Device, met: list[str]) -> Iterator[None]:
+def _marked(device: Device, messages: list[str]) -> Iterator[None]:
     """Mark a device while the block runs; append a message if another process has marked it at its start or end."""
     with _mark_of(device) as mark:
         is_alone = mark is None or _is_only(mark)
         if not is_alone:
-            met.append(_NOT_ALONE)
+            messages.append(_OTHER_RUN)
         try:
             yield
         finally:
             if mark is not None and is_alone and not _is_only(mark):
-                met.append(_NOT_ALONE)
+                messages.append(_OTHER_RUN)
 
 
 @contextlib.contextmanager

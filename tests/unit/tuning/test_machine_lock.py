@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from cubatch.hardware import load, probe
-from cubatch.tuning import turns
+from cubatch.tuning import machine_lock
 from cubatch.tuning.tune import autotune_callable
 
 CPU = probe.device("cpu")
@@ -22,10 +22,10 @@ BESIDE = """
 import sys, attrs
 from pathlib import Path
 from cubatch.hardware import probe
-from cubatch.tuning import turns
-turns.folder = lambda: Path(sys.argv[1])
+from cubatch.tuning import machine_lock
+machine_lock.folder = lambda: Path(sys.argv[1])
 device = attrs.evolve(probe.device("cpu"), uuid=sys.argv[2] or None)
-with turns.alone(device):
+with machine_lock.exclusive(device):
     print("marked", flush=True)
     sys.stdin.read()
 """
@@ -34,7 +34,7 @@ with turns.alone(device):
 @contextlib.contextmanager
 def other_process(uuid=""):
     """Run a process that measures, as far as marks go, until the block ends."""
-    command = [sys.executable, "-c", BESIDE, str(turns.folder()), uuid]
+    command = [sys.executable, "-c", BESIDE, str(machine_lock.folder()), uuid]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         try:
@@ -48,7 +48,7 @@ def test_who_waits_is_told_and_gets_its_turn():
     order, holds, done = [], threading.Event(), threading.Event()
 
     def first():
-        with turns.alone(CPU):
+        with machine_lock.exclusive(CPU):
             holds.set()
             done.wait()
             order.append("first")
@@ -58,7 +58,7 @@ def test_who_waits_is_told_and_gets_its_turn():
     holds.wait()
     with pytest.warns(UserWarning, match="another thread is measuring"):
         threading.Timer(0.01, done.set).start()
-        with turns.alone(CPU):
+        with machine_lock.exclusive(CPU):
             order.append("second")
     thread.join()
     assert order == ["first", "second"]
@@ -66,12 +66,12 @@ def test_who_waits_is_told_and_gets_its_turn():
 
 def test_a_turn_ends_with_an_error():
     """The next one need not wait."""
-    with pytest.raises(KeyError), turns.alone(CPU):
+    with pytest.raises(KeyError), machine_lock.exclusive(CPU):
         raise KeyError
     found = []
 
     def next_one():
-        with warnings.catch_warnings(record=True) as told, turns.alone(CPU):
+        with warnings.catch_warnings(record=True) as told, machine_lock.exclusive(CPU):
             found.append(told)
 
     thread = threading.Thread(target=next_one)
@@ -110,17 +110,17 @@ def test_no_two_threads_step_at_once():
 def test_a_process_that_measures_beside_is_noticed_and_gone_when_it_ends():
     """Both ends of a measurement look around; the mark of a process that was killed is no mark."""
     with other_process() as other:
-        with pytest.warns(UserWarning, match="Another cubatch was measuring"), turns.alone(CPU) as met:
+        with pytest.warns(UserWarning, match="Another cubatch was measuring"), machine_lock.exclusive(CPU) as met:
             assert len(met) == 1
         other.kill()
-    with turns.alone(CPU) as met:
+    with machine_lock.exclusive(CPU) as met:
         assert met == []
     assert met == []
 
 
 def test_a_process_that_begins_meanwhile_is_noticed_at_the_end():
     """And not told a second time of those that were there from the start."""
-    with contextlib.ExitStack() as stack, turns.alone(CPU) as met:
+    with contextlib.ExitStack() as stack, machine_lock.exclusive(CPU) as met:
         assert met == []
         stack.enter_context(other_process())
     assert len(met) == 1
@@ -132,7 +132,7 @@ def test_both_are_told_whoever_came_meanwhile_and_however_it_ends():
     told = []
 
     def measure(stack):
-        with turns.alone(CPU) as met:
+        with machine_lock.exclusive(CPU) as met:
             told.append(met)
             stack.enter_context(other_process())
             raise KeyError
@@ -152,7 +152,7 @@ def test_what_a_worker_computed_before_is_not_taken_for_what_it_computes_meanwhi
     monkeypatch.setattr(load, "between", lambda *ends: looked.append(ends))
     with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         worker.stdout.readline()
-        with turns.alone(CPU, worker.pid):
+        with machine_lock.exclusive(CPU, worker.pid):
             worker.kill()
             worker.wait()
     ((before, after),) = looked
@@ -173,26 +173,26 @@ def others_load(monkeypatch):
 def test_who_only_watches_is_not_met(monkeypatch):
     """A process that looks whether it is quiet leaves no mark; it sees those who measure."""
     monkeypatch.setattr(load, "between", lambda *_: None)
-    assert turns.is_quiet(CPU)
+    assert machine_lock.is_quiet(CPU)
     with other_process():
-        assert not turns.is_quiet(CPU)
-    with turns._mark_of(CPU) as mark:
-        assert turns._is_only(mark, is_marked=False)
-        with turns.alone(CPU) as met:
+        assert not machine_lock.is_quiet(CPU)
+    with machine_lock._mark_of(CPU) as mark:
+        assert machine_lock._is_only(mark, is_marked=False)
+        with machine_lock.exclusive(CPU) as met:
             assert met == []
 
 
 def test_devices_are_marked_apart():
     """Who measures on a GPU does not disturb who measures on another."""
     one, two = (attrs.evolve(CPU, kind="cuda", uuid=f"GPU-{n}") for n in (1, 2))
-    with other_process(uuid=one.uuid), turns.alone(two) as met:
+    with other_process(uuid=one.uuid), machine_lock.exclusive(two) as met:
         assert met == []
     assert met == []
 
 
 def test_tuning_within_tuning_meets_nobody():
     """It is the same measurement."""
-    with turns.alone(CPU) as outer, turns.alone(CPU) as inner:
+    with machine_lock.exclusive(CPU) as outer, machine_lock.exclusive(CPU) as inner:
         pass
     assert (outer, inner) == ([], [])
 
@@ -200,8 +200,8 @@ def test_tuning_within_tuning_meets_nobody():
 @pytest.mark.parametrize("place", ["/proc/nothing/here", "~nobody-of-this-name/here"])
 def test_where_nothing_can_be_marked_it_is_measured(monkeypatch, place):
     """A read-only home is no reason not to measure."""
-    monkeypatch.setattr(turns, "folder", lambda: Path(place))
-    with turns.alone(CPU) as met:
+    monkeypatch.setattr(machine_lock, "folder", lambda: Path(place))
+    with machine_lock.exclusive(CPU) as met:
         assert met == []
 
 

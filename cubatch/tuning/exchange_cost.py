@@ -46,8 +46,8 @@ class DataParallel:
 
         Example:
             >>> taken = {"together": 0.25, "alone": 0.125, "exchange": 0.5, "exposed": 0.125}
-            >>> found = DataParallel.of(["cpu", "cpu"], 64, taken)
-            >>> found.overlap, found.scaling_efficiency, found.samples_per_second
+            >>> cost = DataParallel.of(["cpu", "cpu"], 64, taken)
+            >>> cost.overlap, cost.scaling_efficiency, cost.samples_per_second
             (0.75, 0.5, 512.0)
         """
         step, exchange, exposed = seconds["together"], seconds["exchange"], seconds["exposed"]
@@ -81,7 +81,6 @@ def data_parallel(value: Any) -> DataParallel | None:
     """Return a record, given as such or as JSON."""
     if value is None or isinstance(value, DataParallel):
         return value
-    found, names = checks.mapping(value), [attribute.name for attribute in attrs.fields(DataParallel)]
-    if missing := set(names) - found.keys():
-        raise ValueError(f"lacks {', '.join(sorted(missing))}")
-    return DataParallel(**{name: found[name] for name in names})
+    names = [attribute.name for attribute in attrs.fields(DataParallel)]
+    facts = checks.mapping_with(value, names)
+    return DataParallel(**{name: facts[name] for name in names})

@@ -1,8 +1,8 @@
 """
 predict(): the recommended batch size for a GPU that is not in this machine.
 
-The steps are those of `autotune` with a model of time instead of a clock: candidates, memory plan, predicted seconds,
-and the same rule for the recommendation. Nothing is measured, and all output says so.
+It follows the steps of `autotune`, with a model of time instead of a clock. Request, candidates, memory plan and the
+rules for recommendation and limit are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.decision import Fate, decide
 from cubatch.tuning.forecast_record import Forecast, PassShare
 from cubatch.tuning.ladder import Ladder, added, propose
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.sharpen import Sharpened, sharpen
 from cubatch.units import format_seconds
@@ -77,8 +77,8 @@ def predict(
         dtype: "float32", "tf32" (sm_80 on), "float16" or "bfloat16".
         batch_sizes: Predict exactly these; those that do not fit are marked `over_limit`.
         library: "vendor": cuDNN and cuBLAS as published; "cubatch": cubatch kernels, by counts alone.
-        anchors: Tuning results, or paths to their JSON, measured on that GPU or another, which correct the prediction
-            (see `sharpen`); at most 100, with 1000 measured batch sizes in total.
+        anchors: Tuning results, or paths to their JSON, that correct the prediction (see `sharpen`). They were measured
+            on this GPU or another. At most 100, with 1000 measured batch sizes in total.
         objective: "throughput" or "latency".
         tolerance: Share of the best value that may be given up for a smaller batch.
         max_batch_size: Propose nothing larger.
@@ -90,113 +90,95 @@ def predict(
         Forecast: `batch_size` is the recommendation, `reasons` explain it, `interval` has the uncertainty.
 
     Raises:
-        InvalidArgument: If an argument makes no sense, the device is a CPU or a GPU without facts that the model needs
-            (they are named), no batch size is within the limits, the network does nothing, or an anchor is unrelated.
+        InvalidArgument: If an argument makes no sense, no batch size is within the limits, the network does nothing, or
+            an anchor is unrelated. Also for a CPU, and for a GPU without facts that the model needs.
         InvalidData: If an anchor's file is no tuning result of this schema, or has impossible times.
         DoesNotFit: If not even one sample fits (also a MemoryError).
 
     Example:
-        >>> found = predict("go-net", device="v100-sxm2-16gb", batch_sizes=[28, 56])
-        >>> sorted(found.seconds) == [28, 56] and found.seconds[28] < found.seconds[56]
+        >>> forecast = predict("go-net", device="v100-sxm2-16gb", batch_sizes=[28, 56])
+        >>> sorted(forecast.seconds) == [28, 56] and forecast.seconds[28] < forecast.seconds[56]
         True
     """
-    # Check the request.
-    work = _asked(spec, device, mode=mode, dtype=dtype, library=library, optimizer=optimizer, recompute=recompute)
-    goal = _goal(objective, tolerance, latency_limit)
-    limits = Limits.of(batch_sizes, max_batch_size)
+    work = _workload(spec, device, mode=mode, dtype=dtype, library=library, optimizer=optimizer, recompute=recompute)
+    if objective == "energy":
+        allowed = '"throughput" or "latency"'
+        raise InvalidArgument("objective", objective, allowed, "Energy must be measured: autotune does.")
+    request = Request.of(
+        objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
+        max_batch_size=max_batch_size, memory_limit=memory_limit,
+    )  # fmt: skip
     known = anchored.read(() if anchors is None else anchors, work)
-
-    # Propose candidates, by the memory plan of cubatch's engine.
-    room = memory_limit_of(work.device, memory_limit)
-    planned = attrs.evolve(work, library="cubatch")
-    largest = fit.largest(planned, max(1, room.bytes))
-    tiles_of = attrs.evolve(work, library="im2col") if library == "vendor" else planned
-    ladder = propose(planned, limits, room, largest, crests_of=tiles_of)
+    memory = memory_limit_of(work.device, memory_limit)
+    ladder = _ladder(work, request, memory)
     sizes = [step.batch_size for step in ladder.candidates if not step.over_limit]
     if not sizes:
-        wanted = f"at most {largest}, the largest that fits on {work.device}"
+        wanted = f"at most {ladder.largest}, the largest that fits on {work.device}"
         raise InvalidArgument("batch_sizes", ladder.candidates[0].batch_size, wanted)
-
-    # Predict seconds, corrected by the anchors.
     if not takes_time(work):
         raise InvalidArgument("spec", work.name, "a layer or network that does something", _IDLE)
     sharpened = sharpen(work, sizes, known)
-    if met := _at_latency_limit(work, goal, limits, sharpened, known):
-        rungs = [*ladder.candidates, *(added(planned, ladder, n) for n in met)]
+    if more := _at_latency_limit(work, request, sharpened, known):
+        rungs = [*ladder.candidates, *(added(attrs.evolve(work, library="cubatch"), ladder, n) for n in more)]
         ladder = attrs.evolve(ladder, candidates=tuple(sorted(rungs, key=lambda rung: rung.batch_size)))
-        sharpened = sharpen(work, sorted([*sizes, *met]), known)
-
-    # Recommend.
-    draft = _draft(work, goal, limits, ladder, sharpened, room, known)
+        sharpened = sharpen(work, sorted([*sizes, *more]), known)
+    draft = _draft(work, request, ladder, sharpened, known)
+    draft = attrs.evolve(draft, notes=(*sharpened.step.notes, *memory.told()))
     sentences = explain.predicted(draft, as_network(work.spec), sharpened)
     return attrs.evolve(draft, reasons=sentences, notes=explain.forecast_notes(draft, known))
 
 
-def _asked(
-    spec: SpecLike,
-    device: Device | str | None,
-    *,
-    mode: str,
-    dtype: str,
-    library: str,
-    optimizer: str,
-    recompute: bool,
+def _workload(
+    spec: SpecLike, device: Device | str | None, *, mode: str, dtype: str, library: str, optimizer: str, recompute: bool
 ) -> Workload:
     """Resolve and check the workload; reject a device or library that the model does not know."""
     if library not in LIBRARIES:
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
-    found = probe.resolve(device, live=False)
-    if found.kind == "cpu":
+    gpu = probe.resolve(device, live=False)
+    if gpu.kind == "cpu":
         remedy = "The model of time knows GPUs only; name one of the catalogue, or measure on the CPU with autotune."
-        raise InvalidArgument("device", str(found), "a GPU", remedy)
+        raise InvalidArgument("device", str(gpu), "a GPU", remedy)
     if library == "cubatch":
-        check_kernels(found)
-    work = Workload.of(spec, found, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
+        check_kernels(gpu)
+    work = Workload.of(spec, gpu, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
     # The memory plan of cubatch kernels needs SMs and compute capability too.
-    if missing := missing_facts(found, dtype, library):
-        if remedy := device_file.lacks(found, missing):
-            raise InvalidArgument("device", str(found), "a GPU whose speed is known", remedy)
-        remedy = "The catalogue has no such figure for it; build a Device that has." if found.slug else ""
-        raise InvalidArgument("device", str(found), f"a GPU of which {', '.join(missing)} are known", remedy)
+    if missing := missing_facts(gpu, dtype, library):
+        if remedy := device_file.lacks(gpu, missing):
+            raise InvalidArgument("device", str(gpu), "a GPU whose speed is known", remedy)
+        remedy = "The catalogue has no such figure for it; build a Device that has." if gpu.slug else ""
+        raise InvalidArgument("device", str(gpu), f"a GPU of which {', '.join(missing)} are known", remedy)
     return attrs.evolve(work, library=library)
 
 
-def _goal(objective: str, tolerance: float, latency_limit: float | None) -> Goal:
-    if objective == "energy":
-        raise InvalidArgument(
-            "objective", objective, '"throughput" or "latency"', "Energy must be measured: autotune does."
-        )
-    return Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
+def _ladder(work: Workload, request: Request, memory: MemoryLimit) -> Ladder:
+    """Propose sizes by the memory plan of cubatch's engine and the tiles of the predicted library."""
+    planned = attrs.evolve(work, library="cubatch")
+    largest = fit.largest(planned, max(1, memory.bytes))
+    tiles_of = attrs.evolve(work, library="im2col") if work.library == "vendor" else planned
+    return propose(planned, request.limits, memory, largest, crests_of=tiles_of)
 
 
-def _at_latency_limit(
-    work: Workload, goal: Goal, limits: Limits, sharpened: Sharpened, known: Sequence[Anchor]
-) -> list[int]:
+def _at_latency_limit(work: Workload, request: Request, sharpened: Sharpened, known: Sequence[Anchor]) -> list[int]:
     """Return the largest size within the latency limit and the next one, if they lie in a gap of the ladder."""
     sizes, seconds = sharpened.step.batch_sizes, sharpened.step.seconds
-    limit = math.inf if goal.latency_limit is None else goal.latency_limit
+    limit = math.inf if request.goal.latency_limit is None else request.goal.latency_limit
     last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)
-    if limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):
+    if request.limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):
         return []
     low, high = sizes[last], sizes[last + 1]
     inside = range(low, high + 1, max(1, int(bisection.CLOSED * low)))
     if bisection.is_closed(low, high):
         return []
-    keep = [n for n, took in zip(inside, sharpen(work, inside, known).step.seconds, strict=True) if took <= limit]
-    top = max(keep, default=low)
+    within = [n for n, took in zip(inside, sharpen(work, inside, known).step.seconds, strict=True) if took <= limit]
+    top = max(within, default=low)
     return [n for n in (top, top + inside.step) if low < n < high]
 
 
 def _draft(
-    work: Workload,
-    goal: Goal,
-    limits: Limits,
-    ladder: Ladder,
-    sharpened: Sharpened,
-    room: MemoryLimit,
-    known: Sequence[Anchor],
-) -> Forecast:
-    """Apply the rule of the recommendation to predicted seconds; reasons are added later."""
+    work: Workload, request: Request, ladder: Ladder, sharpened: Sharpened, known: Sequence[Anchor]
+) -> Forecast:  # fmt: skip
+    """Apply the rule of the recommendation to predicted seconds; reasons and notes are added later."""
+    goal, limits = request.goal, request.limits
     step, sizes = sharpened.step, sharpened.step.batch_sizes
     seconds = dict(zip(sizes, map(float, step.seconds), strict=True))
     values = {n: s if goal.objective == "latency" else n / s for n, s in seconds.items()}
@@ -208,15 +190,10 @@ def _draft(
     chosen, fastest = goals.pick(allowed, goal)
     ties = _ties(values, allowed, fastest, sharpened)
     decision = decide(
-        [_fate(rung.batch_size, seconds.get(rung.batch_size), goal) for rung in ladder.candidates],
-        chosen=chosen,
-        fastest=fastest,
-        ties=ties,
-        goal=goal,
-        largest_batch_size=ladder.largest,
-        max_batch_size=limits.max_batch_size,
-        asked=limits.batch_sizes is not None,
-    )
+        [_fate(rung.batch_size, seconds.get(rung.batch_size), goal) for rung in ladder.candidates], chosen=chosen,
+        fastest=fastest, ties=ties, goal=goal, largest_batch_size=ladder.largest,
+        max_batch_size=limits.max_batch_size, is_listed=limits.batch_sizes is not None,
+    )  # fmt: skip
     rooflines = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
     return Forecast(
         spec_name=work.name,
@@ -228,7 +205,7 @@ def _draft(
         **work.settings,
         limits={
             "max_batch_size": limits.max_batch_size,
-            "memory_bytes": room.bytes,
+            "memory_bytes": ladder.memory_bytes,
             "latency_seconds": limit,
         },
         candidates=tuple(
@@ -246,7 +223,7 @@ def _draft(
         decided_by=decision.limit,
         reasons=(),
         passes=_shares(step, sizes.index(chosen), work),
-        notes=(*step.notes, *room.told()),
+        notes=(),
     )
 
 
@@ -263,13 +240,12 @@ def _ties(values: Mapping[int, float], allowed: Iterable[int], fastest: int, sha
 
 
 def _fate(batch_size: int, seconds: float | None, goal: Goal) -> Fate:
-    """Return the fate of a size; without seconds it does not fit."""
-    if seconds is None:
+    if seconds is None:  # it does not fit
         return Fate(batch_size, "over_limit")
     cost = goal.cost(batch_size, seconds=seconds, joules=None)
     is_slow = goal.latency_limit is not None and seconds > goal.latency_limit
-    sure = None if cost is None else (cost, cost)
-    return Fate(batch_size, "over_limit" if is_slow else "ok", sure, breaks_latency=is_slow)
+    interval = None if cost is None else (cost, cost)
+    return Fate(batch_size, "over_limit" if is_slow else "ok", interval, breaks_latency=is_slow)
 
 
 def _shares(step: StepPrediction, place: int, work: Workload) -> tuple[PassShare, ...]:
