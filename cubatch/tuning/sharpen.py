@@ -22,7 +22,7 @@ by C S^-1 C'.
 If the measurements of a GPU and source scatter more than this, either the model or the measurements may be wrong. The
 excess variance is then added to both (`_unexplained`).
 
-The share of a network's error that is common to all GPUs is 0.85 in one set of published measurements, and at most
+The share of a network's error that is common to all GPUs is 0.85 in one set of measurements, and at most
 0.25 in another. The other shares are judgment.
 """
 
