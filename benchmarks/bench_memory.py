@@ -26,8 +26,8 @@ from cubatch.hardware import probe, room
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.memory import fit
-from cubatch.memory.beside import device_bytes
 from cubatch.memory.plan import plan
+from cubatch.memory.process_overhead import device_bytes
 from cubatch.network import models
 from cubatch.workload import Workload
 

@@ -38,9 +38,9 @@ _HOMES = {
     "hardware.facts": ("Device",),
     "hardware.probe": ("device", "devices"),
     "hardware.waves": ("coulom_batch_size", "count_waves", "occupancy"),
-    "memory.parts": ("footprint",),
+    "memory.step_footprint": ("footprint",),
     "memory.fit": ("max_batch_size",),
-    "memory.rules": ("rules_of_thumb",),
+    "memory.thumb_rules": ("rules_of_thumb",),
     "measure.records": ("Candidate",),
     "measure.profile_records": ("StepProfile",),
     "measure.step_profile": ("profile",),
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     from cubatch.measure.records import Candidate as Candidate
     from cubatch.measure.step_profile import profile as profile
     from cubatch.memory.fit import max_batch_size as max_batch_size
-    from cubatch.memory.parts import footprint as footprint
-    from cubatch.memory.rules import rules_of_thumb as rules_of_thumb
+    from cubatch.memory.step_footprint import footprint as footprint
+    from cubatch.memory.thumb_rules import rules_of_thumb as rules_of_thumb
     from cubatch.network import models as models
     from cubatch.network.graph import Network as Network
     from cubatch.network.graph import SuspiciousSpec as SuspiciousSpec

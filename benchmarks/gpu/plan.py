@@ -15,7 +15,7 @@ from cubatch.errors import CubatchError
 from cubatch.hardware import catalogue, room
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
-from cubatch.memory import parts
+from cubatch.memory import step_footprint
 from cubatch.report.grid import Grid
 from cubatch.units import format_bytes
 
@@ -101,7 +101,7 @@ def _plans(device: Device) -> list[str]:
     """Name the networks whose planned memory the device does not have."""
     limit, problems = room.memory_limit(device).bytes, []
     for network, mode, batch_size, dtype, library in cases.trained():
-        total = parts.footprint(
+        total = step_footprint.footprint(
             network, batch_size=batch_size, mode=mode, dtype=dtype, optimizer="momentum", device=device, library=library
         ).total
         if total > limit:

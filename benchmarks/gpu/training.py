@@ -20,7 +20,7 @@ from cubatch.bench.target import Target
 from cubatch.hardware.nvml import Monitor
 from cubatch.measure.runner import Clock
 from cubatch.measure.stopping import paired_interval
-from cubatch.memory import parts
+from cubatch.memory import step_footprint
 from cubatch.network import models
 from cubatch.report.tables.common import plain
 
@@ -59,7 +59,7 @@ def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, s
     """The plan beside what the engine took and what the driver says the process holds more than before."""
     name, batch_size = _sized(name, batch_size, session)
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": "momentum", "library": library}
-    planned = parts.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
+    planned = step_footprint.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
     monitor = Monitor(session.device.uuid) if session.device.uuid else None
     before = monitor.snapshot().used_bytes if monitor else None
     runner = _runner(name, session, **options)

@@ -16,7 +16,7 @@ import numpy as np
 
 from cubatch.estimate.vendor.algorithms import Array, Mask, Places, Work
 from cubatch.estimate.vendor.fitted import kin_of, lanes
-from cubatch.estimate.vendor.passes import l2_of
+from cubatch.estimate.vendor.vendor_model import l2_of
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.predictor.published import Rows
-from cubatch.estimate.blocks import num_blocks
+from cubatch.estimate.block_counts import num_blocks
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.hardware.waves import busiest_sm_blocks
 from cubatch.network.layers import Conv2d

@@ -17,7 +17,7 @@ import numpy as np
 
 from cubatch.bench import attention_bounds
 from cubatch.bench.cases import Case
-from cubatch.kernels import winograd
+from cubatch.kernels import winograd_plan
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Again = Callable[[Arrays], Arrays]
@@ -85,10 +85,10 @@ def winograd_bounds(case: Case, operands: Arrays, want: Arrays, again: Again, ou
     """
     source, turned = ("dy", True) if "dy" in operands else ("x", False)
     top, _, left, _ = case.options["pad"]
-    before = (winograd.TAPS - 1 - top, winograd.TAPS - 1 - left) if turned else (top, left)
+    before = (winograd_plan.TAPS - 1 - top, winograd_plan.TAPS - 1 - left) if turned else (top, left)
     filters = operands["w"][:, ::-1, ::-1].transpose(3, 1, 2, 0) if turned else operands["w"]
     size = _winograd_size(operands[source], filters, before, want["out"].shape[1:3], outputs)
-    relative = _rounding(winograd.roundings(outputs, filters.shape[-1]) + _FUSED_ROUNDINGS)
+    relative = _rounding(winograd_plan.roundings(outputs, filters.shape[-1]) + _FUSED_ROUNDINGS)
     direct = again(_each(np.abs, operands))
     size = size * np.abs(operands.get("scale", 1.0))
     return {"out": relative * size + _rounding(_FUSED_ROUNDINGS) * direct["out"]}
@@ -98,10 +98,10 @@ def _winograd_size(
     x: Any, w: Any, before: tuple[int, int], image: tuple[int, ...], outputs: int
 ) -> np.ndarray[Any, Any]:
     """Return |A^T| [sum over c of (|G| |w| |G^T|) * (|B^T| |d| |B|)] |A| for each result, from its whole tile."""
-    result, filter_, source = (np.abs(np.array(matrix, dtype=np.float64)) for matrix in winograd.matrices(outputs))
-    extent = outputs + winograd.TAPS - 1
+    result, filter_, source = (np.abs(np.array(matrix, dtype=np.float64)) for matrix in winograd_plan.matrices(outputs))
+    extent = outputs + winograd_plan.TAPS - 1
     tiles = [-(-size // outputs) for size in image]
-    spans = [count * outputs + winograd.TAPS - 1 for count in tiles]
+    spans = [count * outputs + winograd_plan.TAPS - 1 for count in tiles]
     padded = np.zeros((len(x), *spans, x.shape[-1]))
     rows, columns = (
         min(size, span - first) for size, span, first in zip(x.shape[1:3], spans, before, strict=True)

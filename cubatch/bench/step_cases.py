@@ -14,8 +14,8 @@ import attrs
 from cubatch.bench import training_calls
 from cubatch.bench.cases import Case, has_case, of_layer
 from cubatch.bench.fused import with_epilogue
-from cubatch.memory.operations import Op, Schedule
 from cubatch.memory.plan import schedule_of
+from cubatch.memory.schedule_records import Op, Schedule
 from cubatch.network.graph import Network, Spec, as_network
 from cubatch.network.layers import Add
 from cubatch.network.passes import Pass

@@ -53,8 +53,8 @@ def memory(
     from cubatch.errors import DoesNotFit
     from cubatch.hardware import probe, room
     from cubatch.memory import fit
-    from cubatch.memory import parts as planner
-    from cubatch.memory import rules as memory_rules
+    from cubatch.memory import step_footprint as planner
+    from cubatch.memory import thumb_rules as memory_rules
     from cubatch.memory.plan import plan
     from cubatch.report.tables import common, footprint
     from cubatch.workload import Workload

@@ -20,8 +20,8 @@ import numpy as np
 
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import gpu_library
-from cubatch.memory.beside import MOST_RECORDED_CALLS
 from cubatch.memory.blocks import workspace_bytes
+from cubatch.memory.process_overhead import MOST_RECORDED_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

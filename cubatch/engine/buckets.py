@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from cubatch.engine.weights import places
-from cubatch.memory.operations import Schedule
+from cubatch.memory.schedule_records import Schedule
 
 
 @attrs.frozen

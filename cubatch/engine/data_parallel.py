@@ -19,8 +19,8 @@ from cubatch.engine.buckets import Bucket, buckets
 from cubatch.engine.exchange import Exchange, totals
 from cubatch.engine.network import Model
 from cubatch.engine.place import Place
-from cubatch.memory.operations import Op
 from cubatch.memory.plan import Plan
+from cubatch.memory.schedule_records import Op
 
 
 @attrs.frozen

@@ -17,7 +17,7 @@ import attrs
 from cubatch.engine import backend, layer_passes
 from cubatch.engine.place import Bound, Place
 from cubatch.errors import UnsupportedLayer
-from cubatch.memory.operations import Op
+from cubatch.memory.schedule_records import Op
 from cubatch.network import layers
 from cubatch.network.layer import Layer
 

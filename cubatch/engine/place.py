@@ -10,7 +10,7 @@ import attrs
 from cubatch.engine.arena import Arena
 from cubatch.engine.step_numbers import StepNumbers
 from cubatch.engine.team import Team
-from cubatch.memory.operations import Op
+from cubatch.memory.schedule_records import Op
 
 
 @attrs.frozen(eq=False)

@@ -11,8 +11,8 @@ import numpy as np
 
 from cubatch.engine import loss_scale, storage
 from cubatch.engine.team import Team
-from cubatch.memory.operations import LOSS_SCALE_BYTES
 from cubatch.memory.plan import STATE_COPIES
+from cubatch.memory.schedule_records import LOSS_SCALE_BYTES
 from cubatch.network.graph import Network
 
 _VECTOR_ELEMENTS = 8

@@ -15,7 +15,7 @@ import attrs
 
 from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.estimate.blocks import largest_batch
+from cubatch.estimate.block_counts import largest_batch
 from cubatch.estimate.occupancy_sweep import nearest
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, count_waves, fill

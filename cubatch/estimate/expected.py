@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from cubatch.estimate import roofline
-from cubatch.estimate.parts import Scales, StepPrediction
+from cubatch.estimate.predictions import Scales, StepPrediction
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic
 from cubatch.hardware.facts import Device

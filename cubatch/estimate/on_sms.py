@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from cubatch.estimate.blocks import TILE, Blocks, num_blocks, winograd_blocks
+from cubatch.estimate.block_counts import TILE, Blocks, num_blocks, winograd_blocks
 from cubatch.estimate.expected import predicted
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy, busiest_sm_blocks, count_waves, fill

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.kernels import attention, winograd
+from cubatch.kernels import attention_launches, winograd_plan
 from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import ranking
@@ -194,7 +194,7 @@ def _attention_seconds(
     seconds, names, grids = [], [], []
     for place, n in enumerate(batch_sizes):
         parts = [(float(times[place]), kernels[place], int(blocks[place])) for times, kernels, blocks in projected]
-        for launch in attention.launches(layer, pass_, n, dtype, device, saves=saves):
+        for launch in attention_launches.launches(layer, pass_, n, dtype, device, saves=saves):
             peak = device_arithmetic.peak_flops_per_second(device, launch.rated) or math.inf
             times, share = _measured(device, launch.family) if launch.family else (1.0, 1.0)
             arithmetic = compute * times * max(launch.clocks / clocks_per_second, launch.flops / peak)
@@ -218,7 +218,7 @@ def _flops(layer: Layer, pass_: Pass, batch_size: int, problem: Problem, found: 
     """Count what a kernel computes, which is less than the layer's where it has Winograd's algorithm."""
     if found.winograd is None:
         return sum(gemm.flops for gemm in layer.gemms(pass_, batch_size))
-    products = winograd.product(problem, found)
+    products = winograd_plan.product(problem, found)
     return 2 * products.groups * products.m * products.n * products.k
 
 

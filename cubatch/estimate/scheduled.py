@@ -12,8 +12,8 @@ import math
 
 import attrs
 
-from cubatch.memory.operations import Op
 from cubatch.memory.plan import schedule_of
+from cubatch.memory.schedule_records import Op
 from cubatch.network.graph import Node, Spec, cached, layer_passes
 from cubatch.network.passes import Pass
 

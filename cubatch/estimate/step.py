@@ -10,7 +10,7 @@ import numpy as np
 from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import ours
-from cubatch.estimate.parts import (
+from cubatch.estimate.predictions import (
     BYTES_SD,
     MOVED,
     NEVER_SEEN_SD,
@@ -23,7 +23,7 @@ from cubatch.estimate.parts import (
     never_seen,
 )
 from cubatch.estimate.scheduled import Scheduled, scheduled_passes
-from cubatch.estimate.vendor.passes import vendor_parts
+from cubatch.estimate.vendor.vendor_model import vendor_parts
 from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import Spec, layer_passes

@@ -14,7 +14,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware import architectures
 from cubatch.hardware.architectures import Architecture
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.kernels import winograd
+from cubatch.kernels import winograd_plan
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.variant import Kernel, Tile
 
@@ -58,7 +58,7 @@ def tiles(problem: Problem, found: Kernel) -> tuple[int, int]:
         >>> tiles(problem, find("gemm_nt", "float32", tile="128x64x8", vector=4))
         (2, 2)
     """
-    problem = winograd.product(problem, found)
+    problem = winograd_plan.product(problem, found)
     tile, columns = tile_of(found), problem.n
     if tile.cluster is not None and problem.tap_channels:
         columns = problem.n // problem.tap_channels * -(-problem.tap_channels // BOX_CHANNELS) * BOX_CHANNELS
@@ -67,7 +67,7 @@ def tiles(problem: Problem, found: Kernel) -> tuple[int, int]:
 
 def blocks(problem: Problem, found: Kernel) -> int:
     """Count the blocks of a launch whose gemm_k is not split; one that idles beside its cluster's others counts."""
-    problem = winograd.product(problem, found)
+    problem = winograd_plan.product(problem, found)
     rows, columns = tiles(problem, found)
     cluster = tile_of(found).cluster or 1
     return -(-rows // cluster) * cluster * columns * problem.groups * problem.phases

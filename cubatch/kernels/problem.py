@@ -9,7 +9,7 @@ import attrs
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.kernels.padding import widened
 from cubatch.kernels.tensor_map import can_gather
-from cubatch.kernels.workspace import depthwise
+from cubatch.kernels.workspace import depthwise_grid
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass, product_extents
@@ -37,7 +37,7 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
     """
     layer = tiled(layer)
     if (shape := layer.convolution) is not None:
-        if depthwise.supports(shape):
+        if depthwise_grid.supports(shape):
             return None
         if pass_ is not Pass.DGRAD:
             shape = widened(shape)

@@ -15,7 +15,7 @@ import attrs
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import variant as variants
-from cubatch.kernels import winograd
+from cubatch.kernels import winograd_plan
 from cubatch.kernels.cost_model import blocks, launch_clocks, tile_of
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.tensor_map import ALIGNMENT
@@ -118,13 +118,13 @@ def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
     demands = _Demands(
         problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem)
     )
-    return tuple(found for found in _fitting(demands, device) if winograd.takes(problem, found))
+    return tuple(found for found in _fitting(demands, device) if winograd_plan.takes(problem, found))
 
 
 def can_run(problem: Problem, found: Kernel) -> bool:
     """Tell whether a variant's loads and copies can take a problem of its operation, on a device that it runs on."""
     if found.winograd is not None:
-        return winograd.takes(problem, found)
+        return winograd_plan.takes(problem, found)
     stands_in = found.entry == found.operation or _is_convolution(problem)
     return problem.vector % found.vector == 0 and found.family != _family_without(problem) and stands_in
 
@@ -311,7 +311,7 @@ def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]
 def _costs_of_splits(problem: Problem, found: Kernel, device: Device) -> dict[int, float]:
     """Give the cost in clocks by the number of slices, for those that are looked at."""
     if found.winograd is not None:
-        return {1: winograd.clocks(problem, found, device, lambda part: launch_clocks(part, found, device, 1))}
+        return {1: winograd_plan.clocks(problem, found, device, lambda part: launch_clocks(part, found, device, 1))}
     tile, outputs, num_sms = tile_of(found), _outputs(problem), device.num_sms or 1
     steps = -(-problem.k // tile.k)
 

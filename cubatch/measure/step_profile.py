@@ -31,8 +31,8 @@ from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.measure import clocks, kernel_choice, tracing
 from cubatch.measure.profile_records import CAUSES, OVERHEAD, LayerTime, StepProfile
 from cubatch.measure.tracing import COPIES, ELEMENTWISE, PRODUCTS, WAITING, Call
-from cubatch.memory.operations import Op
 from cubatch.memory.plan import schedule_of
+from cubatch.memory.schedule_records import Op
 from cubatch.network.models import SpecLike
 from cubatch.network.passes import Pass
 from cubatch.workload import Workload

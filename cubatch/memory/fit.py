@@ -47,7 +47,7 @@ def max_batch_size(
         InvalidArgument: If an argument is out of range.
 
     Example:
-        >>> from cubatch.memory.parts import footprint
+        >>> from cubatch.memory.step_footprint import footprint
         >>> options = {"mode": "training", "device": "v100-sxm2-16gb"}
         >>> most = max_batch_size("resnet50", "12GiB", **options)
         >>> totals = [footprint("resnet50", batch_size=n, **options).total for n in (most, most + 1)]

@@ -16,8 +16,8 @@ import numpy as np
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory import workspace
-from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule
 from cubatch.memory.schedule import schedule
+from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule
 from cubatch.memory.workspace import im2col_workspace_bytes
 from cubatch.network.graph import INPUT, Spec, cached
 from cubatch.units import format_bytes

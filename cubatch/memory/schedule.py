@@ -24,7 +24,7 @@ import attrs
 
 from cubatch.kernels.padding import stored_input_shape, stored_saved_elements
 from cubatch.memory.dataflow import Dataflow, is_relu
-from cubatch.memory.operations import FLOAT32_BYTES, LABEL_BYTES, Buffer, Op, Schedule
+from cubatch.memory.schedule_records import FLOAT32_BYTES, LABEL_BYTES, Buffer, Op, Schedule
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
 from cubatch.network.layer import Layer, check_mode
 

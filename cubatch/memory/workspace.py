@@ -14,11 +14,11 @@ from typing import Any
 import attrs
 
 from cubatch.hardware.facts import Device
-from cubatch.kernels.workspace import attention, depthwise, misc, products
+from cubatch.kernels.workspace import attention_scratch, depthwise_grid, misc, product_scratch
 from cubatch.memory import blocks, conv_blocks
 from cubatch.memory.attention_blocks import Attend, AttendBackward
 from cubatch.memory.blocks import Curve, Ends, Flat, Need, Norm, Pool, Products, RowNorm, Scores
-from cubatch.memory.operations import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
+from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
 from cubatch.network import layers
 from cubatch.network.layer import Layer, extents
 
@@ -198,16 +198,18 @@ def _no_bytes(_layer: Layer, _kind: str, _samples: int, _dtype: str, _device: De
 
 def _convolution_bytes(layer: layers.Conv2d, kind: str, samples: int, dtype: str, device: Device) -> int:
     shape, forward = layer.convolution, kind == "forward"
-    if depthwise.supports(shape):
-        return 0 if forward else depthwise.depthwise_wgrad_workspace(shape, samples, dtype, device)
-    gradients = (products.conv2d_wgrad_workspace, products.conv2d_dgrad_workspace)
-    return max(part(shape, samples, dtype, device) for part in ((products.conv2d_workspace,) if forward else gradients))
+    if depthwise_grid.supports(shape):
+        return 0 if forward else depthwise_grid.depthwise_wgrad_workspace(shape, samples, dtype, device)
+    gradients = (product_scratch.conv2d_wgrad_workspace, product_scratch.conv2d_dgrad_workspace)
+    return max(
+        part(shape, samples, dtype, device) for part in ((product_scratch.conv2d_workspace,) if forward else gradients)
+    )
 
 
 def _linear_bytes(layer: layers.Linear, kind: str, samples: int, dtype: str, device: Device) -> int:
     h, w, c = layer.input_shape
-    gradients = (products.linear_wgrad_workspace, products.linear_dgrad_workspace)
-    parts = (products.linear_workspace,) if kind == "forward" else gradients
+    gradients = (product_scratch.linear_wgrad_workspace, product_scratch.linear_dgrad_workspace)
+    parts = (product_scratch.linear_workspace,) if kind == "forward" else gradients
     return max(part(samples * h * w, c, layer.k, dtype, device) for part in parts)
 
 
@@ -236,8 +238,8 @@ def _attention_bytes(layer: layers.Attention, kind: str, samples: int, dtype: st
     h, w, c = layer.input_shape
     extents = samples, h * w, c, layer.heads, dtype, device
     if kind == "backward":
-        return attention.attention_backward_workspace(*extents)
-    return attention.attention_workspace(*extents, saves=kind == "forward")
+        return attention_scratch.attention_backward_workspace(*extents)
+    return attention_scratch.attention_workspace(*extents, saves=kind == "forward")
 
 
 NOTHING = Row(_no_scratch, _no_bytes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from cubatch.engine.training_run import Training
 from cubatch.fleet.fleet_result import FleetResult
-from cubatch.memory.parts import Footprint
+from cubatch.memory.step_footprint import Footprint
 from cubatch.report import html as written
 from cubatch.report import page
 from cubatch.report.grid import Grid

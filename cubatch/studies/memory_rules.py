@@ -9,8 +9,8 @@ import attrs
 
 from cubatch.hardware import room
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
-from cubatch.memory.parts import footprint_of
-from cubatch.memory.rules import rules_of_thumb
+from cubatch.memory.step_footprint import footprint_of
+from cubatch.memory.thumb_rules import rules_of_thumb
 from cubatch.studies.study_request import Findings, Study, StudyRequest, tuning_facts
 from cubatch.tuning.results import Measurement
 from cubatch.units import format_bytes, format_count

@@ -18,7 +18,7 @@ import attrs
 from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.estimate.expected import missing_facts, takes_time
-from cubatch.estimate.parts import Z90
+from cubatch.estimate.predictions import Z90
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import as_network

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from cubatch.estimate import roofline
-from cubatch.estimate.blocks import Blocks, largest_batch, num_blocks, products, tiles
+from cubatch.estimate.block_counts import Blocks, largest_batch, num_blocks, products, tiles
 from cubatch.estimate.on_sms import first_grid
 from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
 from cubatch.network import graph

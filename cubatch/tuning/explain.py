@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from cubatch.estimate.blocks import crest_batch_size
+from cubatch.estimate.block_counts import crest_batch_size
 from cubatch.estimate.step import COUNTED
 from cubatch.hardware import architectures
 from cubatch.hardware.facts import Device

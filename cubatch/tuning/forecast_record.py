@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from cubatch.estimate.blocks import FUSED_PIXELS, Blocks, fused_winograd_blocks, num_blocks, winograd_blocks
+from cubatch.estimate.block_counts import FUSED_PIXELS, Blocks, fused_winograd_blocks, num_blocks, winograd_blocks
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
 from cubatch.network.layer import Layer

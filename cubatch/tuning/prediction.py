@@ -18,7 +18,7 @@ from cubatch.choices import Dtype, Mode, Modelled, Objective, Optimizer
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts, takes_time
-from cubatch.estimate.parts import Z90, StepPrediction
+from cubatch.estimate.predictions import Z90, StepPrediction
 from cubatch.hardware import device_file, probe
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubatch.estimate.expected import step_of
-from cubatch.estimate.parts import Z90, Scales, StepPrediction
+from cubatch.estimate.predictions import Z90, Scales, StepPrediction
 from cubatch.tuning.anchors import Anchor, gpu_of, source_of, work_of
 from cubatch.workload import Workload
 

@@ -13,8 +13,8 @@ from cubatch.engine.network import Model
 from cubatch.engine.team import Team
 from cubatch.engine.weights import Stepper
 from cubatch.errors import InvalidArgument
-from cubatch.memory.parts import footprint
 from cubatch.memory.plan import ALIGNMENT
+from cubatch.memory.step_footprint import footprint
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
 from tests.checks import UNIT_ROUNDOFF, assert_within

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
-from cubatch.kernels.attention import find, on_tensor_cores
+from cubatch.kernels.attention_launches import find, on_tensor_cores
 from cubatch.kernels.padding import stored_row
-from cubatch.kernels.workspace.attention import kept_bytes, stores_weights
+from cubatch.kernels.workspace.attention_scratch import kept_bytes, stores_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels.cases import bound, decoded
 

@@ -13,9 +13,9 @@ from cubatch.engine.native import attention
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.heads import Heads, multiply_heads
 from cubatch.errors import InvalidArgument
-from cubatch.kernels import attention as planned
+from cubatch.kernels import attention_launches as planned
 from cubatch.kernels.padding import stored_row
-from cubatch.kernels.workspace.attention import attention_backward_workspace, attention_workspace
+from cubatch.kernels.workspace.attention_scratch import attention_backward_workspace, attention_workspace
 from cubatch.network import layers
 from cubatch.network.passes import Pass
 from tests.checks import assert_within, gamma

@@ -14,7 +14,7 @@ from cubatch.engine.native import depthwise as native_depthwise
 from cubatch.engine.native import naive
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
-from cubatch.kernels.workspace import depthwise
+from cubatch.kernels.workspace import depthwise_grid
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
@@ -190,7 +190,7 @@ def test_offsets_of_sums_go_beyond_31_bits(launcher, monkeypatch):
     if not isinstance(launcher.launcher, Simulator):
         pytest.skip("takes 8 GiB where memory is not reserved page by page")
     conv = convolution(n=1025, h=16, w=16, c=8192)
-    one_item = depthwise.DepthwiseSums(vector=4, strip_rows=16, slabs=64, slab_vectors=32, blocks=1025)
+    one_item = depthwise_grid.DepthwiseSums(vector=4, strip_rows=16, slabs=64, slab_vectors=32, blocks=1025)
     monkeypatch.setattr(
         native_depthwise, "depthwise_sums", lambda *_: one_item
     )  # so that a block's share is quickly walked
@@ -288,9 +288,9 @@ def test_recorded_launches_repeat_on_new_contents(launcher):
 
 def test_a_single_sample_is_cut_into_short_strips():
     """At batch 1 strips get short until there are threads for every SM; at batch 256 they stay long, loaded once."""
-    rows = [depthwise.depthwise_strip_rows(112, n * 28 * 8, H200) for n in (1, 256)]
+    rows = [depthwise_grid.depthwise_strip_rows(112, n * 28 * 8, H200) for n in (1, 256)]
     assert rows == [2, 23]
-    small = depthwise.depthwise_strip_rows(7, 256 * 2 * 240, H200)
+    small = depthwise_grid.depthwise_strip_rows(7, 256 * 2 * 240, H200)
     assert small == 7  # a strip of less would load its inputs more than once, and the device is full
 
 
@@ -299,7 +299,7 @@ def test_a_single_sample_is_cut_into_short_strips():
 def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):
     """Slabs hold every vector once, a block has room for them, and above 8 vectors at most 1 thread in 8 idles."""
     shape = conv_shape((8, 8, 4 * vectors), (4 * vectors, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 4 * vectors)
-    sums = depthwise.depthwise_sums(shape, 64, 4, "float32", H200)
+    sums = depthwise_grid.depthwise_sums(shape, 64, 4, "float32", H200)
     assert (sums.slabs - 1) * sums.slab_vectors < vectors <= sums.slabs * sums.slab_vectors
     used = 128 // sums.slab_vectors * sums.slab_vectors * vectors / (sums.slabs * sums.slab_vectors)
     assert used >= 128 * 7 / 8 or vectors < 24
@@ -309,7 +309,7 @@ def test_the_workspace_suffices_whatever_the_alignment():
     """The bytes are those of the launch with vectors and of the one without."""
     for c, n, taps in itertools.product((7, 8, 96, 960), (1, 64), (3, 5, 7)):
         shape = conv_shape((14, 14, c), (c, taps, taps, 1), (1, 1), (2, 2, 2, 2), (1, 1), c)
-        total = depthwise.depthwise_wgrad_workspace(shape, n, "float16", H200)
-        for vector in (1, depthwise.depthwise_vector(taps * taps, 2)):
-            blocks = depthwise.depthwise_sums(shape, n, vector, "float16", H200).blocks
+        total = depthwise_grid.depthwise_wgrad_workspace(shape, n, "float16", H200)
+        for vector in (1, depthwise_grid.depthwise_vector(taps * taps, 2)):
+            blocks = depthwise_grid.depthwise_sums(shape, n, vector, "float16", H200).blocks
             assert blocks * (taps * taps + 1) * c * 4 <= total

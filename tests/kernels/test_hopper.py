@@ -17,7 +17,7 @@ from cubatch.engine.native.product import Fused
 from cubatch.kernels import tensor_map
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import most_partial_bytes, ranked
-from cubatch.kernels.workspace.products import product_workspace
+from cubatch.kernels.workspace.product_scratch import product_workspace
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within
 from tests.kernels import cases, epilogues, hopper_cases

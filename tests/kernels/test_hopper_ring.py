@@ -15,7 +15,7 @@ import pytest
 
 from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.product import Fused
-from cubatch.kernels.workspace.products import product_workspace
+from cubatch.kernels.workspace.product_scratch import product_workspace
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator

@@ -11,7 +11,7 @@ from cubatch.engine.native import conv
 from cubatch.engine.native.product import Fused
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
-from cubatch.kernels.workspace.products import conv2d_wgrad_workspace, conv2d_workspace
+from cubatch.kernels.workspace.product_scratch import conv2d_wgrad_workspace, conv2d_workspace
 from cubatch.network.layers import Conv2d
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within

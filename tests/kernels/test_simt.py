@@ -12,7 +12,7 @@ from cubatch.engine.native.product import Fused, divisor
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.ranking import SplitKernel
-from cubatch.kernels.workspace.products import conv2d_wgrad_workspace
+from cubatch.kernels.workspace.product_scratch import conv2d_wgrad_workspace
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator

@@ -11,8 +11,8 @@ from cubatch.engine.native import conv
 from cubatch.engine.native.product import Fused, statistics_tiles
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
-from cubatch.kernels import winograd
-from cubatch.kernels.workspace.products import conv2d_dgrad_workspace, conv2d_workspace
+from cubatch.kernels import winograd_plan
+from cubatch.kernels.workspace.product_scratch import conv2d_dgrad_workspace, conv2d_workspace
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator
@@ -114,7 +114,7 @@ def adversaries(outputs, channels, random):
 
     Between them elements that a result never sees are thousands of times those that it sees.
     """
-    source = np.array(winograd.matrices(outputs)[2], dtype=np.float64)
+    source = np.array(winograd_plan.matrices(outputs)[2], dtype=np.float64)
     extent = outputs + 2
     for row in range(extent):
         for column in range(extent):
@@ -135,7 +135,7 @@ def test_data_meant_to_break_it_stays_within_both_bounds(launcher, outputs):
     """That of the very terms, and the one by which a variant is allowed: growth * roundings * max |x| * sum |w|."""
     random, channels = np.random.default_rng(outputs), 8
     drawn = cases.Conv(n=1, h=outputs + 2, w=outputs + 2, c=channels, k=1, r=3, s=3)
-    most = gamma(winograd.roundings(outputs, channels), wc.U) * winograd.growth(outputs)
+    most = gamma(winograd_plan.roundings(outputs, channels), wc.U) * winograd_plan.growth(outputs)
     found = list(adversaries(outputs, channels, random))
     x, w = np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
     both = cases.attrs.evolve(drawn, n=len(x), k=len(w))
@@ -171,17 +171,17 @@ def test_parts_of_a_batch_give_the_bits_of_the_whole(launcher, outputs, monkeypa
     assert_within(whole, want, tolerance, axes="npqk")
     np.testing.assert_array_equal(fprop(launcher, outputs, drawn, x, w), whole)
     shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, (1, 1), drawn.pad, (1, 1), 1)
-    monkeypatch.setattr(winograd, "MOST_TRANSFORMED_BYTES", 256 * 4 * (outputs + 2) ** 2 * (4 + 4))
-    winograd.cut.cache_clear()
+    monkeypatch.setattr(winograd_plan, "MOST_TRANSFORMED_BYTES", 256 * 4 * (outputs + 2) ** 2 * (4 + 4))
+    winograd_plan.cut.cache_clear()
     try:
         problem = conv.conv2d_problem(conv.Pass.FPROP, shape, 4, "float32", 4)
         chosen = wc.chooser(outputs)(problem, launcher.device).kernel
-        parts = list(winograd.cut(problem, chosen).parts())
+        parts = list(winograd_plan.cut(problem, chosen).parts())
         assert len(parts) > 1
         np.testing.assert_array_equal(fprop(launcher, outputs, drawn, x, w), whole)
         np.testing.assert_array_equal(dgrad(launcher, outputs, drawn, dy, w), gradient)
     finally:
-        winograd.cut.cache_clear()
+        winograd_plan.cut.cache_clear()
 
 
 def test_arrays_that_are_not_aligned_give_the_same_bits(launcher):
@@ -209,7 +209,7 @@ def test_the_planned_workspace_is_enough_and_a_byte_less_is_refused(launcher, ou
     got = fprop(launcher, outputs, drawn, x, w, workspace=workspace)
     assert_within(got, want, wc.bound(drawn, x, w, outputs), axes="npqk")
     problem = conv.conv2d_problem(conv.Pass.FPROP, shape, 2, "float32", 4)
-    own = winograd.workspace_bytes(problem, wc.chooser(outputs)(problem, launcher.device).kernel)
+    own = winograd_plan.workspace_bytes(problem, wc.chooser(outputs)(problem, launcher.device).kernel)
     assert own <= planned
     fprop(launcher, outputs, drawn, x, w, workspace=launcher.unwritten((own,), np.uint8))
     with pytest.raises(InvalidArgument, match="workspace"):

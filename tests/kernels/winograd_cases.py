@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from cubatch.kernels import ranking, variant, winograd
+from cubatch.kernels import ranking, variant, winograd_plan
 from cubatch.kernels.ranking import SplitKernel
 from tests.checks import UNIT_ROUNDOFF, gamma
 from tests.kernels import cases
@@ -55,7 +55,7 @@ def size(drawn: cases.Conv, x: Any, w: Any, outputs: int) -> Any:
 
     By loops over tiles, in float64; x and w as the forward pass has them.
     """
-    result, filter_, source = (np.abs(np.array(one, dtype=np.float64)) for one in winograd.matrices(outputs))
+    result, filter_, source = (np.abs(np.array(one, dtype=np.float64)) for one in winograd_plan.matrices(outputs))
     x, w, extent = np.abs(x).astype(np.float64), np.abs(w).astype(np.float64), outputs + 2
     _, p, q, _ = drawn.y_shape
     points = np.stack([[filter_ @ w[k, :, :, c] @ filter_.T for c in range(drawn.c)] for k in range(drawn.k)])
@@ -75,7 +75,7 @@ def size(drawn: cases.Conv, x: Any, w: Any, outputs: int) -> Any:
 
 def bound(drawn: cases.Conv, x: Any, w: Any, outputs: int, more: int = 0) -> Any:
     """Bound the errors of a forward pass, with so many more roundings of what is fused."""
-    return gamma(winograd.roundings(outputs, drawn.c) + more, U) * size(drawn, x, w, outputs)
+    return gamma(winograd_plan.roundings(outputs, drawn.c) + more, U) * size(drawn, x, w, outputs)
 
 
 def is_taken(problem: Any, outputs: int, device: Any) -> bool:

@@ -22,9 +22,9 @@ from cubatch.engine.native.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.engine.native.losses import softmax_rows, softmax_rows_backward
 from cubatch.engine.native.product import product_dtype
 from cubatch.errors import InvalidArgument
-from cubatch.kernels.attention import find
+from cubatch.kernels.attention_launches import find
 from cubatch.kernels.padding import stored_row
-from cubatch.kernels.workspace.attention import (
+from cubatch.kernels.workspace.attention_scratch import (
     QUERIES,
     WIDEST_HEAD,
     attention_backward_workspace,

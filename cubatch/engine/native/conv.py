@@ -27,7 +27,7 @@ from cubatch.engine.native.product import PLAIN, Fused, geometry, launch, produc
 from cubatch.engine.native.reductions import column_sums
 from cubatch.kernels.padding import stored_channels
 from cubatch.kernels.problem import Problem, conv2d_problem
-from cubatch.kernels.workspace.depthwise import supports
+from cubatch.kernels.workspace.depthwise_grid import supports
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.passes import Pass
 from cubatch.network.windows import ConvShape, Pad, Pair, conv_shape

@@ -15,7 +15,7 @@ from cubatch.engine.native.arrays import check, check_shape, dtype_of, floats, t
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.variant import find
-from cubatch.kernels.workspace.depthwise import (
+from cubatch.kernels.workspace.depthwise_grid import (
     DEPTHWISE_COLUMNS,
     DEPTHWISE_THREADS,
     LIMIT,

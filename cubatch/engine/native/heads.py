@@ -11,8 +11,8 @@ import numpy as np
 from cubatch.engine.native.arrays import check, dtype_of
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
-from cubatch.kernels.attention import find
-from cubatch.kernels.workspace.attention import HEADS_TILE
+from cubatch.kernels.attention_launches import find
+from cubatch.kernels.workspace.attention_scratch import HEADS_TILE
 
 _LIMIT = 1 << 31
 # Heads and HeadsProduct of kernels/attention/product.cuh.

@@ -27,7 +27,7 @@ from cubatch.kernels.problem import Problem, vectors
 from cubatch.kernels.ranking import MOST_IN_YZ, SplitKernel, can_run, ranked, transposed_bytes
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT
 from cubatch.kernels.variant import Kernel
-from cubatch.kernels.workspace.products import product_workspace
+from cubatch.kernels.workspace.product_scratch import product_workspace
 from cubatch.network.windows import ConvShape
 
 PIECE = 4

@@ -14,7 +14,7 @@ import numpy as np
 from cubatch.engine.native.arrays import floats, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
-from cubatch.kernels import variant, winograd
+from cubatch.kernels import variant, winograd_plan
 from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT, TILES
@@ -46,7 +46,7 @@ def launch(
     Raises:
         InvalidArgument: If the variant does not take the problem, or the workspace is too small.
     """
-    how = winograd.cut(problem, chosen)
+    how = winograd_plan.cut(problem, chosen)
     if how is None:
         raise InvalidArgument(
             "kernel", chosen.name, "one for a 3x3 convolution of stride 1, whose filter is not too large"
@@ -59,7 +59,7 @@ def launch(
     turned = problem.operation == "conv2d_dgrad"
     source, result = ("pqk", "hwc") if turned else ("hwc", "pqk")
     # A gradient's windows begin as far before a pixel as the filter reaches beyond the padding.
-    before = [np.int32(winograd.TAPS - 1 - conv[side] if turned else conv[side]) for side in ("top", "left")]
+    before = [np.int32(winograd_plan.TAPS - 1 - conv[side] if turned else conv[side]) for side in ("top", "left")]
     transforms = {
         name: variant.find(f"winograd_{name}", problem.dtype, OUTPUTS=how.outputs)
         for name in ("filter", "source", "result")
@@ -73,7 +73,7 @@ def launch(
         context.launch(
             transforms["source"], _grid(count * how.channels), (a, v, part, *(conv[axis] for axis in source), *before)
         )
-        side_by_side = winograd.product(problem, chosen, count)
+        side_by_side = winograd_plan.product(problem, chosen, count)
         tiles_m, tiles_n = tiles(side_by_side, chosen)
         extents = (count, how.channels, how.filters, how.points, tiles_m, tiles_n, 1, 0)
         plain = (how.points * count * how.filters, how.filters, 0, 1, 1)

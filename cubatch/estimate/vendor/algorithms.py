@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from cubatch.estimate.blocks import FUSED_FILTERS, FUSED_PIXELS, WINOGRAD_OUTPUTS
+from cubatch.estimate.block_counts import FUSED_FILTERS, FUSED_PIXELS, WINOGRAD_OUTPUTS
 from cubatch.network.passes import Pass, product_extents
 
 Array = NDArray[np.float64]

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from cubatch.estimate.blocks import FUSED_FILTERS, FUSED_PIXELS
+from cubatch.estimate.block_counts import FUSED_FILTERS, FUSED_PIXELS
 from cubatch.estimate.vendor.algorithms import Algorithm, Array, Places, Work, image
 
 SHOWN = (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 
 import attrs
 
-from cubatch.memory.parts import Footprint
-from cubatch.memory.rules import Rule
+from cubatch.memory.step_footprint import Footprint
+from cubatch.memory.thumb_rules import Rule
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import shape, written
 from cubatch.units import format_bytes, format_count, join_words

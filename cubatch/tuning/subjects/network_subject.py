@@ -24,8 +24,8 @@ from cubatch.measure.records import Candidate
 from cubatch.measure.remote import RemoteRunner, prepare_limit
 from cubatch.measure.runner import FactoryRef, RunnerFactory
 from cubatch.memory import fit
-from cubatch.memory.beside import device_bytes
 from cubatch.memory.plan import plan
+from cubatch.memory.process_overhead import device_bytes
 from cubatch.network.graph import as_network
 from cubatch.network.layer import Layer
 from cubatch.network.models import SpecLike

@@ -16,7 +16,7 @@ from cubatch.engine import checkpoint
 from cubatch.engine.network import Model
 from cubatch.engine.training_run import Step
 from cubatch.hardware import probe
-from cubatch.memory.parts import footprint
+from cubatch.memory.step_footprint import footprint
 from cubatch.network import models
 from cubatch.network.weights import save_weights
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.estimate.blocks import FUSED_PIXELS, fused_winograd_blocks, num_blocks, winograd_blocks
+from cubatch.estimate.block_counts import FUSED_PIXELS, fused_winograd_blocks, num_blocks, winograd_blocks
 from cubatch.estimate.vendor.algorithms import (
     FAMILIES,
     PASSES,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.estimate import occupancy_sweep
 from cubatch.estimate.batch_sweep import Grid, batch_sweep, grid_of, heaviest_layer, spread
-from cubatch.estimate.blocks import num_blocks
+from cubatch.estimate.block_counts import num_blocks
 from cubatch.estimate.occupancy_sweep import sweep
 from cubatch.hardware import architectures, catalogue
 from cubatch.hardware.waves import occupancy

@@ -16,7 +16,7 @@ from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts
 from cubatch.estimate.on_sms import on_sms
 from cubatch.estimate.ours import LAUNCH_SECONDS, MOVED_SHARE, pass_seconds
-from cubatch.estimate.parts import Scales
+from cubatch.estimate.predictions import Scales
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, DTYPES

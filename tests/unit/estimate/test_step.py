@@ -11,9 +11,9 @@ import pytest
 
 from cubatch.estimate import step as step_model
 from cubatch.estimate.ours import LAUNCH_SECONDS, MOVED_SHARE
-from cubatch.estimate.parts import Scales
+from cubatch.estimate.predictions import Scales
 from cubatch.estimate.step import predict_step
-from cubatch.estimate.vendor.passes import FRAMEWORK_SD, FRAMEWORK_SD_16
+from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD, FRAMEWORK_SD_16
 from cubatch.network.graph import Network
 from cubatch.network.layers import Attention, Conv2d, Flatten, Linear, ReLU
 from cubatch.network.passes import Pass

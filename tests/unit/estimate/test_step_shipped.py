@@ -11,10 +11,10 @@ import pytest
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import step as step_model
 from cubatch.estimate.ours import pass_seconds
-from cubatch.estimate.parts import Scales
+from cubatch.estimate.predictions import Scales
 from cubatch.estimate.step import predict_step
 from cubatch.estimate.vendor import passes
-from cubatch.estimate.vendor.passes import FRAMEWORK_SD_16, l2_of
+from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD_16, l2_of
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network import models

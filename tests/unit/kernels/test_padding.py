@@ -8,8 +8,8 @@ from cubatch.hardware.catalogue import find
 from cubatch.kernels.padding import filter_bytes, stored_input_shape, widened
 from cubatch.kernels.problem import problem_of
 from cubatch.kernels.ranking import ranking
-from cubatch.kernels.workspace.products import conv2d_wgrad_workspace, conv2d_workspace
-from cubatch.memory.parts import footprint
+from cubatch.kernels.workspace.product_scratch import conv2d_wgrad_workspace, conv2d_workspace
+from cubatch.memory.step_footprint import footprint
 from cubatch.network.graph import Network, as_network
 from cubatch.network.layers import Add, Conv2d, Linear, MaxPool2d
 from cubatch.network.passes import Pass

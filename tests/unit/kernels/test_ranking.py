@@ -21,7 +21,7 @@ from cubatch.kernels import variant as variants
 from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, conv2d_problem, problem_of
 from cubatch.kernels.ranking import can_store, first_ranked, ranked
-from cubatch.kernels.workspace.products import conv2d_dgrad_workspace, product_workspace
+from cubatch.kernels.workspace.product_scratch import conv2d_dgrad_workspace, product_workspace
 from cubatch.memory.plan import schedule_of
 from cubatch.network import models
 from cubatch.network.layers import Conv2d

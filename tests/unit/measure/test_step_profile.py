@@ -15,7 +15,7 @@ from cubatch.engine.team import Team
 from cubatch.hardware import probe
 from cubatch.measure import step_profile, tracing
 from cubatch.measure.profile_records import CAUSES
-from cubatch.memory.operations import Op
+from cubatch.memory.schedule_records import Op
 from cubatch.network import models
 
 LAYER = SimpleNamespace(name="conv", layer=None)

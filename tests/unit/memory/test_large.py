@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cubatch.memory import plan, schedule
 from cubatch.memory.fit import max_batch_size
-from cubatch.memory.parts import footprint
+from cubatch.memory.step_footprint import footprint
 from cubatch.network.graph import INPUT, Network
 from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, ReLU
 

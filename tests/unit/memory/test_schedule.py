@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from cubatch.memory.operations import Schedule
 from cubatch.memory.schedule import schedule
+from cubatch.memory.schedule_records import Schedule
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import (

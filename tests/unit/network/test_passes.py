@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cubatch.bench import cases
 from cubatch.errors import InvalidSpec
 from cubatch.estimate.vendor.algorithms import PASSES, Work
-from cubatch.estimate.vendor.passes import _as_linear
+from cubatch.estimate.vendor.vendor_model import _as_linear
 from cubatch.kernels.problem import problem_of
 from cubatch.network.layers import Conv2d, Linear, MaxPool2d
 from cubatch.network.passes import Gemm, Pass, linear_of, product_extents

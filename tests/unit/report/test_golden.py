@@ -19,8 +19,8 @@ from cubatch.kernels.resources import Figures, Needs
 from cubatch.kernels.survey import Row
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Candidate
-from cubatch.memory.parts import Footprint
-from cubatch.memory.rules import Rule
+from cubatch.memory.step_footprint import Footprint
+from cubatch.memory.thumb_rules import Rule
 from cubatch.report.page import html
 from cubatch.report.tables import (
     candidates,

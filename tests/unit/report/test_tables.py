@@ -10,8 +10,8 @@ import pytest
 from cubatch.engine.training_run import Epoch
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
-from cubatch.memory.parts import Footprint
-from cubatch.memory.rules import Rule
+from cubatch.memory.step_footprint import Footprint
+from cubatch.memory.thumb_rules import Rule
 from cubatch.report.tables import candidates, common, devices, footprint, store, training
 from tests.unit.tables import row_of
 

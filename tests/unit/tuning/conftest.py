@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cubatch.estimate import expected
-from cubatch.estimate.blocks import num_blocks
-from cubatch.estimate.parts import PassPrediction, StepPrediction
+from cubatch.estimate.block_counts import num_blocks
+from cubatch.estimate.predictions import PassPrediction, StepPrediction
 from cubatch.hardware import host, load
 from cubatch.measure import clocks, network_runner
 from cubatch.measure.callable_runner import CallableRunner

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.estimate import expected
-from cubatch.estimate.parts import StepPrediction
+from cubatch.estimate.predictions import StepPrediction
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.network import models

@@ -14,12 +14,12 @@ import pytest
 
 from cubatch.errors import DoesNotFit, InvalidArgument, InvalidData, UnknownName, UnsupportedDtype
 from cubatch.estimate import expected, roofline
-from cubatch.estimate.blocks import fused_winograd_blocks, num_blocks, winograd_blocks
-from cubatch.estimate.parts import PassPrediction, Scales, StepPrediction
+from cubatch.estimate.block_counts import fused_winograd_blocks, num_blocks, winograd_blocks
+from cubatch.estimate.predictions import PassPrediction, Scales, StepPrediction
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import catalogue, room
 from cubatch.hardware.facts import Device
-from cubatch.memory import fit, parts
+from cubatch.memory import fit, step_footprint
 from cubatch.network import graph, models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Attention, Conv2d, Linear, ReLU, Sigmoid
@@ -58,7 +58,7 @@ def test_candidates_and_limits_are_those_of_the_ladder_and_the_plan():
     net = models.build("mnist-cnn")
     for n in (1, found.largest_batch_size):
         assert found.roofline_seconds[n] == roofline.roofline_seconds(net, n, V100, "training", "float16")
-        assert found.peak_bytes[n] == parts.footprint("mnist-cnn", batch_size=n, device=V100, **options).total
+        assert found.peak_bytes[n] == step_footprint.footprint("mnist-cnn", batch_size=n, device=V100, **options).total
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -18,7 +18,7 @@ from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.records import Candidate
-from cubatch.memory import fit, parts
+from cubatch.memory import fit, step_footprint
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
@@ -128,7 +128,9 @@ def test_the_plan_of_the_limit_fits_and_one_more_does_not() -> None:
     top = found[-1]
     assert top.predicted_peak_bytes is not None
     assert top.predicted_peak_bytes <= 2**30
-    plan = parts.footprint("resnet18", batch_size=top.batch_size + 1, mode="training", optimizer="adam", device=V100)
+    plan = step_footprint.footprint(
+        "resnet18", batch_size=top.batch_size + 1, mode="training", optimizer="adam", device=V100
+    )
     assert plan.total > 2**30
 
 
@@ -199,7 +201,7 @@ def test_recomputing_makes_room_for_more() -> None:
     found = ladder.candidates(net, memory_limit="4GiB", **options)
     assert found[-1].batch_size == fit.max_batch_size(net, "4GiB", **options)
     for one in (found[0], found[-1]):
-        assert one.predicted_peak_bytes == parts.footprint(net, batch_size=one.batch_size, **options).total
+        assert one.predicted_peak_bytes == step_footprint.footprint(net, batch_size=one.batch_size, **options).total
     assert found[-1].batch_size > fit.max_batch_size(net, "4GiB", **options | {"recompute": False})
 
 
@@ -390,7 +392,7 @@ def test_every_ladder_keeps_its_bounds(
     if device == "cpu":  # whose free memory changes from one look to the next
         memory_limit = min(memory_limit, 2**29)
     room = hardware_room.memory_limit(probe.resolve(device, live=False), memory_limit).bytes
-    assume(parts.footprint(net, batch_size=1, **options).total <= room)
+    assume(step_footprint.footprint(net, batch_size=1, **options).total <= room)
     fits = fit.max_batch_size(net, room, **options)
     try:
         before, ladder.MOST = ladder.MOST, 10**6

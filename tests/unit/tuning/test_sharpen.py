@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cubatch.estimate import expected
 from cubatch.estimate.expected import step_of
-from cubatch.estimate.parts import PassPrediction, Scales, StepPrediction
+from cubatch.estimate.predictions import PassPrediction, Scales, StepPrediction
 from cubatch.hardware.facts import Device
 from cubatch.network.layers import Linear
 from cubatch.network.passes import Pass

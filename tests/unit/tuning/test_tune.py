@@ -9,7 +9,7 @@ from cubatch import errors
 from cubatch.hardware import host, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.memory.fit import max_batch_size
-from cubatch.memory.parts import footprint
+from cubatch.memory.step_footprint import footprint
 from cubatch.network import models
 from cubatch.network.layers import Conv2d
 from cubatch.tuning import ladder

@@ -18,7 +18,7 @@ from cubatch.kernels.problem import problem_of
 from cubatch.measure import kernel_choice
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Outcome, Timing
-from cubatch.memory.parts import footprint
+from cubatch.memory.step_footprint import footprint
 from cubatch.network import models
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass

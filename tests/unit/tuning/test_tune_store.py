@@ -17,7 +17,7 @@ import pytest
 from cubatch.hardware import host, load, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.memory.fit import max_batch_size
-from cubatch.memory.parts import footprint
+from cubatch.memory.step_footprint import footprint
 from cubatch.tuning import session, store, store_tables
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune

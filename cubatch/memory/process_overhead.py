@@ -18,8 +18,8 @@ import attrs
 from cubatch.memory import workspace
 from cubatch.memory.blocks import Ends, Flat, Need, Norm, Pool, Products, RowNorm
 from cubatch.memory.conv_blocks import Depthwise, Tiles
-from cubatch.memory.operations import FLOAT32_BYTES, Op
 from cubatch.memory.plan import Plan, plan
+from cubatch.memory.schedule_records import FLOAT32_BYTES, Op
 from cubatch.network.passes import Gemm, Pass
 from cubatch.workload import Workload
 

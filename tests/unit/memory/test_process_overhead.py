@@ -11,7 +11,7 @@ from cubatch.engine.network import Model
 from cubatch.hardware import catalogue, probe
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
-from cubatch.memory import beside
+from cubatch.memory import process_overhead
 from cubatch.memory.blocks import Flat, Norm, Scores
 from cubatch.memory.conv_blocks import wgrad_tiles
 from cubatch.memory.plan import plan
@@ -48,7 +48,7 @@ def test_blocks_are_counted_as_they_are_cut(need, samples, more):
 )  # fmt: skip
 def test_a_product_is_packed_in_panels(product, packed):
     """By the sizes of OpenBLAS's AVX-512 kernels; the second and third are of measured processes."""
-    assert beside._packed_bytes(product) == packed
+    assert process_overhead._packed_bytes(product) == packed
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_recorded_calls_are_about_as_many_as_are_counted(name, mode, size):
     with Model(models.build(name), device=work.device, mode=mode) as model:
         model.prepare(size)
         recorded = sum(len(call) for call in model._program.works[0][0] if isinstance(call, Replay))
-        steps = [op for op in model.plan.schedule.ops if op.node is not None and op.kind in beside._PASSES]
-        counted = sum(beside._step(op, model.plan, work).calls for op in steps)
+        steps = [op for op in model.plan.schedule.ops if op.node is not None and op.kind in process_overhead._PASSES]
+        counted = sum(process_overhead._step(op, model.plan, work).calls for op in steps)
     assert 0.67 * recorded <= counted <= 1.5 * recorded + 100
 
 
@@ -82,7 +82,7 @@ def test_a_process_takes_what_was_said(name, mode, size):
         runner.close()
     if took is None:
         pytest.skip("this kernel does not let the peak be reset")
-    said = beside.device_bytes(work, size, 0)
+    said = process_overhead.device_bytes(work, size, 0)
     assert took > plan(work, size).total
     assert said == pytest.approx(took, abs=max(0.02 * took, 4 * MIB + max(0, work.device.threads - 2) * MIB))
 
@@ -90,11 +90,11 @@ def test_a_process_takes_what_was_said(name, mode, size):
 def test_on_a_gpu_it_is_what_was_kept_back():
     """The context and libraries, whatever the batch."""
     work = Workload.of("mlp", catalogue.find("titan-x-pascal"), mode="training", dtype="float32")
-    assert beside.device_bytes(work, 8, 300 * MIB) == plan(work, 8).total + 300 * MIB
+    assert process_overhead.device_bytes(work, 8, 300 * MIB) == plan(work, 8).total + 300 * MIB
 
 
 def test_a_layer_on_its_own_has_as_many_recordings_as_buffer_sets():
     """It rotates over several, so that it finds its input out of the cache."""
     here = probe.device("cpu")
     work = Workload.of({"type": "linear", "c": 16, "k": 16}, here, mode="inference", dtype="float32")
-    assert beside.device_bytes(work, 1, 0) > plan(work, 1).total
+    assert process_overhead.device_bytes(work, 1, 0) > plan(work, 1).total

@@ -7,7 +7,7 @@ Pure numbers, for the memory plan and the launches alike.
 from __future__ import annotations
 
 from cubatch.hardware.facts import Device
-from cubatch.kernels import winograd
+from cubatch.kernels import winograd_plan
 from cubatch.kernels.padding import filter_bytes, widened
 from cubatch.kernels.problem import Problem, conv2d_problem, vectors
 from cubatch.kernels.ranking import fitting, most_partial_bytes, transposed_bytes
@@ -34,7 +34,7 @@ def product_workspace(problem: Problem, device: Device) -> int:
     """
     found = fitting(problem, device)
     return max(
-        most_partial_bytes(problem, one) + transposed_bytes(problem, one) + winograd.workspace_bytes(problem, one)
+        most_partial_bytes(problem, one) + transposed_bytes(problem, one) + winograd_plan.workspace_bytes(problem, one)
         for one in found
     )
 

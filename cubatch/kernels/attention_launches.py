@@ -14,7 +14,7 @@ from cubatch.kernels import variant
 from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, NEWEST, lanes_clocks, tensor_clocks
 from cubatch.kernels.padding import stored_row
 from cubatch.kernels.variant import Kernel
-from cubatch.kernels.workspace.attention import HEADS_TILE, KEYS, QUERIES, WIDEST_HEAD, stores_weights
+from cubatch.kernels.workspace.attention_scratch import HEADS_TILE, KEYS, QUERIES, WIDEST_HEAD, stores_weights
 from cubatch.kernels.workspace.misc import row_blocks
 from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass

@@ -8,7 +8,7 @@ import numpy as np
 
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import ours
-from cubatch.estimate.parts import BYTES_SD, MOVED, NEVER_SEEN_SD, STORED, Part, Scales, never_seen
+from cubatch.estimate.predictions import BYTES_SD, MOVED, NEVER_SEEN_SD, STORED, Part, Scales, never_seen
 from cubatch.estimate.vendor.algorithms import PASSES, Array, Places, Work
 from cubatch.estimate.vendor.fitted import Fitted, kin_of, lanes, shipped
 from cubatch.hardware import architectures, catalogue

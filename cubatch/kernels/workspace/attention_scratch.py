@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels.padding import stored_row
-from cubatch.kernels.workspace import products
+from cubatch.kernels.workspace import product_scratch
 
 _ALIGNMENT = 64
 
@@ -62,7 +62,7 @@ def attention_workspace(n: int, t: int, c: int, heads: int, dtype: str, device: 
         >>> alone - saving == queries + mixed
         True
     """
-    linear = max(products.linear_workspace(n * t, c, k, dtype, device) for k in (3 * c, c))
+    linear = max(product_scratch.linear_workspace(n * t, c, k, dtype, device) for k in (3 * c, c))
     queries, weights, mixed = kept_bytes(n, t, c, heads, dtype)
     between = queries + mixed + weights * stores_weights(c, heads, saves=saves)
     return linear if saves else linear + between
@@ -70,6 +70,6 @@ def attention_workspace(n: int, t: int, c: int, heads: int, dtype: str, device: 
 
 def attention_backward_workspace(n: int, t: int, c: int, heads: int, dtype: str, device: Device) -> int:
     """Count the bytes for attention's gradients: those of all that lies between the projections, and of these."""
-    passes = (products.linear_wgrad_workspace, products.linear_dgrad_workspace)
+    passes = (product_scratch.linear_wgrad_workspace, product_scratch.linear_dgrad_workspace)
     linear = max(of(n * t, c, k, dtype, device) for of in passes for k in (3 * c, c))
     return linear + sum(kept_bytes(n, t, c, heads, dtype))

@@ -10,7 +10,7 @@ from cubatch.checks import check_batch_size
 from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory.fit import largest, limit_bytes
-from cubatch.memory.parts import footprint_of, textbook_elements
+from cubatch.memory.step_footprint import footprint_of, textbook_elements
 from cubatch.network.models import SpecLike
 from cubatch.workload import Workload, accumulating
 

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument
-from cubatch.estimate.blocks import FUSED_PIXELS, crest_batch_size, fused_winograd_blocks, num_blocks, winograd_blocks
+from cubatch.estimate.block_counts import (
+    FUSED_PIXELS,
+    crest_batch_size,
+    fused_winograd_blocks,
+    num_blocks,
+    winograd_blocks,
+)
 from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
 from cubatch.network.layers import Attention, Conv2d, Linear, ReLU
 from cubatch.network.passes import Pass
