@@ -18,7 +18,7 @@ from typing import Any
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.engine.linear import linear, linear_dgrad, linear_wgrad
-from cubatch.memory.attention_blocks import Attend, AttendBackward
+from cubatch.memory.blocks import Attend, AttendBackward
 
 
 def attention(

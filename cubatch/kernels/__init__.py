@@ -1,1 +1,1 @@
-"""The hand-written kernels as records; their CUDA sources lie in `kernels/` at the top of the repository."""
+"""Records of the cubatch kernels, whose CUDA sources are in `kernels/` at the top of the repository."""

@@ -1,8 +1,8 @@
 """
-What attention launches between its projections, on hand-written kernels, and what that should take.
+Launches of attention between its projections, on cubatch kernels, and their predicted cost.
 
-Products between tokens are on tensor cores where elements have 16 bits, from sm_80 on; else they are arithmetic in
-float32 on CUDA cores.  See kernels/attention/ and `engine.native.attention`, which makes these launches.
+Products between tokens run on tensor cores if elements have 16 bits, from sm_80 on, else on CUDA cores in float32.  The
+sources are kernels/attention/; `engine.native.attention` makes these launches.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
 
 _STEP = 64
-"""Of a factor's places along k, and of heads' channels, that the kernels on tensor cores have at a time: TILE there."""
+"""Step along gemm_k, and along heads' channels, of the kernels on tensor cores: TILE there."""
 
 
 @attrs.frozen
 class Launch:
     """
-    One launch.
+    A launch.
 
     Attributes:
-        name: The kernel's.
-        blocks: Of its grid.
-        clocks: Of the busiest SM's arithmetic; 0 of one that only moves.
-        flops: Of its products.
+        name: Name of the kernel.
+        blocks: Blocks of its grid.
+        clocks: Clocks of the busiest SM's arithmetic; 0 for a launch that only moves data.
+        flops: FLOP of its products.
         moved: Elements that it reads and writes.
-        rated: Type whose rate its products have: that of the elements on tensor cores, else float32.
-        family: "mma" of products between heads on tensor cores, as other products of that family are; else empty.
+        rated: Type whose peak rate applies: that of the elements on tensor cores, else float32.
+        family: "mma" for products on tensor cores, else empty.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Launch:
 
 def find(operation: str, dtype: str, device: Device) -> Kernel:
     """
-    Return the kernel that computes an operation of kernels/attention on a device.
+    Return the kernel of kernels/attention that computes an operation on a device.
 
     Example:
         >>> v100, h100 = (Device(name="", compute_capability=(major, 0)) for major in (7, 9))
@@ -69,21 +69,21 @@ def launches(
     layer: Attention, pass_: Pass, batch_size: int, dtype: str, device: Device, *, saves: bool
 ) -> list[Launch]:
     """
-    List the launches of a pass between the projections, in their order.
+    Return the launches of a pass between the projections, in their order.
 
     Args:
-        layer: With its extents known.
-        pass_: Which of its passes; the gradients of the projections' weights have nothing between them.
+        layer: The layer, with its extents.
+        pass_: The pass; WGRAD has no such launches.
         batch_size: Samples.
         dtype: Storage of the elements.
-        device: Its SMs and lanes count.
-        saves: Whether the forward pass keeps the weights, as in training.
+        device: The GPU.
+        saves: Whether the forward pass saves the weights, as in training.
 
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
         >>> layer = Attention(h=197, w=1, c=192, heads=3)
         >>> for saves in (False, True):
-        ...     print([one.name for one in launches(layer, Pass.FPROP, 8, "float16", v100, saves=saves)])
+        ...     print([each.name for each in launches(layer, Pass.FPROP, 8, "float16", v100, saves=saves)])
         ['attend_f16_attention']
         ['heads_nt_f16_attention', 'softmax_f16_misc', 'heads_nn_f16_attention']
     """
@@ -91,7 +91,7 @@ def launches(
     tokens, width, count = h * w, c // layer.heads, batch_size * layer.heads
     stored, matrix, rows = "float32" if dtype == "tf32" else dtype, count * tokens * stored_row(tokens), count * tokens
 
-    moved = 2 * rows * width + matrix  # by a product: one matrix of weights, and two of the heads' channels
+    moved = 2 * rows * width + matrix  # by a product: weights, and two operands of the heads' channels
 
     def product(layout: str, n: int, k: int) -> Launch:
         blocks, kernel = count * -(-tokens // HEADS_TILE) * -(-n // HEADS_TILE), find(f"heads_{layout}", stored, device)
@@ -115,7 +115,7 @@ def launches(
     if stores_weights(c, layer.heads, saves=saves):
         return [scores, softmax("softmax", 2), mixed]
     blocks, kernel = count * -(-tokens // QUERIES), find("attend", stored, device)
-    # What is mixed is as wide as the widest head, whatever this one's width; on tensor cores so are queries and keys.
+    # Values are padded to the widest head; on tensor cores queries and keys are too.
     if on_tensor_cores(kernel):
         clocks = tensor_clocks(blocks, QUERIES * -(-tokens // _STEP) * _STEP * 2 * WIDEST_HEAD, device)
     else:
@@ -125,5 +125,4 @@ def launches(
 
 
 def _rated(kernel: Kernel) -> str:
-    """Return the type whose rate a kernel's products have."""
     return kernel.dtype if on_tensor_cores(kernel) else "float32"

@@ -1,9 +1,8 @@
 """
-Kernels on a GPU: cubins loaded into CuPy's context, launches prepared once and repeated.
+Launches of kernels on a GPU: cubins loaded into CuPy's context, launches prepared once and repeated.
 
-CuPy loads the module and owns context and stream; the launch itself goes straight to the driver with
-arguments that were laid out beforehand, since at small batches what Python does between two
-launches costs as much as the kernels.
+CuPy loads the module and owns context and stream.  A launch calls the driver directly with prepared arguments: at small
+batches the time of Python between two launches is as long as the kernels.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from cubatch.kernels.variant import Kernel
 
 _SUCCESS, _NO_MEMORY = 0, 2
 
-# Kernels that wait themselves for the launch before (cb_dependent_launch of kernels/common/device.cuh) may be launched
-# early, and a driver from here on captures that in graphs.
+# Kernels wait themselves for the launch before (cb_dependent_launch of kernels/common/device.cuh), so they may be
+# launched early. Drivers from this version on capture that in graphs.
 _DEPENDENT_DRIVER = (12, 3)
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID of cuda.h, as the two structures are
 
@@ -53,12 +52,12 @@ class _Config(ctypes.Structure):
 
 
 _EARLY = ctypes.pointer(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
-_LASTING_FAMILIES = ("attention", "depthwise")  # and what has a tile: a block of others is a moment
+_LASTING_FAMILIES = ("attention", "depthwise")  # and kernels with a tile; blocks of others are short
 
 
 @attrs.frozen
 class _Function:
-    """A loaded kernel: the driver's handle, and how many of its blocks an SM holds."""
+    """A loaded kernel: the driver's handle, and the number of its blocks that an SM holds."""
 
     handle: int
     blocks_per_sm: int
@@ -70,15 +69,15 @@ class CudaLauncher:
 
     Args:
         device: The GPU, which must be CuPy's current device.
-        overlaps: Whether a launch may begin while the one before ends, where the GPU, the driver and the kernel can.
+        overlaps: Whether a launch may begin while the one before ends, if GPU, driver and kernel support it.
 
     Attributes:
-        module: The array module whose arrays it takes: CuPy.
-        overlaps: Whether launches overlap: it was requested, and the GPU and the driver support it.
+        module: The array module of its arrays: CuPy.
+        overlaps: Whether launches overlap: it was requested, and GPU and driver support it.
 
     Raises:
         MissingDependency: If CuPy is not installed, or of another release.
-        InvalidArgument: If the device is none that CUDA code is compiled for.
+        InvalidArgument: If CUDA code is not compiled for the device.
     """
 
     def __init__(self, device: Device, *, overlaps: bool = True) -> None:
@@ -99,7 +98,7 @@ class CudaLauncher:
 
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """
-        Compile kernels on all cores, so that none is compiled while something is timed.
+        Compile kernels on all cores, so that none is compiled during a timing.
 
         Raises:
             CompileError: If one does not compile.
@@ -112,26 +111,27 @@ class CudaLauncher:
 
     def bind(self, kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[object]) -> Callable[[], None]:
         """
-        Prepare a launch; what comes back enqueues it on the stream that is current when it is called.
+        Prepare a launch; the returned function enqueues it on the stream that is current at the call.
 
         Args:
-            kernel: Which.
+            kernel: The kernel.
             grid: Blocks in x, y and z.
-            arguments: In the order of its parameters: CuPy arrays and None go as pointers, NumPy scalars and tensor
-                maps by value.
+            arguments: In the order of its parameters: CuPy arrays and None are passed as pointers, NumPy scalars and
+                tensor maps by value.
 
         Raises:
-            InvalidArgument: If it needs more shared memory than a block can have on this GPU, or an array is not on it.
+            InvalidArgument: If it needs more shared memory than a block of this GPU can have, or an array is not on the
+                GPU.
             CompileError: If it does not compile.
-            DeviceFailed: From the launch, if the driver refuses it.
+            DeviceFailed: From the returned function, if the driver rejects the launch.
         """
         function = self._function(kernel)
         values = [self._value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         start, current_stream = self._starter(kernel, function, grid, pointers), self.module.cuda.get_current_stream
-        kept = (arguments, values)  # the arrays and values that the pointers point to
+        owners = (arguments, values)  # keeps the arrays and values alive that the pointers point to
 
-        def launch(_: object = kept) -> None:
+        def launch(_: object = owners) -> None:
             status = start(current_stream().ptr)
             if status != _SUCCESS:
                 raise _failure(kernel, grid, status)
@@ -141,7 +141,7 @@ class CudaLauncher:
     def _starter(
         self, kernel: Kernel, function: _Function, grid: tuple[int, int, int], pointers: Any
     ) -> Callable[[int], Any]:
-        """Give the call of the driver that enqueues a launch on a stream, and answers with its status."""
+        """Return a function that enqueues a launch on a stream and returns the driver's status."""
         handle, block = ctypes.c_void_p(function.handle), (kernel.threads, 1, 1)
         if not self._may_come_early(kernel, function, math.prod(grid)):
             call, shape = self._driver.cuLaunchKernel, (*grid, *block, kernel.dynamic_shared_bytes)
@@ -162,11 +162,11 @@ class CudaLauncher:
 
     def _may_come_early(self, kernel: Kernel, function: _Function, blocks: int) -> bool:
         """
-        Tell whether a kernel's blocks may come in while those of the launch before leave.
+        Return whether a kernel's blocks may start while those of the launch before finish.
 
-        They crowd on the SMs that are free first, where a GPU that is free deals them out evenly.  That does no harm
-        where an SM holds one, or all are full, or blocks end at once; 132 blocks of which an SM holds two took 1.49
-        times as long on the 132 SMs of an H200.
+        They crowd on the SMs that are free first, while a free GPU distributes them evenly.  This does no harm if an SM
+        holds one block, if all SMs are full, or if blocks end at once.  132 blocks, two per SM, took 1.49 times as long
+        on the 132 SMs of an H200.
         """
         if not self.overlaps:
             return False
@@ -175,7 +175,7 @@ class CudaLauncher:
         return fills or not lasts
 
     def _value(self, argument: object) -> Any:
-        """Lay an argument out as the driver reads it: a pointer, or the bytes of a NumPy scalar or tensor map."""
+        """Return an argument as the driver reads it: a pointer, or the bytes of a NumPy scalar or tensor map."""
         if argument is None:
             return ctypes.c_void_p(None)
         if isinstance(argument, TensorMap):
@@ -210,36 +210,36 @@ class CudaLauncher:
 
 def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compute_capability: Sequence[int]) -> int:
     """
-    Ask the driver for a block's shared memory, and for that of as many blocks as `occupancy` counts on an SM.
+    Reserve a block's shared memory, and that of the blocks per SM by `occupancy`.
 
     Args:
-        function: CuPy's, of the kernel.
-        kernel: Which.
-        resources: What its entry takes.
+        function: CuPy's function of the kernel.
+        kernel: The kernel.
+        resources: Resources of its entry.
         compute_capability: (major, minor) of the GPU.
 
     Returns:
-        int: So many blocks.
+        int: Blocks per SM.
     """
     needed = resources.shared_bytes + kernel.dynamic_shared_bytes
     if needed > architectures.every().shared_bytes_without_opting_in:
         function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
-    held = occupancy(
+    resident = occupancy(
         compute_capability=compute_capability,
         threads_per_block=kernel.threads,
         registers_per_thread=resources.registers,
         shared_bytes_per_block=needed,
-    )
-    if needed:  # else all may be L1 cache
+    ).blocks_per_sm
+    if needed:  # otherwise all of it may be L1 cache
         function.preferred_shared_memory_carveout = carveout_percent(
-            compute_capability=compute_capability, blocks_per_sm=held.blocks_per_sm, shared_bytes_per_block=needed
+            compute_capability=compute_capability, blocks_per_sm=resident, shared_bytes_per_block=needed
         )
-    return held.blocks_per_sm
+    return resident
 
 
 def _address(array: Any) -> int:
     if isinstance(array, np.ndarray):
-        raise InvalidArgument("array", f"NumPy's, of shape {array.shape}", "in the GPU's memory: CuPy's")
+        raise InvalidArgument("array", f"a NumPy array of shape {array.shape}", "a CuPy array in the GPU's memory")
     return int(array.data.ptr)
 
 

@@ -1,13 +1,13 @@
 """
-How many channels a batch, and elements a row of attention weights, is stored with, so that kernels load whole vectors.
+Padding of the batch's channels and of rows of attention weights, so that kernels load whole vectors.
 
-Three channels, of an image, are no vector: products over them would be gathered element by element, in 16 bits not on
-tensor cores.  The batch is stored with a fourth of zeros, and the filter is copied with one; more than that would
-only multiply zeros.
+An image of three channels has no whole vectors: products over it would be gathered element by element, in 16 bits not
+on tensor cores.  The batch is stored with a fourth channel of zeros, and the filter is copied with one.  More channels
+would only multiply zeros.
 
-A row of attention weights has an element for every token: 197 in a vision transformer.  Rows are padded to multiples
-of 8 elements.  In 16 bits each row then begins at a vector of 16 bytes, in 32 bits at a sector of 32 bytes.  No kernel
-reads or writes the padding.
+A row of attention weights has an element per token, 197 in a vision transformer.  Rows are padded to multiples of 8
+elements.  In 16 bits each row then begins at a vector of 16 bytes, in 32 bits at a sector of 32 bytes.  No kernel reads
+or writes the padding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROW_MULTIPLE = 8
 
 def stored_channels(channels: int) -> int:
     """
-    Return the channels that images of `channels` channels are stored with.
+    Return the number of channels that images of `channels` channels are stored with.
 
     Example:
         >>> [stored_channels(c) for c in (1, 3, 4, 17)]
@@ -35,7 +35,7 @@ def stored_channels(channels: int) -> int:
 
 def stored_input_shape(network: Network) -> tuple[int, int, int]:
     """
-    Return the shape that a sample of the batch is stored in for our kernels: padded where convolutions alone read it.
+    Return the stored shape of a sample of the batch: padded if only convolutions read it.
 
     Example:
         >>> from cubatch.network import models
@@ -44,13 +44,13 @@ def stored_input_shape(network: Network) -> tuple[int, int, int]:
     """
     h, w, c = network.input_shape
     readers = [node.layer.convolution for node in network.nodes if INPUT in node.inputs]
-    takes = all(shape is not None and shape.groups == 1 for shape in readers)
-    return h, w, stored_channels(c) if takes else c
+    is_padded = all(shape is not None and shape.groups == 1 for shape in readers)
+    return h, w, stored_channels(c) if is_padded else c
 
 
 def stored_row(tokens: int) -> int:
     """
-    Return the elements from one row of attention weights to the next, as our kernels store them.
+    Return the stored elements of a row of attention weights.
 
     Example:
         >>> [stored_row(tokens) for tokens in (1, 64, 197)]
@@ -61,7 +61,7 @@ def stored_row(tokens: int) -> int:
 
 def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
     """
-    Return what a layer's forward pass saves on our kernels: `Layer.saved_elements` with padded rows of weights.
+    Return `Layer.saved_elements` with padded rows of attention weights.
 
     Example:
         >>> from cubatch.network.layers import Attention
@@ -69,7 +69,7 @@ def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
         (118200, 0)
     """
     saved = layer.saved_elements()
-    if "weights" in saved:  # of attention: a row has an element for every token
+    if "weights" in saved:  # of attention
         elements, itemsize = saved["weights"]
         h, w, _ = layer.input_shape
         saved["weights"] = (elements // (h * w) * stored_row(h * w), itemsize)
@@ -77,15 +77,13 @@ def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
 
 
 def widened(shape: ConvShape) -> ConvShape:
-    """Return a convolution as its forward pass and its filter's gradient see a batch that is stored so."""
+    """Return a convolution over the stored channels, as the forward pass and the filter's gradient compute it."""
     return shape._replace(c=stored_channels(shape.c)) if shape.groups == 1 else shape
 
 
 def filter_bytes(shape: ConvShape, dtype: str) -> int:
     """
-    Count the bytes of the scratch memory that holds the filter, or its gradient, with the channels that are stored.
-
-    0 where those are the filter's own.
+    Return the bytes of the padded copy of a filter or its gradient; 0 if the filter needs no padding.
 
     Example:
         >>> from cubatch.network.windows import conv_shape
@@ -93,6 +91,6 @@ def filter_bytes(shape: ConvShape, dtype: str) -> int:
         25088
     """
     wide = widened(shape)
-    if wide is shape or wide == shape:
+    if wide == shape:
         return 0
     return -(-wide.filter_elements * BYTES_PER_ELEMENT[dtype] // VECTOR_BYTES) * VECTOR_BYTES

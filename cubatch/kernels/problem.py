@@ -1,4 +1,4 @@
-"""A pass of a layer as the hand-written kernels see it: a matrix product or a convolution."""
+"""A pass of a layer as a problem of the tiled kernels: a matrix product or a convolution."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cubatch.network.passes import Pass, product_extents
 from cubatch.network.windows import ConvShape
 
 
-@lru_cache(maxsize=1 << 14, typed=True)  # NumPy's integers equal ours and are no JSON
+@lru_cache(maxsize=1 << 14, typed=True)  # typed: NumPy integers equal ints but are not JSON
 def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Problem | None:
     """
-    Describe a pass of a layer as the tiled kernels see it; None for one that they do not run.
+    Return a pass of a layer as a problem of the tiled kernels; None if they do not compute it.
 
-    A convolution over three channels reads the batch, which is stored with four (see `padding`).  Of attention it is
-    the projection to queries, keys and values, the largest of its tiled products.
+    A convolution over three channels reads the padded batch (see `padding`).  Attention is represented by the
+    projection to queries, keys and values, its largest tiled product.
 
     Args:
         layer: The layer.
-        pass_: Which of its passes.
+        pass_: The pass.
         batch_size: Samples.
         dtype: Storage of the elements, or "tf32".
 
@@ -43,15 +43,15 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
             shape = widened(shape)
         vector = _vector_of(pass_, dtype, shape.c // shape.groups, shape.k // shape.groups)
         return conv2d_problem(pass_, shape, batch_size, dtype, vector)
-    if layer.products_in_turn or not (found := layer.gemms(pass_, batch_size)):
+    if layer.products_in_turn or not (gemms := layer.gemms(pass_, batch_size)):
         return None
-    (product,), channels = found, layer.product_channels
+    (product,), channels = gemms, layer.product_channels
     vector = _vector_of(pass_, dtype, channels["c"], channels["k"])
     return Problem(f"gemm_{pass_.layout}", dtype, product.m, product.n, product.k, vector=vector)
 
 
 def tiled(layer: Layer) -> Layer:
-    """Give the layer whose products the tiled kernels run: attention's first projection, else itself."""
+    """Return the layer whose products the tiled kernels compute: attention's first projection, else itself."""
     return layer.projections[0] if layer.projections else layer
 
 
@@ -60,7 +60,7 @@ _NARROWEST = 4
 
 def vectors(dtype: str) -> tuple[int, ...]:
     """
-    List the loads that the kernels have for a dtype, widest first: of 16 bytes, of 4 elements, of one.
+    Return the vector widths that the kernels have for a dtype, in elements, widest first: 16 bytes, 4 elements, 1.
 
     Example:
         >>> vectors("float16"), vectors("float32")
@@ -72,7 +72,7 @@ def vectors(dtype: str) -> tuple[int, ...]:
 
 def widest_vector(dtype: str, *extents: int) -> int:
     """
-    Give the widest vector, in elements, that divides all extents.
+    Return the widest vector, in elements, that divides all extents.
 
     Example:
         >>> widest_vector("float16", 64, 100), widest_vector("float16", 64), widest_vector("tf32", 6)
@@ -82,18 +82,18 @@ def widest_vector(dtype: str, *extents: int) -> int:
 
 
 def _vector_of(pass_: Pass, dtype: str, c: int, k: int) -> int:
-    """Give the widest vector of a pass over so many channels of a group: gradients read rows of k too."""
+    """Return the widest vector of a pass with c and k channels per group: gradients also read rows of k."""
     return widest_vector(dtype, *((c,) if pass_ is Pass.FPROP else (c, k)))
 
 
 def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vector: int) -> Problem:
     """
-    Describe one pass of a convolution as a matrix product.
+    Return one pass of a convolution as a problem.
 
     Args:
-        pass_: Which pass.
+        pass_: The pass.
         shape: The convolution.
-        samples: Samples it is handed.
+        samples: Samples of one call.
         dtype: Storage of the elements.
         vector: Widest load that extents and addresses allow, in elements.
 
@@ -105,7 +105,7 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
     """
     v, h, groups = shape.vertical, shape.horizontal, shape.groups
     c, k = shape.c // groups, shape.k // groups
-    # Phases of a strided input gradient are one launch, whose grid is that of the largest.
+    # Phases of a strided input gradient share one launch, with the grid of the largest phase.
     phases = v.stride * h.stride if pass_ is Pass.DGRAD else 1
     inputs = -(-v.size // v.stride) * -(-h.size // h.stride)
     m, n, gemm_k = product_extents(
@@ -125,20 +125,20 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
 @attrs.frozen
 class Problem:
     """
-    One launch of a tiled kernel, as a matrix product.
+    A launch of a tiled kernel, as a matrix product.
 
     Attributes:
         operation: "conv2d_fprop", "gemm_nt", ...
-        dtype: Storage of the elements; "tf32" where float32 may be multiplied as that.
-        m, n, k: Extents of the product, per group and phase; of phases the largest m and the mean k.
+        dtype: Storage of the elements; "tf32" if float32 may be multiplied as tf32.
+        m, n, k: Extents of the product per group and phase; with phases the largest m and the mean k.
         groups: Groups of channels.
         phases: Phases of a strided gradient.
         vector: Widest load that extents and addresses allow, in elements.
         tensor_copies: Whether Hopper's copy engine can gather the operands: see `tensor_map.can_gather`.
-        tap_channels: Of a filter's gradient, the columns of one tap; 0 of other problems. A tensor map's box of
-            BOX_CHANNELS holds those of one tap only.
-        image: Rows and columns of an image of the result, where Winograd's algorithm can compute it: of a 3x3
-            convolution of stride 1 in float32; None elsewhere.
+        tap_channels: Columns of one tap of a filter's gradient, else 0. A tensor map's box of BOX_CHANNELS holds
+            columns of one tap only.
+        image: Rows and columns of an image of the result, if Winograd's algorithm can compute it: a 3x3 convolution of
+            stride 1 in float32. Otherwise None.
     """
 
     operation: str

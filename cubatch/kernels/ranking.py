@@ -1,7 +1,7 @@
 """
-Which variants can run a matrix product or convolution, ranked by what they should cost.
+Rank the variants that can run a matrix product or convolution by their predicted cost.
 
-The order that `cost_model` gives is a first choice, which a measured one replaces (`Context.chooser`).
+The order by `cost_model` is a first choice, which a measured choice replaces (`Context.chooser`).
 """
 
 from __future__ import annotations
@@ -22,45 +22,43 @@ from cubatch.kernels.tensor_map import ALIGNMENT
 from cubatch.kernels.variant import Kernel, Tile
 
 LEAST_SLICE = 32
-"""Main-loop steps below which a slice of gemm_k costs more than it gains, on CUDA cores."""
+"""Fewest main-loop steps of a slice of gemm_k on CUDA cores: a shorter one costs more than it gains."""
 
 LEAST_DEPTH = 512
-"""Extent of gemm_k below which it does on tensor cores, whose steps differ in length."""
+"""The same on tensor cores as an extent of gemm_k, since their steps differ in length."""
 
 MOST_PARTIAL_BYTES = 1 << 26
-"""Partial sums of a split product take at most this much scratch memory: the L2 cache of a large GPU."""
+"""Most scratch memory of a split product's partial sums: the L2 cache of a large GPU."""
 
 MOST_TRANSPOSED_BYTES = 1 << 26
-"""The same of an operand that is transposed before it is multiplied."""
+"""Most scratch memory of an operand that is transposed before it is multiplied."""
 
 MOST_IN_YZ = 65535
-"""Blocks that a grid takes in y, and in z."""
+"""Most blocks of a grid in y, and in z."""
 
-_TERM_BYTES = 2  # of an element of what comes through the ring: ADDS_TILES of kernels/hopper/walk.cuh
+_TERM_BYTES = 2  # of a residual element in the ring: ADDS_TILES of kernels/hopper/walk.cuh
 
-# Bytes that an SM's share of DRAM and L2 moves in a clock; what a split product's partial sums take.
-_BYTES_PER_CLOCK = 10.0
-_REDUCE_CLOCKS = 4000.0
+_BYTES_PER_CLOCK = 10.0  # an SM's share of DRAM and L2
+_REDUCE_CLOCKS = 4000.0  # a launch that adds up partial sums
 
-# Other counts of slices are worth a timing where the model gives them no more than this beyond the least cost.
-_DOUBT = 0.25
-_EACH_SLICES = 64  # up to which every count is looked at; beyond it those that just fill the SMs
-_MOST_SLICES = 384  # two for each SM of the largest GPUs, rounded up
-_MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, and to the end of a tile
+_WORTH_A_TIMING = 0.25  # most predicted cost of another number of slices, above the least cost
+_EACH_SLICES = 64  # up to here each number of slices is compared; above it those that just fill the SMs
+_MOST_SLICES = 384  # two per SM of the largest GPUs, rounded up
+_MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, up to the end of a tile
 _LIMIT = 1 << 31
 _FLOAT_BYTES = 4
-_MOST_TRANSPOSED_ROWS = 32 * MOST_IN_YZ  # blocks of kernels/misc/layout.cu take 32 each
-_TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # whose B does not lie along gemm_k
+_MOST_TRANSPOSED_ROWS = 32 * MOST_IN_YZ  # a block of kernels/misc/layout.cu takes 32
+_TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # operations whose B is not contiguous along gemm_k
 
 
 @attrs.frozen
 class SplitKernel:
     """
-    A variant, and into how many slices its launch splits gemm_k.
+    A variant and the number of slices that its launch splits gemm_k into.
 
     Attributes:
         kernel: The variant.
-        slices: At least 1; their partial sums are added up by a second launch.
+        slices: At least 1; a second launch adds up their partial sums.
     """
 
     kernel: Kernel
@@ -68,76 +66,69 @@ class SplitKernel:
 
     @classmethod
     def modelled(cls, problem: Problem, kernel: Kernel, device: Device) -> SplitKernel:
-        """
-        Split a variant as the cost model does.
-
-        Example:
-            >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-            >>> wgrad = Problem("conv2d_wgrad", "float32", 256, 2304, 50176, vector=4)
-            >>> tile = variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4)
-            >>> SplitKernel.modelled(wgrad, tile, v100).slices > 1
-            True
-        """
+        """Return a variant with `slices` by the cost model."""
         return cls(kernel, slices(problem, kernel, device))
 
 
 def ranked(problem: Problem, device: Device) -> list[Kernel]:
     """
-    List the variants that can run a problem on a device, best first.
+    Return the variants that can run a problem on a device, best first.
 
     Args:
-        problem: What is to be computed.
-        device: Where; its SMs and compute capability must be known.
+        problem: The product.
+        device: A GPU of known SMs and compute capability.
 
     Raises:
-        InvalidArgument: If the device's SMs or compute capability are not known, or no variant runs there.
+        InvalidArgument: If the device's SMs or compute capability are unknown, or no variant runs there.
 
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
         >>> ranked(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0].tile.name
         '256x128x8'
     """
-    return [found for _, _, found in ranking(problem, device)]
+    return [kernel for _, _, kernel in ranking(problem, device)]
 
 
+@functools.lru_cache(maxsize=4096)
 def ranking(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
     """
-    List what each variant should take, in clocks of an SM, its slices and itself; else as `ranked`.
+    Return (predicted clocks of an SM, slices, variant) of each variant, in the order of `ranked`.
 
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
         >>> clocks, _, found = ranking(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0]
-        >>> found.tile.name, round(2 * 8192**3 / clocks / 80 / 128, 2)  # the share of the rate of 80 x 64 lanes
+        >>> found.tile.name, round(2 * 8192**3 / clocks / 80 / 128, 2)  # share of the rate of 80 x 64 lanes
         ('256x128x8', 0.91)
     """
-    return _ranked(problem, device)
+    costs = [(*_split(problem, variant, device), variant) for variant in fitting(problem, device)]
+    return tuple(sorted(costs, key=lambda item: item[0]))
 
 
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
-    """List the variants that can run a problem on a device, in no order; else as `ranked`."""
+    """Return the variants that can run a problem on a device, unordered; raises as `ranked`."""
     demands = _Demands(
-        problem.operation, problem.dtype, problem.vector, _family_without(problem), _is_convolution(problem)
+        problem.operation, problem.dtype, problem.vector, _family_without(problem), _fits_convolutions(problem)
     )
-    return tuple(found for found in _fitting(demands, device) if winograd_plan.takes(problem, found))
+    return tuple(kernel for kernel in _fitting(demands, device) if winograd_plan.takes(problem, kernel))
 
 
-def can_run(problem: Problem, found: Kernel) -> bool:
-    """Tell whether a variant's loads and copies can take a problem of its operation, on a device that it runs on."""
-    if found.winograd is not None:
-        return winograd_plan.takes(problem, found)
-    stands_in = found.entry == found.operation or _is_convolution(problem)
-    return problem.vector % found.vector == 0 and found.family != _family_without(problem) and stands_in
+def can_run(problem: Problem, kernel: Kernel) -> bool:
+    """Return whether a variant's loads and copies can take a problem of its operation, on a device that it runs on."""
+    if kernel.winograd is not None:
+        return winograd_plan.takes(problem, kernel)
+    has_code = kernel.entry == kernel.operation or _fits_convolutions(problem)
+    return problem.vector % kernel.vector == 0 and kernel.family != _family_without(problem) and has_code
 
 
 def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> bool:
     """
-    Return whether Hopper's copy engine can store the output of a product, whose rows then follow each other.
+    Return whether Hopper's copy engine can store the output of a product, whose rows are then contiguous.
 
     Args:
         problem: The product.
-        tile: Of the variant that computes it.
-        slices: Into which gemm_k is split.
-        has_terms: Whether a residual is added or a mask applied.  These need elements of 16 bits, swapped tiles too.
+        tile: Tile of the variant.
+        slices: Slices of gemm_k.
+        has_terms: Whether a residual is added or a mask applied.  These and swapped tiles need 16-bit elements.
 
     Example:
         >>> tile = variants.find("gemm_nn", "float16", family="hopper", tile="128x256x64").tile
@@ -154,7 +145,7 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
 
 
 def _family_without(problem: Problem) -> str:
-    """Name the family that cannot take a problem for its operands or extents; empty where all can."""
+    """Return the family that cannot take a problem for its operands or extents, or an empty string."""
     counted = all(0 < extent < _MOST_COUNTED for extent in (problem.m, problem.n, problem.k))
     transposed = _transposed(problem)
     rows = problem.k * problem.phases if transposed else 0
@@ -162,20 +153,20 @@ def _family_without(problem: Problem) -> str:
     return "" if problem.tensor_copies and problem.groups == 1 and counted and fits else "hopper"
 
 
-def _is_convolution(problem: Problem) -> bool:
-    """Tell whether a product can run by the code of a convolution, which counts images and filters in 32 bits."""
+def _fits_convolutions(problem: Problem) -> bool:
+    """Return whether a convolution's code can run a product: it counts images and filters in 32 bits."""
     return problem.operation != "gemm_nn" or max(problem.m, problem.n * problem.k) < _LIMIT
 
 
 @attrs.frozen
 class _Demands:
-    """What variants must be able to do, which is the same for problems of many sizes."""
+    """Demands on variants, equal for problems of many sizes: the key of a cache."""
 
     operation: str
     dtype: str
     vector: int
     family_without: str
-    is_convolution: bool
+    fits_convolutions: bool
 
 
 @functools.lru_cache(maxsize=4096)
@@ -185,41 +176,31 @@ def _fitting(demands: _Demands, device: Device) -> tuple[Kernel, ...]:
         raise InvalidArgument("device", str(device), "a GPU whose num_sms and compute_capability are known")
     arch = 10 * capability[0] + capability[1]
     stored = (dtype, "float32") if dtype == "tf32" else (dtype,)
-    known = (found for name in stored for found in variants.variants(operation, name, arch))
-    tiled = [found for found in known if found.tile is not None]
+    known = (kernel for name in stored for kernel in variants.variants(operation, name, arch))
+    tiled = [kernel for kernel in known if kernel.tile is not None]
     allowed = [
         variant for variant in tiled
         if (demands.vector % variant.vector == 0 or variant.winograd) and variant.family != demands.family_without
-        and (demands.is_convolution or variant.entry == variant.operation)
+        and (demands.fits_convolutions or variant.entry == variant.operation)
     ]  # fmt: skip
-    # Narrow copies are for rows that no wide ones take.
+    # Narrow copies are used only if wide ones do not fit the rows.
     widest = max((variant.vector for variant in allowed if variant.family == "mma"), default=0)
-    found = tuple(variant for variant in allowed if variant.family != "mma" or variant.vector == widest)
-    if not found and not demands.is_convolution:
-        wanted = "one below 2^31 elements, as its rows, where columns or depth are no whole vectors"
+    kernels = tuple(variant for variant in allowed if variant.family != "mma" or variant.vector == widest)
+    if not kernels and not demands.fits_convolutions:
+        wanted = "fewer than 2^31 elements and rows, unless columns and depth are whole vectors"
         raise InvalidArgument("right operand", f"of {operation} in {dtype}", wanted)
-    if not found:
+    if not kernels:
         wanted = f"one that a tiled kernel of {operation} in {dtype} is compiled for"
         raise InvalidArgument("device", f"{device} (sm_{arch})", wanted)
-    return found
+    return kernels
 
 
-@functools.lru_cache(maxsize=4096)
-def _ranked(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
-    costs = [(*_split(problem, variant, device), variant) for variant in fitting(problem, device)]
-    return tuple(sorted(costs, key=lambda item: item[0]))
-
-
-def slices(problem: Problem, found: Kernel, device: Device) -> int:
+@functools.lru_cache(maxsize=16384)
+def slices(problem: Problem, kernel: Kernel, device: Device) -> int:
     """
-    Say into how many slices to split gemm_k, so that few tiles still fill the device.
+    Return the number of slices of gemm_k with the least predicted cost, so that few tiles still fill the device.
 
-    A function of nothing else, so that the same call adds up in the same order every time.
-
-    Args:
-        problem: What is to be computed.
-        found: The variant.
-        device: Its SMs are to be filled.
+    It depends on nothing else, so the same call always adds up in the same order.
 
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
@@ -227,15 +208,15 @@ def slices(problem: Problem, found: Kernel, device: Device) -> int:
         >>> slices(wgrad, variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4), v100) > 1
         True
     """
-    return _best_split(problem, found, device)[1]
+    return _split(problem, kernel, device)[1]
 
 
-def other_slices(problem: Problem, found: Kernel, device: Device) -> dict[str, int]:
+def other_slices(problem: Problem, kernel: Kernel, device: Device) -> dict[str, int]:
     """
-    List the counts that may be better than that of `slices`, which only a timing can tell.
+    Return numbers of slices that may be faster than `slices`, to be timed.
 
     Returns:
-        dict: About half as many as "/2" and twice as many as "*2", where the model does not rule them out.
+        dict: About half as many as "/2" and twice as many as "*2", if their predicted cost is at most 25 % higher.
 
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
@@ -244,9 +225,9 @@ def other_slices(problem: Problem, found: Kernel, device: Device) -> dict[str, i
         >>> slices(wgrad, tile, v100), other_slices(wgrad, tile, v100)
         (20, {'/2': 10, '*2': 28})
     """
-    costs = _costs_of_splits(problem, found, device)
+    costs = _costs_of_splits(problem, kernel, device)
     best = min(costs, key=lambda count: (costs[count], count))
-    allowed = [count for count in costs if costs[count] <= (1 + _DOUBT) * costs[best]]
+    allowed = [count for count in costs if costs[count] <= (1 + _WORTH_A_TIMING) * costs[best]]
     sides = {
         "/2": ([count for count in allowed if count < best], best / 2),
         "*2": ([count for count in allowed if count > best], best * 2),
@@ -254,15 +235,15 @@ def other_slices(problem: Problem, found: Kernel, device: Device) -> dict[str, i
     return {name: min(counts, key=lambda n: abs(math.log(n / aim))) for name, (counts, aim) in sides.items() if counts}
 
 
-def least_steps(found: Kernel) -> int:
-    """Give the fewest main-loop steps of a slice that is worth its partial sums."""
-    tile = tile_of(found)
+def least_steps(kernel: Kernel) -> int:
+    """Return the fewest main-loop steps of a slice that is worth its partial sums."""
+    tile = tile_of(kernel)
     return LEAST_SLICE if tile.thread_m is not None else LEAST_DEPTH // tile.k
 
 
-def most_partial_bytes(problem: Problem, found: Kernel) -> int:
+def most_partial_bytes(problem: Problem, kernel: Kernel) -> int:
     """
-    Bound the bytes of partial sums on any device: never less for a larger batch.
+    Return the most bytes of partial sums on any device; it never falls as the batch grows.
 
     Example:
         >>> wgrad = Problem("conv2d_wgrad", "float32", 64, 576, 3136, vector=4)
@@ -270,15 +251,15 @@ def most_partial_bytes(problem: Problem, found: Kernel) -> int:
         >>> most_partial_bytes(wgrad, found) == 4 * 64 * 576 * (3136 // 8 // LEAST_SLICE)
         True
     """
-    if found.winograd is not None:
+    if kernel.winograd is not None:
         return 0
-    most = min(-(-problem.k // tile_of(found).k) // least_steps(found), _MOST_SLICES)
+    most = min(-(-problem.k // tile_of(kernel).k) // least_steps(kernel), _MOST_SLICES)
     return min(4 * most * _outputs(problem), MOST_PARTIAL_BYTES) if most > 1 else 0
 
 
-def transposed_bytes(problem: Problem, found: Kernel) -> int:
+def transposed_bytes(problem: Problem, kernel: Kernel) -> int:
     """
-    Count the bytes of the transposed copy of B that a variant multiplies: wgmma reads tf32 along gemm_k alone.
+    Return the bytes of the transposed copy of B that a variant needs: wgmma reads tf32 along gemm_k only.
 
     Example:
         >>> problem = Problem("conv2d_dgrad", "tf32", 6272, 256, 576, phases=4, vector=4)
@@ -286,7 +267,7 @@ def transposed_bytes(problem: Problem, found: Kernel) -> int:
         >>> transposed_bytes(problem, found) == 4 * (3 * 3 * 256) * 256
         True
     """
-    return _transposed(problem) if found.family == "hopper" else 0
+    return _transposed(problem) if kernel.family == "hopper" else 0
 
 
 def _transposed(problem: Problem) -> int:
@@ -298,50 +279,45 @@ def _outputs(problem: Problem) -> int:
     return problem.m * problem.n * problem.groups * problem.phases
 
 
-@functools.lru_cache(maxsize=16384)
-def _best_split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]:
-    return _split(problem, found, device)
+def _split(problem: Problem, kernel: Kernel, device: Device) -> tuple[float, int]:
+    """Return the least cost in clocks and its number of slices."""
+    return min((cost, count) for count, cost in _costs_of_splits(problem, kernel, device).items())
 
 
-def _split(problem: Problem, found: Kernel, device: Device) -> tuple[float, int]:
-    """Give the cost in clocks, and the number of slices that it is the least for."""
-    return min((cost, count) for count, cost in _costs_of_splits(problem, found, device).items())
-
-
-def _costs_of_splits(problem: Problem, found: Kernel, device: Device) -> dict[int, float]:
-    """Give the cost in clocks by the number of slices, for those that are looked at."""
-    if found.winograd is not None:
-        return {1: winograd_plan.clocks(problem, found, device, lambda part: launch_clocks(part, found, device, 1))}
-    tile, outputs, num_sms = tile_of(found), _outputs(problem), device.num_sms or 1
+def _costs_of_splits(problem: Problem, kernel: Kernel, device: Device) -> dict[int, float]:
+    """Return the cost in clocks by number of slices."""
+    if kernel.winograd is not None:
+        return {1: winograd_plan.clocks(problem, kernel, device, lambda part: launch_clocks(part, kernel, device, 1))}
+    tile, outputs, num_sms = tile_of(kernel), _outputs(problem), device.num_sms or 1
     steps = -(-problem.k // tile.k)
 
-    first = 0.0  # a launch as that of the slices' sums
-    if transposed := transposed_bytes(problem, found):
+    first = 0.0  # transposing is a launch like adding up slices
+    if transposed := transposed_bytes(problem, kernel):
         first = _REDUCE_CLOCKS + 2 * transposed / (num_sms * _BYTES_PER_CLOCK)
 
     def cost(count: int) -> float:
-        clocks = first + launch_clocks(problem, found, device, count)
+        clocks = first + launch_clocks(problem, kernel, device, count)
         if count > 1:
             clocks += _REDUCE_CLOCKS + 4 * (2 * count + 1) * outputs / (num_sms * _BYTES_PER_CLOCK)
         return clocks
 
     most = min(
-        max(1, steps // least_steps(found)),
+        max(1, steps // least_steps(kernel)),
         _MOST_SLICES,
         max(1, MOST_IN_YZ // problem.groups),
         max(1, MOST_PARTIAL_BYTES // max(1, 4 * outputs)),
     )
-    filling = (level * num_sms // max(1, blocks(problem, found)) for level in range(1, tile.min_blocks + 1))
+    filling = (level * num_sms // max(1, blocks(problem, kernel)) for level in range(1, tile.min_blocks + 1))
     counts = {*range(1, min(most, _EACH_SLICES) + 1), *(count for count in filling if 1 <= count <= most)}
     candidates = {-(-steps // -(-steps // count)) for count in counts} if steps else {1}  # no empty slice
     return {count: cost(count) for count in sorted(candidates)}
 
 
 Choose = Callable[[Problem, Device], SplitKernel]
-"""Gives the kernel that runs a product on a device, and its slices."""
+"""Returns the kernel for a product on a device, and its slices."""
 
 
 def first_ranked(problem: Problem, device: Device) -> SplitKernel:
-    """Choose the kernel that is ranked first."""
-    _, count, found = ranking(problem, device)[0]
-    return SplitKernel(found, count)
+    """Return the kernel that is ranked first."""
+    _, count, kernel = ranking(problem, device)[0]
+    return SplitKernel(kernel, count)

@@ -1,4 +1,4 @@
-"""What one block of a kernel takes from an SM: registers, shared memory and spills, as recorded with the sources."""
+"""Registers, shared memory and spills of each kernel, as recorded with the sources in resources.toml."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from cubatch.kernels.variant import Kernel, arch_number
 _Parsed = TypeVar("_Parsed")
 _FIGURES = re.compile(r"(\d+)(?:/(\d+))?(?:\+(\d+))?")
 RESIDENT_BLOCKS = 4
-"""Blocks that an SM is assumed to hold where nothing is recorded of a kernel."""
+"""Blocks that an SM is assumed to hold of a kernel without recorded figures."""
 
 
 @attrs.frozen
 class Figures:
     """
-    What one variant takes on one architecture.
+    Resources of one variant on one architecture.
 
     Attributes:
         registers: Per thread.
         shared_bytes: Static shared memory of a block.
-        spill_bytes: Spilled per thread.
+        spill_bytes: Spilled bytes per thread.
     """
 
     registers: int
@@ -45,29 +45,29 @@ class Figures:
     @classmethod
     def parse(cls, text: str) -> Figures:
         """
-        Read what str() writes.
+        Parse the text of str().
 
         Raises:
-            ValueError: If the text is none of that.
+            ValueError: If the text has another form.
 
         Example:
             >>> Figures.parse("128/16896+24")
             Figures(registers=128, shared_bytes=16896, spill_bytes=24)
         """
-        found = _FIGURES.fullmatch(text)
-        if found is None:
+        match = _FIGURES.fullmatch(text)
+        if match is None:
             raise ValueError(text)
-        return cls(*(int(part or 0) for part in found.groups()))
+        return cls(*(int(part or 0) for part in match.groups()))
 
 
 @attrs.frozen
 class Recorded:
     """
-    The checked-in figures.
+    The recorded figures.
 
     Attributes:
-        nvrtc: The build they are of.
-        may_spill: Variants that are allowed to, each with the reason; written by hand.
+        nvrtc: NVRTC build that they come from.
+        may_spill: Variants that may spill, each with the reason; written by hand.
         figures: By variant and architecture (compute capability times ten).
     """
 
@@ -88,12 +88,12 @@ def read(path: Path) -> Recorded:
             data = tomllib.load(file)
         return Recorded(data["nvrtc"], data.get("may_spill", {}), by_arch(data["figures"], Figures.parse))
     except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise InvalidData(str(path), f"is no budget of kernels: {error!r}") from error
+        raise InvalidData(str(path), f"not a table of kernel resources: {error!r}") from error
 
 
 def by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[str, dict[int, _Parsed]]:
     """
-    Read a table of resources.toml: a value by variant and architecture.
+    Parse a table of resources.toml: a value by variant and architecture.
 
     Raises:
         ValueError: If a value has another form.
@@ -102,23 +102,23 @@ def by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[s
         >>> by_arch({"sums_f32": "52=20 80=24"}, int)
         {'sums_f32': {52: 20, 80: 24}}
     """
-    found: dict[str, dict[int, _Parsed]] = {}
+    figures: dict[str, dict[int, _Parsed]] = {}
     for name, line in table.items():
         pairs = (word.split("=") for word in line.split())
-        found[name] = {int(arch): parse(text) for arch, text in pairs}
-    return found
+        figures[name] = {int(arch): parse(text) for arch, text in pairs}
+    return figures
 
 
 @attrs.frozen
 class Needs:
     """
-    What one block of a launch takes.
+    Resources of one block of a launch.
 
     Attributes:
-        threads: Of the block.
+        threads: Threads of the block.
         registers: Per thread.
-        shared_bytes: Of the block, static and dynamic.
-        nvrtc: Build of the compiler that says so; None for numbers that were given.
+        shared_bytes: Static and dynamic shared memory of the block.
+        nvrtc: NVRTC build of these figures; None for figures given by the user.
     """
 
     threads: int
@@ -128,11 +128,11 @@ class Needs:
 
     def on(self, compute_capability: tuple[int, int]) -> Occupancy:
         """
-        Count the blocks that one SM holds.
+        Return the occupancy of an SM.
 
         Raises:
             InvalidArgument: If a number is out of its range.
-            UnknownName: If the limits of the compute capability are not known.
+            UnknownName: If the compute capability is unknown.
 
         Example:
             >>> Needs(threads=256, registers=128, shared_bytes=16896).on((7, 0)).blocks_per_sm
@@ -148,31 +148,25 @@ class Needs:
 
 def named(name: str) -> list[Kernel]:
     """
-    Find the variant of a name, or all those whose names begin with it: "conv2d_fprop_implicit_gemm_f32_simt".
+    Return the variant of a name, or all whose names begin with it: "conv2d_fprop_implicit_gemm_f32_simt".
 
     Raises:
-        UnknownName: If there is none; lists names that are near.
+        UnknownName: If there is none; the message lists similar names.
 
     Example:
         >>> [variant.tile.n for variant in named("gemm_nt_implicit_gemm_f32_simt_256x128x8")]
         [128]
     """
     known = kernel_module.kernels()
-    found = [one for one in known if one.name == name] or [one for one in known if one.name.startswith(name)]
-    if not found:
-        raise UnknownName("kernel", name, [one.name for one in known])
-    return found
+    exact = [kernel for kernel in known if kernel.name == name]
+    matching = exact or [kernel for kernel in known if kernel.name.startswith(name)]
+    if not matching:
+        raise UnknownName("kernel", name, [kernel.name for kernel in known])
+    return matching
 
 
 def recorded_needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs | None:
-    """
-    Give what is recorded of a kernel for an architecture; None where nothing is.
-
-    Args:
-        kernel: The variant.
-        arch: "sm_70".
-        budget: The figures, see `recorded_figures`.
-    """
+    """Return the recorded needs of a kernel on an architecture ("sm_70"); None without a record."""
     figures = budget.figures.get(kernel.name, {}).get(arch_number(arch))
     return None if figures is None else needs_of(kernel, figures, budget.nvrtc)
 
@@ -190,7 +184,7 @@ def recorded_figures() -> Recorded:
 @functools.lru_cache(maxsize=256)
 def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) -> int:
     """
-    Return how many blocks of a kernel one SM holds, by its recorded registers; 4 where nothing is recorded.
+    Return the blocks of a kernel that one SM holds, by its recorded registers; 4 without a record.
 
     Example:
         >>> from cubatch.kernels.variant import find
@@ -205,10 +199,9 @@ def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) 
 
 @functools.lru_cache(maxsize=1)
 def _cached_figures() -> Recorded:
-    """Return the recorded figures, read once in a process."""
     return recorded_figures()
 
 
 def needs_of(kernel: Kernel, figures: Figures, nvrtc: str | None) -> Needs:
-    """What a block of a compiled kernel takes, its dynamic shared memory included."""
+    """Return the needs of a compiled kernel, its dynamic shared memory included."""
     return Needs(kernel.threads, figures.registers, figures.shared_bytes + kernel.dynamic_shared_bytes, nvrtc)

@@ -1,7 +1,7 @@
 """
-What the host hands to tiled kernels by value, as NumPy records: the mirror of kernels/common/structs.cuh.
+Structures that the host passes to tiled kernels by value, as NumPy dtypes: the mirror of kernels/common/structs.cuh.
 
-`python -m benchmarks.kernel_budget` compares both sides by the compiler, so that neither changes alone.
+`python -m benchmarks.kernel_budget` compares both layouts with the compiler.
 """
 
 from __future__ import annotations

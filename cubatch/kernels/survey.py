@@ -1,4 +1,4 @@
-"""Every kernel for every architecture: compiled side by side, with what is wrong with any of them."""
+"""Compile all kernels for all architectures and check each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cubatch.kernels.toolchain.cubins import Cubin
 from cubatch.kernels.variant import Kernel, arch_number
 
 ARCHS = architectures.surveyed()
-"""What every kernel is checked for: one of each generation and size of SM, from Maxwell to Blackwell."""
+"""Architectures that each kernel is checked for: one of each generation and size of SM, from Maxwell to Blackwell."""
 
 Progress = Callable[[float, float, str], None]
 
@@ -29,17 +29,17 @@ Progress = Callable[[float, float, str], None]
 @attrs.frozen
 class Row:
     """
-    One variant on one architecture.
+    A variant on an architecture.
 
     Attributes:
         kernel: The variant.
         arch: "sm_70".
         status: "ok", "error" (it does not compile), "not_applicable" (it is not meant for the architecture), or
-            "unknown" (nothing is recorded of it).
-        nvrtc: Build of the compiler of these figures; None without figures.
+            "unknown" (nothing is recorded).
+        nvrtc: Compiler build of these figures; None without figures.
         figures: Registers, shared memory and spills; None if unknown.
         occupancy: Resident blocks of an SM; None without figures.
-        problems: Messages about what would fail or surprise at a launch.
+        problems: What would fail, or be slow, at a launch.
         error: The compile error, if any.
     """
 
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def shared_bytes(self) -> int | None:
-        """Shared memory of a block, static and dynamic; None without figures."""
+        """Static and dynamic shared memory of a block; None without figures."""
         return None if self.figures is None else self.figures.shared_bytes + self.kernel.dynamic_shared_bytes
 
 
@@ -70,23 +70,23 @@ def survey(
     """
     Compile variants for architectures on all cores and check each.
 
-    A problem is an error or a warning of the compiler, a spilled register, launch bounds other than the threads of
-    configs.toml, or a block that no SM of the architecture can hold.
+    Problems are compiler errors and warnings, spilled registers, and blocks that no SM of the architecture can hold.
+    Launch bounds that differ from the threads of configs.toml are a problem too.
 
     Args:
         chosen: The variants.
         archs: "sm_70", ...
         may_spill: Variants whose spills are no problem.
-        root, folder: As `compile_kernel` takes them.
-        progress: Called with the units compiled, all units, and the last source.
+        root, folder: As for `compile_kernel`.
+        progress: Called with the number of compiled units, of all units, and the last source.
 
     Returns:
-        list: A row for each variant and architecture, in the order given.
+        list: A row per variant and architecture, in the given order.
 
     Raises:
         MissingDependency: If there is no NVRTC.
-        InvalidArgument: If an architecture is not known to it.
-        UnknownName: If the limits of its SM are not known.
+        InvalidArgument: If NVRTC does not know an architecture.
+        UnknownName: If the limits of its SM are unknown.
     """
     for arch in archs:
         architectures.of(_capability(arch))
@@ -111,7 +111,7 @@ def survey(
                 rows |= {(row.kernel.name, row.arch): row for row in unit_rows}
                 if progress is not None:
                     progress(done, len(waiting), f"{unit_rows[-1].kernel.source} {unit_rows[-1].arch}")
-        except BaseException:  # Ctrl-C too: what has not begun need not
+        except BaseException:  # Ctrl-C too: start no further compilation
             ending.set()
             pool.shutdown(cancel_futures=True)
             raise
@@ -119,7 +119,7 @@ def survey(
 
 
 def units(chosen: Iterable[Kernel], archs: Sequence[str]) -> list[tuple[str, list[Kernel]]]:
-    """Return the units of compilation: an architecture and the variants that one source with its macros defines."""
+    """Return the units of compilation: an architecture, and the variants that one source with its macros defines."""
     grouped: dict[tuple[object, ...], list[Kernel]] = {}
     for arch in archs:
         for kernel in chosen:
@@ -129,14 +129,7 @@ def units(chosen: Iterable[Kernel], archs: Sequence[str]) -> list[tuple[str, lis
 
 
 def recorded(chosen: Iterable[Kernel], budget: Recorded, archs: Sequence[str] = ARCHS) -> list[Row]:
-    """
-    Return the rows of a survey from the recorded figures; nothing is compiled.
-
-    Args:
-        chosen: The variants.
-        budget: The recorded figures.
-        archs: "sm_70", ...
-    """
+    """Return the rows of a survey from the recorded figures, without compiling."""
     rows = []
     for kernel in chosen:
         for arch in archs:
@@ -146,27 +139,27 @@ def recorded(chosen: Iterable[Kernel], budget: Recorded, archs: Sequence[str] = 
             elif figures is None:
                 rows.append(Row(kernel, arch, "unknown"))
             else:
-                held = _occupancy(kernel, arch, figures)
-                rows.append(Row(kernel, arch, "ok", budget.nvrtc, figures, held))
+                occupied = _occupancy(kernel, arch, figures)
+                rows.append(Row(kernel, arch, "ok", budget.nvrtc, figures, occupied))
     return rows
 
 
 def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) -> Row:
-    found = cubin.resources.get(kernel.entry)
-    if found is None:
+    resources = cubin.resources.get(kernel.entry)
+    if resources is None:
         problem = f'{kernel.source} has no extern "C" entry {kernel.entry}'
         return Row(kernel, arch, "error", problems=(problem,))
-    figures = Figures(found.registers, found.shared_bytes, found.spill_bytes)
-    held = _occupancy(kernel, arch, figures)
+    figures = Figures(resources.registers, resources.shared_bytes, resources.spill_bytes)
+    occupied = _occupancy(kernel, arch, figures)
     problems = [*compiler.warnings_of(cubin.log)]
-    if found.spill_bytes and kernel.name not in may_spill:
-        problems.append(f"{found.spill_bytes} bytes of registers spilled per thread")
-    if found.threads != kernel.threads:
-        bound = "none" if found.threads is None else found.threads
+    if resources.spill_bytes and kernel.name not in may_spill:
+        problems.append(f"{resources.spill_bytes} bytes of registers spilled per thread")
+    if resources.threads != kernel.threads:
+        bound = "none" if resources.threads is None else resources.threads
         problems.append(f"launched with {kernel.threads} threads, its launch bounds say {bound}")
-    if not held.blocks_per_sm:
-        problems.append(f"no SM can hold a block: {', '.join(held.limiters).replace('_', ' ')}")
-    return Row(kernel, arch, "ok", cubin.nvrtc, figures, held, tuple(problems))
+    if not occupied.blocks_per_sm:
+        problems.append(f"no SM can hold a block: {', '.join(occupied.limiters).replace('_', ' ')}")
+    return Row(kernel, arch, "ok", cubin.nvrtc, figures, occupied, tuple(problems))
 
 
 def _occupancy(kernel: Kernel, arch: str, figures: Figures) -> Occupancy:
@@ -184,12 +177,7 @@ def _capability(arch: str) -> tuple[int, int]:
 
 def needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs:
     """
-    Give what a block takes on an architecture: recorded, or else compiled, which needs no GPU either.
-
-    Args:
-        kernel: The variant.
-        arch: "sm_70".
-        budget: The figures, see `recorded_figures`.
+    Return the needs of a block on an architecture ("sm_70"): recorded, or else compiled, which needs no GPU.
 
     Raises:
         InvalidArgument: If the kernel is not meant for the architecture.
@@ -205,9 +193,9 @@ def needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs:
     """
     if not kernel.runs_on(arch_number(arch)):
         raise InvalidArgument("device", arch, f"one that {kernel.name} is compiled for: {kernel.where}")
-    found = recorded_needs(kernel, arch, budget)
-    if found is not None:
-        return found
+    figures = recorded_needs(kernel, arch, budget)
+    if figures is not None:
+        return figures
     check_kernels(Device(name=arch, compute_capability=_capability(arch)))
     (row,) = survey([kernel], [arch], may_spill=budget.may_spill)
     if row.error is not None:

@@ -1,9 +1,8 @@
 """
-Arrays as Hopper's copy engine (TMA) is told of them: the facts of a tensor map, and its 128 bytes by the CUDA driver.
+Tensor maps, which describe arrays to Hopper's copy engine (TMA), and their 128 bytes as encoded by the CUDA driver.
 
-A `TensorMap` is plain numbers and an array: the launcher of a GPU has the driver encode it, the simulator of the tests
-makes a record of the same facts.  Limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col in the CUDA
-driver API; what breaks one cannot be described, and the operation has to go elsewhere.
+A `TensorMap` holds numbers and an array.  The launcher lets the driver encode it; the simulator of the tests reads the
+numbers.  The limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col of the CUDA driver API.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from cubatch.errors import DeviceFailed, InvalidArgument
 from cubatch.network.windows import Axis, ConvShape, working_phases
 
 ROW_BYTES = 128
-"""Bytes of a tile's rows in shared memory: what the 128-byte swizzle works on."""
+"""Bytes of a tile's rows in shared memory: the width of the 128-byte swizzle."""
 
 MOST_OFFSET = 255
-"""How far a tap of a window may lie from its first, in pixels: 8 bits each along w and h."""
+"""Largest offset of a tap from the first tap of its window, in pixels: 8 bits each along w and h."""
 
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "tf32": 4}
 ALIGNMENT = 16  # of addresses and of the bytes between rows
@@ -40,10 +39,10 @@ _SUCCESS = 0
 @attrs.frozen
 class Window:
     """
-    What an im2col copy walks over: pixels from the lower corner on, `steps` apart, to the upper corner.
+    The pixels of an im2col copy: from the lower corner, `steps` apart, to the upper corner.
 
     Attributes:
-        steps: Pixels between neighbours, along w and h: the stride of a convolution.
+        steps: Pixels between neighbors along w and h: the stride of a convolution.
         lower: First pixel along w and h, relative to the image's first; minus the padding.
         upper: Last pixel along w and h, relative to the image's last.
     """
@@ -57,7 +56,7 @@ class Window:
         cls, size: tuple[int, int], out: tuple[int, int], steps: tuple[int, int], lower: tuple[int, int]
     ) -> Window:
         """
-        Give the window that has so many pixels along each axis.
+        Return the window with a given number of pixels along each axis.
 
         Args:
             size: Extents w and h of the image.
@@ -76,24 +75,24 @@ class Window:
 
     @property
     def is_encodable(self) -> bool:
-        """Whether a tensor map can hold it."""
+        """Whether a tensor map can represent it."""
         return max(self.steps) <= _MOST_STEP and all(corner in _CORNERS for corner in self.lower + self.upper)
 
 
 @attrs.frozen(eq=False)
 class TensorMap:
     """
-    An array and the tiles that are copied of it into rows of 128 swizzled bytes.
+    An array, and the tiles of it that are copied into rows of 128 swizzled bytes.
 
     Attributes:
         array: C-contiguous; its address must be a multiple of 16.
-        dtype: "float16", "bfloat16", "float32", or "tf32" for float32 that is rounded on the way.
-        dims: Extents, the contiguous one first; of im2col (c, w, h, n).
-        box: Extents of a tile in the same order; of im2col (channels, pixels).
-        window: Of im2col, which pixels; None for plain tiles.
+        dtype: "float16", "bfloat16", "float32", or "tf32" for float32 that is rounded by the copy.
+        dims: Extents, the contiguous one first; for im2col (c, w, h, n).
+        box: Extents of a tile in the same order; for im2col (channels, pixels).
+        window: Pixels of an im2col copy; None for plain tiles.
 
     Raises:
-        InvalidArgument: If a tensor map cannot say it.
+        InvalidArgument: If a tensor map cannot represent it.
 
     Example:
         >>> TensorMap(np.zeros((30, 64), np.float16), "float16", (64, 30), (64, 128)).strides
@@ -107,7 +106,7 @@ class TensorMap:
     window: Window | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what the driver would."""
+        """Reject what the driver would reject."""
         if not all(0 < extent <= _MOST_EXTENT for extent in self.dims):
             raise InvalidArgument("dims", self.dims, "from 1 to 2^32 each")
         if any(stride % ALIGNMENT or stride >= _MOST_STRIDE_BYTES for stride in self.strides):
@@ -129,79 +128,74 @@ class TensorMap:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes between neighbours along each axis but the contiguous one."""
-        found, stride = [], self.item_bytes
+        """Bytes between neighbors along each axis except the contiguous one."""
+        strides, stride = [], self.item_bytes
         for extent in self.dims[:-1]:
             stride *= extent
-            found.append(stride)
-        return tuple(found)
+            strides.append(stride)
+        return tuple(strides)
 
 
 def check_address(address: int) -> int:
-    """
-    Give an array's address back, where a tensor map can hold it.
-
-    Raises:
-        InvalidArgument: If it is not a multiple of 16.
-    """
+    """Return an array's address; raise InvalidArgument if it is not a multiple of 16."""
     if address % ALIGNMENT:
         raise InvalidArgument("address", hex(address), f"a multiple of {ALIGNMENT}")
     return address
 
 
-def encode(described: TensorMap, address: int, driver: Any) -> bytes:
+def encode(tensor: TensorMap, address: int, driver: Any) -> bytes:
     """
-    Have the CUDA driver encode a tensor map; makes no call to the GPU.
+    Return a tensor map as encoded by the CUDA driver; makes no call to the GPU.
 
     Args:
-        described: What it says.
-        address: Of its array, on the GPU.
-        driver: The driver's library, as `driver.load` gives it.
+        tensor: The tensor map.
+        address: Address of its array on the GPU.
+        driver: The driver's library, from `driver.load`.
 
     Raises:
         InvalidArgument: If the address is not a multiple of 16.
-        DeviceFailed: If the driver refuses it, or is older than tensor maps.
+        DeviceFailed: If the driver rejects it, or does not support tensor maps.
     """
-    room = np.zeros(_MAP_BYTES + _MAP_ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _MAP_ALIGNMENT
-    rank = len(described.dims)
+    storage = np.zeros(_MAP_BYTES + _MAP_ALIGNMENT, np.uint8)
+    start = -storage.ctypes.data % _MAP_ALIGNMENT
+    rank = len(tensor.dims)
     common = (
-        ctypes.c_void_p(room.ctypes.data + start), ctypes.c_int(_DTYPES[described.dtype]), ctypes.c_uint32(rank),
-        ctypes.c_void_p(check_address(address)), (ctypes.c_uint64 * rank)(*described.dims),
-        (ctypes.c_uint64 * (rank - 1))(*described.strides),
+        ctypes.c_void_p(storage.ctypes.data + start), ctypes.c_int(_DTYPES[tensor.dtype]), ctypes.c_uint32(rank),
+        ctypes.c_void_p(check_address(address)), (ctypes.c_uint64 * rank)(*tensor.dims),
+        (ctypes.c_uint64 * (rank - 1))(*tensor.strides),
     )  # fmt: skip
     ends = tuple(ctypes.c_int(number) for number in (_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _FILL_ZERO))
-    window = described.window
+    window = tensor.window
     if window is None:
         ones = (ctypes.c_uint32 * rank)(*[1] * rank)
         status = _function(driver, "cuTensorMapEncodeTiled")(
-            *common, (ctypes.c_uint32 * rank)(*described.box), ones, *ends
+            *common, (ctypes.c_uint32 * rank)(*tensor.box), ones, *ends
         )
     else:
         steps = (ctypes.c_uint32 * rank)(1, *window.steps, 1)
-        channels, pixels = (ctypes.c_uint32(extent) for extent in described.box)
+        channels, pixels = (ctypes.c_uint32(extent) for extent in tensor.box)
         corners = ((ctypes.c_int * 2)(*window.lower), (ctypes.c_int * 2)(*window.upper))  # w first, then h
         status = _function(driver, "cuTensorMapEncodeIm2col")(*common, *corners, channels, pixels, steps, *ends)
     if status != _SUCCESS:
-        raise DeviceFailed.by_driver(f"encoding {described.dims} in boxes of {described.box}", status)
-    return room[start : start + _MAP_BYTES].tobytes()
+        raise DeviceFailed.by_driver(f"encoding {tensor.dims} in boxes of {tensor.box}", status)
+    return storage[start : start + _MAP_BYTES].tobytes()
 
 
 def _function(driver: Any, name: str) -> Any:
-    found = getattr(driver, name, None)
-    if found is None:
+    function = getattr(driver, name, None)
+    if function is None:
         raise DeviceFailed(name, "no such function in the CUDA driver", "Install a driver of CUDA 12 or newer.")
-    return found
+    return function
 
 
 def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
     """
-    Tell whether tensor maps can describe the operands of one pass of a convolution, in boxes that are mostly full.
+    Return whether tensor maps can describe the operands of a pass of a convolution, with at least half-full boxes.
 
     Args:
         operation: "conv2d_fprop", "conv2d_dgrad" or "conv2d_wgrad".
         shape: The convolution.
-        samples: Samples it is handed.
+        samples: Samples of one call.
 
     Example:
         >>> from cubatch.network.windows import conv_shape
@@ -226,7 +220,7 @@ def _can_gather(vertical: Axis, horizontal: Axis) -> bool:
 
 def window_of(vertical: Axis, horizontal: Axis) -> Window:
     """
-    Give the window whose pixels are the outputs of a convolution.
+    Return the window whose pixels are the outputs of a convolution.
 
     Example:
         >>> axis = Axis(size=28, out=14, taps=3, stride=2, step=1, offset=-1)

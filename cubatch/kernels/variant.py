@@ -1,7 +1,7 @@
 """
-The hand-written kernels as records: every variant, what it computes, where it runs, what it needs.
+The kernels as records: each variant, its operation, its architectures and its resources.
 
-`kernels/configs.toml` holds them as data; this module expands it and nothing else names a tile.
+`kernels/configs.toml` has them as data; this module expands the file.  No other module names a tile.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ DTYPES: Mapping[str, tuple[str, str]] = {
     "tf32": ("tf32", "float"),
 }
 """
-Types: their part of a variant's name, and how elements are stored in the sources.
+By dtype: its part of a variant's name, and the type of its elements in the sources.
 
-What is stored as float32 and multiplied on tensor cores, with 10 bits after the point, is called "tf32".
+"tf32" is stored as float32 and multiplied on tensor cores with 10 bits of mantissa.
 """
 
 _PACKAGE = Path(cubatch.__file__).parent
@@ -36,45 +36,45 @@ _ARCH = re.compile(r"sm_(\d{2,3})[af]?")
 
 
 def kernels_path() -> Path:
-    """Find the CUDA sources: beside the package in a checkout, inside it in an installed wheel."""
+    """Return the folder of the CUDA sources: next to the package in a checkout, inside it in an installed wheel."""
     inside = _PACKAGE / "_kernels"
     return inside if inside.is_dir() else _PACKAGE.parent / "kernels"
 
 
 def arch_number(arch: str) -> int:
     """
-    Read an architecture in the compiler's spelling: compute capability times ten.
+    Return the compute capability times ten of an architecture in the compiler's spelling.
 
     Raises:
-        InvalidArgument: If it is not spelled so.
+        InvalidArgument: If it has another form.
 
     Example:
         >>> arch_number("sm_70"), arch_number("sm_90a")
         (70, 90)
     """
-    found = _ARCH.fullmatch(arch)
-    if found is None:
+    match = _ARCH.fullmatch(arch)
+    if match is None:
         raise InvalidArgument("arch", arch, "an architecture as the compiler spells it, such as 'sm_70'")
-    return int(found[1])
+    return int(match[1])
 
 
 @attrs.frozen
 class Tile:
     """
-    The part of the output that a block owns, and how its threads share it.
+    The part of the output that a block computes, and its division among the threads.
 
     Attributes:
-        name: As configs.toml has it: "128x128x8".
+        name: Name in configs.toml: "128x128x8".
         m, n, k: Extents of the block's tile; k is the step of the main loop.
-        thread_m, thread_n: Extents of a thread's tile; None on tensor cores, which multiply a warp's.
+        thread_m, thread_n: Extents of a thread's tile; None on tensor cores.
         threads: Threads per block.
         stages: Slots of the shared-memory ring.
         min_blocks: Blocks per SM that the registers are bounded for.
         min_arch, max_arch: Compute capability times ten; None is no limit.
         warp_m, warp_n: Extents of a warp's tile; None on CUDA cores.
-        dynamic_shared_bytes: Of the ring, where it is asked for at the launch.
-        cluster: Neighbouring blocks that share their operands; None where kernels know no clusters.
-        swapped: 1 where columns and rows change places in wgmma; None elsewhere.
+        dynamic_shared_bytes: Size of the ring, if it is allocated at the launch.
+        cluster: Neighboring blocks that share their operands; None without clusters.
+        swapped: 1 if columns and rows are swapped in wgmma, else None.
     """
 
     name: str
@@ -105,24 +105,23 @@ _TILE_MACROS = {
 @attrs.frozen
 class Kernel:
     """
-    One variant of a kernel.
+    A variant of a kernel.
 
     Attributes:
-        name: Unique; operation, algorithm, dtype and family, then tile and vector where it has them.
-        family: "naive", "simt", "mma", "hopper", "winograd", "attention", "depthwise", "misc": the folder of its own
-            sources.
+        name: Unique; operation, algorithm, dtype and family, then tile and vector if it has them.
+        family: Folder of its sources: "naive", "simt", "mma", "hopper", "winograd", "attention", "depthwise", "misc".
         source: File under kernels/.
-        operation: What it computes: "conv2d_fprop", "gemm_nt", "relu".
-        entry: Its symbol in the compiled source; another operation's where that one's code computes it too.
+        operation: "conv2d_fprop", "gemm_nt", "relu", ...
+        entry: Symbol in the compiled source; that of another operation if its code also computes this one.
         dtype: One of DTYPES: storage of its elements. Sums are float32.
         threads: Threads per block.
-        defines: The source's macros, in order; sources with equal defines are compiled once.
+        defines: Macros of the source, in order; sources with equal macros are compiled once.
         min_arch, max_arch: Compute capability times ten; None is no limit.
-        dynamic_shared_bytes: Shared memory asked for at the launch, beside what is static.
-        tile: For tiled kernels.
-        vector: Elements of a global load, which extents and addresses must be multiples of.
-        axes: Further choices it is compiled for, by macro.
-        winograd: Rows and columns of results that Winograd's algorithm computes at a time; None of other algorithms.
+        dynamic_shared_bytes: Shared memory that is allocated at the launch, in addition to static memory.
+        tile: Tile of tiled kernels.
+        vector: Elements of a global load; extents and addresses must be multiples of it.
+        axes: Values of further macros.
+        winograd: Rows and columns of results that Winograd's algorithm computes at a time; None for other algorithms.
     """
 
     name: str
@@ -142,23 +141,18 @@ class Kernel:
     winograd: int | None = None
 
     def runs_on(self, arch: int) -> bool:
-        """
-        Tell whether it is compiled for an architecture.
-
-        Args:
-            arch: Compute capability times ten, 90 for sm_90.
-        """
+        """Return whether it is compiled for an architecture, given as compute capability times ten."""
         return (self.min_arch or 0) <= arch <= (self.max_arch or arch)
 
     @property
     def tile_name(self) -> str:
-        """Its tile's name, behind what Winograd's algorithm computes at a time: "f4x4_128x128x8"; empty without one."""
+        """The name of its tile, after the outputs of Winograd's algorithm: "f4x4_128x128x8"; empty without a tile."""
         name = self.tile.name if self.tile else ""
         return name if self.winograd is None else f"f{self.winograd}x{self.winograd}_{name}"
 
     @property
     def where(self) -> str:
-        """The architectures it is compiled for: "sm_80+", "sm_70 to sm_75", "sm_90", "any"."""
+        """The architectures that it is compiled for: "sm_80+", "sm_70 to sm_75", "sm_90", "any"."""
         low = "" if self.min_arch is None else f"sm_{self.min_arch}"
         if self.max_arch is None:
             return f"{low}+" if low else "any"
@@ -169,7 +163,7 @@ class Kernel:
 
 def kernels() -> tuple[Kernel, ...]:
     """
-    List every variant, in the order of configs.toml.
+    Return all variants, in the order of configs.toml.
 
     Example:
         >>> len({kernel.name for kernel in kernels()}) == len(kernels())
@@ -180,7 +174,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
     """
-    List the variants of an operation that run on an architecture; none where there are none.
+    Return the variants of an operation that run on an architecture; empty if there are none.
 
     Args:
         operation: "conv2d_fprop", "gemm_nt", ...
@@ -189,7 +183,7 @@ def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
 
     Raises:
         UnknownName: If no kernel computes the operation.
-        InvalidArgument: If the dtype is none that kernels store.
+        InvalidArgument: If kernels do not store the dtype.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", dtype, "one of " + ", ".join(DTYPES))
@@ -198,27 +192,27 @@ def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
 
 def find(operation: str, dtype: str, *, arch: int | None = None, **axes: object) -> Kernel:
     """
-    Give the one variant of an operation, where the axes leave no choice.
+    Return the single variant of an operation with the given properties.
 
     Args:
         operation: "batch_norm_apply", ...
         dtype: Storage of the elements.
-        arch: Compute capability times ten, where variants of different architectures are left; None: of any.
+        arch: Compute capability times ten, to choose between architectures; None: any.
         axes: Values of its further macros, or `vector`, `family`, `tile` by `Kernel.tile_name`.
 
     Raises:
         UnknownName: If no kernel computes the operation.
-        InvalidArgument: If none or several are left.
+        InvalidArgument: If no variant or several variants match.
     """
     wanted = {name: str(value) for name, value in axes.items()}
-    known = _of(operation) if arch is None else variants(operation, dtype, arch)
-    left = [kernel for kernel in known if kernel.dtype == dtype and wanted.items() <= _facts(kernel).items()]
-    if len(left) != 1:
-        names = ", ".join(kernel.name for kernel in left) or "none"
+    candidates = _of(operation) if arch is None else variants(operation, dtype, arch)
+    matching = [kernel for kernel in candidates if kernel.dtype == dtype and wanted.items() <= _facts(kernel).items()]
+    if len(matching) != 1:
+        names = ", ".join(kernel.name for kernel in matching) or "none"
         raise InvalidArgument(
-            "axes", {"dtype": dtype, **axes}, f"such that one variant of {operation} is left: {names}"
+            "axes", {"dtype": dtype, **axes}, f"properties of exactly one variant of {operation}, not of: {names}"
         )
-    return left[0]
+    return matching[0]
 
 
 def _configs() -> Path:
@@ -254,7 +248,7 @@ def _load(path: Path) -> tuple[Kernel, ...]:
 
 
 def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Kernel]:
-    """Give the variants of one module: operations times storage types, tiles, vectors and further axes."""
+    """Yield the variants of one module: operations times dtypes, tiles, vectors and further axes."""
     axes: Mapping[str, list[Any]] = module.get("axes", {})
     computed_by: Mapping[str, str] = module.get("computed_by", {})
     for dtype, tile_name, vector, *values in itertools.product(

@@ -1,17 +1,17 @@
 """
-Scratch memory of the engine's operations: what a block of work needs, and how work is cut into blocks.
+Scratch memory of the engine's operations: the bytes of a block of work, and how work is cut into blocks.
 
-One rule for every operation, followed by the memory plan that sizes the workspace and by the engine
-that is handed it:
+The memory plan, which sizes the workspace, and the engine, which uses it, follow one rule for every operation:
 
-    workspace = max(least, min(room, whole))
+    workspace = max(least, min(useful, whole))
 
-where `least` is what one row of outputs of one sample needs, `whole` what the whole batch needs
-at once, and `room` what stays in the cache (on a GPU: what fills it), or more where a block has to be
-larger to be worth what it costs whatever its size: a product reads the whole filter, or adds a sum as
-large as the filter, for each block.  The engine then works in even blocks of as many samples as the
-workspace holds, or of as many rows where it does not even hold a sample.  Pure numbers: no array is
-touched here.
+- `least`: one row of outputs of one sample.
+- `whole`: the whole batch at once.
+- `useful`: what stays in the cache, or on a GPU what fills it. A product that reads the whole filter for each block, or
+  adds a sum as large as the filter, needs larger blocks.
+
+The engine works in even blocks of as many samples as the workspace holds.  Where it holds no whole sample, a block has
+as many rows as fit.  This module computes numbers only and touches no array.
 """
 
 from __future__ import annotations
@@ -26,22 +26,20 @@ import attrs
 from cubatch.network.windows import Axis
 
 ALIGNMENT = 64
-"""Areas of scratch memory start at multiples of this many bytes: a cache line, an AVX-512 register."""
+"""Areas of scratch memory start at multiples of this number of bytes: a cache line, an AVX-512 register."""
 
-_SUMS = 2
-_VECTORS = 4
-_TWO = 2
+_PROJECTED = 3  # queries, keys and values
 
 PLAIN: frozenset[str] = frozenset()
-"""How a product ends to which nothing else happens: see `Op.ending`."""
+"""Ending of a product without epilogue: see `Op.ending`."""
 
 Block = tuple[slice, slice]
-"""Samples, output rows."""
+"""Range of samples and range of output rows."""
 
 
 def ending(**arrays: object) -> frozenset[str]:
     """
-    Give the names of what a product ends with: of the arrays that are there.
+    Return the names of the arrays that are not None, as in `Op.ending`.
 
     Example:
         >>> sorted(ending(residual=None, positive=0))
@@ -52,7 +50,7 @@ def ending(**arrays: object) -> frozenset[str]:
 
 def aligned(num_bytes: int) -> int:
     """
-    Round a size up to whole units of alignment.
+    Return a size in bytes, rounded up to a multiple of ALIGNMENT.
 
     Example:
         >>> aligned(1), aligned(64), aligned(65)
@@ -63,18 +61,18 @@ def aligned(num_bytes: int) -> int:
 
 def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
     """
-    Size the workspace of an operation by the rule above.
+    Return the size of an operation's workspace by the rule of this module, in bytes.
 
     Args:
-        needs: What the operation's parts need, one after the other.
-        samples: Samples it is handed at once.
-        target: Bytes beyond which a larger block would not help.
+        needs: Needs of the operation's parts, which run one after the other.
+        samples: Samples of one call.
+        target: Bytes above which larger blocks do not help.
 
     Example:
         >>> workspace_bytes([Flat(itemsize=4)], samples=10, target=1 << 20)
         64
     """
-    return max((max(need.least, min(need.room(target), need.whole(samples))) for need in needs), default=0)
+    return max((max(need.least, min(need.useful_bytes(target), need.whole(samples))) for need in needs), default=0)
 
 
 @attrs.frozen(kw_only=True)
@@ -90,41 +88,40 @@ class Need:
     itemsize: int
     rows: int = 1
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area for a block, in their order in the workspace."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         raise NotImplementedError
 
     def num_bytes(self, samples: int, rows: int) -> int:
-        """Count the bytes for a block, each area aligned."""
-        return sum(map(aligned, self.areas(samples, rows)))
+        """Return the bytes of a block, each area aligned."""
+        return sum(map(aligned, self._areas(samples, rows)))
 
     def offsets(self, samples: int, rows: int) -> list[int]:
-        """Give the place of each area for a block."""
+        """Return the offset of each area of a block."""
         ends = [0]
-        for area in self.areas(samples, rows):
+        for area in self._areas(samples, rows):
             ends.append(ends[-1] + aligned(area))
         return ends[:-1]
 
-    def room(self, target: int) -> int:
-        """Give the bytes beyond which a larger block would not help, where `target` stay in the cache."""
+    def useful_bytes(self, target: int) -> int:
+        """Return the bytes above which a larger block does not help, if `target` bytes stay in the cache."""
         return target
 
     @property
     def least(self) -> int:
-        """Bytes without which not even one row of outputs can be worked on."""
+        """Bytes of one row of outputs of one sample."""
         return self.num_bytes(1, 1)
 
     def whole(self, samples: int) -> int:
-        """Bytes with which all samples are one block; more never helps."""
+        """Return the bytes with which all samples are one block."""
         return self.num_bytes(max(samples, 1), self.rows)
 
     def cut(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
         """
-        Cut samples into even blocks: of whole samples, or of rows of one where a sample is too much.
+        Cut samples into even blocks: of whole samples, or of rows of one sample if a whole one does not fit.
 
         Args:
-            samples: Samples there are.
-            num_bytes: Bytes of the workspace, at least `least`.
+            samples: Number of samples.
+            num_bytes: Size of the workspace, at least `least`.
 
         Example:
             >>> Flat(itemsize=64).cut(3, 128)
@@ -134,7 +131,7 @@ class Need:
 
     def num_blocks(self, samples: int, num_bytes: int) -> int:
         """
-        Count the blocks that the engine cuts samples into.
+        Return the number of blocks of `cut`.
 
         Example:
             >>> Flat(itemsize=64).num_blocks(3, 128)
@@ -156,7 +153,7 @@ def _cut(need: Need, samples: int, num_bytes: int) -> tuple[Block, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _largest(need: Need, samples: int, num_bytes: int) -> tuple[int, int]:
-    """Give the samples and the rows of the largest block: all rows, or those of one sample that fit."""
+    """Return samples and rows of the largest block: all rows of some samples, or some rows of one sample."""
     if need.num_bytes(1, need.rows) <= num_bytes:
         return bisect.bisect_right(
             range(1, samples + 1), num_bytes, key=lambda n: need.num_bytes(n, need.rows)
@@ -166,7 +163,7 @@ def _largest(need: Need, samples: int, num_bytes: int) -> tuple[int, int]:
 
 def even_parts(total: int, most: int) -> list[slice]:
     """
-    Cut a range into the fewest parts of at most `most`, as even as can be.
+    Cut a range into the fewest parts of at most `most` items, of nearly equal size.
 
     Example:
         >>> even_parts(5, 3)
@@ -180,14 +177,13 @@ def even_parts(total: int, most: int) -> list[slice]:
 
 @attrs.frozen(kw_only=True)
 class Pool(Need):
-    """A pooling: a product and a flag for each output, and room for the source rows to stay cached."""
+    """A pooling: a product and a flag for each output; the last area keeps cache free for source rows."""
 
     vertical: Axis
     horizontal: Axis
     channels: int
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area; nothing is written to the last."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         outputs = samples * rows * self.horizontal.out * self.channels
         passing = samples * rows * self.vertical.stride * self.horizontal.size * self.channels
         return (outputs * self.itemsize, outputs, passing * self.itemsize)
@@ -195,12 +191,11 @@ class Pool(Need):
 
 @attrs.frozen(kw_only=True)
 class Scores(Need):
-    """Softmax and its loss, a "sample" being a row of scores: a sum, two numbers, products, flags."""
+    """Softmax and its loss, with a row of scores as "sample": a sum, two numbers, products, flags."""
 
     classes: int
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         count = samples * rows
         column = count * self.itemsize
         return (8, column, column, column * self.classes, count * self.classes)
@@ -208,66 +203,108 @@ class Scores(Need):
 
 @attrs.frozen(kw_only=True)
 class Norm(Need):
-    """Batch norm, a "sample" being one position: sums in float64, vectors of channels, ones, deviations."""
+    """Batch norm, with a position as "sample": sums in float64, vectors of channels, ones, deviations."""
 
     channels: int
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         count, c, item = samples * rows, self.channels, self.itemsize
-        return (_SUMS * c * 8, _VECTORS * c * item, count * item, count * c * item)
+        return (2 * c * 8, 4 * c * item, count * item, count * c * item)
 
 
 @attrs.frozen(kw_only=True)
 class RowNorm(Need):
-    """Layer norm, a "sample" being one position: sums in float64, vectors, ones, two numbers a row, two tiles."""
+    """Layer norm, with a position as "sample": sums in float64, vectors, ones, two numbers a row, two tiles."""
 
     channels: int
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         count, c, item = samples * rows, self.channels, self.itemsize
-        return (_SUMS * c * 8, _TWO * c * item, count * item, _TWO * count * item, _TWO * count * c * item)
+        return (2 * c * 8, 2 * c * item, count * item, 2 * count * item, 2 * count * c * item)
 
 
 @attrs.frozen(kw_only=True)
 class Flat(Need):
-    """Element by element, a "sample" being one element of `itemsize` bytes: a flag, a random number."""
+    """Elementwise work, with an element as "sample": a flag or a random number."""
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of the only area."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         return (samples * rows * self.itemsize,)
 
 
 @attrs.frozen(kw_only=True)
 class Ends(Need):
-    """What a gradient ends with, row by row of `row` elements: a tile of products, a flag for each."""
+    """Epilogue of a gradient by rows of `row` elements: a tile of products, a flag for each element."""
 
     row: int
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         elements = samples * rows * self.row
         return (elements * self.itemsize, elements)
 
 
 @attrs.frozen(kw_only=True)
 class Curve(Need):
-    """An activation function, a "sample" being one element: a value for each, and another or a flag."""
+    """An activation function, with an element as "sample": a value, and another value or a flag."""
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         values = samples * rows * self.itemsize
         return (values, values)
 
 
 @attrs.frozen(kw_only=True)
 class Products(Need):
-    """Sums of products over positions, a "row" being one position: products, a one for each row, a band's sums."""
+    """Sums of products over positions, with a position as "row": products, a one per row, sums of a band."""
 
     channels: int
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         sums = samples * self.channels * self.itemsize
         return (rows * sums, rows * self.itemsize, sums)
+
+
+@attrs.frozen(kw_only=True)
+class Attend(Need):
+    """
+    Forward attention over whole samples: a value per query, then projections, weights and mixed values.
+
+    Attributes:
+        tokens: Positions of a sample.
+        channels: Width of a token, over all heads.
+        heads: Number of heads.
+        saves: All but the values per query are in arrays kept for the backward pass. The block size is the same: the
+            block reads and writes those arrays.
+    """
+
+    tokens: int
+    channels: int
+    heads: int
+    saves: bool
+
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        *saved, column = _attention_areas(self, samples * rows)
+        return (column,) if self.saves else (column, *saved)
+
+    def useful_bytes(self, target: int) -> int:
+        """Return the bytes for the samples that stay in the cache with everything that the block reads and writes."""
+        if not self.saves:
+            return target
+        return self.num_bytes(max(1, target // sum(_attention_areas(self, 1))), 1)
+
+
+@attrs.frozen(kw_only=True)
+class AttendBackward(Need):
+    """Backward attention: gradients of what is saved, a value per query, a block's part of dw_in and db_in."""
+
+    tokens: int
+    channels: int
+    heads: int
+
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
+        outputs = _PROJECTED * self.channels * self.itemsize
+        return (*_attention_areas(self, samples * rows), outputs * self.channels, outputs)
+
+
+def _attention_areas(need: Attend | AttendBackward, samples: int) -> tuple[int, int, int, int]:
+    """Return the bytes of queries, keys and values; of the weights; of mixed values; of a value per query."""
+    token, row = samples * need.tokens * need.itemsize, need.heads * need.tokens
+    return (_PROJECTED * token * need.channels, token * row, token * need.channels, token * need.heads)

@@ -1,4 +1,4 @@
-"""Scratch memory of convolutions by the rule of `blocks`: gathered tiles, and what each pass has beside them."""
+"""Scratch memory of convolutions, by the rule of `blocks`: gathered tiles and the other areas of each pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cubatch.memory.blocks import PLAIN, Block, Ends, Need, aligned
 from cubatch.network.windows import Axis, ConvShape, Phase, phases, seen_taps, working_phases
 
 UNPACKED_PRODUCTS = 10**6
-"""Multiply-adds up to which OpenBLAS does not pack its operands first (its AVX-512 kernels)."""
+"""Multiply-adds up to which OpenBLAS does not pack its operands first (in its AVX-512 kernels)."""
 
 _SHORT_SIDE = 32
 
@@ -24,9 +24,9 @@ class Tiles(Need):
         channels: Channels of the source.
         groups: Groups of channels.
         fixed: Elements of each area that does not grow with the block.
-        staged: Elements per output pixel of what lies beside the columns.
-        flags: Elements per output pixel that pass or do not.
-        filters: Elements of the filter, which a block reads or adds a sum to, whole.
+        staged: Elements per output pixel that are stored in addition to the columns.
+        flags: Flags per output pixel.
+        filters: Elements of the filter, which each block reads whole, or adds a sum of that size to.
         products: Multiply-adds per pixel where packing would cost more than multiplying, else 0.
     """
 
@@ -50,8 +50,7 @@ class Tiles(Need):
         """Whether windows read beyond the source's edge, so that its rows are copied between zeros."""
         return self.vertical.reaches_out or self.horizontal.reaches_out
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area: fixed ones, zero-bordered source rows, columns, staged output, flags."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         v, h = self.vertical, self.horizontal
         pixels = samples * rows * h.out
         border = samples * v.span(rows) * h.span(h.out) * self.channels if self.is_padded else 0
@@ -59,11 +58,11 @@ class Tiles(Need):
         elements = (*self.fixed, border, columns, pixels * self.staged)
         return (*(count * self.itemsize for count in elements), pixels * self.flags)
 
-    def room(self, target: int) -> int:
+    def useful_bytes(self, target: int) -> int:
         """
-        Give the bytes beyond which a larger block would not help.
+        Return the bytes above which a larger block does not help.
 
-        Columns are as large as the filter at least: gathering them then moves as much as multiplying does.
+        Columns are at least as large as the filter: gathering them then moves as much as multiplying does.
         """
         return max(target, sum(aligned(count * self.itemsize) for count in (*self.fixed, self.filters)))
 
@@ -72,7 +71,7 @@ class Tiles(Need):
         return self.cut(samples, self._on_host(num_bytes))
 
     def num_blocks(self, samples: int, num_bytes: int) -> int:
-        """Count the blocks of `cut_on_host`."""
+        """Return the number of blocks of `cut_on_host`."""
         return super().num_blocks(samples, self._on_host(num_bytes))
 
     def _on_host(self, num_bytes: int) -> int:
@@ -84,21 +83,20 @@ class Tiles(Need):
 
 @attrs.frozen(kw_only=True)
 class Depthwise(Need):
-    """A depthwise convolution: the filter tap by tap, a value for each channel, for each output a one and a product."""
+    """A depthwise convolution: the filter by taps, a value per channel, a one and a product per output."""
 
     channels: int
     taps: int
     width: int
 
-    def areas(self, samples: int, rows: int) -> tuple[int, ...]:
-        """Give the bytes of each area."""
+    def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         row, pixels = self.channels * self.itemsize, samples * rows * self.width
         return (self.taps * row, row, pixels * self.itemsize, pixels * row)
 
 
 def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
     """
-    Say what a convolution's forward pass needs, part after part.
+    Return the needs of a convolution's forward pass, one per part.
 
     Example:
         >>> from cubatch.memory.blocks import workspace_bytes
@@ -111,12 +109,12 @@ def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLA
 
 
 def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
-    """Say what the gradient of a convolution's filter and bias needs, part after part."""
+    """Return the needs of the gradients of a convolution's filter and bias, one per part."""
     return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(_seen(shape), itemsize)]
 
 
 def conv2d_dgrad(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
-    """Say what the gradient of a convolution's input needs, part after part."""
+    """Return the needs of the gradient of a convolution's input, one per part."""
     if shape.is_depthwise:
         return [depthwise(shape, itemsize)]
     shape = _seen(shape)
@@ -131,22 +129,22 @@ def _seen(shape: ConvShape) -> ConvShape:
 
 
 def forward_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> Tiles:
-    """Lay out the forward pass: a row of biases, one of zeros, one of factors, the block."""
+    """Return the layout of the forward pass: a row of biases, a row of zeros, a row of factors, the block."""
     row = shape.horizontal.out * shape.k
-    stays = shape.groups == 1 and "residual" not in ending  # which may lie where the output goes
+    stays = shape.groups == 1 and "residual" not in ending  # a residual may share the output's memory
     return _tiles(shape, itemsize, fixed=(row, row, row if "folded" in ending else 0), staged=0 if stays else shape.k)
 
 
 def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:
-    """Lay out the filter's gradient: partial sums of filter and bias, the block, a one for each pixel."""
+    """Return the layout of the filter's gradient: partial sums of filter and bias, the block, a one for each pixel."""
     return _tiles(shape, itemsize, fixed=(shape.filter_elements, shape.k), staged=1)
 
 
 def dgrad_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Tiles]:
     """
-    Lay out the input's gradient, for each phase that works: the turned filter, the block.
+    Return the layout of the input's gradient for each phase with taps: the turned filter, the block.
 
-    What is added to it may lie where it goes, so that products are staged.
+    A residual may share the memory of the result, so products are staged.
     """
     dense = shape.groups == 1 and shape.vertical.stride == 1 and shape.horizontal.stride == 1
     stays = dense and "residual" not in ending
@@ -169,12 +167,12 @@ def dgrad_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN)
 
 
 def idle_phase(shape: ConvShape, itemsize: int, phase: Phase) -> Ends:
-    """Lay out what a phase without taps ends with."""
+    """Return the layout of the epilogue of a phase without taps."""
     return Ends(itemsize=itemsize, rows=phase.vertical.out, row=phase.horizontal.out * shape.c)
 
 
 def depthwise(shape: ConvShape, itemsize: int) -> Depthwise:
-    """Lay out any pass of a depthwise convolution."""
+    """Return the layout of any pass of a depthwise convolution."""
     return Depthwise(
         itemsize=itemsize, rows=shape.vertical.out, channels=shape.c, taps=shape.taps, width=shape.horizontal.out
     )

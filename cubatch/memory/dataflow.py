@@ -1,7 +1,7 @@
 """
-Who reads what in a network: what decides which memory is used again, and which layers a neighbour's operation does.
+The readers of each layer's output, which decide where memory is reused and which layers a neighbor's operation fuses.
 
-A layer may be done by its neighbour where nobody else would see what lies between the two.
+A layer may be fused into its neighbor if no other layer reads the value between the two.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from cubatch.network.layers import MaxPool2d, ReLU
 
 
 def is_relu(layer: Layer) -> bool:
-    """Whether a layer is the one function that a layer which `can_clamp` does, and whose slope a product applies."""
-    # An epilogue has this function and no other elementwise one.
+    """Return whether a layer is a ReLU, the only elementwise function that an epilogue has."""
     return isinstance(layer, ReLU)
 
 
@@ -26,18 +25,18 @@ def _is_pooled_relu(node: Node, readers: Sequence[Node]) -> bool:
 
 class Dataflow:
     """
-    The graph of a network, seen through layers that are no operation: flatten, dropout in inference.
+    The graph of a network without the layers that are no operation: flatten, dropout in inference.
 
     Args:
-        network: Its layers.
-        training: Whether gradients flow, too.
+        network: The network.
+        training: Whether gradients are computed.
 
     Attributes:
-        nodes: By name.
-        pooled: Names of the ReLUs that the max pool behind them does.
-        origin: Name of the layer in whose memory a layer's output lies.
-        readers: Who reads that memory, by its origin; a layer that reads it twice is there twice.
-        trained: Names of the layers whose output some parameter decides.
+        nodes: Nodes by name.
+        pooled: Names of the ReLUs that are fused into the max pool after them.
+        origin: For each layer, the name of the layer whose memory holds its output.
+        readers: Readers of that memory by origin; a layer that reads it twice is listed twice.
+        trained: Names of the layers whose output depends on a parameter.
     """
 
     def __init__(self, network: Network, *, training: bool) -> None:
@@ -63,29 +62,29 @@ class Dataflow:
                 self.trained.add(node.name)
 
     def is_alias(self, node: Node) -> bool:
-        """Whether the output is the input's memory under another name."""
+        """Return whether a node's output is its input's memory."""
         idle = node.layer.idle_in_inference and not self._training
         return node.layer.aliases_input or node.name in self.pooled or idle
 
     def is_done_with(self, name: str, node: Node) -> bool:
-        """Whether nobody needs a layer's output, given by name, once a node has read it."""
+        """Return whether a layer's output, given by name, is unused once a node has read it."""
         origin = self.origin[name]
         if origin == INPUT or self.readers[origin] != [node]:
             return False
         return not (self._training and "y" in self.nodes[origin].layer.backward_reads)
 
     def awaits_range(self, node: Node) -> bool:
-        """Whether a node is a range of its input's channels, and so is one before it, which comes after it backward."""
+        """Return whether a node is a channel range whose input has an earlier one, whose backward pass comes later."""
         if node.layer.channel_range is None:
             return False
         return next(each for each in self._named[node.inputs[0]] if each.layer.channel_range is not None) is not node
 
     def slope(self, node: Node) -> Node | None:
         """
-        Give the ReLU whose slope a node can apply to the gradient of its only input, as it makes it.
+        Return the ReLU whose slope a node can apply to the gradient of its only input, or None.
 
-        It is the ReLU that the input is, or that lies behind it under another shape, where the node's part of the
-        gradient is the last to come: backward, layers are visited in reverse order.
+        The ReLU is the input itself or the input under another shape.  The node's part of the gradient must be the
+        last one: the backward pass runs in reverse order.
         """
         reader, name = node, node.inputs[0]
         if not node.layer.has_epilogue:
@@ -97,6 +96,6 @@ class Dataflow:
             if not source.layer.aliases_input:
                 return None
             reader, name = source, source.inputs[0]
-            if len(self._named[name]) > 1:  # what other readers add comes between the two
+            if len(self._named[name]) > 1:  # gradients of other readers are added between the two
                 return None
         return None

@@ -30,14 +30,14 @@ def max_batch_size(
     target_batch_size: int | None = None,
 ) -> int:
     """
-    Compute the largest batch whose plan fits into some memory.
+    Return the largest batch size whose memory plan fits a limit.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        memory: Bytes that may be taken, "12GiB", or "80%" of what is free on the device.
+        memory: The limit in bytes, "12GiB", or "80%" of the free memory of the device.
         mode, dtype, optimizer, recompute, device, library: As for `footprint`.
-        target_batch_size: Samples of a step of the optimiser, for training: only sizes that divide it count, all but
-            itself beside the sum of their gradients. None: any size, one batch a step.
+        target_batch_size: Samples per optimizer step, for training. Only its divisors count; smaller batches also need
+            memory for the sum of their gradients. None: any size, one batch per step.
 
     Returns:
         int: The largest batch size, any integer, not only powers of two.
@@ -62,16 +62,16 @@ def max_batch_size(
 
 def cuts(work: Workload, target: int, limit: int) -> list[int]:
     """
-    List the batches that a step of the optimiser can be cut into and that fit, in their order.
+    Return the divisors of an optimizer step that fit a limit, ascending.
 
     Args:
-        work: What is trained.
-        target: Samples of the step; of smaller batches the gradients are added up.
-        limit: Bytes that may be taken.
+        work: The workload.
+        target: Samples of the step; gradients of smaller batches are added up.
+        limit: Memory limit in bytes.
 
     Raises:
         DoesNotFit: If none of them fits.
-        InvalidArgument: If no network is trained, or the target is no batch size.
+        InvalidArgument: If no network is trained, or the target is not a batch size.
 
     Example:
         >>> work = Workload.of("mlp", "cpu", mode="training", dtype="float32")
@@ -81,15 +81,15 @@ def cuts(work: Workload, target: int, limit: int) -> list[int]:
     """
     sizes = divisors(check_batch_size(target, "target_batch_size"))
     works = {size: accumulating(work, size, target) for size in sizes}
-    found = [size for size, each in works.items() if plan(each, size).total <= limit]
-    if not found:
+    fitting = [size for size, each in works.items() if plan(each, size).total <= limit]
+    if not fitting:
         raise DoesNotFit(str(work.spec), str(work.device), plan(works[1], 1).total, limit, work.mode)
-    return found
+    return fitting
 
 
 def largest(work: Workload, limit: int, target: int | None = None) -> int:
     """
-    Compute the largest batch whose plan takes at most so many bytes; with a target, of those it can be cut into.
+    Return the largest batch size whose plan fits a limit in bytes; with a target, the largest that divides it.
 
     Raises:
         DoesNotFit: If not even one sample fits.
@@ -110,9 +110,9 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
         return bound(size) <= limit and plan(work, size).total <= limit
 
     if not fits(1):
-        one = plan(work, 1)
-        raise DoesNotFit(str(work.spec), str(work.device), one.total, limit, work.mode, one.largest_tensor)
-    # No placement is below the bytes alive, which are cheap to count: bisect on those, then step down.
+        single = plan(work, 1)
+        raise DoesNotFit(str(work.spec), str(work.device), single.total, limit, work.mode, single.largest_tensor)
+    # The bytes alive are a cheap lower bound of any placement: bisect on those, then step down.
     size = _bisect(bound, limit, 1)
     low = 1
     while size > low:
@@ -125,7 +125,7 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
 
 
 def limit_bytes(memory: int | str, device: Device) -> int:
-    """Read a size; a percentage is one of what is free on the device."""
+    """Parse a size in bytes; a percentage refers to the free memory of the device."""
     is_share = isinstance(memory, str) and memory.strip().endswith("%")
     free = room.memory_limit(device).free_bytes if is_share else None
     try:
@@ -138,7 +138,7 @@ def limit_bytes(memory: int | str, device: Device) -> int:
 
 
 def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
-    """Return the largest size whose cost is within the limit; `low` is known to fit, the cost to grow."""
+    """Return the largest size whose cost is within the limit; `low` fits, and the cost never falls."""
     high = low
     while high < MAX_BATCH_SIZE and cost(high) <= limit:
         low, high = high, min(2 * high, MAX_BATCH_SIZE)
@@ -152,10 +152,10 @@ def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
 
 def _climb(fits: Callable[[int], bool], size: int) -> int:
     """
-    Step up from a size that fits: the proportional step down may have passed many that fit too.
+    Step up from a size that fits: the proportional step down may have skipped larger sizes that fit.
 
-    The steps double as long as they fit and halve where they do not.  Placement is greedy, so a size may fit where one
-    a little smaller does not: those right beyond the last are tried too, and the steps go on from there.
+    A step doubles after a size that fits and halves after one that does not.  Placement is greedy, so a size can fit
+    although a slightly smaller one does not.  So the sizes just above the last one are tried too.
     """
     following: int | None = size
     while following is not None:

@@ -1,9 +1,8 @@
 """
-The plan of a step: every buffer of the schedule at an offset in one block.
+The memory plan of a step: each buffer of the schedule at an offset in one arena.
 
-The schedule says which buffers live when, this module gives each an offset, and the engine takes
-that block once: the plan is what runs.  Parameters, their gradients and the optimiser's state stay
-for good and lie beside it.
+The engine allocates the arena once and runs the plan as it is.  Parameters, their gradients and the optimizer state are
+allocated separately, for all steps.
 """
 
 from __future__ import annotations
@@ -18,42 +17,39 @@ from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory import workspace
 from cubatch.memory.schedule import schedule
 from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule
-from cubatch.memory.workspace import im2col_workspace_bytes
 from cubatch.network.graph import INPUT, Spec, cached
 from cubatch.units import format_bytes
 from cubatch.workload import Workload
 
 ALIGNMENT = 256
-# Optimiser state, in copies of the parameters.
+# Optimizer state, in copies of the parameters.
 STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
 
-# A tile of the im2col matrix: small enough to stay in the L2 of a CPU core beside the filter, and
-# on a GPU large enough to fill it.
-MAX_COPIES = 64
+MAX_COPIES = 64  # buffer sets of a small single layer
 _INT64, _FLOOR = 2**63, np.zeros(1, dtype=np.int64)
-_CORE_FLOPS, _CORE_BYTES = 60e9, 8e9  # a second, of a core with AVX-512: measured ones differ by a factor of two
-_WORTH_A_TEAM = 2.1e-4  # seconds of a mean operation: where a team began to win, for five networks in both modes
+_CORE_FLOPS, _CORE_BYTES = 60e9, 8e9  # per second, of a core with AVX-512; measured cores differ by a factor of two
+_WORTH_A_TEAM = 2.1e-4  # seconds of a mean operation from which a team was faster: five networks in both modes
 
 
 @attrs.frozen(kw_only=True)
 class Plan:
     """
-    Where every buffer of a step lies at one batch size.
+    The place of each buffer of a step at one batch size.
 
     Attributes:
         schedule: The operations and buffers.
         batch_size: Samples per step.
-        dtype: What activations and parameters are stored as.
-        library: Whose scratch memory it has: "im2col" or "cubatch".
-        members: Threads that each walk a shard of the batch through the whole step (CPU); 1 on a GPU.
+        dtype: Storage of activations and parameters.
+        library: "im2col" or "cubatch"; decides the scratch memory.
+        members: CPU threads that each run a shard of the batch through the whole step; 1 on a GPU.
         shard: Samples of the largest shard.
-        copies: Buffer sets that a small single layer rotates over, so that it finds its input out of cache.
-        sizes: Bytes of every buffer of one shard.
-        offsets: Place of every buffer in its shard's arena.
-        arena_bytes: Size of one shard's arena: activations, their gradients and workspace, lifetimes shared.
+        copies: Buffer sets that a small single layer rotates over, so that its input is not in the cache.
+        sizes: Bytes of each buffer of one shard.
+        offsets: Offset of each buffer in its shard's arena.
+        arena_bytes: Size of one shard's arena: activations, their gradients and workspace, which share memory.
         weight_bytes: Parameters and running statistics.
-        gradient_bytes: Gradients of the parameters, and where those of several batches are added up their sum.
-        optimizer_bytes: The optimiser's state; with 16-bit parameters the master weights too, and the loss's scale.
+        gradient_bytes: Gradients of the parameters, and their sum if those of several batches are added up.
+        optimizer_bytes: The optimizer state; with 16-bit parameters also the master weights and the loss scale.
     """
 
     schedule: Schedule
@@ -72,20 +68,20 @@ class Plan:
 
     @property
     def fixed_bytes(self) -> int:
-        """What does not depend on the batch: parameters, gradients, optimiser state."""
+        """Bytes that do not depend on the batch: parameters, gradients, optimizer state."""
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
     def total(self) -> int:
-        """The peak of the step."""
+        """Peak memory of the step in bytes."""
         return self.fixed_bytes + self.members * self.copies * self.arena_bytes
 
     @property
     def largest_tensor(self) -> str:
         """
-        The largest activation or gradient of one, in words: its layer, shape, and which axis of it is the batch.
+        The largest activation or activation gradient as text: its layer, shape, and the batch axis.
 
-        Where parameters and what is kept with them take more, it says so.
+        The text also names the parameters if they and their gradients and state need more.
 
         Example:
             >>> from cubatch.workload import Workload
@@ -96,25 +92,25 @@ class Plan:
         tensors = [n for n, buffer in enumerate(self.schedule.buffers) if buffer.part != "workspace"]
         number = max(tensors, key=self.sizes.__getitem__)
         buffer, size = self.schedule.buffers[number], self.members * self.sizes[number]
-        beside = f" beside {format_bytes(self.fixed_bytes)} of parameters, their gradients and state"
+        more = f", and {format_bytes(self.fixed_bytes)} of parameters, their gradients and state"
         of = f" of layer {buffer.node}" if buffer.node != INPUT else ""
         shape = (self.batch_size, *buffer.shape) if buffer.batched else buffer.shape
         axis = ", axis 0 is the batch" if buffer.batched else ""
-        return f"{buffer.name} {shape}{of}{axis}, {format_bytes(size)}{beside if self.fixed_bytes > size else ''}"
+        return f"{buffer.name} {shape}{of}{axis}, {format_bytes(size)}{more if self.fixed_bytes > size else ''}"
 
 
 @cached
 def schedule_of(spec: Spec, mode: str, recompute: bool, library: str) -> Schedule:  # noqa: FBT001 - a cache key
-    """Give the schedule of a spec; cached, since plans of many batch sizes share one."""
+    """Return the schedule of a spec; cached, since plans of many batch sizes share it."""
     return schedule(spec, mode, recompute=recompute, library=library)
 
 
 def plan(work: Workload, batch_size: int) -> Plan:
     """
-    Lay out one step: every buffer gets an offset at which nothing else lives at the same time.
+    Return the memory plan of one step: no two buffers that are alive at the same time overlap.
 
-    Largest buffers are placed first, each at the lowest offset that is free during its lifetime
-    (greedy by size: Pisarchyk and Lee, 2020, arXiv:2001.03288).
+    The largest buffers are placed first, each at the lowest offset that is free during its lifetime.  This is greedy by
+    size: Pisarchyk and Lee, 2020, arXiv:2001.03288.
     """
     program = schedule_of(work.spec, work.mode, work.recompute, work.library)
     members, shard = shards(program, batch_size, work.device)
@@ -137,10 +133,10 @@ def plan(work: Workload, batch_size: int) -> Plan:
 
 def shards(program: Schedule, batch_size: int, device: Device) -> tuple[int, int]:
     """
-    Divide a batch among the threads of a CPU: how many take part, and the largest share.
+    Divide a batch among the threads of a CPU; return the number of members and the largest share.
 
-    Members that walk shards share the interpreter: where operations are short they wait for each other rather than
-    compute, and one member, whose products BLAS divides among the threads, is up to three times as fast.
+    Members share the interpreter and wait for each other if operations are short.  Then one member, whose products BLAS
+    divides among the threads, is up to three times as fast.
     """
     threads = device.threads or 1
     if device.kind != "cpu" or batch_size * _operation_seconds(program) < _WORTH_A_TEAM:
@@ -150,7 +146,7 @@ def shards(program: Schedule, batch_size: int, device: Device) -> tuple[int, int
 
 
 def _operation_seconds(program: Schedule) -> float:
-    """Estimate what a sample adds to a mean operation on a thread: enough to tell a short one from a long one."""
+    """Estimate the seconds of a mean operation per sample on a thread: a rough figure, to find short operations."""
     if not program.ops:
         return 0.0
     seconds = program.network.flops(program.mode) / _CORE_FLOPS + FLOAT32_BYTES * program.moved / _CORE_BYTES
@@ -158,20 +154,20 @@ def _operation_seconds(program: Schedule) -> float:
 
 
 def _copies(program: Schedule, working_set: int, device: Device) -> int:
-    """Count the buffer sets of a single layer: enough that all together are at least twice the L2."""
+    """Return the number of buffer sets of a single layer: together they are at least twice the L2."""
     if not program.single or not device.l2_bytes or not working_set:
         return 1
     return max(1, min(MAX_COPIES, -(-2 * device.l2_bytes // working_set)))
 
 
 def fixed_bytes(program: Schedule, work: Workload, members: int) -> dict[str, int]:
-    """Bytes that do not depend on the batch."""
+    """Return the bytes that do not depend on the batch, by attribute of `Plan`."""
     itemsize = BYTES_PER_ELEMENT[work.dtype]
     wide = max(FLOAT32_BYTES, itemsize)
     parameters = program.network.parameters
     states = sum(math.prod(shape) for node in program.network.nodes for shape in node.layer.state_shapes.values())
     training = program.mode == "training"
-    # Parameters stored in half precision are stepped in float32: the master weights.
+    # The optimizer updates parameters of half precision in float32: the master weights.
     copies = STATE_COPIES[work.optimizer] + (itemsize < FLOAT32_BYTES)
     return {
         "weight_bytes": _align(parameters * itemsize) + _align(states * wide),
@@ -190,7 +186,7 @@ def _align(size: int) -> int:
 
 
 def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device, library: str) -> list[int]:
-    """Give the bytes of every buffer of a schedule, for one shard of so many samples."""
+    """Return the bytes of each buffer of a schedule, for one shard of `batch_size` samples."""
     itemsize = BYTES_PER_ELEMENT[dtype]
     widths = {0: itemsize, FLOAT32_BYTES: max(FLOAT32_BYTES, itemsize)}
     sizes = [
@@ -199,30 +195,29 @@ def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device,
     ]
     for op in program.ops:
         if op.workspace is not None:
-            needed = (
+            sizes[op.workspace] = _align(
                 workspace.kernel_workspace_bytes(op, program, batch_size, dtype, device)
                 if library == "cubatch"
-                else im2col_workspace_bytes(op, program, batch_size, max(FLOAT32_BYTES, itemsize), device)
+                else workspace.im2col_workspace_bytes(op, program, batch_size, max(FLOAT32_BYTES, itemsize), device)
             )
-            sizes[op.workspace] = _align(needed)
     return sizes
 
 
 def _place(sizes: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], int]:
-    """Place the largest buffers first, each in the lowest gap between buffers that are alive when it is."""
+    """Place the largest buffers first, each in the lowest gap between buffers that are alive at the same time."""
     offsets, count = [0] * len(sizes), 0
-    kind: Any = np.int64 if sum(sizes) < _INT64 else object  # Python's integers, which have no end
-    # Of what is placed, by offset: where it begins and ends, its first and last operation.
+    kind: Any = np.int64 if sum(sizes) < _INT64 else object  # Python's unbounded integers
+    # Placed buffers by offset: start, end, first and last operation.
     placed = np.empty((4, len(sizes)), dtype=kind)
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         size, (first, last) = sizes[number], spans[number]
         if not size:
             continue
         starts, ends, begins, finishes = placed[:, :count]
-        met = np.flatnonzero((finishes >= first) & (begins <= last))
-        # Below each that is met: where those before it end.
-        below = np.maximum.accumulate(np.append(_FLOOR.astype(kind), ends[met]))
-        gaps = np.flatnonzero(starts[met] - below[:-1] >= size)
+        overlapping = np.flatnonzero((finishes >= first) & (begins <= last))
+        # Below each overlapping buffer: the end of those before it.
+        below = np.maximum.accumulate(np.append(_FLOOR.astype(kind), ends[overlapping]))
+        gaps = np.flatnonzero(starts[overlapping] - below[:-1] >= size)
         offset = below[gaps[0]] if len(gaps) else below[-1]
         at = int(np.searchsorted(starts, offset, side="right"))
         placed[:, at + 1 : count + 1] = placed[:, at:count]
@@ -232,8 +227,8 @@ def _place(sizes: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], i
 
 
 def bytes_alive(sizes: list[int], spans: list[tuple[int, int]], ops: int) -> list[int]:
-    """Bytes alive during each operation: a lower bound of any placement."""
-    change = [0] * (max(ops, 1) + 1)  # a lone view has buffers and no operations
+    """Return the bytes alive during each operation: a lower bound of any placement."""
+    change = [0] * (max(ops, 1) + 1)  # a flatten on its own has buffers and no operations
     for size, (first, last) in zip(sizes, spans, strict=True):
         change[first] += size
         change[last + 1] -= size

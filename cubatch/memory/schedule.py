@@ -1,17 +1,19 @@
 """
-One step of a network as a list of operations, and the buffers they read and write.
+Write one step of a network as a list of operations and the buffers that they read and write.
 
-This is the program that the engine executes and the memory plan lays out: nothing is written
-twice, so the plan cannot differ from what runs.  It does not depend on the batch size.
+The engine executes this schedule and the memory plan lays it out, so the plan cannot differ from what runs.  It does
+not depend on the batch size.
 
-Reuse follows from who reads what.  An elementwise layer writes over its input where nobody else
-needs it; flatten, and dropout in inference, are other names for the same buffer; the gradient of a
-sum is one buffer under several names, copied only if one of its readers would write into it.
+Memory is reused by the readers of each value:
 
-A ReLU is done by its neighbour where it can be: by the convolution, linear layer, batch norm or sum before
-it, or by the max pool that alone reads it, which then also masks the gradient, so that what the ReLU
-would have read need not be kept.  Backward, its slope is applied by the convolution or linear layer that makes
-the gradient of its output, which also adds what other readers contributed before.
+- An elementwise layer overwrites its input if no other layer reads it.
+- Flatten, and dropout in inference, are other names for the same buffer.
+- The gradient of a sum is one buffer under several names, copied only if one of its readers would write into it.
+
+A ReLU is fused into a neighbor where possible: into the convolution, linear layer, batch norm or sum before it.  A max
+pool that is its only reader also takes it and masks the gradient, so that the ReLU's input need not be saved.  In the
+backward pass its slope is applied by the convolution or linear layer that computes the gradient of its output.  That
+operation also adds the gradients of other readers.
 """
 
 from __future__ import annotations
@@ -28,21 +30,19 @@ from cubatch.memory.schedule_records import FLOAT32_BYTES, LABEL_BYTES, Buffer, 
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
 from cubatch.network.layer import Layer, check_mode
 
-_TWO = 2  # branches of a sum that a neighbour can do: its own result and another
+_TWO = 2  # branches of a sum that an epilogue can add: its own result and another
 
 
 def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, library: str = "im2col") -> Schedule:
     """
-    Write down the operations of one step.
+    Return the operations of one step.
 
     Args:
-        spec: A network, or a layer on its own, which in training does all three passes.
+        spec: A network, or a layer on its own, which in training runs all three passes.
         mode: "inference" or "training".
-        recompute: Forget the activations of all but a few layers and compute them again in the
-            backward pass (Chen et al., 2016, arXiv:1604.06174: segments of equal size, about the
-            square root of the layers).
-        library: Our kernels, "cubatch", store the batch as `stored_input_shape` says, and what layers save as
-            `stored_saved_elements`.
+        recompute: Discard the activations of all but a few layers and compute them again in the backward pass. Segments
+            have equal size, their number is about the square root of the layers (Chen et al., 2016, arXiv:1604.06174).
+        library: For "cubatch" the batch has the shape `stored_input_shape` and saved values `stored_saved_elements`.
 
     Returns:
         Schedule: Operations and buffers, valid for every batch size.
@@ -69,7 +69,7 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, li
 
 
 class _Writer:
-    """Writes operations in order while it keeps track of who still needs which buffer."""
+    """Writes operations in order and tracks the readers of each buffer."""
 
     def __init__(self, network: Network, mode: str, *, single: bool, pads: bool = False) -> None:
         self.network, self.training, self.single = network, mode == "training", single
@@ -80,27 +80,27 @@ class _Writer:
         self.results: set[int] = set()
         self.gradients: dict[str, int] = {}
         self.saved: dict[str, dict[str, int]] = {}
-        # Names whose gradient lives in a buffer and has not been used yet: more than one means shared.
+        # By buffer: layers whose gradient it holds and that have not used it yet; several share it.
         self.holders: dict[int, set[str]] = {}
-        self.kept: set[str] = set()
+        self.segment_ends: set[str] = set()
         self.produced: dict[int, int] = {}
         self.flow = Dataflow(network, training=self.training)
-        # Gradients by the ranges of a layer's channels so far, which is zero beside them: buffer and ranges, by name.
+        # By layer: buffer of its gradient by ranges of channels, zero elsewhere, and the ranges so far.
         self.parts: dict[str, tuple[int, list[tuple[int, int]]]] = {}
-        # ReLUs whose slope was applied where the gradient of their output was made.
+        # ReLUs whose slope is applied by the operation that computes the gradient of their output.
         self.sloped: set[str] = set()
 
     def buffer(self, buffer: Buffer) -> int:
-        """Note a new buffer and return its number."""
+        """Add a buffer and return its number."""
         self.buffers.append(buffer)
         return len(self.buffers) - 1
 
     def scratch(self, kind: str, node: Node) -> int:
-        """Make an operation's scratch memory; the plan sizes it."""
+        """Add an operation's scratch memory, which the plan sizes, and return its number."""
         return self.buffer(Buffer(f"{node.name} {kind} workspace", "workspace", node.name, (), 1))
 
     def inputs(self, shape: tuple[int, int, int]) -> dict[str, int]:
-        """Make the batch's buffer, of samples of this shape."""
+        """Add the buffer of the batch, for samples of this shape."""
         number = self.buffer(Buffer(INPUT, "activations", INPUT, shape))
         self.given.add(number)
         return {INPUT: number}
@@ -116,18 +116,18 @@ class _Writer:
     # --- forward -----------------------------------------------------------------------------
 
     def overwritten(self, node: Node) -> str | None:
-        """Name of the input that the node may write its output over, or None."""
+        """Return the name of the input that the node may overwrite with its output, or None."""
         layer = node.layer
         if not layer.in_place or (self.training and "x" in layer.backward_reads):
             return None
         return next((name for name in node.inputs if self.is_free(name, node)), None)
 
     def is_free(self, name: str, node: Node) -> bool:
-        """Whether a layer's output is of no use once a node has read it."""
-        return self.flow.origin[name] not in self.kept and self.flow.is_done_with(name, node)
+        """Return whether a layer's output is unused once a node has read it."""
+        return self.flow.origin[name] not in self.segment_ends and self.flow.is_done_with(name, node)
 
     def forward(self, node: Node, values: dict[str, int], *, replay: bool = False) -> None:
-        """Compute a layer's output from `values`, where it is then found."""
+        """Add the forward operation of a layer, and its output to `values`."""
         layer = node.layer
         if self.flow.is_alias(node):
             values[node.name] = values[node.inputs[0]]
@@ -158,7 +158,7 @@ class _Writer:
         values[node.name] = writes["y"]
 
     def joined(self, node: Node, values: dict[str, int]) -> int | None:
-        """Let the operation that made an input, the last of them, do this layer too; give where the output then is."""
+        """Fuse a layer into the operation that computed its latest input; return the output's buffer, None if not."""
         made = {name: self.produced.get(values[name], -1) for name in node.inputs if self.is_free(name, node)}
         name = max(made, key=made.__getitem__, default=None)
         if name is None or made[name] < 0:
@@ -166,7 +166,7 @@ class _Writer:
         time, number = made[name], values[name]
         op, layer = self.ops[time], node.layer
         before = op.node.layer if op.node else layer
-        is_open = not op.relu and "residual" not in op.reads  # what an epilogue does comes in one order
+        is_open = not op.relu and "residual" not in op.reads  # the order within an epilogue is fixed
         if is_relu(layer) and before.can_clamp:
             op = attrs.evolve(op, relu=True)
         elif (
@@ -177,7 +177,7 @@ class _Writer:
             fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
             op = attrs.evolve(op, reads=op.reads | {"folded": self.buffer(fixed)})
         elif layer.passes_gradient and before.can_add and is_open and len(node.inputs) == _TWO:
-            other = next(one for one in node.inputs if one != name)
+            other = next(each for each in node.inputs if each != name)
             if self.produced.get(values[other], -1) >= time:
                 return None
             number = values[other] if other in made else number
@@ -189,10 +189,10 @@ class _Writer:
         return number
 
     def cuts(self) -> list[int]:
-        """Choose where segments end: after nodes whose output alone is read later on, about evenly by size."""
+        """Choose the ends of segments of nearly equal size: nodes after which only their own output is read."""
         nodes = self.network.nodes
         place = {node.name: i for i, node in enumerate(nodes)}
-        # How many layers' outputs live at each place: made before it, and read there or later.
+        # Number of layer outputs alive at each place: computed before it and read there or later.
         change, last_read = [0] * (len(nodes) + 1), {}
         for origin, readers in self.flow.readers.items():
             last_read[origin] = max(place[node.name] for node in readers)
@@ -213,15 +213,14 @@ class _Writer:
             if held >= share and i in possible:
                 cuts.append(i)
                 held = 0
-        self.kept = {self.flow.origin[nodes[i - 1].name] for i in cuts}
+        self.segment_ends = {self.flow.origin[nodes[i - 1].name] for i in cuts}
         return [*cuts, len(nodes)]
 
     def replay(self, segment: Sequence[Node], values: dict[str, int]) -> dict[str, int]:
-        """Compute a segment's activations again from the value before it; its last value was kept."""
+        """Add operations that compute a segment's activations again from the value before it."""
         again = {name: values[name] for node in segment for name in node.inputs if name in values}
-        begun = {node.name for node in segment}
-        for name in begun.intersection(again):
-            del again[name]
+        for node in segment:
+            again.pop(node.name, None)
         for node in segment:
             self.forward(node, again, replay=True)
         again[segment[-1].name] = values[segment[-1].name]
@@ -230,7 +229,7 @@ class _Writer:
     # --- backward ----------------------------------------------------------------------------
 
     def loss(self, values: dict[str, int]) -> None:
-        """Make the gradient of the output: of the mean softmax cross-entropy, or given for a layer on its own."""
+        """Add the gradient of the output: of the mean softmax cross-entropy, or an input for a layer on its own."""
         last = self.network.nodes[-1]
         h, w, c = last.layer.output_shape
         gradient = self.buffer(Buffer(f"{last.name}.y gradient", "activation_gradients", last.name, (h, w, c)))
@@ -244,14 +243,14 @@ class _Writer:
         self.receive(last.name, gradient)
 
     def receive(self, name: str, number: int) -> None:
-        """Take a contribution to the gradient of a layer's output."""
+        """Add a contribution to the gradient of a layer's output."""
         if name not in self.gradients:
             self.gradients[name] = number
             self.holders.setdefault(number, set()).add(name)
             return
         held = self.gradients[name]
         node = self.flow.nodes[name]
-        # Add into whichever of the two nobody else still reads.
+        # Add into the one of the two buffers that has no other reader.
         free = [n for n in (number, held) if not self.holders.get(n, set()) - {name} and n not in self.given]
         target = free[0] if free else self.buffer(self.gradient_of(node))
         self.ops.append(Op("accumulate", node, {"x0": held, "x1": number}, {"y": target}))
@@ -261,10 +260,10 @@ class _Writer:
 
     def ending(self, node: Node, values: dict[str, int], writes: dict[str, int]) -> dict[str, int]:
         """
-        Let the product that makes the gradient of its input add to it what is there, and apply the slope of a ReLU.
+        Fuse the sum with earlier contributions, and a ReLU's slope, into the product that computes an input's gradient.
 
         Returns:
-            What it reads for that: "residual", written over where nobody else needs it, and "positive".
+            Its further reads: "residual", overwritten if it has no other reader, and "positive".
         """
         name, reads = node.inputs[0], {}
         held = self.gradients.pop(name, None)
@@ -277,12 +276,12 @@ class _Writer:
             reads["positive"] = values[name]
         return reads
 
-    def beside(self, name: str, own: tuple[int, int], writes: dict[str, int]) -> dict[str, int]:
+    def join_ranges(self, name: str, own: tuple[int, int], writes: dict[str, int]) -> dict[str, int]:
         """
-        Let a range of a layer's channels write its gradient beside those of other ranges, if it meets none of them.
+        Write the gradient of a range of channels into the buffer of other ranges, if none overlaps.
 
         Returns:
-            What it reads for that: "parts", which it writes over in its own channels.
+            Its further reads: "parts", which it overwrites in its own channels.
         """
         held, ranges = self.parts.pop(name, (None, []))
         if held is not None and any(own[0] < end and start < own[1] for start, end in ranges):
@@ -294,33 +293,31 @@ class _Writer:
         return {} if held is None else {"parts": held}
 
     def gradient_of(self, node: Node) -> Buffer:
-        """Describe the gradient of a layer's output."""
+        """Return a new buffer for the gradient of a layer's output."""
         return Buffer(f"{node.name}.y gradient", "activation_gradients", node.name, node.layer.output_shape)
 
     def wanted(self, node: Node) -> list[tuple[int, str]]:
-        """Positions and names of the inputs whose gradient is needed."""
-        if self.single:
-            return [(i, name) for i, name in enumerate(node.inputs)]
-        return [(i, name) for i, name in enumerate(node.inputs) if name in self.flow.trained]
+        """Return positions and names of the inputs whose gradient is needed."""
+        return [(i, name) for i, name in enumerate(node.inputs) if self.single or name in self.flow.trained]
 
-    def kept_for(self, node: Node, values: dict[str, int]) -> dict[str, int]:
-        """Give what of the forward pass the backward pass reads, by role."""
+    def saved_for(self, node: Node, values: dict[str, int]) -> dict[str, int]:
+        """Return the values of the forward pass that the backward pass reads, by role."""
         needed = node.layer.backward_reads
         inputs = {f"x{i}": values[name] for i, name in enumerate(node.inputs)} if "x" in needed else {}
         return inputs | ({"y": values[node.name]} if "y" in needed else {})
 
     def pass_on(self, node: Node, dy: int, names: Sequence[str]) -> None:
-        """Give the gradient of a layer's output to its inputs, as it is."""
+        """Pass the gradient of a layer's output on to its inputs unchanged."""
         for position, name in enumerate(names, start=1):
             if position == len(names):  # held until then: an earlier reader must not add into it
                 self.holders[dy].discard(node.name)
-            if name == INPUT:  # a view on its own: the gradient that was given is the answer
+            if name == INPUT:  # a view on its own: the given gradient is the result
                 self.results.add(dy)
             else:
                 self.receive(name, dy)
 
     def backward(self, node: Node, values: dict[str, int]) -> None:
-        """Compute what a layer owes to its inputs and parameters."""
+        """Add the operations for the gradients of a layer's inputs and parameters."""
         dy = self.gradients.pop(node.name, None)
         wanted = self.wanted(node)
         if dy is None or not (wanted or node.layer.parameters):
@@ -329,7 +326,7 @@ class _Writer:
         if self.flow.is_alias(node) or layer.passes_gradient or node.name in self.sloped:
             self.pass_on(node, dy, [name for _, name in wanted])
             return
-        reads = {"dy": dy} | self.saved.get(node.name, {}) | self.kept_for(node, values)
+        reads = {"dy": dy} | self.saved.get(node.name, {}) | self.saved_for(node, values)
         in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
         writes = {}
         for i, _ in wanted:
@@ -339,7 +336,7 @@ class _Writer:
         if layer.has_epilogue and wanted:
             reads |= self.ending(node, values, writes)
         if layer.channel_range is not None:
-            reads |= self.beside(node.inputs[0], layer.channel_range, writes)
+            reads |= self.join_ranges(node.inputs[0], layer.channel_range, writes)
         self.emit("backward", node, reads, writes)
         relu = self.flow.slope(node) if "positive" in reads else None
         if relu is not None:
@@ -355,7 +352,7 @@ class _Writer:
     # --- the end -----------------------------------------------------------------------------
 
     def finish(self, values: dict[str, int]) -> Schedule:
-        """Drop replays that nobody reads, and number the buffers that are left."""
+        """Remove unused replays, number the remaining buffers, and return the schedule."""
         read: set[int] = set()
         ops: list[Op] = []
         for op in reversed(self.ops):
@@ -365,7 +362,7 @@ class _Writer:
             ops.append(op)
         ops.reverse()
         folds = [op for op in ops if op.norm is not None]
-        if folds:  # in every step: whoever trains the parameters and statistics need not tell
+        if folds:  # in every step, so that changed parameters and statistics are always used
             written = {op.norm.name: op.reads["folded"] for op in folds if op.norm}
             ops.insert(
                 0, Op("fold", None, {}, written, norms=tuple((op.node, op.norm) for op in folds if op.node and op.norm))

@@ -1,4 +1,4 @@
-"""The operations of a step and the buffers they read and write, as records; `schedule` makes them."""
+"""Records of a step's operations and of the buffers that they read and write; `schedule` makes them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import math
 import attrs
 
 from cubatch.network.graph import Network, Node
+from cubatch.network.passes import Pass
 
 PARTS = ("activations", "activation_gradients", "workspace")
 FLOAT32_BYTES = 4
 LABEL_BYTES = 4
+PASSES_OF = {"forward": (Pass.FPROP,), "backward": (Pass.WGRAD, Pass.DGRAD)}  # by `Op.kind`
 ENDINGS = frozenset({"folded", "residual", "positive"})
 LOSS_SCALE_BYTES = {"float16": 16}
-"""State of the loss's scale, four float32 words, for the dtypes whose gradients need one in training."""
+"""State of loss scaling, four float32 words, for the dtypes whose gradients need it in training."""
 
 
 @attrs.frozen
@@ -26,8 +28,8 @@ class Buffer:
         name: Layer and value: "conv1.y", "conv1.y gradient".
         part: One of PARTS.
         node: The layer it belongs to.
-        shape: Extents per sample, or in whole for one that does not grow with the batch.
-        itemsize: Bytes per element; 0 is the dtype's, 4 grows with it beyond float32.
+        shape: Extents per sample, or total extents if it does not grow with the batch.
+        itemsize: Bytes per element; 0 is the dtype's size, 4 is at least that.
         batched: Whether it holds `shape` for every sample.
     """
 
@@ -40,29 +42,29 @@ class Buffer:
 
     @property
     def elements(self) -> int:
-        """Elements per sample, or in whole for one that does not grow with the batch."""
+        """Elements of `shape`."""
         return math.prod(self.shape)
 
 
 @attrs.frozen
 class Op:
     """
-    One operation of a step.
+    An operation of a step.
 
     Attributes:
-        kind: "fold" (scale and shift of batch norms that products do), "forward", "loss", "backward", "accumulate" (the
-            first read is added to the write) or "update".
+        kind: "fold" (scale and shift of fused batch norms), "forward", "loss", "backward", "accumulate" (the first read
+            is added to the write) or "update".
         node: The layer, or None for fold, loss and update.
-        reads, writes: Buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in
-            both means in place.  Of what a product ends with: "folded", the scale and shift of a batch norm, then
-            "residual", which is added; the result is zero where "positive", the output of a ReLU, is not.  "parts"
-            are the gradients of other channels, which a range of the channels leaves as they are.
+        reads, writes: Buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in both means in
+            place.  Roles of a product's epilogue: "folded" is the scale and shift of a batch norm, "residual" is added.
+            The result is zero where "positive", the output of a ReLU, is not positive.  "parts" are the gradients of
+            other channels, which an operation on a range of channels leaves unchanged.
         workspace: Number of the scratch buffer, alive during this operation only.
-        replay: A forward operation done again in the backward pass, to save memory.
-        relu: The result is clamped at zero while it is at hand: a ReLU layer that needs no operation of its own.
-        then: Layers done to the result while it is at hand, in their order, that need no operation of their own: a
-            batch norm by running statistics, a sum, ReLUs; backward the ReLU whose slope is applied.
-        norms: Of "fold": each product and the batch norm that it does.
+        replay: A forward operation repeated in the backward pass, to save memory.
+        relu: The result is clamped at zero by the operation itself: a fused ReLU.
+        then: Fused layers in their order: a batch norm by running statistics, a sum, ReLUs. In a backward operation,
+            the ReLU whose slope is applied.
+        norms: For "fold": each product and its fused batch norm.
     """
 
     kind: str
@@ -77,12 +79,12 @@ class Op:
 
     @property
     def norm(self) -> Node | None:
-        """The batch norm that it does to its result."""
+        """The fused batch norm, or None."""
         return next((node for node in self.then if node.layer.has_statistics), None)
 
     @property
     def ending(self) -> frozenset[str]:
-        """Which roles are of what its product ends with."""
+        """The roles that its product's epilogue reads."""
         return ENDINGS.intersection(self.reads)
 
 
@@ -92,12 +94,12 @@ class Schedule:
     The operations of one step in order.
 
     Attributes:
-        network: What is run.
+        network: The network.
         mode: "inference" or "training".
         ops: The operations.
-        buffers: What they read and write, by number.
-        given: Buffers filled before the step and kept through it: the batch, its labels.
-        results: Buffers kept to the end of the step: the output.
+        buffers: Buffers by number.
+        given: Buffers that are filled before the step and unchanged by it: the batch, its labels.
+        results: Buffers that live to the end of the step: the output.
         outputs: Buffer number of each layer's output after the forward pass.
         single: A layer on its own: its output gradient is given and the gradient of its input computed.
     """

@@ -1,4 +1,4 @@
-"""What a step holds in memory, part by part."""
+"""The memory of a step, part by part."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ class Footprint(Shown):
 
     Attributes:
         weights: Parameters and running statistics.
-        gradients: Gradients of the parameters, and their sum where those of several batches are added up; 0 in
-            inference.
-        optimizer: The optimiser's state; with 16-bit weights also the float32 master weights, and the loss's scale.
-        activations: The batch and every layer's output and saved values, each buffer once.
+        gradients: Gradients of the parameters, and their sum if those of several batches are added up; 0 in inference.
+        optimizer: The optimizer state; with 16-bit weights also the float32 master weights and the loss scale.
+        activations: The batch and each layer's output and saved values, each buffer once.
         activation_gradients: Gradients of outputs, each buffer once.
-        workspace: Scratch of the kernels, each buffer once.
-        total: The plan's peak: what is really taken, since buffers share memory when their lifetimes allow.
-        elements_per_sample: The textbook count: input and layer outputs, in training also the gradients of
-            the outputs, neither flatten nor in-place layers counted again.
-        peak_layer: The layer during whose pass the most is alive.
+        workspace: Scratch memory of the kernels, each buffer once.
+        total: The plan's peak: less than the sum of the parts, since buffers share memory if their lifetimes allow.
+        elements_per_sample: The textbook count: input and layer outputs, in training also the gradients of the outputs.
+            Flatten and in-place layers add nothing.
+        peak_layer: The layer during whose pass the most memory is alive.
         batch_size: Samples per step.
         layers: One mapping per layer: name, type, output shape, parameters, bytes by part.
     """
@@ -51,7 +50,7 @@ class Footprint(Shown):
     layers: tuple[dict[str, Any], ...] = attrs.field(hash=False)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give the footprint as a plain mapping, for JSON."""
+        """Return the footprint as a plain mapping, for JSON."""
         return attrs.asdict(self) | {"layers": [dict(layer) for layer in self.layers]}
 
 
@@ -68,23 +67,23 @@ def footprint(
     target_batch_size: int | None = None,
 ) -> Footprint:
     """
-    Compute all memory that a step takes, by part and by layer.
+    Return the memory of a step by part and by layer.
 
-    This is the plan that the engine follows, not an estimate.  What the process takes beside it is not in it: on a GPU
-    the CUDA context and libraries, on a CPU some percent, by a large batch of a deep network up to a fifth: see
-    `beside`, and `predicted_device_bytes` of a tuning result.
+    This is the plan that the engine follows, not an estimate.  It does not include the process overhead, which
+    `predicted_device_bytes` of a tuning result does.  On a GPU that is the CUDA context and libraries.  On a CPU it is
+    some percent, for a large batch of a deep network up to a fifth.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        batch_size: Samples that go through together.
+        batch_size: Samples per step.
         mode: "inference" or "training".
         dtype: Storage of activations and parameters.
-        optimizer: "sgd", "momentum" or "adam"; counts in training only.
-        recompute: Forget activations and compute them again in the backward pass.
-        device: The GPU or CPU whose workspace rule holds; None is this machine's.
-        library: Which kernels, see `autotune`.
-        target_batch_size: Samples of a step of the optimiser, a multiple of the batch size, for training a network:
-            with more than one batch the sum of their gradients counts too. None: one batch a step.
+        optimizer: "sgd", "momentum" or "adam"; used in training only.
+        recompute: Discard activations and compute them again in the backward pass.
+        device: The GPU or CPU whose workspace rule applies; None is the device of this machine.
+        library: The kernels, see `autotune`.
+        target_batch_size: Samples per optimizer step, a multiple of the batch size, for training a network. If it is
+            larger than the batch, the sum of the gradients is included. None: one batch per step.
 
     Returns:
         Footprint: Bytes by part, the peak, and the textbook count.
@@ -104,15 +103,15 @@ def footprint(
 
 
 def footprint_of(work: Workload, batch_size: int) -> Footprint:
-    """Compute what `footprint` does, of a workload."""
+    """Return the `footprint` of a workload."""
     whole = plan(work, batch_size)
     program = whole.schedule
     parts = dict.fromkeys(("activations", "activation_gradients", "workspace"), 0)
     by_node = {name: dict(parts) for name in [INPUT, *(node.name for node in program.network.nodes)]}
     for buffer, shard_bytes in zip(program.buffers, whole.sizes, strict=True):
-        held = whole.members * whole.copies * shard_bytes
-        parts[buffer.part] += held
-        by_node[buffer.node][buffer.part] += held
+        num_bytes = whole.members * whole.copies * shard_bytes
+        parts[buffer.part] += num_bytes
+        by_node[buffer.node][buffer.part] += num_bytes
     alive = bytes_alive(list(whole.sizes), program.lifetimes, len(program.ops))
     peak = max(range(len(alive)), key=alive.__getitem__, default=0)
     node = program.ops[peak].node if program.ops else None
@@ -144,10 +143,10 @@ def footprint_of(work: Workload, batch_size: int) -> Footprint:
 
 def textbook_elements(spec: Spec, mode: str) -> int:
     """
-    Count a sample's elements as textbooks do: input, every layer's output, in training their gradients.
+    Return the elements per sample as textbooks count them: input, layer outputs, in training their gradients.
 
-    Layers that are another view of their input or commonly work in place (flatten, dropout,
-    activations) are not counted again.  For `mlp` that is 1410, with gradients 1820.
+    Layers that are a view of their input or commonly work in place (flatten, dropout, activations) add nothing.
+    For `mlp` the count is 1410, with gradients 1820.
     """
     network = as_network(spec)
     outputs = sum(

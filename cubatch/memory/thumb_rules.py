@@ -1,4 +1,4 @@
-"""The rules of thumb that people go by, beside what really fits."""
+"""Common rules of thumb for batch size and memory, compared with the memory plan."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cubatch.workload import Workload, accumulating
 @attrs.frozen(kw_only=True)
 class Rule:
     """
-    A rule of thumb beside the computed answer.
+    A rule of thumb and the value of the memory plan.
 
     Attributes:
-        name: What the rule is known as.
+        name: Name of the rule.
         formula: The rule in words.
-        value: What it gives.
-        computed: What the memory plan gives for the same question.
+        value: Value by the rule.
+        computed: The same quantity by the memory plan.
         unit: "bytes", "elements" or "samples".
     """
 
@@ -36,11 +36,11 @@ class Rule:
 
     @property
     def error(self) -> float:
-        """How far the rule is off, relative to the plan: 0.1 is ten percent too high."""
+        """Error of the rule relative to the plan: 0.1 is ten percent too high."""
         return self.value / self.computed - 1 if self.computed else float("inf")
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give the rule and its error as a plain mapping."""
+        """Return the rule and its error as a plain mapping."""
         return attrs.asdict(self) | {"error": self.error}
 
 
@@ -58,20 +58,20 @@ def rules_of_thumb(
     target_batch_size: int | None = None,
 ) -> list[Rule]:
     """
-    Give the rules that people go by, beside what the plan computes.
+    Return common rules of thumb with the value of the memory plan for each.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        batch_size: For the rules about a given batch.
-        memory: For the rule about the largest batch; left out without it, and with a target, of which only the sizes
-            that divide it count.
+        batch_size: Samples per step, for the rules about a given batch.
+        memory: Memory limit, for the rule about the largest batch. The rule is omitted without it, and with
+            `target_batch_size`.
         mode, dtype, optimizer, recompute, device, library, target_batch_size: As for `footprint`.
 
     Returns:
         list[Rule]: Name, formula, value, the plan's value, and the error.
 
     Raises:
-        InvalidArgument: If a word or a number makes no sense.
+        InvalidArgument: If an argument is out of range.
         DoesNotFit: If not even one sample fits into `memory`.
 
     Example:

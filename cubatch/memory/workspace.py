@@ -1,7 +1,7 @@
 """
-Scratch memory of every operation of a step, on the engine's own code and on the hand-written kernels.
+Scratch memory of each operation of a step, for `library="im2col"` and for the cubatch kernels.
 
-`TABLE` has a row for every kind of layer: what it needs on either.  A kind without a row cannot be planned.
+`TABLE` has a row for each layer type.  A type without a row cannot be planned.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import attrs
 from cubatch.hardware.facts import Device
 from cubatch.kernels.workspace import attention_scratch, depthwise_grid, misc, product_scratch
 from cubatch.memory import blocks, conv_blocks
-from cubatch.memory.attention_blocks import Attend, AttendBackward
-from cubatch.memory.blocks import Curve, Ends, Flat, Need, Norm, Pool, Products, RowNorm, Scores
-from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, Op, Schedule
+from cubatch.memory.blocks import Attend, AttendBackward, Curve, Ends, Flat, Need, Norm, Pool, Products, RowNorm, Scores
+from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, PASSES_OF, Op, Schedule
 from cubatch.network import layers
 from cubatch.network.layer import Layer, extents
 
@@ -28,22 +27,22 @@ GPU_TILE_BYTES = 256 * 2**20
 
 def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, device: Device) -> int:
     """
-    Size the scratch memory of one operation on a GPU.
+    Return the scratch memory of one operation on cubatch kernels, in bytes.
 
     Args:
         op: The operation.
-        program: The schedule it is of.
-        samples: Samples it is handed.
+        program: Its schedule.
+        samples: Samples of one call.
         dtype: Storage of the elements, or "tf32".
-        device: Whose SMs are to be filled; variants and slices follow from it.
+        device: The GPU, which decides variants and slices.
 
     Raises:
-        InvalidArgument: If the device's SMs or compute capability are not known.
+        InvalidArgument: If the device's SMs or compute capability are unknown.
     """
     if op.node is not None:
         return _layer_bytes(extents(op.node.layer), _pass(op, program), samples, dtype, device)
     if op.kind == "update":
-        is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own is not stepped
+        is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own has no optimizer step
         return misc.loss_scale_workspace(program.network.parameters, dtype) if is_scaled else 0
     h, w, classes = program.network.output_shape
     return misc.softmax_cross_entropy_workspace(samples * h * w, classes, device)
@@ -51,22 +50,22 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
 
 @lru_cache(maxsize=1 << 16)
 def _layer_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Device) -> int:
-    """Give the workspace of a layer; cached, since networks repeat layers and many plans ask for each."""
-    return TABLE[type(layer)].ours(layer, kind, samples, dtype, device)
+    # Cached, since networks repeat layers, and planning repeats batch sizes.
+    return TABLE[type(layer)].kernels(layer, kind, samples, dtype, device)
 
 
 def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: int, device: Device) -> int:
     """
-    Size the scratch memory of one operation: by the rule of `blocks`, which the engine follows too.
+    Return the scratch memory of one operation of `library="im2col"` in bytes, by the rule of `blocks`.
 
-    The target is 2 MiB on a CPU, an L2 and a core's part of an L3, and 256 MiB on a GPU.
+    The target is 2 MiB on a CPU (an L2 and a core's part of an L3) and 256 MiB on a GPU.
 
     Args:
         op: The operation.
-        program: The schedule it is of.
-        samples: Samples it is handed.
-        itemsize: Bytes of the elements that it computes with: at least those of float32.
-        device: Whose cache is to be kept to, or filled.
+        program: Its schedule.
+        samples: Samples of one call.
+        itemsize: Bytes of an element in arithmetic, at least 4.
+        device: The CPU or GPU.
     """
     target = CPU_TILE_BYTES if device.kind == "cpu" else GPU_TILE_BYTES
     if op.node is None:
@@ -79,43 +78,42 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
 
 
 def im2col_needs(op: Op, program: Schedule, itemsize: int) -> Scratch:
-    """Say what an operation of a layer needs on the engine's own code, part after part."""
+    """Return the needs of a layer's operation of `library="im2col"`."""
     return _needs(op.node.layer, _pass(op, program), itemsize, op.ending) if op.node is not None else ((), 0)
 
 
 @lru_cache(maxsize=4096)
 def _needs(layer: Layer, kind: str, itemsize: int, ending: frozenset[str]) -> tuple[tuple[Need, ...], int]:
-    """Say what an operation of a layer needs, and how many items of the needs' kind are in a sample."""
     return TABLE[type(layer)].im2col(layer, kind, itemsize, *([ending] if ending else []))
 
 
 def _pass(op: Op, program: Schedule) -> str:
-    """Give the pass as the rows know it: "inference" of a layer that in training would keep more than its output."""
-    keeps = op.node is not None and op.node.layer.saved_elements()
-    return "inference" if keeps and program.mode == "inference" else op.kind
+    """Return the pass for the table: "inference" for a layer that in training would save more than its output."""
+    saves = op.node is not None and op.node.layer.saved_elements()
+    return "inference" if saves and program.mode == "inference" else op.kind
 
 
 Scratch = tuple[tuple[Need, ...], int]
-"""What an operation needs, part after part, and how many items of the needs' kind are in a sample."""
+"""Needs of an operation's parts in order, and the number of their items in a sample."""
 
 
 @attrs.frozen
 class Row:
     """
-    What a kind of layer needs.
+    Scratch memory of a layer type.
 
     Attributes:
-        im2col: On the engine's own code, from the layer, its pass, and the bytes of an element; of one that does more
-            than itself and a ReLU also `Op.ending`.  The pass is "forward" or "backward", or "inference" for a forward
-            pass that keeps nothing of what the layer would save in training.
-        ours: Bytes on the hand-written kernels, from the layer, its pass, samples, dtype and device.
+        im2col: Scratch memory of `library="im2col"` by layer, pass, and bytes of an element; with an epilogue other
+            than a ReLU also by `Op.ending`.  The pass is "forward" or "backward", or "inference" for a forward pass
+            that saves less than in training.
+        kernels: Bytes of cubatch kernels by layer, pass, samples, dtype and device.
     """
 
     im2col: Callable[..., Scratch]
-    ours: Callable[[Any, str, int, str, Device], int]
+    kernels: Callable[[Any, str, int, str, Device], int]
 
 
-# Needs of the engine's own code: arguments as of `Row.im2col`.
+# Arguments as in `Row.im2col`.
 
 
 def _no_scratch(_layer: Layer, _kind: str, _itemsize: int) -> Scratch:
@@ -189,7 +187,7 @@ def _sums_of_products(layer: layers.Scale, kind: str, itemsize: int) -> Scratch:
     return ((), 0) if kind == "forward" else ((Products(itemsize=itemsize, rows=h * w, channels=c),), 1)
 
 
-# Bytes of the hand-written kernels: arguments as of `Row.ours`.
+# Arguments as in `Row.kernels`.
 
 
 def _no_bytes(_layer: Layer, _kind: str, _samples: int, _dtype: str, _device: Device) -> int:
@@ -197,20 +195,16 @@ def _no_bytes(_layer: Layer, _kind: str, _samples: int, _dtype: str, _device: De
 
 
 def _convolution_bytes(layer: layers.Conv2d, kind: str, samples: int, dtype: str, device: Device) -> int:
-    shape, forward = layer.convolution, kind == "forward"
+    shape = layer.convolution
     if depthwise_grid.supports(shape):
-        return 0 if forward else depthwise_grid.depthwise_wgrad_workspace(shape, samples, dtype, device)
-    gradients = (product_scratch.conv2d_wgrad_workspace, product_scratch.conv2d_dgrad_workspace)
-    return max(
-        part(shape, samples, dtype, device) for part in ((product_scratch.conv2d_workspace,) if forward else gradients)
-    )
+        return 0 if kind == "forward" else depthwise_grid.depthwise_wgrad_workspace(shape, samples, dtype, device)
+    return max(product_scratch.conv2d_workspace(pass_, shape, samples, dtype, device) for pass_ in PASSES_OF[kind])
 
 
 def _linear_bytes(layer: layers.Linear, kind: str, samples: int, dtype: str, device: Device) -> int:
     h, w, c = layer.input_shape
-    gradients = (product_scratch.linear_wgrad_workspace, product_scratch.linear_dgrad_workspace)
-    parts = (product_scratch.linear_workspace,) if kind == "forward" else gradients
-    return max(part(samples * h * w, c, layer.k, dtype, device) for part in parts)
+    extents = samples * h * w, c, layer.k
+    return max(product_scratch.linear_workspace(pass_, extents, dtype, device) for pass_ in PASSES_OF[kind])
 
 
 def _norm_bytes(layer: layers.BatchNorm2d, kind: str, samples: int, dtype: str, device: Device) -> int:
@@ -236,18 +230,15 @@ def _tokens_bytes(layer: layers.Tokens, kind: str, samples: int, dtype: str, dev
 
 def _attention_bytes(layer: layers.Attention, kind: str, samples: int, dtype: str, device: Device) -> int:
     h, w, c = layer.input_shape
-    extents = samples, h * w, c, layer.heads, dtype, device
+    shape = (samples, h * w, c), layer.heads, dtype, device
     if kind == "backward":
-        return attention_scratch.attention_backward_workspace(*extents)
-    return attention_scratch.attention_workspace(*extents, saves=kind == "forward")
+        return attention_scratch.attention_backward_workspace(*shape)
+    return attention_scratch.attention_workspace(*shape, saves=kind == "forward")
 
 
 NOTHING = Row(_no_scratch, _no_bytes)
 NOT_WRITTEN = Row(_inputs_and_outputs, _no_bytes)
-"""
-Of a kind that the engine has no code for, so that a plan of it can be shown though not run: what its inputs and
-outputs take in float32, on kernels nothing.
-"""
+"""For types that the engine cannot run, so that they can be planned: inputs and outputs in float32, no kernels."""
 
 TABLE: dict[type[Layer], Row] = {
     layers.Conv2d: Row(_convolution, _convolution_bytes),
@@ -277,4 +268,4 @@ TABLE: dict[type[Layer], Row] = {
     layers.Attention: Row(_attention, _attention_bytes),
     layers.Opaque: NOT_WRITTEN,
 }
-"""What each kind of layer needs; the order is that of `LAYERS`."""
+"""Scratch memory of each layer type, in the order of `LAYERS`."""

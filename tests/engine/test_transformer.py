@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cubatch.engine import functional
 from cubatch.errors import InvalidArgument
-from cubatch.memory import attention_blocks, blocks
+from cubatch.memory import blocks
 from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine.slopes import check_gradient
@@ -176,7 +176,7 @@ def test_attention_stays_within_the_rounding_of_its_sums(case):
     x = random.uniform(-1, 1, (n, t, c)).astype(dtype)
     given_ = parameters(c, random, has_bias=case["has_bias"], dtype=dtype)
     keep = saved_arrays(n, t, c, heads, dtype) if case["keeps"] else None
-    need = attention_blocks.Attend(itemsize=x.itemsize, tokens=t, channels=c, heads=heads, saves=case["keeps"])
+    need = blocks.Attend(itemsize=x.itemsize, tokens=t, channels=c, heads=heads, saves=case["keeps"])
     y = functional.attention(
         x, **given_, heads=heads, keep=keep, out=np.full_like(x, np.nan), workspace=room(need, n, case["target"])
     )
@@ -209,7 +209,7 @@ def test_attention_gradients_are_its_slopes(has_bias, target, padding):
     towards, saved = random.standard_normal(x.shape), saved_arrays(n, t, c, heads, padding=padding)
     functional.attention(x, **given_, heads=heads, keep=saved)
     gradients = {f"d{name}": np.full(value.shape, np.nan) for name, value in given_.items() if value is not None}
-    need = attention_blocks.AttendBackward(itemsize=8, tokens=t, channels=c, heads=heads)
+    need = blocks.AttendBackward(itemsize=8, tokens=t, channels=c, heads=heads)
     dy = towards.copy()
     dx = functional.attention_backward(
         dy, x, given_["w_in"], given_["w_out"], heads=heads, saved=saved, **gradients, out=dy,
@@ -237,7 +237,7 @@ def test_large_scores_do_not_overflow():
 
 def test_a_workspace_that_holds_no_sample_is_refused():
     """With both numbers, as everywhere in the engine."""
-    need = attention_blocks.Attend(itemsize=8, tokens=4, channels=6, heads=2, saves=False)
+    need = blocks.Attend(itemsize=8, tokens=4, channels=6, heads=2, saves=False)
     with pytest.raises(InvalidArgument, match=str(need.least)):
         functional.attention(
             np.zeros((1, 4, 6)), np.zeros((18, 6)), np.zeros((6, 6)), heads=2, workspace=np.empty(64, np.uint8)

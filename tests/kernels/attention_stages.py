@@ -13,7 +13,7 @@ import numpy as np
 
 from cubatch.kernels.attention_launches import find, on_tensor_cores
 from cubatch.kernels.padding import stored_row
-from cubatch.kernels.workspace.attention_scratch import kept_bytes, stores_weights
+from cubatch.kernels.workspace.attention_scratch import saved_bytes, stores_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels.cases import bound, decoded
 
@@ -47,7 +47,7 @@ class Stages:
         Weights are None where a forward pass does without.
         """
         begin, found = 0, []
-        sizes = list(kept_bytes(self.n, self.t, self.c, self.heads, self.stored))
+        sizes = list(saved_bytes((self.n, self.t, self.c), self.heads, self.stored))
         sizes[1] *= not forward or stores_weights(self.c, self.heads, saves=False)
         for size, shape in zip(sizes, self.shapes, strict=True):
             found.append(workspace[begin : begin + size].view(kind)[: math.prod(shape)] if size else None)

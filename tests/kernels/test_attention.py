@@ -115,7 +115,7 @@ def test_attention_is_right_stage_by_stage(launcher, case, keeps):
     random, (n, t, c), heads, dtype = np.random.default_rng(case["seed"]), case["shape"], case["heads"], case["dtype"]
     x, p = drawn(random, case["shape"], dtype), parameters(case, random)
     stages, context = Stages(case["shape"], heads, dtype, str(case), device=launcher.device), launcher.context()
-    need = attention_workspace(n, t, c, heads, dtype, launcher.device, saves=keeps)
+    need = attention_workspace((n, t, c), heads, dtype, launcher.device, saves=keeps)
     workspace, y = launcher.unwritten((need,), np.uint8), room(launcher, x.shape, x.dtype)
     keep = [launcher.unwritten((n, math.prod(shape[1:])), x.dtype) for shape in stages.shapes] if keeps else None
     given_ = {name: place(launcher, array) for name, array in p.items()}
@@ -140,7 +140,7 @@ def test_its_gradients_are_right_stage_by_stage(launcher, case, in_place):
     attention.attention(
         context, place(launcher, x), **given_, heads=heads, keep=saved, out=room(launcher, x.shape, x.dtype)
     )
-    need = attention_backward_workspace(n, t, c, heads, dtype, launcher.device)
+    need = attention_backward_workspace((n, t, c), heads, dtype, launcher.device)
     workspace, errors = launcher.unwritten((need,), np.uint8), place(launcher, dy)
     gradients = {name: launcher.unwritten(array.shape, x.dtype) for name, array in p.items()}
     dx = errors if in_place else room(launcher, x.shape, x.dtype)

@@ -11,7 +11,7 @@ from cubatch.engine.native import conv
 from cubatch.engine.native.product import Fused
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
-from cubatch.kernels.workspace.product_scratch import conv2d_wgrad_workspace, conv2d_workspace
+from cubatch.kernels.workspace.product_scratch import conv2d_workspace
 from cubatch.network.layers import Conv2d
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within
@@ -32,10 +32,10 @@ def stored(x):
     return np.concatenate([x, np.zeros((*x.shape[:-1], 1), x.dtype)], axis=-1)
 
 
-def exactly(launcher, count, drawn, dtype):
+def exactly(launcher, pass_, drawn, dtype):
     """Scratch memory of just the bytes that are planned, which nothing is written behind."""
     shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, drawn.stride, drawn.pad, drawn.dilation, 1)
-    return launcher.unwritten((count(shape, drawn.n, dtype, launcher.device),), np.uint8)
+    return launcher.unwritten((conv2d_workspace(pass_, shape, drawn.n, dtype, launcher.device),), np.uint8)
 
 
 @CASES
@@ -47,7 +47,7 @@ def test_forward_is_that_of_three_channels(launcher, drawn, dtype):
     y = launcher.unwritten(drawn.y_shape, x.dtype)
     conv.conv2d(
         launcher.context(), launcher.put(stored(x)), launcher.put(w), launcher.put(b), out=y,
-        workspace=exactly(launcher, conv2d_workspace, drawn, dtype), **drawn.options,
+        workspace=exactly(launcher, conv.Pass.FPROP, drawn, dtype), **drawn.options,
     )  # fmt: skip
     x, w, b = cases.decoded(x), cases.decoded(w), cases.decoded(b)
     want, magnitude = cases.conv2d(drawn, x, w, b), cases.conv2d(drawn, abs(x), abs(w), abs(b))
@@ -66,7 +66,7 @@ def test_the_filters_gradient_is_that_of_three_channels(launcher, drawn, dtype, 
     more = {"fused": Fused(residual=dw)} if adds else {}
     conv.conv2d_wgrad(
         launcher.context(), launcher.put(stored(x)), launcher.put(dy), dw=dw, db=db,
-        workspace=exactly(launcher, conv2d_wgrad_workspace, drawn, dtype), **drawn.options, **more,
+        workspace=exactly(launcher, conv.Pass.WGRAD, drawn, dtype), **drawn.options, **more,
     )  # fmt: skip
     x, dy, before = cases.decoded(x), cases.decoded(dy), cases.decoded(before) * adds
     wants, sizes = cases.conv2d_wgrad(drawn, x, dy), cases.conv2d_wgrad(drawn, abs(x), abs(dy))

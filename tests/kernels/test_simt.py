@@ -12,7 +12,7 @@ from cubatch.engine.native.product import Fused, divisor
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.ranking import SplitKernel
-from cubatch.kernels.workspace.product_scratch import conv2d_wgrad_workspace
+from cubatch.kernels.workspace.product_scratch import conv2d_workspace
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator
@@ -194,7 +194,7 @@ def test_the_planned_workspace_is_enough(launcher):
     """With just the bytes that the memory plan counts, a split filter gradient runs."""
     drawn = cases.Conv(n=4, h=16, w=17, c=4, k=8, r=2, s=2)
     shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, **{**drawn.options, "groups": 1})
-    num_bytes = conv2d_wgrad_workspace(shape, 4, "float32", launcher.device)
+    num_bytes = conv2d_workspace(conv.Pass.WGRAD, shape, 4, "float32", launcher.device)
     x, dy = cases.drawn(np.random.default_rng(0), drawn.x_shape), cases.drawn(np.random.default_rng(1), drawn.y_shape)
     dw, db = launcher.unwritten(drawn.w_shape, np.float32), launcher.unwritten((8,), np.float32)
     workspace = launcher.unwritten((num_bytes,), np.uint8)

@@ -12,7 +12,7 @@ from cubatch.engine.native.product import Fused, statistics_tiles
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.kernels import winograd_plan
-from cubatch.kernels.workspace.product_scratch import conv2d_dgrad_workspace, conv2d_workspace
+from cubatch.kernels.workspace.product_scratch import conv2d_workspace
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator
@@ -203,7 +203,7 @@ def test_the_planned_workspace_is_enough_and_a_byte_less_is_refused(launcher, ou
     drawn, random = cases.Conv(n=2, h=10, w=9, c=36, k=25, r=3, s=3, pad=(1, 1, 1, 1)), np.random.default_rng(0)
     shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, (1, 1), drawn.pad, (1, 1), 1)
     x, w, dy = (cases.drawn(random, one) for one in (drawn.x_shape, drawn.w_shape, drawn.y_shape))
-    planned = conv2d_workspace(shape, 2, "float32", launcher.device)
+    planned = conv2d_workspace(conv.Pass.FPROP, shape, 2, "float32", launcher.device)
     workspace = launcher.unwritten((planned,), np.uint8)
     want = cases.conv2d(drawn, cases.decoded(x), cases.decoded(w))
     got = fprop(launcher, outputs, drawn, x, w, workspace=workspace)
@@ -214,7 +214,7 @@ def test_the_planned_workspace_is_enough_and_a_byte_less_is_refused(launcher, ou
     fprop(launcher, outputs, drawn, x, w, workspace=launcher.unwritten((own,), np.uint8))
     with pytest.raises(InvalidArgument, match="workspace"):
         fprop(launcher, outputs, drawn, x, w, workspace=launcher.unwritten((own - 1,), np.uint8))
-    backward = launcher.unwritten((conv2d_dgrad_workspace(shape, 2, "float32", launcher.device),), np.uint8)
+    backward = launcher.unwritten((conv2d_workspace(conv.Pass.DGRAD, shape, 2, "float32", launcher.device),), np.uint8)
     forward, filters = wc.turned(drawn, w)
     want = cases.conv2d_dgrad(drawn, cases.decoded(dy), cases.decoded(w))
     got = dgrad(launcher, outputs, drawn, dy, w, workspace=backward)

@@ -29,7 +29,7 @@ from cubatch.kernels.workspace.attention_scratch import (
     WIDEST_HEAD,
     attention_backward_workspace,
     attention_workspace,
-    kept_bytes,
+    saved_bytes,
     stores_weights,
 )
 
@@ -70,11 +70,11 @@ def attention(
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
     y = of(x).empty_like(x) if out is None else out
     check(x.dtype, x.shape, x=x, out=y)
-    need = attention_workspace(n, t, c, heads, dtype, context.device, saves=keep is not None)
+    need = attention_workspace((n, t, c), heads, dtype, context.device, saves=keep is not None)
     workspace = take_workspace(workspace, x, need)
     stores = stores_weights(c, heads, saves=keep is not None)
     if keep is None:
-        queries_at, weights_at, mixed_at = kept_bytes(n, t, c, heads, dtype)
+        queries_at, weights_at, mixed_at = saved_bytes((n, t, c), heads, dtype)
         sizes = queries_at, weights_at * stores, mixed_at
         keep, workspace = list(_cut(workspace, sizes, x.dtype)), workspace[sum(sizes) :]
     qkv, mixed = _as(keep[0], (n, t, 3 * c)), _as(keep[2], (n, t, c))
@@ -161,8 +161,8 @@ def attention_backward(
     n, t, c = len(x), math.prod(x.shape[1:-1]), x.shape[-1]
     dx, width, dtype = of(dy).empty_like(dy) if out is None else out, c // heads, product_dtype(context, x)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
-    workspace = take_workspace(workspace, x, attention_backward_workspace(n, t, c, heads, dtype, context.device))
-    sizes = kept_bytes(n, t, c, heads, dtype)
+    workspace = take_workspace(workspace, x, attention_backward_workspace((n, t, c), heads, dtype, context.device))
+    sizes = saved_bytes((n, t, c), heads, dtype)
     shapes = (n, t, 3 * c), (n, heads, t, stored_row(t)), (n, t, c)
     gradients, rest = _cut(workspace, sizes, x.dtype), workspace[sum(sizes) :]
     dqkv, dweights, dmixed = (_as(array, shape) for array, shape in zip(gradients, shapes, strict=True))

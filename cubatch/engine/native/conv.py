@@ -112,7 +112,7 @@ def conv2d_dgrad(
         residual: Added; of dx's shape. May be `out`.
         positive: Output of a ReLU, of dx's shape: dx is zero where that is not positive.
         out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array of `product_scratch.conv2d_dgrad_workspace` bytes. None allocates one.
+        workspace: 1-D uint8 array of `product_scratch.conv2d_workspace` bytes. None allocates one.
 
     Raises:
         InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
@@ -156,7 +156,7 @@ def conv2d_wgrad(
         pad: As in the forward pass.
         dilation: As in the forward pass.
         groups: As in the forward pass.
-        workspace: 1-D uint8 array of `product_scratch.conv2d_wgrad_workspace` bytes, of `depthwise_wgrad_workspace`
+        workspace: 1-D uint8 array of `product_scratch.conv2d_workspace` bytes, of `depthwise_wgrad_workspace`
             where a depthwise kernel computes it. None allocates one.
         fused: What else happens to dw before it is stored: residual=dw adds to what is there.
 

@@ -28,7 +28,7 @@ def linear(
         residual: Added; of y's shape. May be `out`.
         relu: Clamp y at zero, at last.
         out: Where y goes: (..., k); None allocates it.
-        workspace: 1-D uint8 array of `products.linear_workspace` bytes. None allocates one where it is needed.
+        workspace: 1-D uint8 array of `product_scratch.linear_workspace` bytes. None allocates one where it is needed.
 
     Raises:
         InvalidArgument: If arrays do not go together or the workspace is too small.

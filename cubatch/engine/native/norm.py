@@ -311,7 +311,7 @@ def batch_norm_backward(
     check(np.float32, (channels,), mean=mean, inv_std=inv_std)
     sums, vector = variant.find("batch_norm_backward_sums", dtype), vector_width(context, channels, dy, x)
     resident = resident_blocks(sums, context.device.compute_capability)
-    tiles = summed_tiles(rows, channels, vector, x.itemsize, context.device, resident)
+    tiles = summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
     workspace = take_workspace(workspace, x, batch_norm_backward_workspace(rows, channels, dtype, context.device))
     means = floats(workspace, 2 * channels)
     partials = floats(workspace, tiles.tiles * 2 * channels, start=2 * channels)

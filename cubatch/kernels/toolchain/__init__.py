@@ -1,1 +1,1 @@
-"""From CUDA sources to machine code, and back to what it is made of."""
+"""Compile CUDA sources, and read what the compiler reports."""

@@ -1,8 +1,7 @@
 """
-CUDA sources to machine code: one key for everything that goes in, one record for everything that comes out.
+Compile CUDA sources to machine code, with a cache whose key includes the text of all headers.
 
-The key holds the text of every header, so that no stale cubin is ever used: other caches hash the source
-alone.  Nothing here needs a GPU.
+Nothing here needs a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FLAGS = (
     "-std=c++17",
     "-lineinfo",  # source lines for profilers; the code is the same
     "--ptxas-options=-v",  # registers, spills and shared memory in the log
-    # Arithmetic as written: no flush to zero, division and root rounded correctly; products and sums may fuse.
+    # IEEE arithmetic: no flush to zero, correctly rounded division and root; multiply-add may fuse.
     "-fmad=true",
     "-ftz=false",
     "-prec-div=true",
@@ -40,37 +39,36 @@ _USED = re.compile(r"Used (\d+) registers(.*)")
 _THREADS = re.compile(r"\.entry\s+(\w+)\([^)]*\)[^{]*?\.maxntid\s+(\d+)")
 _WARNING = re.compile(r"(?:[:;] |^ptxas )(warning\b.*)", re.MULTILINE)
 _DEPRECATED = "Architectures prior to"
-# What makes a kernel other than it was written: registers not given up, products one after the other (wgmma),
-# the wanted blocks per SM dropped.
+# Warnings that change a kernel's performance: registers not released, serialized wgmma, ignored blocks per SM.
 _TROUBLE = re.compile(r"^.*(?:\(C75(?:08|1\d|2\d)\)|minnctapersm will be ignored).*$", re.MULTILINE)
 
 
 class Compiler(Protocol):
-    """What compiles a source: NVRTC, or a stand-in that gives the same machine code."""
+    """Compiles a source: NVRTC, or a stand-in that produces the same machine code."""
 
     @property
     def version(self) -> str:
         """Build of NVRTC, such as "12.9.86"."""
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> Program:
-        """Compile a source text that is shown by this name in messages."""
+        """Compile a source text; `name` is used in messages."""
 
 
 def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folder: Path | None = None) -> Cubin:
     """
-    Compile a kernel, or find it compiled before.
+    Compile a kernel, or load it from the cache.
 
     Args:
-        kernel: Which.
+        kernel: The kernel.
         arch: "sm_70".
         root: Folder of the sources; None: cubatch's own.
-        folder: Where cubins are kept; None: in the user's cache.
+        folder: Folder of cached cubins; None: in the user's cache.
 
     Returns:
-        Cubin: The machine code's file, and `resources` by entry; the kernel's own entry is among them.
+        Cubin: The machine code's file, and `resources` by entry, with the kernel's own entry.
 
     Raises:
-        CompileError: If it does not compile, or its entry is not in what was compiled.
+        CompileError: If it does not compile, or the result lacks its entry.
         InvalidArgument: If the kernel is not meant for the architecture, or NVRTC does not know it.
         MissingDependency: If there is no NVRTC.
     """
@@ -93,12 +91,12 @@ def compile_unit(
     compiler: Compiler | None = None,
 ) -> Cubin:  # fmt: skip
     """
-    Compile a kernel's source with its macros, whichever entries come of it; else as `compile_kernel`.
+    Compile a kernel's source with its macros, for any entries; else as `compile_kernel`.
 
     Args:
-        kernel, arch, root, folder: As there.
-        code: Whether the machine code is wanted and kept, or only what is known of it.
-        compiler: What compiles it; None: the NVRTC that knows the architecture.
+        kernel, arch, root, folder: As for `compile_kernel`.
+        code: Whether the machine code is needed, or only its resources.
+        compiler: The compiler; None: the NVRTC that knows the architecture.
     """
     root, folder = root or kernels_path(), folder or cubins.default_folder()
     compiler = compiler or nvrtc.for_arch(arch_number(arch))
@@ -107,23 +105,23 @@ def compile_unit(
     if kernel.source not in texts:
         raise CompileError(kernel.name, arch, given, f"there is no {root / kernel.source}")
     key = _key(compiler.version, given, kernel.source, texts)
-    kept = cubins.load(folder, key, code=code)
-    if kept is not None:
-        return kept
+    cached = cubins.load(folder, key, code=code)
+    if cached is not None:
+        return cached
     # NVRTC looks for a header in the folder of the file that includes it, then in the root.
     program = compiler.compile(texts[kernel.source], str(root / kernel.source), (*given, f"-I{root}"))
     trouble = "\n".join(match[0] for match in _TROUBLE.finditer(program.log))
     if program.error or trouble:
-        said = "\n".join(text for text in (program.error, program.log) if text)
-        raise CompileError(kernel.name, arch, given, trouble or said)
-    found = read_resources(program.log, program.ptx)
+        message = "\n".join(text for text in (program.error, program.log) if text)
+        raise CompileError(kernel.name, arch, given, trouble or message)
+    resources = read_resources(program.log, program.ptx)
     version, log = compiler.version, program.log
-    return cubins.save(folder, key, program.cubin, nvrtc=version, resources=found, log=log, code=code)
+    return cubins.save(folder, key, program.cubin, nvrtc=version, resources=resources, log=log, code=code)
 
 
 def options(kernel: Kernel, arch: str) -> tuple[str, ...]:
-    """Give the options that a kernel is compiled with, but for the folder of its headers."""
-    # wgmma and setmaxnreg are in no other target than sm_90a, whose code runs on no other GPU.
+    """Return the compiler options of a kernel, without the folder of its headers."""
+    # wgmma and setmaxnreg exist only for the target sm_90a, whose code runs on sm_90 only.
     known = architectures.numbered(arch_number(arch)) if kernel.family == "hopper" else None
     target = known.target if known and known.target else arch
     return (f"-arch={target}", *FLAGS, *(f"-D{name}={value}" for name, value in kernel.defines))
@@ -131,15 +129,13 @@ def options(kernel: Kernel, arch: str) -> tuple[str, ...]:
 
 def read_resources(log: str, ptx: str) -> dict[str, Resources]:
     """
-    Read what each entry of a program needs from what the assembler says with `-v`.
+    Return the resources of each entry of a program from the assembler's log with `-v`.
+
+    Spills of functions that are not inlined count for every entry, since the log does not name their callers.
 
     Args:
         log: NVRTC's log.
-        ptx: The program's intermediate text, which holds the launch bounds.
-
-    Returns:
-        dict: By entry.  What functions that are not inlined spill counts for every entry, since the log
-        does not say which of them calls.
+        ptx: The program's PTX, which contains the launch bounds.
     """
     threads = {match[1]: int(match[2]) for match in _THREADS.finditer(ptx)}
     entries: list[str] = []
@@ -151,10 +147,10 @@ def read_resources(log: str, ptx: str) -> dict[str, Resources]:
             if section["entry"]:
                 entries.append(section["entry"])
             function = section["entry"] or section["function"]
-        elif found := _SPILLS.search(line):
-            frames[function] = int(found[1]), int(found[2]) + int(found[3])
-        elif found := _USED.search(line):
-            used[entries[-1]] = int(found[1]), found[2]
+        elif match := _SPILLS.search(line):
+            frames[function] = int(match[1]), int(match[2]) + int(match[3])
+        elif match := _USED.search(line):
+            used[entries[-1]] = int(match[1]), match[2]
     called_spills = sum(spills for name, (_, spills) in frames.items() if name not in entries)
     return {
         entry: Resources(
@@ -171,7 +167,7 @@ def read_resources(log: str, ptx: str) -> dict[str, Resources]:
 
 def warnings_of(log: str) -> tuple[str, ...]:
     """
-    List what compiler and assembler warn of, but for the age of an architecture.
+    Return the warnings of compiler and assembler, except those about old architectures.
 
     Example:
         >>> warnings_of("k.cu(5): warning #177-D: variable was never referenced")
@@ -181,12 +177,12 @@ def warnings_of(log: str) -> tuple[str, ...]:
 
 
 def _count(what: str, text: str) -> int:
-    found = re.search(rf"(\d+) {what}", text)
-    return int(found[1]) if found else 0
+    match = re.search(rf"(\d+) {what}", text)
+    return int(match[1]) if match else 0
 
 
 def _texts(root: Path, source: str) -> dict[str, str]:
-    """Read a source and every header that it can reach, by path below the root; what is not there is left out."""
+    """Return the text of a source and of every header that it can reach, by path below the root; skip missing files."""
     texts: dict[str, str] = {}
     waiting = [source]
     while waiting:

@@ -1,8 +1,8 @@
 """
-Compiled kernels, kept on disk: the machine code as a file that loads, and beside it what is known of it.
+Cache of compiled kernels: the machine code as a file, and a JSON file with its resources.
 
-Writers put whole files in place at once, so that processes may share the folder; what is damaged or half
-written counts as not there.  The folder may be deleted at any time.
+Files are written whole, so processes may share the folder; damaged files are ignored.  The folder may be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from cubatch import whole_file
 @attrs.frozen
 class Resources:
     """
-    What one block of a kernel takes from an SM, as the assembler reports it.
+    Resources of one block of a kernel, as reported by the assembler.
 
     Attributes:
         registers: Per thread.
-        spill_bytes: Stores and loads of registers that went to local memory instead, per thread, those of functions
-            that are not inlined included.
+        spill_bytes: Bytes of register spills (stores and loads) per thread, with those of functions that are not
+            inlined.
         stack_bytes: Local memory per thread.
-        shared_bytes: Static shared memory of a block, without the 1024 bytes that the system takes from sm_80 on.
+        shared_bytes: Static shared memory of a block, without the 1024 bytes that the system uses from sm_80 on.
         barriers: Barriers of the block.
-        threads: Most threads of a block by the source's launch bounds; None where it bounds none.
+        threads: Most threads of a block by the launch bounds; None without bounds.
     """
 
     registers: int
@@ -53,14 +53,14 @@ class Resources:
 @attrs.frozen
 class Cubin:
     """
-    One compile unit for one architecture.
+    A compile unit for an architecture.
 
     Attributes:
-        path: The machine code; stays where it is at least as long as this process runs. No file where the code was
-            not asked for.
+        path: File of the machine code, which exists as long as this process runs. No file if the code was not
+            requested.
         nvrtc: Build of the compiler: "12.9.86".
         resources: By entry.
-        log: What the compiler said.
+        log: Log of the compiler.
     """
 
     path: Path
@@ -70,21 +70,18 @@ class Cubin:
 
 
 def default_folder() -> Path:
-    """Give the folder of kept cubins: in the user's cache, which XDG_CACHE_HOME moves."""
+    """Return the folder of cached cubins: in the user's cache, which XDG_CACHE_HOME sets."""
     return Path(platformdirs.user_cache_dir("cubatch")) / "kernels"
 
 
 def load(folder: Path, key: str, *, code: bool = True) -> Cubin | None:
     """
-    Find a kept cubin.
+    Return a cached cubin; None if it is missing or damaged, or if other users can write to the folder.
 
     Args:
-        folder: Where.
-        key: As it was saved.
-        code: Whether the machine code is wanted, or only what is known of it.
-
-    Returns:
-        None where there is none, it is not whole, or others than the user could have put it there.
+        folder: The folder.
+        key: Key of `save`.
+        code: Whether the machine code is needed, or only its resources.
     """
     for place in (folder, *([_private_folder()] if _private_folder.cache_info().currsize else [])):
         path = place / f"{key}.cubin"
@@ -105,14 +102,14 @@ def save(
     folder: Path, key: str, cubin: bytes, *, nvrtc: str, resources: Mapping[str, Resources], log: str, code: bool = True
 ) -> Cubin:
     """
-    Keep a cubin; where the folder cannot be written, or others may write there, for this process only, with a warning.
+    Write a cubin to the cache; if the folder is unsafe or read-only, for this process only, with a warning.
 
     Args:
-        folder: Where; made if it is not there.
-        key: What it is found by.
+        folder: The folder, created if missing.
+        key: Key for `load`.
         cubin: The machine code.
         nvrtc, resources, log: As in Cubin.
-        code: Whether to keep the code itself too.
+        code: Whether to write the code too.
     """
     facts = {
         "nvrtc": nvrtc,
@@ -120,13 +117,13 @@ def save(
         "resources": {entry: attrs.asdict(values) for entry, values in resources.items()},
         "log": log,
     }
-    kept = cubin if code else None
+    stored = cubin if code else None
     try:
-        path = _write(folder, key, kept, facts)
+        path = _write(folder, key, stored, facts)
     except OSError as error:
         reason = error.strerror or str(error)
-        warnings.warn(f"compiled kernels are not kept, {folder} cannot be written: {reason}", stacklevel=2)
-        path = _write(_private_folder(), key, kept, facts)
+        warnings.warn(f"compiled kernels are not cached, {folder} cannot be written: {reason}", stacklevel=2)
+        path = _write(_private_folder(), key, stored, facts)
     return Cubin(path, nvrtc, resources, log)
 
 
@@ -135,7 +132,7 @@ def _write(folder: Path, key: str, cubin: bytes | None, facts: Mapping[str, Any]
     if not _is_own(folder):
         raise PermissionError(errno.EACCES, "it belongs to another user, or anybody may write there", str(folder))
     path = folder / f"{key}.cubin"
-    # The facts come last: whoever finds them finds the code they were written for, or one that is refused.
+    # The facts are written last: a reader of the facts then reads their code, or rejects it by its hash.
     if cubin is not None:
         whole_file.write(path, cubin)
     whole_file.write(path.with_suffix(".json"), json.dumps(facts).encode())
@@ -143,7 +140,7 @@ def _write(folder: Path, key: str, cubin: bytes | None, facts: Mapping[str, Any]
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether only this user and root can have put code there, which is loaded unseen."""
+    """Return whether only this user and root can write to a folder, since its code is loaded without further checks."""
     status = folder.stat()
     return status.st_uid in {os.getuid(), 0} and not status.st_mode & stat.S_IWOTH
 

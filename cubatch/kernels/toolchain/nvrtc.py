@@ -1,7 +1,7 @@
 """
-NVRTC, NVIDIA's run-time compiler, by ctypes: needs no GPU, no driver, no CuPy.
+NVRTC, NVIDIA's run-time compiler, through ctypes: needs no GPU, no driver and no CuPy.
 
-It comes with a PyPI wheel, a CUDA toolkit or the system; the first that knows the architecture is taken.
+It comes with a PyPI wheel, a CUDA toolkit or the system; the first one that knows the architecture is used.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LOADING = Lock()
 @attrs.frozen
 class Program:
     """
-    What came of compiling one source.
+    Result of compiling one source.
 
     Attributes:
-        error: What went wrong, as NVRTC or ptxas names it; empty where nothing did.
-        log: Everything that compiler and assembler said.
-        ptx: The intermediate text; empty after an error.
-        cubin: The machine code; empty after an error, or where no `-arch=sm_...` asked for it.
+        error: The error of NVRTC or ptxas; empty without one.
+        log: Log of compiler and assembler.
+        ptx: The PTX; empty after an error.
+        cubin: The machine code; empty after an error or without `-arch=sm_...`.
     """
 
     error: str
@@ -48,10 +48,10 @@ class Program:
 
 class Nvrtc:
     """
-    One NVRTC library, loaded.  Several threads may compile at a time: calls let go of Python's lock.
+    A loaded NVRTC library.  Threads may compile at the same time: calls release the GIL.
 
     Args:
-        path: The shared library, or a name that the system's loader finds.
+        path: The shared library, or a name for the system's loader.
 
     Attributes:
         version: Its build, "12.9.86".
@@ -62,7 +62,7 @@ class Nvrtc:
     """
 
     def __init__(self, path: str) -> None:
-        # Some builds ask the loader for their built-in functions by name only; what is loaded already is found.
+        # Some builds load their built-in functions by name only, which succeeds if they are loaded already.
         for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")) if Path(path).is_absolute() else ():
             ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(path)
@@ -71,7 +71,7 @@ class Nvrtc:
         archs = (ctypes.c_int * count.value)()
         self._call("nvrtcGetSupportedArchs", archs)
         self.archs = tuple(sorted(archs))
-        # nvrtcVersion() gives "12.9" only; code differs between builds, and each signs what it emits.
+        # nvrtcVersion() returns "12.9" only, but code differs between builds; the PTX names the build.
         signed = _RELEASE.search(self.compile("", "version.cu", ()).ptx)
         self.version = signed[1] if signed else self._short_version()
 
@@ -81,11 +81,11 @@ class Nvrtc:
 
         Args:
             source: Its text.
-            name: What the log and line information call it.
+            name: Its name in the log and in line information.
             options: As on the command line: "-arch=sm_70".
 
         Raises:
-            DeviceFailed: If NVRTC itself fails, such as for want of memory.
+            DeviceFailed: If NVRTC itself fails, such as without memory.
         """
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
@@ -128,14 +128,14 @@ class Nvrtc:
 
 def for_arch(arch: int) -> Nvrtc:
     """
-    Give an NVRTC that compiles for an architecture: the one of CUDA 12 where both are installed.
+    Return an NVRTC that compiles for an architecture: that of CUDA 12 if several are installed.
 
     Args:
         arch: Compute capability times ten, 70 for sm_70.
 
     Raises:
         MissingDependency: If there is no NVRTC.
-        InvalidArgument: If none that there is knows the architecture.
+        InvalidArgument: If no installed one knows the architecture.
 
     Example:
         >>> 52 in for_arch(52).archs
@@ -156,30 +156,24 @@ def for_arch(arch: int) -> Nvrtc:
 
 @cache
 def candidates() -> tuple[str, ...]:
-    """List where NVRTC may be: its wheels of PyPI, the toolkit at CUDA_PATH or CUDA_HOME, the system's loader."""
-    found = wheel_files(_WHEELS, _FILE)
+    """Return possible paths of NVRTC: its PyPI wheels, the toolkit at CUDA_PATH or CUDA_HOME, the system's loader."""
+    paths = wheel_files(_WHEELS, _FILE)
     for variable in ("CUDA_PATH", "CUDA_HOME"):
         for folder in ("lib64", "lib") if os.environ.get(variable) else ():
-            found += [str(path) for path in sorted((Path(os.environ[variable]) / folder).glob("libnvrtc.so*"))]
-    return (*found, *_SYSTEM)
+            paths += [str(path) for path in sorted((Path(os.environ[variable]) / folder).glob("libnvrtc.so*"))]
+    return (*paths, *_SYSTEM)
 
 
 def wheel_files(wheels: Sequence[str], name: re.Pattern[str]) -> list[str]:
-    """
-    List the files of installed wheels whose whole name matches.
-
-    Args:
-        wheels: Names of packages; what is not installed is left out.
-        name: Of the file, without its folder.
-    """
-    found: list[str] = []
+    """Return the files of installed wheels whose name without folder matches; skip wheels that are not installed."""
+    paths: list[str] = []
     for wheel in wheels:
         try:
             files = metadata.distribution(wheel).files or []
         except metadata.PackageNotFoundError:
             continue
-        found += [str(file.locate()) for file in files if name.fullmatch(file.name)]
-    return found
+        paths += [str(file.locate()) for file in files if name.fullmatch(file.name)]
+    return paths
 
 
 @cache
@@ -193,7 +187,7 @@ def _load(path: str) -> Nvrtc | None:
 def _unknown(arch: int, known: Mapping[str, Sequence[int]]) -> InvalidArgument:
     lists = (f"NVRTC {version} knows {', '.join(f'sm_{arch}' for arch in archs)}" for version, archs in known.items())
     last = architectures.every().cuda
-    ended = [one.number for one in architectures.known().values() if one.last_cuda == last]
+    ended = [each.number for each in architectures.known().values() if each.last_cuda == last]
     if arch < ended[0]:
         remedy = f"cubatch's kernels need {architectures.surveyed()[0]} or newer."
     elif arch <= ended[-1]:

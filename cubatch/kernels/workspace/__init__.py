@@ -1,1 +1,1 @@
-"""How the kernels cut their work, and the scratch memory that follows from it."""
+"""Grids and scratch memory of the kernels."""

@@ -1,26 +1,30 @@
-"""Blocks and scratch memory of attention on hand-written kernels, for memory plan, cost and launches alike."""
+"""Blocks and scratch memory of attention, for the memory plan, the cost model and the launches."""
 
 from __future__ import annotations
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels.padding import stored_row
-from cubatch.kernels.workspace import product_scratch
+from cubatch.kernels.workspace.product_scratch import linear_workspace
+from cubatch.network.passes import Pass
 
 _ALIGNMENT = 64
 
 HEADS_TILE = 64
-"""Rows and columns of results of a block of kernels/attention/heads.cu, and of heads_mma.cu."""
+"""Rows and columns of a block's results in kernels/attention/heads.cu and heads_mma.cu."""
 
 QUERIES, KEYS = 64, 32
-"""Queries of a block of kernels/attention/attend.cu and attend_mma.cu, and the keys that the former steps over by."""
+"""Queries of a block of kernels/attention/attend.cu and attend_mma.cu; keys of a step of attend.cu."""
 
 WIDEST_HEAD = 64
-"""Channels of a head that it holds: WIDTH there."""
+"""Most channels of a head in the attend kernels: WIDTH there."""
+
+Extents = tuple[int, int, int]
+"""Samples, tokens of a sample, channels."""
 
 
 def stores_weights(c: int, heads: int, *, saves: bool) -> bool:
     """
-    Say whether a forward pass stores the weights: where they are saved, or heads are too wide to do without.
+    Return whether a forward pass stores the attention weights: to save them, or if heads are wider than 64 channels.
 
     Example:
         >>> stores_weights(192, 3, saves=False), stores_weights(192, 1, saves=False), stores_weights(192, 3, saves=True)
@@ -29,47 +33,45 @@ def stores_weights(c: int, heads: int, *, saves: bool) -> bool:
     return saves or c // heads > WIDEST_HEAD
 
 
-def kept_bytes(n: int, t: int, c: int, heads: int, dtype: str) -> tuple[int, int, int]:
+def saved_bytes(extents: Extents, heads: int, dtype: str) -> tuple[int, int, int]:
     """
-    Count the bytes of queries, keys and values, of weights, and of mixed values, each in whole units of alignment.
+    Return the bytes of queries, keys and values; of weights; and of mixed values, each aligned.
 
     Rows of weights have `padding.stored_row` elements.
 
-    Args:
-        n: Samples.
-        t: Positions of a sample.
-        c: Channels.
-        heads: Number of heads.
-        dtype: Storage of the elements.
-
     Example:
-        >>> kept_bytes(1, 5, 12, 2, "float16")
+        >>> saved_bytes((1, 5, 12), 2, "float16")
         (384, 192, 128)
     """
+    n, t, c = extents
     elements = n * t * 3 * c, n * heads * t * stored_row(t), n * t * c
     queries, weights, mixed = (-(-BYTES_PER_ELEMENT[dtype] * count // _ALIGNMENT) * _ALIGNMENT for count in elements)
     return queries, weights, mixed
 
 
-def attention_workspace(n: int, t: int, c: int, heads: int, dtype: str, device: Device, *, saves: bool) -> int:
+def attention_workspace(extents: Extents, heads: int, dtype: str, device: Device, *, saves: bool) -> int:
     """
-    Count the bytes for attention: of its projections, and where nothing is saved of all that lies between them.
+    Return the scratch memory of attention in bytes: of its projections, and of unsaved values between them.
 
     Example:
         >>> device = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> saving, alone = (attention_workspace(64, 197, 192, 3, "float32", device, saves=saves) for saves in (1, 0))
-        >>> queries, _, mixed = kept_bytes(64, 197, 192, 3, "float32")
+        >>> sizes = (64, 197, 192), 3, "float32"
+        >>> saving, alone = (attention_workspace(*sizes, device, saves=saves) for saves in (True, False))
+        >>> queries, _, mixed = saved_bytes(*sizes)
         >>> alone - saving == queries + mixed
         True
     """
-    linear = max(product_scratch.linear_workspace(n * t, c, k, dtype, device) for k in (3 * c, c))
-    queries, weights, mixed = kept_bytes(n, t, c, heads, dtype)
-    between = queries + mixed + weights * stores_weights(c, heads, saves=saves)
-    return linear if saves else linear + between
+    linear = _projections_workspace((Pass.FPROP,), extents, dtype, device)
+    queries, weights, mixed = saved_bytes(extents, heads, dtype)
+    return linear if saves else linear + queries + mixed + weights * stores_weights(extents[2], heads, saves=saves)
 
 
-def attention_backward_workspace(n: int, t: int, c: int, heads: int, dtype: str, device: Device) -> int:
-    """Count the bytes for attention's gradients: those of all that lies between the projections, and of these."""
-    passes = (product_scratch.linear_wgrad_workspace, product_scratch.linear_dgrad_workspace)
-    linear = max(of(n * t, c, k, dtype, device) for of in passes for k in (3 * c, c))
-    return linear + sum(kept_bytes(n, t, c, heads, dtype))
+def attention_backward_workspace(extents: Extents, heads: int, dtype: str, device: Device) -> int:
+    """Return the scratch memory of attention's gradients in bytes: of all values between the projections, and these."""
+    linear = _projections_workspace((Pass.WGRAD, Pass.DGRAD), extents, dtype, device)
+    return linear + sum(saved_bytes(extents, heads, dtype))
+
+
+def _projections_workspace(passes: tuple[Pass, ...], extents: Extents, dtype: str, device: Device) -> int:
+    n, t, c = extents
+    return max(linear_workspace(pass_, (n * t, c, k), dtype, device) for pass_ in passes for k in (3 * c, c))

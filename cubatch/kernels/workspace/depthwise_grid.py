@@ -1,8 +1,4 @@
-"""
-How the kernels of kernels/depthwise cut a convolution, and the scratch memory that follows from it.
-
-Pure numbers, for the memory plan and the launches alike.
-"""
+"""Grids and scratch memory of the kernels of kernels/depthwise, for the memory plan and the launches."""
 
 from __future__ import annotations
 
@@ -32,14 +28,14 @@ _MOST_SLABS = 1 << 16
 _SUM_BYTES = 4
 _STRIPS_PER_SM = 512
 _SHORT_STRIP, _SHORTEST_STRIP = 8, 2
-_VECTORS = {25: 4, 49: 2}  # channels of a thread, where the taps of a filter leave no registers for 16 bytes
-_SUMS_VECTORS = {9: 4, 25: 2, 49: 1}  # the same of the filter gradient, which holds a sum for each tap
+_VECTORS = {25: 4, 49: 2}  # channels of a thread, by taps, if registers do not suffice for 16 bytes
+_SUMS_VECTORS = {9: 4, 25: 2, 49: 1}  # the same for the filter gradient, which has a sum per tap
 _WIDEST_SLAB, _NARROWEST_SLAB = 64, 8
 
 
 def supports(shape: ConvShape) -> bool:
     """
-    Tell whether these kernels compute a convolution.
+    Return whether these kernels compute a convolution.
 
     Example:
         >>> from cubatch.network.windows import conv_shape
@@ -61,14 +57,14 @@ def supports(shape: ConvShape) -> bool:
 @attrs.frozen
 class DepthwiseSums:
     """
-    How blocks share the sums of a depthwise filter gradient.
+    The grid of a depthwise filter gradient.
 
     Attributes:
         vector: Channels of a thread.
         strip_rows: Rows of a strip.
         slabs: Blocks over the channels.
         slab_vectors: Channel vectors of a block.
-        blocks: Blocks over the strips; each leaves one partial result.
+        blocks: Blocks over the strips; each writes one partial result.
     """
 
     vector: int
@@ -80,7 +76,7 @@ class DepthwiseSums:
 
 def depthwise_vector(taps: int, itemsize: int) -> int:
     """
-    Return the channels of a thread of fprop and dgrad: a load of 16 bytes, less where taps leave no registers for it.
+    Return the channels of a thread of fprop and dgrad: a load of 16 bytes, less if the taps leave no registers for it.
 
     Example:
         >>> depthwise_vector(9, 2), depthwise_vector(25, 2), depthwise_vector(49, 2)
@@ -91,12 +87,12 @@ def depthwise_vector(taps: int, itemsize: int) -> int:
 
 def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
     """
-    Choose how many rows a thread walks: as many as leave enough threads, for each strip loads some rows twice.
+    Return the rows of a strip: as many as leave enough threads, since each strip loads some rows twice.
 
     Args:
         rows: Rows of an image.
-        threads: Threads if each walked a whole image.
-        device: Its SMs are to be filled, by short strips if need be; and evenly, while strips stay long.
+        threads: Threads if each computed a whole image.
+        device: The GPU. Short strips fill its SMs; long strips also share them evenly.
 
     Example:
         >>> [depthwise_strip_rows(112, threads, Device(name="V100", num_sms=80)) for threads in (10**6, 10**5, 10**2)]
@@ -109,7 +105,7 @@ def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
 
 
 def sums_kernel(shape: ConvShape, vector: int, dtype: str) -> Kernel:
-    """Return the kernel that sums a filter gradient with loads of so many channels; "tf32" is stored as float32."""
+    """Return the kernel of a filter gradient with loads of `vector` channels; "tf32" is stored as float32."""
     stored = "float32" if dtype == "tf32" else dtype
     if vector == 1:
         return find("depthwise_wgrad_each", stored)
@@ -121,11 +117,11 @@ def depthwise_sums(shape: ConvShape, samples: int, vector: int, dtype: str, devi
     Return the grid of a depthwise filter gradient: the blocks that the SMs hold, with an even share of the strips each.
 
     Args:
-        shape: Of the convolution.
-        samples: Samples it is handed.
-        vector: Channels of a load of fprop and dgrad, of which a thread may take a part; 1 for the scalar kernel.
-        dtype: Storage type.
-        device: Its SMs are to be filled.
+        shape: The convolution.
+        samples: Samples of one call.
+        vector: Channels of a load of fprop and dgrad, an upper limit for a thread; 1 for the scalar kernel.
+        dtype: Storage of the elements.
+        device: The GPU.
     """
     resident = resident_blocks(sums_kernel(shape, vector, dtype), device.compute_capability)
     vector = min(vector, _SUMS_VECTORS[shape.taps])
@@ -152,7 +148,7 @@ def _even_slab(vectors: int) -> tuple[int, int]:
 
 def depthwise_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
     """
-    Count the bytes for a depthwise filter gradient: a partial sum of each block, tap and channel, and one of the bias.
+    Return the scratch memory of a depthwise filter gradient in bytes: partial sums per block, tap and channel.
 
     Example:
         >>> from cubatch.network.windows import conv_shape

@@ -1,8 +1,4 @@
-"""
-How the kernels of kernels/misc cut their work, and the scratch memory that follows from it.
-
-Pure numbers, for the memory plan and the launches alike.
-"""
+"""Grids and scratch memory of the kernels of kernels/misc, for the memory plan and the launches."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ _FLAG_BYTES = 4
 @attrs.frozen
 class ColumnTiles:
     """
-    How blocks share an array (rows, channels): kernels/common/columns.cuh.
+    The division of an array (rows, channels) among blocks: kernels/common/columns.cuh.
 
     Attributes:
         vector: Channels of a thread.
@@ -52,18 +48,18 @@ class ColumnTiles:
 
 
 def summed_tiles(
-    rows: int, channels: int, vector: int, itemsize: int, device: Device, blocks_per_sm: int = _BLOCKS_PER_SM
+    rows: int, channels: int, vector: int, itemsize: int, device: Device, *, blocks_per_sm: int = _BLOCKS_PER_SM
 ) -> ColumnTiles:
     """
-    Cut an array whose rows are summed: a few blocks for each SM, each with as many rows as that leaves.
+    Return the tiles of an array whose rows are summed: a few blocks per SM, with equal shares of the rows.
 
     Args:
         rows: Rows to sum.
         channels: Elements of a row.
         vector: Elements of a load.
         itemsize: Bytes of an element.
-        device: Its SMs are to be filled.
-        blocks_per_sm: Blocks that an SM holds, at most 4, by which scratch memory is counted.
+        device: The GPU.
+        blocks_per_sm: Blocks that an SM holds; at most 4, for which scratch memory is planned.
 
     Example:
         >>> summed_tiles(100352, 64, 4, 4, Device(name="V100", num_sms=80))
@@ -82,15 +78,15 @@ def walked_tiles(
     rows: int, channels: int, vector: int, itemsize: int, device: Device, *, samples: int = 1
 ) -> ColumnTiles:
     """
-    Cut an array whose rows are each written: 16 rows for each thread, or 4 where blocks would be few for the SMs.
+    Return the tiles of an array whose rows are each written: 16 rows per thread, or 4 if that gives few blocks per SM.
 
     Args:
-        rows: Rows, of one sample where samples are cut apart.
+        rows: Rows of one sample, if samples are cut apart.
         channels: Elements of a row.
         vector: Elements of a load.
         itemsize: Bytes of an element.
-        device: Its SMs are to be filled, so many times over that the hardware evens them out.
-        samples: Arrays of so many rows.
+        device: The GPU.
+        samples: Number of arrays of this shape.
 
     Example:
         >>> walked_tiles(1000, 64, 4, 4, Device(name="V100", num_sms=80))
@@ -107,7 +103,7 @@ def walked_tiles(
 
 
 def _lanes(channels: int, vector: int, itemsize: int) -> tuple[int, int]:
-    """Choose lanes over the channels, and blocks: wide, but at most a quarter of the lanes without a channel."""
+    """Return lanes and blocks over the channels: wide, but at most a quarter of the lanes without a channel."""
     groups = -(-channels // vector)
     least = min(_power_of_two(groups), max(1, _SECTOR_BYTES // (vector * itemsize)))
     lanes = _LARGEST_LANES
@@ -122,7 +118,7 @@ def _power_of_two(least: int) -> int:
 
 def column_sums_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
     """
-    Count the bytes for the sums of rows, per channel: a partial sum of each tile.
+    Return the scratch memory of sums over rows in bytes: a partial sum per tile and channel.
 
     Example:
         >>> column_sums_workspace(100352, 64, "float32", Device(name="V100", num_sms=80))
@@ -132,14 +128,14 @@ def column_sums_workspace(rows: int, channels: int, dtype: str, device: Device) 
 
 
 def batch_norm_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """Count the bytes for batch norm in training: count, mean and squares of each tile and channel."""
+    """Return the scratch memory of batch norm in training in bytes: count, mean and squares per tile and channel."""
     tiles = _most_tiles(rows, channels, dtype, device)
     return tiles * channels * _MOMENTS * _SUM_BYTES + batch_norm_finish_workspace(tiles, channels)
 
 
 def batch_norm_finish_workspace(tiles: int, channels: int) -> int:
     """
-    Count the bytes for merging the moments of tiles: none unless there are very many.
+    Return the scratch memory for merging the moments of tiles in bytes: 0 unless there are very many.
 
     Example:
         >>> batch_norm_finish_workspace(500, 64), batch_norm_finish_workspace(5000, 64)
@@ -149,7 +145,7 @@ def batch_norm_finish_workspace(tiles: int, channels: int) -> int:
 
 
 def merged_tiles(tiles: int) -> tuple[int, int]:
-    """Give the slices that so many tiles are merged into before the last step, and the tiles of each; 0 for none."""
+    """Return the slices that tiles are merged into before the last step, and the tiles of each; (0, 0) for none."""
     if tiles <= _MOST_PARTIALS:
         return 0, 0
     per_slice = -(-tiles // _SLICES)
@@ -157,24 +153,24 @@ def merged_tiles(tiles: int) -> tuple[int, int]:
 
 
 def batch_norm_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """Count the bytes for batch norm's gradient: two sums of each tile and channel, and two means of each channel."""
+    """Return the scratch memory of batch norm's gradient in bytes: two sums per tile and two means, per channel."""
     return 2 * (_most_tiles(rows, channels, dtype, device) + 1) * channels * _SUM_BYTES
 
 
 def layer_scale_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """Count the bytes for the gradient of factors of channels: that of batch norm, and a number of each channel."""
+    """Return the scratch memory of channel factors' gradient in bytes: batch norm's, and a number per channel."""
     return batch_norm_backward_workspace(rows, channels, dtype, device) + channels * _SUM_BYTES
 
 
 def _most_tiles(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """Count the tiles of rows, whether or not addresses turn out to be aligned."""
+    """Return the number of tiles of rows, for aligned or unaligned addresses."""
     itemsize = BYTES_PER_ELEMENT[dtype]
     return max(summed_tiles(rows, channels, vector, itemsize, device).tiles for vector in (1, VECTOR_BYTES // itemsize))
 
 
 def row_lanes(rows: int, classes: int, device: Device) -> int:
     """
-    Choose how many threads share a row of scores: up to a warp, or the whole block where rows are long or few.
+    Return the threads that share a row of scores: up to a warp, or the whole block if rows are long or few.
 
     Example:
         >>> device = Device(name="V100", num_sms=80)
@@ -187,14 +183,14 @@ def row_lanes(rows: int, classes: int, device: Device) -> int:
 
 
 def row_blocks(rows: int, classes: int, device: Device) -> int:
-    """Count the blocks that step over rows of scores."""
+    """Return the blocks that step over rows of scores."""
     at_once = THREADS // row_lanes(rows, classes, device)
     return min(-(-rows // at_once), _ROW_BLOCKS_PER_SM * (device.num_sms or 1))
 
 
 def softmax_cross_entropy_workspace(rows: int, classes: int, device: Device) -> int:
     """
-    Count the bytes for the loss: a sum of each block, in float64.
+    Return the scratch memory of the loss in bytes: a float64 sum per block.
 
     Example:
         >>> softmax_cross_entropy_workspace(256, 1000, Device(name="V100", num_sms=80))
@@ -205,11 +201,7 @@ def softmax_cross_entropy_workspace(rows: int, classes: int, device: Device) -> 
 
 def loss_scale_workspace(count: int, dtype: str) -> int:
     """
-    Count the bytes for finding gradients that are not finite: a flag of each block.
-
-    Args:
-        count: Gradients.
-        dtype: Storage of the gradients.
+    Return the scratch memory for detecting gradients that are not finite, in bytes: a flag per block.
 
     Example:
         >>> loss_scale_workspace(25_600_000, "float16")
@@ -219,5 +211,5 @@ def loss_scale_workspace(count: int, dtype: str) -> int:
 
 
 def element_blocks(count: int, itemsize: int) -> int:
-    """Count the blocks of an elementwise kernel, each of which owns ELEMENTS of kernels/common/elements.cuh."""
+    """Return the blocks of an elementwise kernel; each has ELEMENTS elements of kernels/common/elements.cuh."""
     return -(-count // (THREADS * _LOADS * (VECTOR_BYTES // itemsize)))

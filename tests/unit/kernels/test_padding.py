@@ -8,7 +8,7 @@ from cubatch.hardware.catalogue import find
 from cubatch.kernels.padding import filter_bytes, stored_input_shape, widened
 from cubatch.kernels.problem import problem_of
 from cubatch.kernels.ranking import ranking
-from cubatch.kernels.workspace.product_scratch import conv2d_wgrad_workspace, conv2d_workspace
+from cubatch.kernels.workspace.product_scratch import conv2d_workspace
 from cubatch.memory.step_footprint import footprint
 from cubatch.network.graph import Network, as_network
 from cubatch.network.layers import Add, Conv2d, Linear, MaxPool2d
@@ -65,8 +65,9 @@ def test_the_filter_has_room_beside_what_its_product_takes(dtype):
     assert widened(shape).c == 4
     assert filter_bytes(shape, dtype) == 64 * 49 * 4 * itemsize
     assert filter_bytes(widened(shape), dtype) == 0
-    for work in (conv2d_workspace, conv2d_wgrad_workspace):
-        assert work(shape, 32, dtype, V100) >= 64 * 49 * 4 * itemsize + work(widened(shape), 32, dtype, V100)
+    for pass_ in (Pass.FPROP, Pass.WGRAD):
+        padded, plain = (conv2d_workspace(pass_, each, 32, dtype, V100) for each in (shape, widened(shape)))
+        assert padded >= 64 * 49 * 4 * itemsize + plain
 
 
 def test_an_images_products_reach_the_tensor_cores():

@@ -21,7 +21,7 @@ from cubatch.kernels import variant as variants
 from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, conv2d_problem, problem_of
 from cubatch.kernels.ranking import can_store, first_ranked, ranked
-from cubatch.kernels.workspace.product_scratch import conv2d_dgrad_workspace, product_workspace
+from cubatch.kernels.workspace.product_scratch import conv2d_workspace, product_workspace
 from cubatch.memory.plan import schedule_of
 from cubatch.network import models
 from cubatch.network.layers import Conv2d
@@ -251,7 +251,7 @@ def test_the_workspace_of_a_gradient_covers_addresses_that_turn_out_not_to_be_al
     needs = [
         product_workspace(conv2d_problem(Pass.DGRAD, shape, 1, "float32", vector), H200) for vector in (1, 4)
     ]  # fmt: skip
-    assert conv2d_dgrad_workspace(shape, 1, "float32", H200) == max(needs) > 0
+    assert conv2d_workspace(Pass.DGRAD, shape, 1, "float32", H200) == max(needs) > 0
 
 
 @pytest.mark.parametrize(

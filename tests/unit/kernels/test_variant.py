@@ -152,9 +152,9 @@ def test_what_is_not_there_is_an_error_with_what_is():
         find("softmax", "float32")
     with pytest.raises(InvalidArgument, match="dtype must be one of float32, float16, bfloat16, tf32, got 'int8'"):
         variants("gemm_nt", "int8", 80)
-    with pytest.raises(InvalidArgument, match="is left: max_pool_bf16_w2, max_pool_bf16_w3, got"):
+    with pytest.raises(InvalidArgument, match="max_pool_bf16_w2, max_pool_bf16_w3"):
         find("max_pool", "bfloat16")
-    with pytest.raises(InvalidArgument, match="is left: none, got"):
+    with pytest.raises(InvalidArgument, match="not of: none"):
         find("max_pool", "bfloat16", WINDOW=5)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.memory import attention_blocks, conv_blocks
 from cubatch.memory import blocks as scratch_blocks
+from cubatch.memory import conv_blocks
 from cubatch.network.windows import conv_shape, pool_axes
 
 SHAPE = conv_shape((14, 15, 32), (64, 3, 3, 32), (1, 1), (1, 1, 1, 1), (1, 1), 1)
@@ -23,9 +23,9 @@ NEEDS = [
     scratch_blocks.Scores(itemsize=4, classes=10),
     scratch_blocks.Norm(itemsize=4, channels=7),
     scratch_blocks.RowNorm(itemsize=4, channels=7),
-    attention_blocks.Attend(itemsize=4, tokens=7, channels=6, heads=2, saves=False),
-    attention_blocks.Attend(itemsize=8, tokens=50, channels=24, heads=3, saves=True),
-    attention_blocks.AttendBackward(itemsize=4, tokens=50, channels=24, heads=3),
+    scratch_blocks.Attend(itemsize=4, tokens=7, channels=6, heads=2, saves=False),
+    scratch_blocks.Attend(itemsize=8, tokens=50, channels=24, heads=3, saves=True),
+    scratch_blocks.AttendBackward(itemsize=4, tokens=50, channels=24, heads=3),
     scratch_blocks.Flat(itemsize=8),
     scratch_blocks.Curve(itemsize=4),
     scratch_blocks.Products(itemsize=4, rows=15, channels=7),

@@ -60,8 +60,8 @@ def test_recorded_calls_are_about_as_many_as_are_counted(name, mode, size):
     with Model(models.build(name), device=work.device, mode=mode) as model:
         model.prepare(size)
         recorded = sum(len(call) for call in model._program.works[0][0] if isinstance(call, Replay))
-        steps = [op for op in model.plan.schedule.ops if op.node is not None and op.kind in process_overhead._PASSES]
-        counted = sum(process_overhead._step(op, model.plan, work).calls for op in steps)
+        steps = [op for op in model.plan.schedule.ops if op.node is not None and op.kind in process_overhead.PASSES_OF]
+        counted = sum(process_overhead._calls_and_packed_bytes(op, op.node.layer, model.plan, work)[0] for op in steps)
     assert 0.67 * recorded <= counted <= 1.5 * recorded + 100
 
 
