@@ -1,8 +1,8 @@
 """
 `python -m cubatch`: the command line.
 
-Before anything is imported it is settled what Ctrl-C and SIGTERM do: until a command runs there is nothing to keep, so
-that they end the process at once, with a line and without a traceback.
+Handlers of Ctrl-C and SIGTERM are set before other imports. Until a command runs there is nothing to save, so they end
+the process at once, with a line and without a traceback.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def main() -> None:
     """Run the command line; the entry point of `cubatch`."""
-    _answer(_end)
+    _handle(_end)
     from cubatch.cli import app
 
     try:
         app.main()
     finally:
-        _answer(signal.SIG_IGN)  # what is left is to end
+        _handle(signal.SIG_IGN)  # the process is about to end
 
 
-def _answer(handler: signal._HANDLER) -> None:
+def _handle(handler: signal._HANDLER) -> None:
     for number in _SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job that a shell began in the background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # for a background job of a shell
             signal.signal(number, handler)
 
 

@@ -1,8 +1,8 @@
 """
-Named arrays in one file, safetensors or npz by the name's ending: written whole or not at all, read without pickle.
+Named arrays in one file, safetensors or npz by the name's ending: replaced atomically, read without pickle.
 
-A safetensors file is read by other frameworks as it is; what it says of itself is text by name (its "__metadata__").
-An npz file holds the same text as an array of that name.
+Other frameworks read the safetensors file as it is. Its metadata are texts by name ("__metadata__"); an npz file holds
+the same texts as an array of that name.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from cubatch.errors import InvalidArgument, InvalidData
 
 ENDINGS = (".safetensors", ".npz")
 WEIGHTS, CHECKPOINT = "cubatch weights", "cubatch checkpoint"
-"""The notes by which our files are known."""
+"""Metadata that identify files of cubatch."""
 
 _NOTES = "__metadata__"
-_NOT_NUMPYS = {"BF16": "<u2"}  # whose bits are the upper half of a float32's
+_NOT_NUMPYS = {"BF16": "<u2"}  # its bits are the upper half of a float32's
 _TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", **_NOT_NUMPYS, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
 
 
-# What NumPy and zipfile raise of files that are damaged, or of another format.
+# Exceptions of NumPy and zipfile for files that are damaged, or of another format.
 _DAMAGED = (ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error,
             tokenize.TokenError)  # fmt: skip
 
 
 def check_path(field: str, path: str | Path) -> Path:
     """
-    Check that a file's name says its form, and that its folder is there.
+    Check that a file's name has a known ending, and that it can be written.
 
     Raises:
-        InvalidArgument: If not; it names the field.
+        InvalidArgument: If not; the message names the field.
 
     Example:
         >>> check_path("save", "trained.npz").suffix
@@ -65,15 +65,15 @@ def check_path(field: str, path: str | Path) -> Path:
 
 def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: Mapping[str, str]) -> None:
     """
-    Write arrays, and put them in the place of what was there once they lie on the disk as a whole.
+    Write arrays to a file, which is replaced when they are complete on the disk.
 
     Args:
         path: Ends in .safetensors or .npz.
         arrays: By name.
-        notes: What the file says of itself.
+        notes: Metadata of the file.
 
     Raises:
-        InvalidArgument: If the name ends otherwise, or its folder is not there.
+        InvalidArgument: If the path has another ending, or its folder does not exist.
         InvalidData: If it cannot be written.
 
     Example:
@@ -92,18 +92,18 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
         else:
             from safetensors.numpy import save
 
-            whole_file.write(path, save(whole, dict(notes)))  # its own save_file writes beside it, under a random name
+            whole_file.write(path, save(whole, dict(notes)))  # its save_file leaves partial files
     except OSError as error:
         raise InvalidData(str(path), f"cannot be written: {error.strerror or error}") from error
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
     """
-    Read arrays by name, and what the file says of itself; bfloat16 comes as float32.
+    Read arrays by name, and the metadata of the file; bfloat16 becomes float32.
 
     Raises:
-        InvalidArgument: If the name ends otherwise.
-        InvalidData: If the file is missing, damaged, or holds Python objects, or more than there is memory for.
+        InvalidArgument: If the path has another ending.
+        InvalidData: If the file is missing, damaged, holds Python objects, or is larger than the memory.
     """
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
@@ -119,15 +119,15 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, s
 
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
         notes = json.loads(str(arrays.pop(_NOTES, "{}")))
     except MemoryError as error:
-        raise InvalidData(str(path), "says that it holds more than there is memory for") from error
+        raise InvalidData(str(path), "declares more data than there is memory for") from error
     except _DAMAGED as error:
         raise InvalidData(str(path), f"is no npz file of arrays: {error}") from error
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        raise InvalidData(str(path), f"says of itself, in {_NOTES}, what is no text by name")
+        raise InvalidData(str(path), f"has metadata ({_NOTES}) that are no texts by name")
     return arrays, notes
 
 

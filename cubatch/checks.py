@@ -262,4 +262,4 @@ def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
 def check_path(path: object, field: str = "path") -> None:
     """Raise InvalidArgument if the value is no path."""
     if not isinstance(path, str | os.PathLike):
-        raise InvalidArgument(field, path, "the path of a file")
+        raise InvalidArgument(field, path, "a path")

@@ -1,4 +1,4 @@
-"""The words that arguments take, as types: a checker finds `mode="traning"` before anything runs."""
+"""Values of arguments as types: a type checker finds `mode="traning"` before anything runs."""
 
 from __future__ import annotations
 

@@ -12,19 +12,19 @@ Every exception that cubatch raises on purpose.
     ├── CompileError                        a kernel that the compiler refuses, with its log
     ├── OutOfMemory (MemoryError)           bytes asked, bytes free, and where known the layer and tensor
     │   ├── DoesNotFit                      not even one sample fits
-    │   └── OverLimit                       by what is known it may take more than is allowed: it was not tried
+    │   └── OverLimit                       it may need more memory than allowed, and was not tried
     ├── NothingMeasured                     no candidate gave a usable measurement
-    ├── EnergyNotAvailable                  the energy objective needs power readings that are not there
-    ├── TimedOut                            what was being measured did not come back by its deadline
+    ├── EnergyNotAvailable                  the energy objective needs power figures that are unavailable
+    ├── TimedOut                            a measurement did not end by its deadline
     ├── WorkerFailed                        the measuring process could not start or broke the protocol
-    │   └── WorkerDied                      it ended while it measured, and not for want of memory
+    │   └── WorkerDied                      it ended while it measured, but not by a lack of memory
     ├── StoreError                          the store cannot be opened or read
     ├── InvalidData (ValueError)            a data set or result file that is not what it should be
     └── MissingDependency (ImportError)     an optional library is not installed; gives the install line
         └── UnsupportedVersion              it is, in a version that cubatch is not written for
 
-An error carries the facts it speaks of as attributes; `args` holds them too, so that errors pickle and compare.
-Foreign exceptions (CUDA, CuPy, NVML, SQLite) are translated where they are met, by type and status code, never by text.
+An error carries its facts as attributes; `args` holds them too, so that errors pickle and compare. Foreign exceptions
+(CUDA, CuPy, NVML, SQLite) are translated where they occur, by type and status code, never by text.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ _FATAL = frozenset({700, 702, 709, 710, *range(714, 720), 999})
 
 class CubatchError(Exception):
     """Base of everything that cubatch raises on purpose."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(shown, self.args))})"  # Python writes no very long integers
 
 
 def _with(remedy: str, text: str) -> str:
@@ -74,13 +77,13 @@ class InvalidSpec(InvalidArgument):
 
 class UnknownName(InvalidArgument):
     """
-    A name that nothing goes by; says which names are near it.
+    An unknown name; the message lists similar names.
 
     Args:
-        field: What was being named: "model", "device", "layers[2].type".
+        field: The kind of name: "model", "device", "layers[2].type".
         value: The name that was given.
         known: Every name that would have been accepted.
-        remedy: What lists the names, or what else to do.
+        remedy: How to list the names, or what else to do.
     """
 
     def __init__(self, field: str, value: object, known: Iterable[str], remedy: str = "") -> None:
@@ -145,8 +148,8 @@ class DeviceFailed(CubatchError):
     The GPU, a CUDA library or the driver reported an error that is not about memory.
 
     Args:
-        operation: What was being done.
-        status: What was reported, in words.
+        operation: The operation.
+        status: The reported status, in words.
         remedy: The next step, where there is one.
         cuda_status: The CUDA driver's number, where it was the driver.
     """
@@ -157,12 +160,12 @@ class DeviceFailed(CubatchError):
 
     @classmethod
     def by_driver(cls, operation: str, cuda_status: int, remedy: str = "") -> DeviceFailed:
-        """Make the error of a call that the CUDA driver answered with this status."""
+        """Make the error of a call for which the CUDA driver returned this status."""
         return cls(operation, f"CUDA driver status {cuda_status}", remedy, cuda_status)
 
     @property
     def is_fatal(self) -> bool:
-        """Whether nothing more runs in this process; else the driver refused one call, and the next may be right."""
+        """Whether nothing more runs in this process; else only one call failed."""
         return self.cuda_status in _FATAL
 
     def __str__(self) -> str:
@@ -171,13 +174,13 @@ class DeviceFailed(CubatchError):
 
 class CompileError(CubatchError):
     """
-    A kernel does not compile, or compiles to what must not be launched.
+    A kernel does not compile, or its code must not be launched.
 
     Args:
         kernel: The variant's name.
-        arch: What it was compiled for: "sm_70".
-        options: As the compiler was given them.
-        log: What the compiler said, or what is wrong with what it made.
+        arch: The target: "sm_70".
+        options: Options of the compiler.
+        log: The compiler's log, or the defect of its output.
     """
 
     def __init__(self, kernel: str, arch: str, options: Sequence[str], log: str) -> None:
@@ -190,15 +193,15 @@ class CompileError(CubatchError):
 
 class OutOfMemory(CubatchError, MemoryError):
     """
-    Memory was asked for that the device does not have.
+    More memory was requested than the device has.
 
     Args:
-        what: What was being done: "training mnist-cnn at batch size 4096".
-        needed_bytes: Bytes asked for, or None where unknown.
-        available_bytes: Bytes that were free, or held for it already, or None where unknown.
-        tensor: The largest of what was asked for: "conv2.y (1024, 14, 14, 64) of layer conv2, axis 0 is the batch".
-        largest_batch_size: Largest batch that would fit, or None where unknown.
-        remedy: The next step, where there is one.
+        what: The operation: "training mnist-cnn at batch size 4096".
+        needed_bytes: Requested bytes; None if unknown.
+        available_bytes: Bytes that were free, or held for it already; None if unknown.
+        tensor: The largest tensor: "conv2.y (1024, 14, 14, 64) of layer conv2, axis 0 is the batch".
+        largest_batch_size: Largest batch that would fit; None if unknown.
+        remedy: The next step, if there is one.
     """
 
     def __init__(
@@ -248,17 +251,17 @@ class DoesNotFit(OutOfMemory):
 
 
 class OverLimit(OutOfMemory):
-    """A batch size that may take more than is allowed, by what smaller ones took; it was not tried."""
+    """A batch size that may need more memory than allowed, predicted from smaller ones; it was not tried."""
 
 
 class NothingMeasured(CubatchError):
     """
-    No candidate gave a measurement that the answer could come from.
+    No candidate gave a measurement that can be recommended.
 
     Args:
         reason: How they ended.
-        remedy: What helps, and nothing that does not.
-        lead: What it comes to, before the reason.
+        remedy: The next step.
+        lead: The summary before the reason.
     """
 
     def __init__(self, reason: str, remedy: str, lead: str = "no batch size could be measured") -> None:
@@ -281,7 +284,7 @@ class EnergyNotAvailable(CubatchError):
 
 
 class TimedOut(CubatchError):
-    """What was being measured did not come back by its deadline; whoever ran it has been stopped."""
+    """A measurement did not end by its deadline; its process has been stopped."""
 
     def __init__(self, what: str, seconds: float, remedy: str = "") -> None:
         super().__init__(what, seconds, remedy)
@@ -292,7 +295,7 @@ class TimedOut(CubatchError):
 
 
 class WorkerFailed(CubatchError):
-    """The measuring process could not start, or did not keep to the protocol."""
+    """The measuring process could not start, or broke the protocol."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason, remedy)
@@ -303,11 +306,11 @@ class WorkerFailed(CubatchError):
 
 
 class WorkerDied(WorkerFailed):
-    """The measuring process ended while it measured, by a signal or by itself, and not for want of memory."""
+    """The measuring process ended while it measured, by a signal or by itself, but not by a lack of memory."""
 
 
 class StoreError(CubatchError):
-    """The store of results cannot be used as asked."""
+    """The store of timings cannot be used."""
 
     def __init__(self, path: str, reason: str, remedy: str = "Pass store=False, or another path.") -> None:
         super().__init__(path, reason, remedy)
@@ -318,7 +321,7 @@ class StoreError(CubatchError):
 
 
 class InvalidData(CubatchError, ValueError):
-    """A data set, result or other file that is not what it should be."""
+    """A data set, result or other file that is missing, damaged or of another kind."""
 
     def __init__(self, path: str, reason: str, remedy: str = "") -> None:
         super().__init__(path, reason, remedy)
@@ -344,28 +347,28 @@ class UnsupportedVersion(MissingDependency):
     An optional library is installed in a version that cubatch is not written for.
 
     Args:
-        wanted: Which it is written for: "CuPy 13 or 14".
-        found: Which is there.
-        extra: Of cubatch, which brings one that is wanted.
+        wanted: Supported versions: "CuPy 13 or 14".
+        installed: The installed version.
+        extra: The extra of cubatch that installs a supported one.
     """
 
-    def __init__(self, wanted: str, found: str, extra: str) -> None:
-        super().__init__(wanted, found, extra)
-        self.wanted, self.found = wanted, found
+    def __init__(self, wanted: str, installed: str, extra: str) -> None:
+        super().__init__(wanted, installed, extra)
+        self.wanted, self.installed = wanted, installed
 
     def __str__(self) -> str:
-        return f"cubatch needs {self.wanted}, found {self.found}. {install_command(self.extra)}"
+        return f"cubatch needs {self.wanted}, found {self.installed}. {install_command(self.extra)}"
 
 
 def install_command(extra: str) -> str:
-    """Return the sentence that says how to install an extra: no package index holds cubatch yet."""
+    """Return a sentence with the command that installs an extra; no package index holds cubatch yet."""
     return f"In a checkout of cubatch, run: pip install '.[{extra}]'"
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """List the known names nearest to a mistyped one, best first; none of what is too long to be one."""
-    of = [] if len(name) > _LONGEST_NAME else list(known)
-    return difflib.get_close_matches(name.lower(), of, n=count, cutoff=0.6)
+    """Return the known names most similar to a mistyped one, best first."""
+    compared = [] if len(name) > _LONGEST_NAME else list(known)
+    return difflib.get_close_matches(name.lower(), compared, n=count, cutoff=0.6)
 
 
 # (module, class, attribute with the status, statuses that mean memory).  cudaErrorMemoryAllocation and
@@ -379,29 +382,29 @@ _BY_STATUS = (
     ("torch", "AcceleratorError", "error_code", (2,)),
 )
 _BY_TYPE = (("torch", "OutOfMemoryError"), ("torch.cuda", "OutOfMemoryError"))
-# PyTorch's only sign of it on a plain RuntimeError: its allocator on the CPU, and the status of a library on a GPU.
-_TORCH_SAYS = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+# Texts of PyTorch's plain RuntimeErrors: its allocator on the CPU, and the status of a library on a GPU.
+_TORCH_TEXTS = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """
-    Say whether an exception means that memory ran out.
+    Return whether an exception means that memory ran out.
 
-    Known are MemoryError with all its children (cubatch's, NumPy's and CuPy's OutOfMemoryError), the status codes of
-    the CUDA runtime, driver, cuBLAS and cuDNN as CuPy raises them, and PyTorch's own type.  On the CPU, and where a
-    library finds no room on a GPU, PyTorch raises a RuntimeError without a status, the one that is known by its text.
+    It is recognized by type: MemoryError with its subclasses in cubatch, NumPy and CuPy, and PyTorch's own type. Errors
+    of the CUDA runtime, driver, cuBLAS and cuDNN in CuPy are recognized by status code. Only PyTorch's RuntimeError on
+    the CPU, and of a library on a GPU, has neither; it is recognized by its text.
 
     Example:
         >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory"))
         (True, False)
     """
-    is_said = type(error) is RuntimeError and any(text in str(error) for text in _TORCH_SAYS)
-    if is_said or isinstance(error, MemoryError) or any(_is_instance(error, *of) for of in _BY_TYPE):
+    is_torch = type(error) is RuntimeError and any(text in str(error) for text in _TORCH_TEXTS)
+    if is_torch or isinstance(error, MemoryError) or any(_is_instance(error, *of) for of in _BY_TYPE):
         return True
     known = [(attribute, codes) for module, name, attribute, codes in _BY_STATUS if _is_instance(error, module, name)]
     return any(getattr(error, attribute, None) in codes for attribute, codes in known)
 
 
 def _is_instance(error: BaseException, module: str, name: str) -> bool:
-    found = getattr(sys.modules.get(module), name, None)
-    return isinstance(found, type) and isinstance(error, found)
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(error, kind)

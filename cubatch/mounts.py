@@ -26,6 +26,6 @@ def is_on_network(path: Path) -> bool:
         for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
             left, _, right = os.fsdecode(line).partition(" - ")
             mount = Path(left.split(" ")[4].replace("\\040", " "))
-            if path.is_relative_to(mount) and len(mount.parts) >= depth:  # of two at one place, the later is on top
+            if path.is_relative_to(mount) and len(mount.parts) >= depth:  # a later mount hides an earlier one
                 depth, kind = len(mount.parts), right.split(" ")[0]
     return kind in _NETWORK or kind.startswith("fuse.")

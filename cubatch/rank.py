@@ -1,5 +1,5 @@
 """
-The process of one rank of a data parallel run, told what to do by a `RankGroup`.
+The process of one rank of a data parallel run, controlled by a `RankGroup`.
 
     in the process that has the group                         python -P -m cubatch.rank ADDRESS
     RankGroup(devices)                                     <-  its number, and which cubatch it runs
@@ -11,8 +11,8 @@ The process of one rank of a data parallel run, told what to do by a `RankGroup`
         ("time", (10,))                                    ->  runner.clock.time(runner.step, 10)
                                                            <-  ("ok", Reading) or ("error", facts)
 
-All ranks are told the same; while they step, they meet in their sums.  On CPUs `mpiexec` starts them, and MPI numbers
-them; on GPUs they are started one by one with their number.  A rank ends when its connection does.
+All ranks get the same calls; while they step, they meet in their sums. On CPUs `mpiexec` starts them, and MPI numbers
+them; on GPUs they are started one by one with their number. A rank ends when its connection does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class _Rank:
-    """Does what a `RankGroup` asks for: one method each."""
+    """Serves the calls of a `RankGroup`, one method each."""
 
     def __init__(self, connection: Connection, rank: int, size: int) -> None:
         self._connection, self._rank, self._size = connection, rank, size
@@ -45,7 +45,7 @@ class _Rank:
         self._runner: Any = None
 
     def identifier(self) -> Any:
-        """Make what ranks on GPUs find each other by."""
+        """Make the identifier by which ranks on GPUs find each other."""
         from cubatch.engine.exchange import nccl_identifier
 
         return nccl_identifier()
@@ -67,11 +67,11 @@ class _Rank:
         self._runner = network_runner(device=device, exchange=self._exchange, **arguments)
 
     def prepare(self, batch_size: int) -> None:
-        """Make ready for steps of this batch size."""
+        """Prepare steps of this batch size."""
         self._runner.prepare(batch_size)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep what is prepared as the reference step."""
+        """Use the prepared step as the reference step."""
         is_held: bool = self._runner.hold_reference(repeats)
         return is_held
 
@@ -86,47 +86,47 @@ class _Rank:
             return self.time(repeats)
 
     def exchanged(self) -> Exchanged:
-        """Say what sums took since this was last asked."""
-        found: Exchanged = self._exchange.exchanged()
-        return found
+        """Return the time of sums since the last call."""
+        exchanged: Exchanged = self._exchange.exchanged()
+        return exchanged
 
     def facts(self) -> dict[str, Any]:
-        """Say what memory was taken, and how steps are launched."""
+        """Return the peak memory, and how steps are launched."""
         runner = self._runner
         return {
             "peak_bytes": runner.peak_bytes, "peak_device_bytes": runner.peak_device_bytes, "launch": runner.launch
         }  # fmt: skip
 
     def free_bytes(self) -> int | None:
-        """Say how much of this rank's device nobody holds."""
-        found: int | None = self._runner.clock.free_bytes()
-        return found
+        """Return the free memory of this rank's device in bytes."""
+        free: int | None = self._runner.clock.free_bytes()
+        return free
 
     def release(self) -> None:
-        """Give back what the last `prepare` took."""
+        """Release the memory of the last `prepare`."""
         self._runner.release()
 
     def train(self, device: str, network: Any, options: Mapping[str, Any]) -> Training:
-        """Train; rank 0 says how it goes on."""
+        """Train; rank 0 reports progress."""
         from cubatch.engine import train as engine
         from cubatch.hardware import probe
         from cubatch.measure import kernel_choice
 
-        def say(what: Any) -> None:
-            self._connection.send(("said", what))
+        def send(event: Any) -> None:
+            self._connection.send(("said", event))
 
-        found = probe.resolve(device)
-        told = say if self._rank == 0 else None
+        resolved = probe.resolve(device)
+        report = send if self._rank == 0 else None
         dtype = options["dtype"]
-        context = kernel_choice.usual_context(found, dtype, overlaps=True) if found.kind == "cuda" else None
+        context = kernel_choice.usual_context(resolved, dtype, overlaps=True) if resolved.kind == "cuda" else None
         return engine.train(
-            network, device=found, context=context,
-            exchange=self._exchange, progress=told, stepped=told, **options,
+            network, device=resolved, context=context,
+            exchange=self._exchange, progress=report, stepped=report, **options,
         )  # fmt: skip
 
 
 def main() -> NoReturn:
-    """Be the rank: do what is asked until the connection ends."""
+    """Run the rank: serve calls until the connection ends."""
     expendable()
     address, *number = sys.argv[1:]
     if number:
@@ -154,7 +154,7 @@ def main() -> NoReturn:
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[Any]) -> NoReturn:
-    """Take what is asked while the main thread works; at its end, end the process, also in the middle of a sum."""
+    """Receive calls while the main thread works; end the process with the connection, even within a sum."""
     try:
         while True:
             inbox.put(connection.recv())

@@ -132,6 +132,10 @@ def _connected(path: Path | str, *, uri: bool = False) -> Iterator[sqlite3.Conne
 
 
 def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:  # SQLite takes a file of a few bytes for an empty database
+                raise _damage("file is not a database", sqlite3.SQLITE_NOTADB)
     with _connected(path) as database:
         is_new = _check(database, path, schema, version)
         database.execute("PRAGMA foreign_keys = ON")

@@ -1,8 +1,8 @@
 """
-Numbers to text and back, and text as it may be shown; the only module that formats.
+Numbers to text and back, and text made safe to show; the only module that formats numbers.
 
-Stored numbers are bytes, seconds, FLOP and per-second rates.  People read GiB (2**30),
-GB/s (10**9), TFLOP/s, microseconds and samples per second.
+Stored numbers are bytes, seconds, FLOP and per-second rates. Users read GiB (2**30), GB/s (10**9), TFLOP/s,
+microseconds and samples per second.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
 
     Args:
         value: The size as the user wrote it.
-        free_bytes: What a percentage is a percentage of.
+        free_bytes: The free memory, for percentages.
 
     Returns:
         Whole bytes.
@@ -220,7 +220,7 @@ _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 def is_visible(text: str) -> bool:
     r"""
-    Say whether a text has nothing in it that a terminal would obey rather than show.
+    Return whether a text has no characters that control a terminal.
 
     Example:
         >>> is_visible("größe 1"), is_visible("\x1b[2J"), is_visible("a\nb"), is_visible("\u202e")
@@ -231,18 +231,18 @@ def is_visible(text: str) -> bool:
 
 def visible(text: str, keep: str = "\n\t") -> str:
     r"""
-    Write what a terminal would obey as an escape, as `repr` does: for texts that others wrote.
+    Replace characters that control a terminal by escapes, as `repr` does: for texts of others.
 
     Args:
-        text: Anything.
-        keep: What of it is left as it is.
+        text: Any text.
+        keep: Characters that stay.
 
     Example:
         >>> print(visible("ok \x1b[31m\nnext"), visible("a\nb", keep=""))
         ok \x1b[31m
         next a\nb
     """
-    return _HIDDEN.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
+    return _HIDDEN.sub(lambda hit: hit[0] if hit[0] in keep else hit[0].encode("unicode_escape").decode(), text)
 
 
 class _Short(reprlib.Repr):
@@ -254,7 +254,7 @@ class _Short(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 12
 
     def repr_int(self, value: int, _: int) -> str:
-        """Write the digits, of which a very long one has too many to be written at all."""
+        """Return the digits, or the number of bits of a very long integer, which Python does not write."""
         bits = value.bit_length()
         return repr(value) if bits <= _MOST_BITS else f"<integer of {bits} bits>"
 
@@ -266,7 +266,7 @@ _SHORT = _Short()
 
 def shown(value: object) -> str:
     r"""
-    Write a value for an error's text: as `repr` does, but cut, and whatever the value is, without an error.
+    Return a value for an error's text: its `repr`, shortened, and never an exception.
 
     Example:
         >>> shown("8 GB"), shown(16**1000), len(shown([1] * 10**6)), shown("\x1b[2J")
@@ -274,28 +274,28 @@ def shown(value: object) -> str:
     """
     try:
         text = visible(_SHORT.repr(value), keep="")
-    except Exception:  # noqa: BLE001 - whatever somebody's repr does
+    except Exception:  # noqa: BLE001 - a repr may raise anything
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     r"""
-    Give what an exception says, whoever wrote it: its type where it cannot even say that.
+    Return the message of an exception, made safe to show.
 
     Example:
-        >>> said(ValueError("no \x1b[31mred")), said(OSError(2, "No such file"))
+        >>> message_of(ValueError("no \x1b[31mred")), message_of(OSError(2, "No such file"))
         ('no \\x1b[31mred', '[Errno 2] No such file')
     """
     try:
         return visible(str(error))
-    except Exception:  # noqa: BLE001 - as of an exception of somebody's own
-        return f"<{type(error).__name__} that does not say what it is>"
+    except Exception:  # noqa: BLE001 - a user's exception may raise anything
+        return f"<{type(error).__name__} without a message>"
 
 
 def first_line(error: BaseException) -> str:
     r"""
-    Say in a line what was raised, without the stop at its end.
+    Return the type and the first line of an exception, without the final stop.
 
     Example:
         >>> first_line(ValueError("No.\nAnd a second line."))

@@ -1,4 +1,4 @@
-"""What a user names, "package.module:name": where it lies, what it is, and whose fault it is when it raises."""
+"""Objects that a user names as "package.module:name": finding them, and attributing the errors that they raise."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _PACKAGES = {"site-packages", "dist-packages"}  # folders, the latter Debian's
 
 def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
     """
-    Give what a module has by a name, which may have dots.
+    Return an attribute of a module.
 
     Args:
-        module: It.
-        path: The name.
-        field: Where the user has named it.
-        what: What it must be: "a function".
+        module: The module.
+        path: The name of the attribute, which may have dots.
+        field: The argument in which the user named it.
+        what: The required kind: "a function".
 
     Raises:
-        InvalidArgument: If there is no such name; it says which are near.
+        InvalidArgument: If there is no such name; the message lists similar ones.
     """
-    found: Any = module
+    part: Any = module
     for name in path.split("."):
-        if not hasattr(found, name):
-            near = near_names(name, [other for other in dir(found) if not other.startswith("_")])
+        if not hasattr(part, name):
+            near = near_names(name, [other for other in dir(part) if not other.startswith("_")])
             remedy = f"Did you mean {' or '.join(map(shown, near))}?" if near else ""
             raise InvalidArgument(field, f"{module.__name__}:{path}", f"{what} of {file_of(module)}", remedy)
-        found = getattr(found, name)
-    return found
+        part = getattr(part, name)
+    return part
 
 
 def current_folder() -> str | None:
-    """Give the folder that this process is in; None if it is gone."""
+    """Return the working directory; None if it was deleted."""
     try:
         return str(Path.cwd())
     except FileNotFoundError:
@@ -50,26 +50,31 @@ def current_folder() -> str | None:
 
 @contextlib.contextmanager
 def beside(folder: str | None) -> Iterator[None]:
-    """Have imports look in a folder too, in the last place: a file there hides nothing that is installed."""
+    """Add a folder to the end of `sys.path` while the block runs, so that it hides no installed module."""
     if folder is None or folder in sys.path or "" in sys.path:
         yield
         return
     sys.path.append(folder)
     try:
         yield
-    finally:  # the user's code may have put it there as well, or made the whole path anew
-        if places := [place for place, found in enumerate(sys.path) if found == folder]:
+    finally:  # the user's code may have added it too, or replaced the list
+        if places := [place for place, entry in enumerate(sys.path) if entry == folder]:
             del sys.path[places[-1]]
 
 
 @contextlib.contextmanager
 def users(field: str, name: str, allowed: str) -> Iterator[None]:
     """
-    Say of what the user's code raises by which field it was named; errors of ours say it themselves.
+    Translate exceptions of the user's code in the block; errors of cubatch pass.
+
+    Args:
+        field: The argument in which the user named the code.
+        name: Its name.
+        allowed: What would have been accepted.
 
     Raises:
-        InvalidArgument: With the class and the text of what was raised, and where.
-        OutOfMemory: If it is a want of memory, which is no fault of the code's.
+        InvalidArgument: With the class, the text and the place of the exception.
+        OutOfMemory: If memory ran out.
     """
     try:
         yield
@@ -83,21 +88,21 @@ def users(field: str, name: str, allowed: str) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """Name the innermost line of the user's own code; nothing where none was reached, as without its module."""
+    """Return the innermost line of the user's own code in the traceback; empty without one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if (path := Path(frame.filename)).is_file() and not is_installed(path)]
     return f", at {own[-1].filename}:{own[-1].lineno}." if own else ""
 
 
 def is_installed(path: Path) -> bool:
-    """Say whether a file is Python's, of an installed package or of this one, and so not the user's own."""
+    """Return whether a file belongs to Python, an installed package or cubatch, not to the user."""
     places = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")]
-    found = path.resolve()
-    if not _PACKAGES.isdisjoint(found.parts):  # also a user's, the system's beside an environment, or on PYTHONPATH
+    file = path.resolve()
+    if not _PACKAGES.isdisjoint(file.parts):  # also of a user, of the system outside an environment, or on PYTHONPATH
         return True
-    return any(found.is_relative_to(Path(place).resolve()) for place in (*places, str(Path(__file__).parent)))
+    return any(file.is_relative_to(Path(place).resolve()) for place in (*places, str(Path(__file__).parent)))
 
 
 def file_of(module: ModuleType) -> str:
-    """Give the file that a module is in; the name of one that has none."""
+    """Return the file of a module, or its name if it has none."""
     return getattr(module, "__file__", None) or module.__name__

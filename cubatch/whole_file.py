@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: next to their place first, then renamed."""
+"""Atomic writing of files: to a partial file in the same folder, which is then renamed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     Yield an empty file to write to, and rename it to `path` when its content is complete and on the disk.
 
-    A killed process or a power cut leaves the earlier file or the new one.  A killed process also leaves its partial
-    file, NAME.*.partial, which the next writer of the same file removes.  Several processes may write the same file.
+    A killed process or a power cut leaves the earlier file or the new one. A killed process also leaves its partial
+    file, NAME.*.partial, which the next writer of the same file removes. Several processes may write the same file.
 
     Args:
         path: The file, in an existing folder.
@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = Path(folder.name, "answer.txt")
         >>> with replacing(path) as partial:
-        ...     written = partial.write_text("32")
+        ...    written = partial.write_text("32")
         >>> path.read_text(), [file.name for file in path.parent.iterdir()]
         ('32', ['answer.txt'])
         >>> folder.cleanup()
@@ -61,7 +61,7 @@ def _remove_abandoned(path: Path) -> None:
 
 def write(path: Path, content: bytes) -> None:
     """
-    Write a file whole or not at all; see `replacing`.
+    Write a file atomically; see `replacing`.
 
     Raises:
         OSError: If it cannot be written.

@@ -1,8 +1,8 @@
 """
-The process that measures and may die, and the runner that stands for it.
+The worker process that measures, and the protocol of the runner that represents it.
 
-An out-of-memory kill, a crash in a driver or a step that hangs ends the worker, never the user's
-process, which makes no CUDA context of its own.
+An out-of-memory kill, a crash in a driver or a step that hangs ends the worker, never the user's process. The user's
+process makes no CUDA context.
 
     in the user's process                                     python -P -m cubatch.worker
     RemoteRunner(factory)
@@ -15,10 +15,9 @@ process, which makes no CUDA context of its own.
         {"do": "time", "repeats": 10}                      ->  runner.clock.time(runner.step, 10)
                                                            <-  {"ok": {"seconds": ...}} or {"error": ...}
 
-One JSON line asks, one answers.  The worker ends at the end of its standard input or after its
-parent, whatever it is doing, also suspended, so a killed user's process leaves none behind; it has a
-session of its own, so Ctrl-C reaches only the user's process and one kill takes the worker with all
-that it started.
+Each request and each answer is one JSON line. The worker ends when its standard input or its parent does, even during
+a step or suspended, so a killed user's process leaves none behind. It has a session of its own: Ctrl-C reaches only the
+user's process, and one kill ends the worker with all its children.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _REQUESTS = frozenset({"start", "prepare", "hold_reference", "call", "time", "fa
 
 
 class _Worker:
-    """Answers the requests of `RemoteRunner`: one method each."""
+    """Serves the requests of `RemoteRunner`, one method each."""
 
     _runner: Runner
 
@@ -72,8 +71,8 @@ class _Worker:
         return isinstance(self._runner, HoldsReference) and self._runner.hold_reference(repeats)
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
-        found = getattr(self._runner, method)
-        return found(**arguments) if callable(found) else found
+        attribute = getattr(self._runner, method)
+        return attribute(**arguments) if callable(attribute) else attribute
 
     def time(self, repeats: int) -> dict[str, Any]:
         try:
@@ -92,7 +91,6 @@ class _Worker:
         return clock.free_bytes() if isinstance(clock, KnowsFree) else None
 
     def _launch(self) -> dict[str, Any] | None:
-        """Say how steps are launched; only runners on our own engine know."""
         launch: dict[str, Any] | None = getattr(self._runner, "launch", None)
         return launch
 
@@ -104,8 +102,8 @@ class _Worker:
 
 
 def main() -> NoReturn:
-    """Be the worker: answer requests until told to close, or until standard input ends."""
-    # The pipes move out of the way: what a library prints goes to standard error, what it reads is nothing.
+    """Run the worker: serve requests until "close", or until standard input ends."""
+    # The pipes are moved: a library's output goes to standard error, and its input is empty.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -118,20 +116,20 @@ def main() -> NoReturn:
     worker = _Worker()
     doing = ""
     while doing != "close":
-        doing, reply = _answer(worker, inbox.get())
+        doing, reply = _serve(worker, inbox.get())
         answers.write(reply)
         answers.flush()
     os._exit(0)
 
 
-def _answer(worker: _Worker, line: bytes) -> tuple[str, bytes]:
-    """Do what a line asks for; give what that was, and the line that answers."""
+def _serve(worker: _Worker, line: bytes) -> tuple[str, bytes]:
+    """Serve a request; return its name and the answer's line."""
     doing = ""
     try:
         request = json.loads(line)
         doing = request.pop("do")
         if doing not in _REQUESTS:
-            raise WorkerFailed(f"it was asked for {shown(doing)}, which it cannot do")  # noqa: TRY301 - as any other
+            raise WorkerFailed(f"it got the unknown request {shown(doing)}")  # noqa: TRY301 - as any other
         reply = json.dumps({"ok": getattr(worker, doing)(**request)})
     except Exception as error:  # noqa: BLE001 - the other side raises it
         reply = json.dumps({"error": replies.described(error)})
@@ -139,7 +137,7 @@ def _answer(worker: _Worker, line: bytes) -> tuple[str, bytes]:
 
 
 def _listen(requests: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> NoReturn:
-    """Take requests while the main thread works; at their end, end the process, also in the middle of a step."""
+    """Receive requests while the main thread works; end the process at their end, even within a step."""
     for line in requests:
         inbox.put(line)
     os._exit(0)

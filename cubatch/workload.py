@@ -1,4 +1,4 @@
-"""What is run, on what, and how: the facts that decide what a step takes, in seconds and in bytes."""
+"""The workload of a step: network, device and settings, on which its time and memory depend."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Workload:
 
     Attributes:
         spec: A layer or network.
-        device: What it runs on.
+        device: The device.
         mode: "inference" or "training".
         dtype: Storage of activations and parameters.
         optimizer: One of OPTIMIZERS; counts in training only.
-        library: "cubatch": our kernels; "im2col": gathered operands and a BLAS; "vendor": cuDNN and cuBLAS, which
-            are predicted only.
-        recompute: Forget activations and compute them again in the backward pass.
-        accumulate: Add up the gradients of several batches for a step of the optimiser; counts in training only.
+        library: "cubatch": cubatch kernels; "im2col": gathered operands and a BLAS; "vendor": cuDNN and cuBLAS, for
+            predictions only.
+        recompute: Discard activations and compute them again in the backward pass.
+        accumulate: Accumulate the gradients of several batches for an optimizer step, in training.
 
     Example:
         >>> work = Workload.of("mlp", "v100-sxm2-16gb", mode="training", dtype="float16")
@@ -64,20 +64,20 @@ class Workload:
         present: bool = False,
     ) -> Self:
         """
-        Resolve and check what a public function was given.
+        Resolve and check the arguments of a public function.
 
         Args:
             spec: A layer, a network, a mapping, a model's name or a path to a spec file.
             device: A device or its name; None is this machine's.
             mode, dtype, optimizer, recompute: As the attributes.
-            library: "auto" is our kernels on a GPU and "im2col" on the CPU.
+            library: "auto" is "cubatch" on a GPU and "im2col" on the CPU.
             present: Whether the device must be in this machine.
 
         Raises:
             InvalidArgument: If one of them makes no sense; its children name a spec, name, dtype or device.
         """
-        resolved, found = models.resolve(spec), probe.resolve(device, live=present)
-        arithmetic.check_dtype(found, dtype)
+        resolved, device = models.resolve(spec), probe.resolve(device, live=present)
+        arithmetic.check_dtype(device, dtype)
         check_mode(mode)
         if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
             raise InvalidArgument("optimizer", optimizer, "one of " + ", ".join(OPTIMIZERS))
@@ -85,23 +85,23 @@ class Workload:
             raise InvalidArgument("recompute", recompute, "True or False")
         return cls(
             spec=resolved,
-            device=found,
+            device=device,
             mode=mode,
             dtype=dtype,
             optimizer=optimizer,
-            library=arithmetic.resolve_library(library, found, dtype),
+            library=arithmetic.resolve_library(library, device, dtype),
             recompute=recompute,
         )
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that is said in words, as the store, the JSON of a result and a worker have it; they time one batch."""
+        """The settings as text, for the store, JSON and worker processes; without `accumulate`."""
         names = ("mode", "dtype", "optimizer", "library", "recompute")
         return {name: getattr(self, name) for name in names}
 
     @property
     def name(self) -> str:
-        """What a person calls the spec."""
+        """The spec's name, or its type."""
         mapping = self.spec.to_mapping()
         return str(mapping.get("name") or mapping.get("type") or "a network")
 
@@ -112,21 +112,21 @@ class Workload:
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether forward passes are done again in the backward pass."""
+        """Whether forward passes are repeated in the backward pass."""
         return self.recompute and self.mode == "training"
 
 
 def accumulating(work: Workload, batch_size: int, target_batch_size: int | None) -> Workload:
     """
-    Give the work of a step of so many samples in batches, whose gradients are added up where they are smaller.
+    Return the workload of an optimizer step whose gradients are accumulated over smaller batches.
 
     Args:
-        work: What is trained.
-        batch_size: Samples that go through together.
-        target_batch_size: Samples of a step of the optimiser; None: one batch a step.
+        work: The training of a network.
+        batch_size: Samples per batch.
+        target_batch_size: Samples per optimizer step; None: one batch per step.
 
     Raises:
-        InvalidArgument: If there is a target and no network that is trained, or it is no multiple of the batch size.
+        InvalidArgument: If there is a target but no training of a network, or it is no multiple of the batch size.
     """
     if target_batch_size is None:
         return work
@@ -138,10 +138,10 @@ def accumulating(work: Workload, batch_size: int, target_batch_size: int | None)
 
 def check_target(batch_size: int, target_batch_size: int) -> None:
     """
-    Check that a step of the optimiser can be cut into batches.
+    Check that an optimizer step is a multiple of the batch size.
 
     Raises:
-        InvalidArgument: If it cannot; names a step and a batch size that would do.
+        InvalidArgument: If not; the message has a step and a batch size that would do.
     """
     target = check_batch_size(target_batch_size, "target_batch_size")
     if target % batch_size:
@@ -153,7 +153,7 @@ def check_target(batch_size: int, target_batch_size: int) -> None:
 
 def divisors(number: int) -> list[int]:
     """
-    List what divides a number, in its order.
+    Return the divisors of a number, ascending.
 
     Example:
         >>> divisors(12)

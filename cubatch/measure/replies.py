@@ -10,7 +10,7 @@ from typing import Any
 
 from cubatch import errors
 from cubatch.errors import CubatchError, OutOfMemory, WorkerFailed, is_out_of_memory
-from cubatch.units import said, visible
+from cubatch.units import message_of, visible
 
 _FACTS = {"type": str, "text": str, "traceback": str, "out_of_memory": bool, "args": list | None}
 
@@ -45,7 +45,7 @@ def described(error: Exception) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "args": args,
-        "text": " ".join([said(error), *getattr(error, "__notes__", ())]),
+        "text": " ".join([message_of(error), *getattr(error, "__notes__", ())]),
         "out_of_memory": is_out_of_memory(error),
         "traceback": "".join(traceback.format_exception(error)),
     }

@@ -92,7 +92,7 @@ def compare(
         (['a40', 't4'], ['t4'])
     """
     if not isinstance(prices, Mapping | None):
-        raise InvalidArgument("prices", prices, 'prices by the names of GPUs, {"t4": 0.35}')
+        raise InvalidArgument("prices", prices, 'a mapping such as {"t4": 0.35}')
     gpus = _distinct(devices)
     paid = _checked(prices or {}, gpus)
     for name in {"anchors", "batch_sizes"} & set(options):

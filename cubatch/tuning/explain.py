@@ -39,6 +39,7 @@ from cubatch.units import (
     format_tenths,
     format_value,
     join_words,
+    visible,
 )
 
 _FLOOR_SHARE = 0.1  # latencies this near to the lowest count as the same
@@ -612,7 +613,7 @@ def _first_reason(group: Sequence[Measurement], limit: float | None) -> str:
     if first.status == "over_limit" and first.exceeds(limit):
         return f" ({format_seconds(first.latency_seconds or 0.0)}, {_count(len(first.timings_seconds))})"
     whose = f"{first.batch_size}: " if len(group) > 1 else ""
-    why = textwrap.shorten(first.stop_reason, _MAX_REASON, placeholder=" …")
+    why = textwrap.shorten(visible(first.stop_reason), _MAX_REASON, placeholder=" …")
     return f" ({whose}{why})" if why else ""
 
 

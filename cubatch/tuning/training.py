@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import attrs
 
-from cubatch.checks import check_batch_size, check_whole
+from cubatch.checks import check_batch_size, check_path, check_whole
 from cubatch.choices import Dtype, Optimizer, Schedule
 from cubatch.engine import checkpoint as checkpoints
 from cubatch.engine import data as files
@@ -200,6 +200,7 @@ def arrange(
     Raises:
         CubatchError: As `train`.
     """
+    check_path(data, "data")
     checkpoints.check_files(save=save, checkpoint=checkpoint)
     check_whole("seed", options["seed"], least=0)
     network = as_network(models.resolve(spec))

@@ -158,7 +158,7 @@ def try_line(line):
     """Take a line as a request of the user's process, and as an answer of the worker's."""
     asked = worker._Worker()
     asked._runner = Pretending()
-    _, answer = worker._answer(asked, line)
+    _, answer = worker._serve(asked, line)
     reply = replies.parsed(answer)  # what the worker says is always an answer
     if "error" in reply:
         assert str(replies.rebuilt(reply["error"], "fuzzing", ""))

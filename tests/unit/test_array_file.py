@@ -140,7 +140,7 @@ def test_more_than_there_is_memory_for_is_refused(tmp_path):
     header = {"descr": "<f8", "fortran_order": False, "shape": (2**55,)}
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as whole, whole.open("w.npy", "w") as entry:
         np.lib.format.write_array_header_1_0(entry, header)
-    with pytest.raises(InvalidData, match=r"a\.npz: says that it holds more than there is memory for"):
+    with pytest.raises(InvalidData, match=r"a\.npz: declares more data than there is memory for"):
         array_file.read(tmp_path / "a.npz")
 
 

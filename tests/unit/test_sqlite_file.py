@@ -120,6 +120,8 @@ def test_a_read_that_fails_is_no_damage(file, monkeypatch):
 
 def test_files_of_others_stay(file, tmp_path):
     """A newer version, another program's database, a script: each is an error, and nothing is renamed."""
+    byte = tmp_path / "byte"
+    byte.write_bytes(b"x")
     script = tmp_path / "script.py"
     script.write_text("print(1)\n" * 100)
     other = tmp_path / "other.sqlite3"
@@ -130,6 +132,7 @@ def test_files_of_others_stay(file, tmp_path):
         (file, 0, "Update cubatch"),
         (other, 1, "another program"),
         (script, 1, "no database"),
+        (byte, 1, "no database"),
     ):
         with pytest.raises(StoreError, match=words):
             sqlite_file.connect(path, SCHEMA, version, on_replaced=lambda *_: pytest.fail("renamed"))

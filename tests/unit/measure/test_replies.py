@@ -35,7 +35,7 @@ def test_errors_of_ours_arrive_as_themselves_and_others_as_what_they_mean():
 
 def test_an_exception_that_cannot_be_printed_is_still_told():
     """The worker goes on, and the user reads its type."""
-    assert "raised Mute: <Mute that does not say what it is>" in str(described(Mute()))
+    assert "raised Mute: <Mute without a message>" in str(described(Mute()))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_error_that_cannot_be_made_again_is_a_failure_of_the_worker(name, arg
 )
 def test_a_request_that_makes_no_sense_is_answered(line):
     """Nothing on a line ends the worker, and only the protocol's words are obeyed."""
-    _, answer = worker._answer(worker._Worker(), line)
+    _, answer = worker._serve(worker._Worker(), line)
     assert replies.parsed(answer)["error"]["text"]
 
 

@@ -397,3 +397,11 @@ def test_a_report_that_cannot_be_written_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"page.html.*No such file"):
         a_result().report(path)
     assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("path", [None, 3, 1.5, [], b"page.html"], ids=repr)
+def test_a_place_that_is_no_path_is_an_invalid_argument(path: Any) -> None:
+    """Of a figure and of a page."""
+    for write in (a_result().plot, a_result().report):
+        with pytest.raises(InvalidArgument, match="path"):
+            write(path)

@@ -46,6 +46,8 @@ def untrained(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "field"),
     [
+        ({"data": None}, "data"),
+        ({"data": 3}, "data"),
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": "many"}, "batch_size"),
         ({"batch_size": True}, "batch_size"),
