@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cubatch.estimate.vendor import passes
+from cubatch.estimate.vendor import vendor_model
 from tests.unit.estimate.steps import (
     model_of,
 )
@@ -20,5 +20,5 @@ def shipped(monkeypatch):
             ("deepbench conv tensor", 0.3), ("deepbench gemm tensor", 0.5),
         )
     }  # fmt: skip
-    monkeypatch.setattr(passes, "shipped", found.__getitem__)
+    monkeypatch.setattr(vendor_model, "shipped", found.__getitem__)
     return found

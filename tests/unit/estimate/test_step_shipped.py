@@ -13,7 +13,7 @@ from cubatch.estimate import step as step_model
 from cubatch.estimate.ours import pass_seconds
 from cubatch.estimate.predictions import Scales
 from cubatch.estimate.step import predict_step
-from cubatch.estimate.vendor import passes
+from cubatch.estimate.vendor import vendor_model
 from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD_16, l2_of
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
@@ -186,7 +186,7 @@ def test_our_own_kernels_are_asked_of_themselves(monkeypatch, dtype):
 
     The convolution does the ReLU, the linear layer's gradient its slope, and the reshaping is no work.
     """
-    monkeypatch.setattr(passes, "shipped", {}.__getitem__)
+    monkeypatch.setattr(vendor_model, "shipped", {}.__getitem__)
     layers = [Conv2d(k=64, r=3, s=3, pad=1), ReLU(), Flatten(), Linear(k=99), Sigmoid(), Linear(k=9)]
     net = Network(input_shape=(28, 28, 256), layers=layers)
     options = {"mode": "training", "dtype": dtype, "library": "cubatch", "scales": Scales(compute=1.5, memory=2.0)}
