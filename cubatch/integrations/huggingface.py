@@ -1,13 +1,20 @@
-"""Batch size and accumulation steps for the Trainer of Hugging Face."""
+"""Batch sizes and accumulation steps for the Trainer of Hugging Face."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
 
 from cubatch.checks import check_batch_size
 from cubatch.errors import InvalidArgument
+from cubatch.integrations import optimizers
 from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.tune_module import autotune_module
 from cubatch.units import format_percent
 
 MUCH_LESS = 0.9  # of the best throughput: another target is worth a thought
@@ -27,8 +34,8 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         num_devices: Number of devices that train in parallel.
 
     Warns:
-        UserWarning: If no divisor of the target reaches nine tenths of the best throughput, or is as large as a
-            measured size; the message names better targets.
+        UserWarning: If no divisor of the target reaches nine tenths of the best throughput, or all are below the
+            measured sizes. The message names better targets.
 
     Returns:
         dict[str, int]: `per_device_train_batch_size` and `gradient_accumulation_steps`.
@@ -47,18 +54,170 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         nearest = max(1, round(target / devices)) * devices
         remedy = f"{nearest} is the nearest."
         raise InvalidArgument("target_batch_size", target, f"a multiple of num_devices={devices}", remedy)
-    found = cut(result, target // devices)
+    division = cut(result, target // devices)
     best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.comparable)
-    share = found.batch_size / found.seconds / best[0]
-    if found.is_below or share < MUCH_LESS:
+    share = division.batch_size / division.seconds / best[0]
+    if division.is_below or share < MUCH_LESS:
         whole = best[1] * devices
         near = sorted({max(1, target // whole) * whole, -(-target // whole) * whole})
         less = f"at {format_percent(share)} of the throughput of batch size {best[1]}, which does not divide it"
-        if found.is_below:
+        if division.is_below:
             less = "fewer than were measured"
         warnings.warn(
-            f"target_batch_size={target} is best cut into steps of {found.batch_size} samples, {less}; "
+            f"target_batch_size={target} is best cut into steps of {division.batch_size} samples, {less}; "
             f"{' and '.join(map(str, near))} can be cut into steps of {best[1]}.",
             stacklevel=2,
         )
-    return {"per_device_train_batch_size": found.batch_size, "gradient_accumulation_steps": found.steps}
+    return {"per_device_train_batch_size": division.batch_size, "gradient_accumulation_steps": division.steps}
+
+
+@attrs.frozen(kw_only=True)
+class TrainerResult:
+    """
+    The results of `tune_trainer`.
+
+    Attributes:
+        training: The `TuningResult` of training steps.
+        evaluation: That of evaluation steps; None without an evaluation dataset.
+    """
+
+    training: TuningResult
+    evaluation: TuningResult | None
+
+
+def tune_trainer(
+    trainer: Any,
+    *,
+    target_batch_size: int | None = None,
+    evaluation: bool = True,
+    budget: float = 60.0,
+    **options: Any,
+) -> TrainerResult:
+    """
+    Find the fastest batch sizes of a Trainer, and set them in it; call it before `trainer.train()`.
+
+    Training steps are timed with the Trainer's own loss, precision, optimizer, clipping of gradients, checkpointing and
+    accumulation. Batches are random ones like the first of its loader. The model is restored at the end. In
+    `trainer.args`, `per_device_train_batch_size` and `per_device_eval_batch_size` are replaced where a size is
+    recommended.
+
+    Args:
+        trainer: A transformers.Trainer. With several processes, all call it together.
+        target_batch_size: Samples of one optimizer step on all devices together, so that learning rates keep their
+            meaning. Sizes that divide it are accumulated: `gradient_accumulation_steps` is set too.
+        evaluation: Whether to tune evaluation steps too, if there is an evaluation dataset.
+        budget: Seconds of measuring, for training and for evaluation each.
+        options: Further arguments of `cubatch.autotune_module`: memory_limit, max_batch_size, tolerance, seed.
+
+    Warns:
+        UserWarning: If no size can be recommended; the arguments then stay as they are.
+
+    Returns:
+        TrainerResult: The results.
+
+    Raises:
+        InvalidArgument: If the Trainer uses DataParallel, the target is no multiple of the number of processes, or one
+            of the options makes no sense.
+
+    Example:
+        >>> trainer = Trainer(model, TrainingArguments("out"), train_dataset=data)     # doctest: +SKIP
+        >>> tune_trainer(trainer, target_batch_size=256)                               # doctest: +SKIP
+        >>> trainer.train()                                                            # doctest: +SKIP
+    """
+    arguments = trainer.args
+    if arguments.n_gpu > 1:
+        allowed = "one process for each GPU, as torchrun starts them"
+        raise InvalidArgument("trainer", f"on {arguments.n_gpu} GPUs in one process", allowed)
+    devices = arguments.world_size
+    if target_batch_size is not None and check_batch_size(target_batch_size, "target_batch_size") % devices:
+        raise InvalidArgument("target_batch_size", target_batch_size, f"a multiple of the {devices} processes")
+    given = {"autocast": "float16" if arguments.fp16 else "bfloat16" if arguments.bf16 else None, **options}
+    training = _tune_training(trainer, target_batch_size, {"budget": budget, **given})
+    judged = None
+    if evaluation and trainer.eval_dataset is not None:
+        judged = _tune_evaluation(trainer, {"budget": budget, **given})
+    return TrainerResult(training=training, evaluation=judged)
+
+
+def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) -> TuningResult:
+    arguments = trainer.args
+    size, devices = arguments.per_device_train_batch_size, arguments.world_size
+    accumulate = arguments.gradient_accumulation_steps if target is None else max(1, target // (size * devices))
+    loader = trainer.get_train_dataloader()
+    own, trainer.optimizer = trainer.optimizer, trainer.create_optimizer()
+    optimizer = optimizers.like(trainer.optimizer, clip_norm=arguments.max_grad_norm)
+    trainer.optimizer = own
+    with _checkpointing(trainer):
+        result = autotune_module(
+            _step(trainer, trainer.compute_loss), next(iter(loader)), mode="training", loss=_as_it_is,
+            optimizer=optimizer, accumulate=accumulate, **_limited(options, len(trainer.train_dataset) // devices),
+        )  # fmt: skip
+    if not result.recommended or result.batch_size is None:
+        warnings.warn(f"{result.reasons[0]} per_device_train_batch_size stays {size}.", stacklevel=3)
+        return result
+    if target is not None:
+        division = cut(result, target // devices)
+        arguments.gradient_accumulation_steps = trainer.accelerator.gradient_accumulation_steps = division.steps
+    arguments.per_device_train_batch_size = result.batch_size if target is None else division.batch_size
+    trainer._train_batch_size = arguments.train_batch_size  # noqa: SLF001 - its loader's size, as auto_find_batch_size
+    return result
+
+
+def _tune_evaluation(trainer: Any, options: dict[str, Any]) -> TuningResult:
+    arguments = trainer.args
+    loss_only = arguments.prediction_loss_only or trainer.compute_metrics is None
+
+    def evaluate(model: Any, inputs: dict[str, Any]) -> Any:
+        return trainer.prediction_step(model, inputs, loss_only)
+
+    batch = next(iter(trainer.get_eval_dataloader()))
+    largest = len(trainer.eval_dataset) // arguments.world_size
+    result = autotune_module(_step(trainer, evaluate), batch, **_limited(options, largest))
+    if result.recommended and result.batch_size is not None:
+        arguments.per_device_eval_batch_size = result.batch_size
+    else:
+        unchanged = arguments.per_device_eval_batch_size
+        warnings.warn(f"{result.reasons[0]} per_device_eval_batch_size stays {unchanged}.", stacklevel=3)
+    return result
+
+
+def _limited(options: dict[str, Any], num_samples: int) -> dict[str, Any]:
+    """Return the options with a batch that is at most the dataset."""
+    most = options.get("max_batch_size")
+    return {**options, "max_batch_size": max(1, num_samples if most is None else min(most, num_samples))}
+
+
+def _step(trainer: Any, call: Callable[[Any, dict[str, Any]], Any]) -> Any:
+    """Return a module whose forward pass calls a method of the trainer with its model and a batch."""
+    import torch
+
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = trainer.model
+
+        def forward(self, **inputs: Any) -> Any:
+            with trainer.compute_loss_context_manager():
+                return call(self.model, inputs)
+
+    Step.__name__ = type(trainer.model).__name__
+    return Step()
+
+
+def _as_it_is(loss: Any) -> Any:
+    return loss
+
+
+@contextlib.contextmanager
+def _checkpointing(trainer: Any) -> Iterator[None]:
+    """Have the model compute activations again, where `trainer.train()` will."""
+    names = ("activation_checkpointing", "gradient_checkpointing")  # since transformers 5, and before
+    name = next((name for name in names if hasattr(trainer.model, f"{name}_enable")), None)
+    if name is None or not any(getattr(trainer.args, each, False) for each in names):
+        yield
+        return
+    getattr(trainer.model, f"{name}_enable")()
+    try:
+        yield
+    finally:
+        getattr(trainer.model, f"{name}_disable")()

@@ -11,11 +11,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cubatch.checks import check_batch_size
 from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_state import SavedState
+from cubatch.integrations import optimizers
 from cubatch.tuning import notes
+from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
 
@@ -34,6 +37,7 @@ class _Finder:
         self,
         *,
         batch_arg_name: str = "batch_size",
+        target_batch_size: int | None = None,
         max_batch_size: int | None = None,
         memory_limit: int | str | None = None,
         latency_limit: float | None = None,
@@ -47,6 +51,7 @@ class _Finder:
         self.optimal_batch_size = None
         self.result: TuningResult | None = None
         self._max_batch_size = max_batch_size
+        self._target = None if target_batch_size is None else check_batch_size(target_batch_size, "target_batch_size")
         self._options: dict[str, Any] = {
             "memory_limit": memory_limit, "latency_limit": latency_limit, "objective": objective,
             "tolerance": tolerance, "budget": budget, "seed": seed, "progress": progress,
@@ -72,6 +77,9 @@ class _Finder:
         for remark in Inputs.of((batch,), None).remarks():
             rank_zero_warn(notes.sentence(notes.of_remark(remark)))
         self.optimal_batch_size = self.result.batch_size if self.result.recommended else None
+        if self.optimal_batch_size is not None and self._target is not None and trainer.state.fn == "fit":
+            division = cut(self.result, self._target)
+            self.optimal_batch_size, trainer.accumulate_grad_batches = division.batch_size, division.steps
         if self.optimal_batch_size is not None:
             lightning_setattr(pl_module, self._batch_arg_name, self.optimal_batch_size)
         _reset_dataloaders(trainer)  # they are there already, with the old size
@@ -98,8 +106,8 @@ class _Finder:
                     remedy="What such a module does in a step is its own: hand it to autotune_callable().",
                 )  # fmt: skip
             training = {
-                "mode": "training", "loss": _loss, "optimizer": _alike(trainer.optimizers[0]),
-                "accumulate": trainer.accumulate_grad_batches,
+                "mode": "training", "loss": _loss, "optimizer": _optimizer(trainer),
+                "accumulate": self._accumulated(trainer, batch),
             }  # fmt: skip
         return autotune_module(
             _as_step(trainer, pl_module, _STEPS[trainer.state.fn]),
@@ -110,6 +118,12 @@ class _Finder:
             **self._options,
         )
 
+    def _accumulated(self, trainer: Any, batch: Any) -> int:
+        """Return the batches to an optimizer step: the trainer's, or those that the target has at the loader's size."""
+        if self._target is None:
+            return int(trainer.accumulate_grad_batches)
+        return max(1, self._target // Inputs.of((batch,), None).batch_size)
+
 
 def _first_batch(trainer: Any) -> tuple[Any, int | None]:
     """Return a batch as a step gets it, and the number of samples; None if unknown."""
@@ -118,7 +132,7 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
     loader = loop._combined_loader  # noqa: SLF001 - as above
     try:
         num_samples: int | None = loader._dataset_length()  # noqa: SLF001 - as above
-    except NotImplementedError:  # of iterables nobody knows
+    except NotImplementedError:  # an iterable has no length
         num_samples = None
     batch = next(iter(loader))[0]
     batch = trainer.precision_plugin.convert_input(batch)
@@ -194,25 +208,16 @@ def _loss(output: Any) -> Any:
     return output["loss"] if isinstance(output, Mapping) else output
 
 
-def _alike(optimizer: Any) -> Callable[[Iterable[Any]], Any]:
-    """Return a function that makes optimizers of the same class and options, with a learning rate of 0."""
+def _optimizer(trainer: Any) -> Callable[[Iterable[Any]], Any]:
+    """Return a function that makes optimizers like the first of the trainer, with its clipping of gradients."""
     from lightning.pytorch.core.optimizer import _MockOptimizer  # stands where there is none
 
-    kind: Any = type(optimizer)
-    takes = inspect.signature(kind).parameters
+    optimizer = trainer.optimizers[0]
     if isinstance(optimizer, _MockOptimizer):
         remedy = "Without one nothing is trained: find the batch size of trainer.validate()."
-        raise InvalidArgument("configure_optimizers", None, "a function that gives an optimiser", remedy)
-    options = {name: value for name, value in optimizer.defaults.items() if name in takes}
-
-    def made(parameters: Iterable[Any]) -> Any:
-        trained = list(parameters)
-        try:
-            return kind(trained, **options | ({"lr": 0.0} if options.get("lr") else {}))
-        except ValueError:  # a rate of 0 is refused by some
-            return kind(trained, **options)
-
-    return made
+        raise InvalidArgument("configure_optimizers", None, "a function that returns an optimizer", remedy)
+    is_norm = trainer.gradient_clip_algorithm in (None, "norm")
+    return optimizers.like(optimizer, clip_norm=trainer.gradient_clip_val if is_norm else None)
 
 
 if TYPE_CHECKING:
@@ -247,11 +252,13 @@ they are the same at every size.
 
 Args:
     batch_arg_name: The attribute that holds the batch size.
+    target_batch_size: Samples of one optimizer step. Batches that divide it are accumulated: the trainer's
+        `accumulate_grad_batches` is set too.
     max_batch_size: Propose nothing larger; the number of samples is always a limit.
     memory_limit, latency_limit, objective, tolerance, budget, seed, progress: As for `cubatch.autotune_module`.
 
 Attributes:
-    optimal_batch_size: The recommendation; None before there is one.
+    optimal_batch_size: The batch size that was set; None before there is a recommendation.
     result: The `TuningResult` behind it.
 
 Raises:

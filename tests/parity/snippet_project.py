@@ -1,18 +1,27 @@
-"""The `my_project` of the snippets for Lightning: a module whose loader reads its batch size."""
+"""The `my_project` of the snippets: a Lightning module that reads its batch size, and a Hugging Face Trainer."""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import warnings
 from unittest import mock
 
 import torch
 
-# Lightning's metrics import torchvision, of which a build for GPUs cannot register shapes beside a PyTorch for CPUs.
-with (
-    warnings.catch_warnings(),
-    mock.patch.object(torch.library, "register_fake", return_value=lambda function: function),
-):
-    warnings.simplefilter("ignore")
+
+@contextlib.contextmanager
+def registering_nothing():
+    """Import torchvision, of which a build for GPUs cannot register shapes beside a PyTorch for CPUs."""
+    with (
+        warnings.catch_warnings(),
+        mock.patch.object(torch.library, "register_fake", return_value=lambda function: function),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+with registering_nothing():  # Lightning's metrics import torchvision
     import lightning as L  # noqa: N812 - as Lightning's own pages have it
 
 NUM_SAMPLES = 256
@@ -37,3 +46,23 @@ class Model(L.LightningModule):
 
 
 model = Model()
+
+
+def make_trainer():
+    """Return a Trainer of a small text classifier on 64 sequences."""
+    with registering_nothing():
+        from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+    ids = torch.arange(64 * 8).reshape(64, 8) % 32
+    data = [{"input_ids": row, "labels": torch.tensor(place % 2)} for place, row in enumerate(ids)]
+    config = BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(), use_cpu=True, report_to=[], save_strategy="no", max_steps=2, disable_tqdm=True
+    )
+    return Trainer(BertForSequenceClassification(config), arguments, train_dataset=data)
+
+
+def __getattr__(name):
+    """Make the Trainer on first use: Lightning's snippets do not need it."""
+    if name != "trainer":
+        raise AttributeError(name)
+    return make_trainer()

@@ -142,6 +142,19 @@ def test_fit_times_the_accumulation_of_the_trainer(tmp_path):
     assert finder.result.accumulate == 8
 
 
+def test_a_target_is_kept_by_accumulation(tmp_path):
+    """Batch size times accumulated batches is the target; the timed step has the batches that it has at the start."""
+    data, target = Data(), 8
+    options = {"budget": 120.0, "max_batch_size": target, "memory_limit": "1GiB"}
+    began, finder = data.batch_size, CubatchBatchSizeFinder(target_batch_size=target, **options)
+    loop = trainer(tmp_path, finder, limit_val_batches=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loop.fit(Counter(), datamodule=data)
+    assert finder.result.accumulate == target // began
+    assert data.batch_size * loop.accumulate_grad_batches == target
+
+
 def all_ran(finder):
     return {m.status for m in finder.result.measurements} <= {"ok", "dropped", "not_run"}
 

@@ -1,0 +1,115 @@
+"""`tune_trainer`: the Trainer of Hugging Face trains and evaluates with the sizes that were found."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")  # first: a module that was skipped before is there in part only
+
+from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.integrations.huggingface import tune_trainer  # noqa: E402
+from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
+
+pytest.importorskip("transformers")
+with registering_nothing():
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+NUM_SAMPLES, LENGTH = 48, 8
+TWO = {"budget": 120.0, "batch_sizes": [4, 8], "memory_limit": "1GiB"}
+
+
+class Texts(torch.utils.data.Dataset):
+    """Sequences of eight tokens of two classes."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, place):
+        ids = torch.arange(place, place + LENGTH) % 32
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor(place % 2)}
+
+
+class Observed(Trainer):
+    """Keeps the batch sizes that it trained and evaluated with."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.trained, self.evaluated = [], []
+
+    def training_step(self, model, inputs, *args, **more):
+        self.trained.append(len(inputs["labels"]))
+        return super().training_step(model, inputs, *args, **more)
+
+    def evaluation_loop(self, dataloader, *args, **more):
+        self.evaluated.append(len(next(iter(dataloader))["labels"]))
+        return super().evaluation_loop(dataloader, *args, **more)
+
+
+def make(path, **more):
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    arguments = TrainingArguments(
+        output_dir=str(path), use_cpu=True, report_to=[], save_strategy="no", max_steps=3, disable_tqdm=True,
+        per_device_train_batch_size=2, per_device_eval_batch_size=2, **more,
+    )  # fmt: skip
+    return Observed(BertForSequenceClassification(config), arguments, train_dataset=Texts(), eval_dataset=Texts())
+
+
+@pytest.fixture(autouse=True)
+def _quietly():
+    with registering_nothing(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_training_and_evaluation_use_the_sizes_found(tmp_path):
+    """Batches of the trainer have the recommended sizes; the model is as it was before tuning."""
+    trainer = make(tmp_path)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    found = tune_trainer(trainer, **TWO)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert (found.training.mode, found.evaluation.mode) == ("training", "inference")
+    assert trainer.args.per_device_train_batch_size == found.training.batch_size
+    assert trainer.args.per_device_eval_batch_size == found.evaluation.batch_size
+    trainer.train()
+    trainer.evaluate()
+    assert set(trainer.trained) == {found.training.batch_size}
+    assert trainer.evaluated == [found.evaluation.batch_size]
+
+
+def test_a_target_is_kept_by_accumulation(tmp_path):
+    """Batch size times accumulated batches is the target, in the arguments and in the loop."""
+    trainer = make(tmp_path)
+    found = tune_trainer(trainer, target_batch_size=12, evaluation=False, **TWO)
+    arguments = trainer.args
+    assert found.evaluation is None
+    assert found.training.accumulate == 6
+    assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 12
+    trainer.train()
+    per_step = arguments.gradient_accumulation_steps
+    assert all(sum(trainer.trained[at : at + per_step]) == 12 for at in range(0, 3 * per_step, per_step))
+
+
+def test_a_timed_step_clips_gradients_and_uses_the_optimizer_of_the_trainer(tmp_path, monkeypatch):
+    """AdamW of the Trainer's own kind steps after its gradients were clipped to max_grad_norm."""
+    clipped, stepped = [], set()
+    clip, step = torch.nn.utils.clip_grad_norm_, torch.optim.AdamW.step
+    monkeypatch.setattr(
+        torch.nn.utils,
+        "clip_grad_norm_",
+        lambda given, norm, *a, **k: (clipped.append(norm), clip(given, norm, *a, **k))[1],
+    )
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a: (stepped.add(type(self)), step(self, *a))[1])
+    tune_trainer(make(tmp_path, max_grad_norm=0.5), evaluation=False, **TWO)
+    assert set(clipped) == {0.5}
+    assert stepped == {torch.optim.AdamW}
+
+
+@pytest.mark.parametrize("target", [0, 2.5, "64", True])
+def test_a_target_is_checked(tmp_path, target):
+    """It is a whole number of samples."""
+    with pytest.raises(InvalidArgument) as caught:
+        tune_trainer(make(tmp_path), target_batch_size=target)
+    assert caught.value.field == "target_batch_size"
