@@ -20,6 +20,7 @@ from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.tuning import ladder
+from cubatch.tuning.limits import Limits
 from tests.fakes import Behaviour, ColdStart, Curve, affine
 
 TOLERANCE = 0.01  # throughput that a finder may lose for a smaller batch, here and in the request to cubatch
@@ -144,7 +145,7 @@ class Traits:
 
     def candidates(self) -> list[Candidate]:
         """List the candidates for something of which nothing is known."""
-        return ladder.plain_candidates(self.max_batch_size)
+        return ladder.plain(Limits(max_batch_size=self.max_batch_size))
 
     def case(self, kind: str, seed: int) -> Case:
         """Put the device together, and look up its best size over all integers."""

@@ -24,7 +24,6 @@ from cubatch.hardware.facts import Device
 from cubatch.network.graph import as_network
 from cubatch.network.models import resolve
 from cubatch.tuning.results import Measurement, TuningResult
-from cubatch.units import shown
 from cubatch.workload import Workload
 
 MEASURED_SD = 0.02
@@ -35,8 +34,6 @@ MOST_ANCHORS = 100
 """Each takes five predictions of its network."""
 MOST_MEASURED = 1000
 """Batch sizes of all anchors together: the time grows with the cube of their number."""
-SHORTEST, LONGEST = 1e-9, 86400.0
-"""Plausible seconds of a step."""
 _OF_OTHERS = ("torch", "onnxruntime")  # libraries that the model does not know
 
 
@@ -83,7 +80,7 @@ def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[A
         work: The workload to predict.
 
     Raises:
-        InvalidData: If a file is no tuning result of this schema, or is a prediction, or has impossible times.
+        InvalidData: If a file is no tuning result of this schema.
         InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, or has no time. Also if it
             shares neither GPU, nor library and dtype, nor network with the prediction; or if there are too many.
     """
@@ -129,9 +126,8 @@ def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> 
     if not takes_time(work):
         raise refused("results of a layer or network that does something")
     seconds, sds = dict[int, float](), dict[int, float]()
-    for row, m in enumerate(result.measurements):
+    for m in result.measurements:
         if m.status == "ok" and m.latency_seconds is not None:
-            _check(m, m.latency_seconds, origin, f"measurements[{row}].")
             seconds[m.batch_size], sds[m.batch_size] = m.latency_seconds, _sd(m)
     if not seconds:
         raise refused('results with a measurement whose status is "ok"')
@@ -145,22 +141,6 @@ def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> 
             f"predict with {python} (`{shell}`) to learn from it.",
         )
     return Anchor(origin, work, seconds, sds)
-
-
-def _check(measurement: Measurement, median: float, origin: str, path: str) -> None:
-    """Reject impossible times, and an interval that does not hold its median."""
-    interval = measurement.latency_interval or (median, median)
-    for name, times in (
-        ("latency_seconds", (median,)),
-        ("latency_interval", interval),
-        ("timings_seconds", measurement.timings_seconds),
-    ):
-        for seconds in times:
-            if not SHORTEST <= seconds <= LONGEST:
-                wanted = f"between {SHORTEST:g} and {LONGEST:g} seconds"
-                raise InvalidData(origin, f"{path}{name} must be {wanted}, got {shown(seconds)}")
-    if not interval[0] <= median <= interval[1]:
-        raise InvalidData(origin, f"{path}latency_interval must hold latency_seconds {median!r}, got {shown(interval)}")
 
 
 def _sd(measurement: Measurement) -> float:
@@ -179,22 +159,7 @@ def _load(path: str | Path, place: str) -> TuningResult:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
-    if other := _other(text):
-        raise InvalidData(str(path), other, "Anchors are what `tune` wrote.")
     return TuningResult.from_json(text, source=str(path))
-
-
-def _other(text: str) -> str | None:
-    """Return which other JSON of cubatch it is, or None; `TuningResult` rejects text that is no JSON."""
-    try:
-        facts = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(facts, dict):
-        return None
-    if facts.get("predicted"):
-        return "holds a prediction, not measurements"
-    return None if "measurements" in facts else "holds no tuning result: there are no measurements in it"
 
 
 def _device(result: TuningResult, predicted: Device, refused: Callable[..., InvalidArgument]) -> Device:

@@ -163,7 +163,7 @@ def propose(
         steps = _ladder([*_proposals(crests_of or work, largest, limits.max_batch_size), *_current(limits)])
     else:
         steps = asked_for(limits.batch_sizes)
-    return Ladder(tuple(_planned(work, step, largest) for step in steps), largest, memory.bytes)
+    return _bounded(steps, memory, largest, lambda size: plan(work, size).total)
 
 
 def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
@@ -180,19 +180,18 @@ def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Cal
     if limits.batch_sizes is None:
         top = limits.max_batch_size
         steps = _ladder([*_plain(min(largest, top or largest)), *_limits(largest, top), *_current(limits)])
-    return Ladder(
-        tuple(
-            attrs.evolve(step, predicted_peak_bytes=peak_bytes(step.batch_size), over_limit=step.batch_size > largest)
-            for step in steps
-        ),
-        largest,
-        memory.bytes,
+    return _bounded(steps, memory, largest, peak_bytes)
+
+
+def _bounded(
+    steps: Iterable[Candidate], memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]
+) -> Ladder:
+    """Make a ladder with the memory of each size."""
+    planned = (
+        attrs.evolve(step, predicted_peak_bytes=peak_bytes(step.batch_size), over_limit=step.batch_size > largest)
+        for step in steps
     )
-
-
-def _planned(work: Workload, step: Candidate, largest: int) -> Candidate:
-    total = plan(work, step.batch_size).total
-    return attrs.evolve(step, predicted_peak_bytes=total, over_limit=step.batch_size > largest)
+    return Ladder(tuple(planned), largest, memory.bytes)
 
 
 def timed(work: Workload, ladder: Ladder) -> Ladder:
@@ -212,30 +211,14 @@ def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
     return timed(work, attrs.evolve(ladder, candidates=(step,))).candidates[0]
 
 
-def plain_candidates(max_batch_size: int, *, batch_sizes: Iterable[int] | None = None) -> list[Candidate]:
+def plain(limits: Limits) -> list[Candidate]:
     """
-    List batch sizes for an unknown workload: powers of two, 1.5 times them, and the limit.
-
-    Args:
-        max_batch_size: The largest that may be tried.
-        batch_sizes: Return exactly these.
-
-    Returns:
-        list[Candidate]: Ascending, at most 40 (by the rule of `candidates`) unless given.
-
-    Raises:
-        InvalidArgument: If a size is not a whole number of at least 1, or is above the limit.
+    Propose sizes for an unknown workload: those of the request, else powers of two, 1.5 times them, and the maximum.
 
     Example:
-        >>> [candidate.batch_size for candidate in plain_candidates(14)]
+        >>> [candidate.batch_size for candidate in plain(Limits(max_batch_size=14))]
         [1, 2, 3, 4, 6, 8, 12, 14]
     """
-    limits = Limits.of(batch_sizes, checks.check_batch_size(max_batch_size, "max_batch_size"))
-    return plain(limits)
-
-
-def plain(limits: Limits) -> list[Candidate]:
-    """List the sizes of `plain_candidates`, or those of the request."""
     if limits.batch_sizes is not None:
         return asked_for(limits.batch_sizes)
     top = limits.max_batch_size or checks.MAX_BATCH_SIZE

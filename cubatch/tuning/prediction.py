@@ -92,7 +92,7 @@ def predict(
     Raises:
         InvalidArgument: If an argument makes no sense, no batch size is within the limits, the network does nothing, or
             an anchor is unrelated. Also for a CPU, and for a GPU without facts that the model needs.
-        InvalidData: If an anchor's file is no tuning result of this schema, or has impossible times.
+        InvalidData: If an anchor's file is no tuning result of this schema.
         DoesNotFit: If not even one sample fits (also a MemoryError).
 
     Example:

@@ -414,6 +414,8 @@ class TuningResult(BatchSizeResult):
         if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
             remedy = "Read it with the cubatch that wrote it, or tune again."
             raise InvalidData(source, f"schema must be {SCHEMA}, got {shown(data.get('schema'))}", remedy)
+        if data.get("predicted"):
+            raise InvalidData(source, "holds a prediction, not measurements", "Tune on the device to measure.")
         listed = data.get("measurements")
         if isinstance(listed, list):
             measurements = [

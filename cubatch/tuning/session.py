@@ -12,6 +12,7 @@ import attrs
 from cubatch.engine.conditions import conditions, environment
 from cubatch.errors import CubatchError, NothingMeasured
 from cubatch.hardware import host, quota
+from cubatch.hardware.room import MemoryLimit
 from cubatch.measure.records import Measured, Recorder
 from cubatch.search import loop
 from cubatch.tuning import answer as answers
@@ -39,7 +40,7 @@ def tune(subject: Subject, request: Request) -> TuningResult:
         KeyboardInterrupt, or what `request.progress` raises: With the result so far as `partial`.
     """
     with _open(subject, request) as run:
-        notes = [*subject.start(refresh=request.store == "refresh" and run.is_kept), *_memory_notes(subject)]
+        notes = [*subject.start(refresh=request.store == "refresh" and run.is_kept), *_memory_notes(subject.memory)]
         try:
             cached = _cached_ladder(run)
             ladder = subject.ladder(request.limits, cached, is_finished=run.finished)
@@ -80,8 +81,8 @@ def _cached_ladder(run: Run) -> Ladder | None:
     return Ladder(run.ladder, facts.get("largest_batch_size"), facts.get("memory_bytes"), facts)
 
 
-def _memory_notes(subject: Subject) -> list[Note]:
-    memory, notes = subject.memory, []
+def _memory_notes(memory: MemoryLimit) -> list[Note]:
+    notes = []
     if memory.is_lowered:
         notes.append(note("memory_lowered", limit_bytes=memory.bytes, reason=memory.note))
     if memory.others:

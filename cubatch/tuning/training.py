@@ -191,14 +191,7 @@ def arrange(
     """
     Check the arguments of `train`, and determine the batch size if none was given.
 
-    Args:
-        spec, data, download, batch_size, target_batch_size, weights, save, checkpoint, checkpoint_seconds, device,
-            devices: As for `train`.
-        tune: Replaces `autotune`, to show its progress; None for `autotune`.
-        options: The others, as for `train`.
-
-    Raises:
-        CubatchError: As `train`.
+    `tune` replaces `autotune`, to show its progress. The other arguments and the errors are those of `train`.
     """
     check_path(data, "data")
     checkpoints.check_files(save=save, checkpoint=checkpoint)

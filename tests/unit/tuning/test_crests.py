@@ -41,11 +41,6 @@ def tiles_by_hand(layer: Layer, pass_: Pass, n: int) -> int:
 # --- Coulom --------------------------------------------------------------------------------------------------
 
 
-def test_coulom_sizes_of_a_go_board_on_a_v100() -> None:
-    """The published example: 19 x 19 boards, 128 channels, 80 SMs."""
-    assert sizes(coulom(GO, V100_SMS, 10**6), "coulom")[:4] == [28, 56, 85, 113]
-
-
 def test_coulom_sizes_go_1_to_8_then_double_up_to_the_limit() -> None:
     """int(n * (1 << 14) * SM / (h * w * c)) for n = 1 to 8, 16, 32, ... as long as it is within the limit."""
     for limit in (27, 28, 112, 113, 453, 454, 5000):

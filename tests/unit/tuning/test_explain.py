@@ -19,7 +19,6 @@ from cubatch.tuning.subject import SubjectFacts
 from cubatch.units import format_objective, format_tenths
 from tests.unit.tuning import explained
 from tests.unit.tuning.ends import (
-    DROPPED,
     ERROR,
     NO_MEMORY,
     NOT_RUN,
@@ -157,16 +156,6 @@ def test_a_comparison_of_powers_of_two_gives_its_interval(factor: float, said: s
     assert 12.5 < float(low) < float(high) < 30.0
 
 
-@pytest.mark.parametrize(("l2", "said"), [("cold", "L2 cache is cold"), ("warm", "L2 cache is warm"), (None, None)])
-def test_what_the_cache_held_is_said(l2: str | None, said: str | None) -> None:
-    """One sentence of the two, or none where nobody knows."""
-    measured = Measured(timings=tuple(rounds(8, [1.0] * 5)), outcomes=(Outcome(8, "ok"),))
-    result = answers.answer([Candidate(8)], measured, goal=Goal(), setting={"l2": l2})
-    assert [words for words in ("L2 cache is cold", "L2 cache is warm") if words in " ".join(result.reasons)] == (
-        [said] if said else []
-    )
-
-
 def test_batches_that_cost_the_same_time_are_said_from_twice_the_smallest_on() -> None:
     """Of 1 and 2 it is worth a sentence; of 3 and 4 every size differs somehow."""
     for sizes, said in (((1, 2), True), ((3, 4), False)):
@@ -230,13 +219,6 @@ def test_a_latency_limit_that_the_smallest_size_breaks_is_the_only_thing_to_rais
     assert caught.value.remedy == "Raise latency_limit."
     with pytest.raises(NothingMeasured, match=r"\(1 timing\).*Raise latency_limit or allow smaller batch sizes\.$"):
         decide({64: too_slow(0.0576, 1)}, Goal(latency_limit=1e-6))
-
-
-def test_no_size_is_to_be_left_out_where_every_one_that_was_tried_raised() -> None:
-    """Larger ones are dropped for those that failed: without the sizes that raised nothing is left."""
-    with pytest.raises(NothingMeasured) as caught:
-        decide({1: ERROR, 2: ERROR, 4: DROPPED})
-    assert caught.value.remedy == "Mend what the error names: every size that was tried raised one."
 
 
 def test_a_remedy_is_given_for_each_limit_that_was_broken_and_no_other() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, UnknownName, UnsupportedDtype
+from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.estimate.on_sms import first_grid
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import probe
@@ -24,6 +24,7 @@ from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
 from cubatch.network.passes import Pass
 from cubatch.tuning import candidate_layers, ladder
+from cubatch.tuning.limits import Limits
 from tests.building import workload
 from tests.thorough import examples
 
@@ -106,12 +107,6 @@ def test_backward_crests_name_their_pass() -> None:
     assert not sizes(ladder.candidates(wide, device=V100, mode="training"), "wgrad")
 
 
-def test_powers_of_two_reach_to_the_limit() -> None:
-    """1, 2, 4, ... up to the largest batch that may run."""
-    assert sizes(ladder.candidates(GO, device=V100, max_batch_size=100), "power of two") == [1, 2, 4, 8, 16, 32, 64]
-    assert sizes(ladder.candidates(GO, device=V100, max_batch_size=64), "power of two")[-1] == 64
-
-
 def test_the_memory_limit_and_shares_of_it_are_candidates() -> None:
     """The largest batch whose plan fits, 0.9 and 0.75 of it; nothing is above."""
     found = ladder.candidates("resnet18", device=V100, memory_limit="1GiB")
@@ -132,14 +127,6 @@ def test_the_plan_of_the_limit_fits_and_one_more_does_not() -> None:
         "resnet18", batch_size=top.batch_size + 1, mode="training", optimizer="adam", device=V100
     )
     assert plan.total > 2**30
-
-
-def test_max_batch_size_is_itself_a_candidate_and_the_last() -> None:
-    """The user's limit is measured, and nothing above it; the memory limit beyond it is not."""
-    found = ladder.candidates(GO, device=V100, max_batch_size=777)
-    assert found[-1].batch_size == 777
-    assert "max_batch_size" in found[-1].reasons
-    assert not sizes(found, "memory limit")
 
 
 def test_max_batch_size_above_memory_is_no_candidate() -> None:
@@ -194,17 +181,6 @@ def test_predicted_seconds_of_a_recomputed_step_are_longer() -> None:
     assert (again[0].predicted_seconds or 0) > 1.1 * (plain[0].predicted_seconds or 0) > 0
 
 
-def test_recomputing_makes_room_for_more() -> None:
-    """The largest and its bytes are those of the plan that keeps less."""
-    net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
-    options: dict[str, Any] = {"mode": "training", "recompute": True, "library": "cubatch", "device": V100}
-    found = ladder.candidates(net, memory_limit="4GiB", **options)
-    assert found[-1].batch_size == fit.max_batch_size(net, "4GiB", **options)
-    for one in (found[0], found[-1]):
-        assert one.predicted_peak_bytes == step_footprint.footprint(net, batch_size=one.batch_size, **options).total
-    assert found[-1].batch_size > fit.max_batch_size(net, "4GiB", **options | {"recompute": False})
-
-
 def test_predicted_seconds_are_the_rooflines_where_a_fact_is_missing() -> None:
     """28 boards of 2 x 361 x 9 x 128 x 128 FLOP at 15.67 TFLOP/s (compute-bound), on a GPU of unknown SMs."""
     bare = attrs.evolve(probe.device(V100), num_sms=None)
@@ -231,26 +207,10 @@ def test_the_cpu_has_powers_of_two_and_between_and_the_limits() -> None:
     assert reasons(found, 100) == ("max_batch_size",)
 
 
-def test_the_cpus_memory_limit_is_a_candidate_with_its_shares() -> None:
-    """An explicit limit on the CPU is treated like a GPU's memory."""
-    found = ladder.candidates("mnist-cnn", device="cpu", mode="training", memory_limit="16MiB")
-    top = fit.max_batch_size("mnist-cnn", "16MiB", mode="training", device="cpu")
-    assert sizes(found, "memory limit") == [top * 3 // 4, top * 9 // 10, top]
-
-
-def test_plain_candidates_know_only_the_limit() -> None:
-    """For a callable: powers of two, 1.5 times them, the limit."""
-    assert ladder.plain_candidates(12)[-1].reasons == ("1.5 times a power of two", "max_batch_size")
-    found = ladder.plain_candidates(20)
-    assert [c.batch_size for c in found] == [1, 2, 3, 4, 6, 8, 12, 16, 20]
-    assert {c.predicted_peak_bytes for c in found} == {None}
-    assert [c.batch_size for c in ladder.plain_candidates(1)] == [1]
-
-
 @given(limit=st.integers(1, 2**31 - 1))
 def test_plain_candidates_hold_the_bounds_at_any_limit(limit: int) -> None:
     """At most 40, ascending, no gap wider than a factor of two, both ends in, every kind represented."""
-    check(ladder.plain_candidates(limit), limit)
+    check(ladder.plain(Limits(max_batch_size=limit)), limit)
 
 
 def test_batch_sizes_are_exactly_those_asked_for() -> None:
@@ -259,7 +219,6 @@ def test_batch_sizes_are_exactly_those_asked_for() -> None:
     found = ladder.candidates(GO, device=V100, batch_sizes=asked)
     assert [c.batch_size for c in found] == sorted(set(asked))
     assert {c.reasons for c in found} == {("asked for",)}
-    assert [c.batch_size for c in ladder.plain_candidates(500, batch_sizes=iter(asked))] == sorted(set(asked))
 
 
 def test_batch_sizes_above_the_memory_limit_are_marked() -> None:
@@ -280,13 +239,6 @@ def test_bad_batch_sizes_are_refused(value: Any) -> None:
     assert caught.value.allowed
 
 
-def test_a_text_is_no_list_of_sizes() -> None:
-    """It is named whole, not by its first letter."""
-    with pytest.raises(InvalidArgument) as caught:
-        ladder.candidates(GO, device=V100, batch_sizes="8,16")
-    assert caught.value.value == "8,16"
-
-
 def test_a_size_asked_for_above_max_batch_size_is_a_contradiction() -> None:
     """Neither argument is silently preferred."""
     with pytest.raises(InvalidArgument) as caught:
@@ -301,8 +253,6 @@ def test_a_bad_max_batch_size_is_refused(value: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         ladder.candidates(GO, device=V100, max_batch_size=value)
     assert caught.value.field == "max_batch_size"
-    with pytest.raises(InvalidArgument):
-        ladder.plain_candidates(value)
 
 
 def test_less_memory_than_one_sample_is_said_with_both_numbers() -> None:
@@ -313,26 +263,6 @@ def test_less_memory_than_one_sample_is_said_with_both_numbers() -> None:
     assert caught.value.needed_bytes is not None
     assert caught.value.needed_bytes > 138_357_544 * 4
     assert isinstance(caught.value, MemoryError)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"dtype": "tf32"}, UnsupportedDtype),
-        ({"dtype": "float16", "library": "im2col"}, UnsupportedDtype),
-        ({"dtype": "float8"}, UnknownName),
-        ({"device": "titan x"}, InvalidArgument),
-        ({"device": "v1000"}, UnknownName),
-        ({"mode": "train"}, InvalidArgument),
-        ({"memory_limit": "much"}, InvalidArgument),
-        ({"memory_limit": 0}, InvalidArgument),
-        ({"optimizer": "lion"}, InvalidArgument),
-    ],
-)
-def test_bad_arguments_are_our_errors(options: dict[str, Any], error: type[CubatchError]) -> None:
-    """Whatever is wrong with an argument is a CubatchError of the fitting kind."""
-    with pytest.raises(error):
-        ladder.candidates(GO, **{"device": V100, **options})
 
 
 # --- bounds of every ladder ----------------------------------------------------------------------------------

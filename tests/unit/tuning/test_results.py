@@ -17,7 +17,6 @@ from cubatch.measure.records import (
     STATUSES,
     Keeper,
     Measured,
-    NullKeeper,
     Outcome,
     Recorder,
     Timing,
@@ -364,24 +363,6 @@ def test_a_recorder_remembers_and_passes_on() -> None:
     assert recorder.measured == Measured(timings=(first, second), outcomes=(Outcome(8, "ok"),), seconds_spent=4.0)
     assert recorder.measured.of(8) == (second, first)
     assert heard == [second, Outcome(8, "ok"), 4.0]
-
-
-def test_a_null_keeper_answers_every_call_of_a_keeper() -> None:
-    """Whoever keeps nothing need not be asked first."""
-    keeper: Keeper = NullKeeper()
-    keeper.timing(Timing(batch_size=1, round=0, seconds=1.0))
-    keeper.outcome(Outcome(1, "ok"))
-    keeper.spent(1.0)
-
-
-def test_a_result_without_the_keys_that_were_added_later_is_read() -> None:
-    """Files of the same schema from before visits were counted know nothing of them, and stay readable."""
-    data = json.loads(a_result().to_json())
-    for measurement in data["measurements"]:
-        for name in ADDED_KEYS:
-            del measurement[name]
-    read = TuningResult.from_json(json.dumps(data))
-    assert {getattr(measurement, name) for measurement in read.measurements for name in ADDED_KEYS} == {None}
 
 
 def test_a_result_can_be_a_key() -> None:

@@ -74,31 +74,6 @@ def test_no_network_is_surer_than_a_measurement(monkeypatch):
     assert np.diag(sharpen(asked(), [1, 64], []).covariance) == pytest.approx(0.2**2 + 0.02**2)
 
 
-def test_an_anchor_that_says_nothing_leaves_the_interval_as_it_is():
-    """Another network on another GPU with another source shares no error with what is asked, whatever it measured."""
-    own, sizes = step_of(asked(), [1, 64]), [1, 64]
-    foreign = asked(c=9, k=1, device=THERE, dtype="float16", library="cubatch")
-    found = sharpen(asked(), sizes, [truth(foreign, 3.0, 3.0)])
-    for got, alone in ((found.step.seconds, own.seconds), (found.step.low, own.low), (found.step.high, own.high)):
-        assert got == pytest.approx(alone, rel=1e-12)
-    assert found.covariance == pytest.approx(sharpen(asked(), sizes, []).covariance, rel=1e-12)
-
-
-def test_what_no_scale_explains_is_shared_as_the_scales_are():
-    """
-    A step half of either scale, on the same GPU in another dtype 1.5 times as slow: half of the rest is shared.
-
-    The rest is 0.04 less what the scales explain, (1 + 1 + 2 x 0.8) s^2 x 0.04 with s the slope over a step of 0.05; it
-    pulls by log 1.5 x half of it / (0.04 + 0.01 + 0.0004).
-    """
-    own = asked()
-    found = sharpen(own, [64], [truth(asked(dtype="float16"), 1.5, 1.5)])
-    slope = math.log((1 + math.exp(0.05)) / 2) / 0.05
-    expected = math.log(1.5) * 0.5 * 0.04 * (1 - 3.6 * slope**2) / (0.04 + 0.01 + 0.02**2)
-    moved = step_of(own, [64], Scales(found.compute, found.memory)).seconds[0]
-    assert math.log(found.step.seconds[0] / moved) == pytest.approx(expected, rel=0.05)
-
-
 @pytest.mark.parametrize("sd", [0.05, 0.2])
 def test_one_anchor_moves_both_scales_by_the_formula(monkeypatch, sd):
     """
@@ -125,13 +100,6 @@ def test_planted_scales_come_back(monkeypatch, compute, memory):
     monkeypatch.setitem(globals(), "MODEL_SD", 0.005)
     sure = sharpen(asked(), [64], known)
     assert (sure.compute, sure.memory) == (pytest.approx(compute, rel=0.03), pytest.approx(memory, rel=0.03))
-
-
-def test_more_anchors_move_further():
-    """One, three and ten networks that are 1.4 times as slow: the more, the nearer, and never past."""
-    moved = [sharpen(asked(), [64], [truth(asked(c, k), 1.4, 1.4) for c, k in MIXTURES[:count]]).compute
-             for count in (1, 3, 10)]  # fmt: skip
-    assert 1 < moved[0] < moved[1] < moved[2] < 1.4
 
 
 def test_forty_sizes_of_one_network_are_not_forty_anchors():
@@ -163,29 +131,6 @@ def test_the_scales_are_sought_until_they_hardly_move(monkeypatch):
     settled = sharpen(asked(), [64], known)
     assert (found.compute, found.memory) == pytest.approx((settled.compute, settled.memory), rel=0.01)
     assert found.step.seconds == pytest.approx(settled.step.seconds, rel=0.01)
-
-
-def test_shares_of_gpu_and_source_are_as_stated():
-    """Another dtype on the GPU gets half of what the GPU itself gets, another GPU with the same source a quarter."""
-    far = asked(c=10**6, k=1)
-    full, dtype, gpu = (
-        math.log(sharpen(one, [64], [truth(far, 1.5, 1.5)]).compute)
-        for one in (asked(), asked(dtype="float16"), asked(device=THERE))
-    )
-    assert (dtype / full, gpu / full) == (pytest.approx(0.5), pytest.approx(0.25))
-
-
-def test_half_of_a_networks_error_is_the_same_on_another_gpu():
-    """
-    The same network on another GPU, 1.5 times as slow: a quarter of the scales' variance and half of its own is shared.
-
-    Its own part pulls by log 1.5 x 0.5 x 0.01 / (0.04 + 0.01 + 0.0004), beside what the scales do.
-    """
-    far = asked(c=10**6, k=1)
-    there = asked(c=10**6, k=1, device=THERE)
-    found = sharpen(far, [64], [truth(there, 1.5, 1.5)])
-    pull = found.step.seconds[0] / step_of(far, [64], Scales(found.compute, found.memory)).seconds[0]
-    assert math.log(pull) == pytest.approx(math.log(1.5) * 0.5 * 0.01 / (0.04 + 0.01 + 0.0004), rel=1e-4)
 
 
 def test_an_anchors_ratio_is_the_median_over_its_sizes():
@@ -310,58 +255,3 @@ def test_passes_still_add_up():
     own = asked()
     found = sharpen(own, [1, 64], [anchor(own, {64: 1e-3})])
     assert np.sum([one.seconds for one in found.step.passes], axis=0) == pytest.approx(found.step.seconds, rel=1e-12)
-
-
-def test_intervals_hold_nine_of_ten_worlds():
-    """Worlds drawn from the stated errors, step by step in loops: the truth lies in the interval 90 % of the time."""
-    rng, trials, inside = np.random.default_rng(5), 600, 0
-    known = [
-        (asked(2, 8), (32,)), (asked(8, 2, THERE), (32, 256)), (asked(5, 5), (16,)), (asked(5, 5, THERE), (64,)),
-        (asked(9, 1, dtype="float16"), (8,)),
-    ]  # fmt: skip
-    target, size = asked(5, 5), 64
-    steps = [(target, size), *((work, n) for work, sizes in known for n in sizes)]
-    draws: dict[Any, np.ndarray] = {}
-
-    def unknown(work):
-        pair = np.array([[1, 0.8], [0.8, 1]]) * 0.04
-        gpu, source = work.device.name, (work.library, work.dtype)
-        total = np.zeros(3)
-        # The third is what neither scale explains of 0.04.
-        rest = math.sqrt(0.04 - shares(work) @ pair @ shares(work))
-        for key, share in ((gpu, 0.5), (source, 0.25), ((gpu, source), 0.25)):
-            if key not in draws:
-                draws[key] = np.append(rng.multivariate_normal([0, 0], pair), rng.standard_normal())
-            total += math.sqrt(share) * draws[key]
-        return shares(work) @ total[:2] + rest * total[2]
-
-    def shares(work):
-        whole = work.spec.c + work.spec.k
-        return np.array([work.spec.c / whole, work.spec.k / whole])
-
-    for _ in range(trials):
-        draws.clear()
-        # Each network's error, size by size: common to all sizes, and a part that fades with the distance in octaves.
-        covariance = np.array([
-            [MODEL_SD**2 * (a.spec == b.spec and a.dtype == b.dtype) * (1 if a.device is b.device else 0.5)
-             * (0.8 + 0.2 * math.exp(-abs(math.log2(m / n)))) for b, n in steps] for a, m in steps
-        ])  # fmt: skip
-        errors = rng.multivariate_normal(np.zeros(len(steps)), covariance)
-        logs = [
-            math.log(step_of(work, [n]).seconds[0]) + unknown(work) + error
-            for (work, n), error in zip(steps, errors, strict=True)
-        ]
-        values = iter(logs[1:])
-        seen = [
-            anchor(work, {n: math.exp(next(values) + 0.02 * rng.standard_normal()) for n in sizes})
-            for work, sizes in known
-        ]
-        found = sharpen(target, [size], seen).step
-        inside += found.low[0] <= math.exp(logs[0]) <= found.high[0]
-    # Three standard deviations of a share of 600 with probability 0.9; the curvature of the model takes less than 0.01.
-    assert abs(inside / trials - 0.9) < 3 * math.sqrt(0.9 * 0.1 / trials) + 0.01
-
-
-def test_the_shares_of_the_variance_are_a_partition():
-    """What a GPU, a source and a pair of both share is all there is."""
-    assert sharpening.GPU_SHARE + sharpening.SOURCE_SHARE + sharpening.PAIR_SHARE == 1

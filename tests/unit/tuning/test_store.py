@@ -235,7 +235,7 @@ def test_sizes_that_the_search_added_are_kept_with_the_ladder(path):
 # --- kills and crowds ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_killed_process_loses_no_timing_that_it_reported(path, seed):
     """SIGKILL at a random moment: every timing whose keeping returned is there, once, and the file is whole."""
     script = """
@@ -261,7 +261,7 @@ def test_a_killed_process_loses_no_timing_that_it_reported(path, seed):
             assert all(kept.seconds == kept.round + 0.5 for kept in run.earlier.timings)
 
 
-def test_sixteen_processes_keep_at_once(path):
+def test_six_processes_keep_at_once(path):
     """Different runs share the file from its creation on; nobody fails, nothing is lost."""
     script = """
         with begin(sys.argv[1], identity={"number": int(sys.argv[2])}) as run:
@@ -271,11 +271,11 @@ def test_sixteen_processes_keep_at_once(path):
             run.finish()
             assert run.is_kept, run.notes
     """
-    children = [run_child(script, path, number) for number in range(16)]
+    children = [run_child(script, path, number) for number in range(6)]
     errors = [child.communicate(timeout=120)[1] for child in children]
-    assert [child.returncode for child in children] == [0] * 16, errors
+    assert [child.returncode for child in children] == [0] * 6, errors
     runs = store.list_runs(path)
-    assert sorted(run.identity["number"] for run in runs) == list(range(16))
+    assert sorted(run.identity["number"] for run in runs) == list(range(6))
     assert {(run.num_timings, run.state) for run in runs} == {(25, "finished")}
 
 

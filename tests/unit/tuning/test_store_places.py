@@ -35,7 +35,7 @@ from tests.unit.tuning.stored import (
 
 
 def test_a_damaged_store_is_renamed_once_and_said(path):
-    """Six processes find it at the same time: one renames it, all measure into the new one."""
+    """Three processes find it at the same time: one renames it, all measure into the new one."""
     with begin(path) as run:
         run.timing(timing())
     path.write_bytes(b"this is no database\n" * 100)
@@ -45,12 +45,12 @@ def test_a_damaged_store_is_renamed_once_and_said(path):
             run.timing(timing())
             print(run.is_kept, [note.code for note in run.notes])
     """
-    children = [run_child(script, path, number) for number in range(6)]
+    children = [run_child(script, path, number) for number in range(3)]
     outputs = [child.communicate(timeout=60) for child in children]
     assert all(out.startswith("True ") for out, _ in outputs), outputs
     assert sum("cache_replaced" in out for out, _ in outputs) == 1
     assert len(list(path.parent.glob("*.old-*Z"))) == 1
-    assert len(store.list_runs(path)) == 6
+    assert len(store.list_runs(path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -132,25 +132,6 @@ def test_a_full_disk_ends_the_caching_only(path):
     with begin(path) as run:
         assert 0 < len(run.earlier.timings) < 900
         assert not run.finished
-
-
-def test_a_file_that_may_not_grow_is_said_once(path):
-    """The same from the operating system: a write that fails ends the keeping, not the process."""
-    with begin(path):
-        pass
-    script = """
-        import resource
-        size = Path(sys.argv[1]).stat().st_size
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50_000, size + 50_000))
-        with warnings.catch_warnings(record=True) as said, begin(sys.argv[1]) as run:
-            warnings.simplefilter("always")
-            for number in range(3000):
-                run.timing(timing(number=number))
-        print(len(said), run.is_kept, [note.code for note in run.notes])
-    """
-    with run_child(script, path) as child:
-        out, err = child.communicate(timeout=60)
-    assert out == "1 False ['cache_unusable']\n", out + err
 
 
 def test_a_read_only_place_is_said_once_and_measuring_goes_on():

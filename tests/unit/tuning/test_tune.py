@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch import errors
 from cubatch.hardware import host, probe
 from cubatch.hardware import room as hardware_room
 from cubatch.memory.fit import max_batch_size
@@ -118,18 +117,6 @@ def test_a_latency_limit_rules_out_slow_sizes_with_their_timings(virtual):
     assert set(large.timings_seconds) == {1e-3 + 1e-5 * 1000}
     assert "latency limit" in large.stop_reason
     assert (result.batch_size, result.decided_by) == (1, "batch_sizes")  # nothing near the limit was asked for
-
-
-def test_latency_asks_for_the_largest_size_that_is_still_as_quick(virtual):
-    """1.01, 1.05 and 2 ms with a tolerance of 5 %: one sample is quickest, five are quick enough, a hundred are not."""
-    result = tune(batch_sizes=[1, 5, 100], objective="latency", tolerance=0.05)
-    assert (result.objective, result.fastest_batch_size, result.batch_size) == ("latency", 1, 5)
-
-
-def test_a_limit_of_latency_that_nothing_keeps_is_an_error(virtual):
-    """No candidate is left to answer from: the error says how they ended."""
-    with pytest.raises(errors.NothingMeasured, match="latency_limit"):
-        tune(batch_sizes=[256], latency_limit=1e-9)
 
 
 def test_a_budget_too_small_for_all_says_so(virtual):

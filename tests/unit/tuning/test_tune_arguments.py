@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from cubatch import errors
-from cubatch.measure.goal import Goal
 from cubatch.memory.fit import max_batch_size
 from cubatch.tuning.prediction import predict
 from cubatch.tuning.tune import autotune
@@ -116,18 +115,3 @@ def test_integers_of_numpy_ask_the_same_question(tmp_path, virtual):
     assert any("Answered from the store" in reason for reason in result.reasons)
     assert (result.seed, json.loads(result.to_json())["limits"]["memory_bytes"]) == (3, 2**26)
     assert max_batch_size("mlp", np.int32(2**26), device="cpu") == max_batch_size("mlp", "64MiB", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("tolerance", "latency_limit", "field"),
-    [
-        (1 - Fraction(1, 10**30), None, "tolerance"),
-        (0.01, Fraction(1, 10**400), "latency_limit"),
-        (0.01, 10**400, "latency_limit"),
-    ],
-)
-def test_what_no_float_holds_is_refused(tolerance, latency_limit, field):
-    """It would round to 1, to 0, or to nothing at all."""
-    with pytest.raises(errors.InvalidArgument) as caught:
-        Goal.of(objective="throughput", tolerance=tolerance, latency_limit=latency_limit)
-    assert caught.value.field == field

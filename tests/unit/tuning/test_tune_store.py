@@ -5,11 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import json
-import random
-import subprocess
-import sys
-import textwrap
-import time
 import types
 
 import pytest
@@ -20,8 +15,7 @@ from cubatch.memory.fit import max_batch_size
 from cubatch.memory.step_footprint import footprint
 from cubatch.tuning import session, store, store_tables
 from cubatch.tuning.results import TuningResult
-from cubatch.tuning.tune import autotune
-from tests.unit.tuning.small_runs import CHECKOUT, rows, statuses, tune
+from tests.unit.tuning.small_runs import rows, statuses, tune
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -211,18 +205,6 @@ def test_refresh_starts_over_and_false_keeps_nothing(tmp_path, monkeypatch, coun
     assert run.state == "finished"
 
 
-def test_what_another_store_kept_is_measured_anew_without_an_option_that_excludes_it(tmp_path, counted):
-    """--fresh excludes --store: the answer says what does it, and that does; a fleet's worker has a store too."""
-    quick = functools.partial(tune, batch_sizes=[4])
-    quick(store=tmp_path / "kept")
-    done = len(counted)
-    said = quick(store=tmp_path / "kept").reasons[1]
-    assert said.endswith("nothing was measured now; with another store the same call measures again.")
-    assert len(counted) == done
-    quick(store=tmp_path / "other")
-    assert len(counted) > done
-
-
 def test_a_changed_condition_is_refused_by_name(tmp_path, monkeypatch, virtual, counted):
     """Another NumPy, another number of threads: measured anew, and the result says which field differs."""
     quick = functools.partial(tune, batch_sizes=[4], store=tmp_path / "kept")
@@ -326,60 +308,6 @@ def test_an_interruption_says_where_nothing_is_kept(tmp_path, virtual, monkeypat
     with pytest.warns(UserWarning, match="not cached: the store"), pytest.raises(KeyboardInterrupt) as caught:
         tune(store=tmp_path / "kept", progress=interrupt)
     assert not caught.value.is_kept
-
-
-KILLED = """
-    import sys
-    import cubatch as cb
-
-    cb.autotune("mlp", device="cpu", mode="training", batch_sizes=range(30, 36), budget=60.0, seed=1, tolerance=0.001,
-                isolate=False, store=sys.argv[1])
-"""
-
-
-def test_three_kills_lose_and_repeat_nothing(tmp_path):
-    """
-    SIGKILL at three random moments, then a rerun: no stored timing is measured again, and no candidate is missing.
-
-    The moments are numbers of kept timings, drawn from a seed, so that the test does not depend on the machine's speed;
-    each of the sizes asked for is measured once before any is measured again.
-    """
-    script, kept = tmp_path / "script.py", tmp_path / "kept.sqlite3"
-    script.write_text(textwrap.dedent(KILLED))
-    draw, before = random.Random(20), {}
-    alone = {**CHECKOUT, "XDG_CACHE_HOME": str(tmp_path)}  # else who measures beside it has the rerun begun anew
-    for _ in range(3):
-        enough = len(before) + draw.randint(1, 6)
-        process = subprocess.Popen([sys.executable, str(script), str(kept)], start_new_session=True, env=alone)
-        try:
-            deadline = time.monotonic() + 60
-            while len(rows(kept)) < enough and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.002)
-        finally:
-            process.kill()
-            process.wait()
-        now = rows(kept)
-        assert len(now) >= enough, "the process ended by itself"
-        assert now.items() >= before.items()
-        before = now
-    told = []
-    result = autotune(
-        "mlp", device="cpu", mode="training", batch_sizes=range(30, 36), budget=60.0, seed=1, tolerance=0.001,
-        isolate=False, store=kept, progress=told.append,
-    )  # fmt: skip
-    after = rows(kept)
-    assert after.items() >= before.items()
-    new = [(event.batch_size, event.round) for event in told if event.kind == "timing"]
-    assert len(new) == len(set(new))
-    assert not before.keys() & set(new)
-    assert after.keys() == before.keys() | set(new)
-    assert [m.batch_size for m in result.measurements] == list(range(30, 36))
-    for m in result.measurements:
-        assert m.status in {"ok", "dropped"}
-        taken = [value[0] for (size, _), value in sorted(after.items()) if size == m.batch_size]
-        assert set(m.timings_seconds) <= set(taken)
-        assert len(m.timings_seconds) + m.throttled == len(taken)
-    assert not [reason for reason in result.reasons if "do not apply" in reason]
 
 
 def test_a_comparison_that_the_budget_cut_short_goes_on(tmp_path):
