@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch import files, whole_file
+from cubatch import checks, files, whole_file
 from cubatch.errors import InvalidArgument, InvalidData
 
 ENDINGS = (".safetensors", ".npz")
@@ -49,6 +49,7 @@ def check_path(field: str, path: str | Path) -> Path:
         >>> check_path("save", "trained.npz").suffix
         '.npz'
     """
+    checks.check_path(path, field)
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
         raise InvalidArgument(field, str(path), "a file that ends in " + " or ".join(ENDINGS))
@@ -105,6 +106,7 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, s
         InvalidArgument: If the path has another ending.
         InvalidData: If the file is missing, damaged, holds Python objects, or is larger than the memory.
     """
+    checks.check_path(path, "file")
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
         remedy = ""

@@ -30,13 +30,13 @@ from cubatch.tuning.subject import SubjectFacts
 
 _REMEDIES = {
     "not_run": "Raise budget.",
-    "out_of_memory": "Free memory, or ask for smaller batch_sizes.",
-    "timeout": "See why a step does not end, or leave those sizes out with batch_sizes.",
-    "error": "Mend what the error names, or leave those sizes out with batch_sizes.",
+    "out_of_memory": "Free memory, or request smaller batch_sizes.",
+    "timeout": "Find out why a step does not end, or leave those sizes out of batch_sizes.",
+    "error": "Fix the error, or leave those sizes out of batch_sizes.",
     "interrupted": "Run it again: it continues from its timings if they are cached.",
 }
-_ALL_FAILED = "Mend what the error names: every size that was tried raised one."
-_NO_ANSWER = "no batch size can be the answer"  # some were measured, and are over a limit
+_ALL_FAILED = "Fix the error: every size that was tried raised one."
+_NO_ANSWER = "no batch size can be recommended"  # some were measured, and are over a limit
 _NO_FACTS = SubjectFacts()
 
 

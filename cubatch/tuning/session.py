@@ -193,9 +193,9 @@ class _Session:
             return [note("answered_from_cache", remedy=measure_again(is_default_store=run.is_default)), *interference]
         if not interference:
             return []
-        if run.was_begun_anew or not machine_lock.is_quiet(self.subject.device):
+        if run.was_started_over or not machine_lock.is_quiet(self.subject.device):
             return [*interference, note("cache_continued", remedy=measure_again(is_default_store=run.is_default))]
-        run.begin_anew()
+        run.start_over()
         self.ladder = attrs.evolve(self.ladder, facts=run.limit or {})
         return [note("cache_discarded")]
 

@@ -67,7 +67,7 @@ class Run:
         finished: Whether `earlier` is the whole run.
         notes: What the user should know: cached results that do not apply, a wait, a damaged file, a failed store.
         `disturbed`: Sentences about interference of other processes while `earlier` was taken.
-        was_begun_anew: Whether it replaces a run with interference.
+        was_started_over: Whether it replaces a run with interference.
 
     Raises:
         StoreError: If the file is a directory, another program's database, or from a newer cubatch.
@@ -98,7 +98,7 @@ class Run:
         self.finished = False
         self.notes: list[Note] = []
         self.disturbed: tuple[str, ...] = ()
-        self.was_begun_anew = False
+        self.was_started_over = False
         self._identity, self._conditions = store_tables.to_json(identity), store_tables.to_json(conditions)
         self._budget, self._memory_bytes = budget, memory_bytes
         self._resources = contextlib.ExitStack()
@@ -123,7 +123,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._has_rows and (isinstance(error, CubatchError) or (self.was_begun_anew and error is not None)):
+        if not self._has_rows and (isinstance(error, CubatchError) or (self.was_started_over and error is not None)):
             self._write(store_tables.delete_run)
         self.close()
 
@@ -180,13 +180,13 @@ class Run:
             self.disturbed = known
             self._update(disturbed=store_tables.to_json(list(known)))
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """
         Leave the earlier timings where they are, and measure the same candidates in a new run.
 
         The new run continues even if other processes interfere: otherwise a busy machine would never finish one.
         """
-        self.earlier, self.disturbed, self._has_rows, self.was_begun_anew = Measured(), (), False, True
+        self.earlier, self.disturbed, self._has_rows, self.was_started_over = Measured(), (), False, True
         self._insert()
         limit = self.limit or {}
         self.save_ladder(self._candidates, {name: limit[name] for name in limit if name not in _MEASURED_LIMITS})
@@ -276,7 +276,7 @@ class Run:
             "SELECT id, conditions FROM runs WHERE identity = ? ORDER BY id DESC", (self._identity,)
         ).fetchall()
         same = [int(row["id"]) for row in rows if row["conditions"] == self._conditions]
-        self.was_begun_anew = len(same) > 1 and not refresh
+        self.was_started_over = len(same) > 1 and not refresh
         if refresh:
             for number in same:
                 store_tables.delete_run(database, number)

@@ -340,7 +340,7 @@ def test_inputs_that_no_size_takes_are_told_by_their_name(sizes, shape):
     with pytest.raises(cb.NothingMeasured) as caught:
         cb.autotune_module(Recorder(), shape, device="cpu", budget=10.0, **sizes)
     assert caught.value.remedy == (
-        "Mend what the error names: every size that was tried raised one. example_inputs is the shape of one sample, "
+        "Fix the error: every size that was tried raised one. example_inputs is the shape of one sample, "
         "without the batch, or a batch of tensors, those of several arguments in a tuple or, by name, a dict."
     )
 

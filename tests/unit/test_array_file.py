@@ -166,3 +166,11 @@ def test_a_write_leaves_nothing_beside_the_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     array_file.write(path, {"w": np.ones(2)}, {})
     assert [found.name for found in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("path", [3, None, [], b"a.npz"], ids=repr)
+def test_what_is_no_path_is_an_invalid_argument(path):
+    """To read and to write."""
+    for use in (lambda: array_file.read(path), lambda: array_file.write(path, {}, {})):
+        with pytest.raises(InvalidArgument):
+            use()

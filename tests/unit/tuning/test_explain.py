@@ -110,7 +110,7 @@ def test_nothing_to_choose_from_says_how_every_size_ended() -> None:
     with pytest.raises(NothingMeasured) as caught:
         answers.answer([Candidate(n) for n in (8, 16, 32)], Measured(outcomes=outcomes), goal=Goal(), setting={})
     assert caught.value.reason == "error: 8 (ValueError: no); not run: 16 and 32 (16: too slow)"
-    assert caught.value.remedy == "Mend what the error names: every size that was tried raised one."
+    assert caught.value.remedy == "Fix the error: every size that was tried raised one."
 
 
 @pytest.mark.case("titan-x-test-batch")

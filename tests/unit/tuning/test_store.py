@@ -347,7 +347,7 @@ def test_a_run_begun_anew_keeps_the_old_timings_where_they_are(path):
         run.outcome(Outcome(8, "dropped"))
         run.save_disturbed(["busy"])
     with begin(path) as run:
-        run.begin_anew()
+        run.start_over()
         assert (run.earlier, run.disturbed) == (Measured(), ())
         run.timing(timing(8, 0, 0.25))
     with begin(path) as run:
@@ -364,21 +364,21 @@ def test_a_run_that_is_begun_anew_and_measures_nothing_hides_no_other(path, stop
         run.timing(timing(8))
         run.save_disturbed(["busy"])
     with contextlib.suppress(stop), begin(path) as run:
-        run.begin_anew()
+        run.start_over()
         raise stop
     with begin(path) as run:
-        assert (run.earlier.timings, run.disturbed, run.was_begun_anew) == ((timing(8),), ("busy",), False)
-        run.begin_anew()
+        assert (run.earlier.timings, run.disturbed, run.was_started_over) == ((timing(8),), ("busy",), False)
+        run.start_over()
         run.timing(timing(8, 0, 0.5))
     with begin(path) as run:
-        assert (run.earlier.timings, run.was_begun_anew) == ((timing(8, 0, 0.5),), True)
+        assert (run.earlier.timings, run.was_started_over) == ((timing(8, 0, 0.5),), True)
 
 
 def test_without_a_store_a_run_is_begun_anew_all_the_same():
     """There is nothing to leave behind."""
     with begin(None) as run:
         run.earlier = Measured(timings=(timing(8),))
-        run.begin_anew()
+        run.start_over()
         assert run.earlier == Measured()
 
 
