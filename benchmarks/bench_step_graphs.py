@@ -24,7 +24,7 @@ from cubatch.engine.conditions import environment
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.kernels.launch import CudaLauncher
-from cubatch.measure import clocks, kernel_choice
+from cubatch.measure import clocks, kernel_context
 from cubatch.network import models
 
 ROUNDS, SPAN_SECONDS, MOST_REPEATS = 9, 0.05, 100
@@ -76,7 +76,7 @@ def main() -> int:
     network, clock = models.build(arguments.model), clocks.cupy_clock(device.uuid)
     options = {
         "mode": arguments.mode, "dtype": arguments.dtype, "device": device, "clock": clock,
-        "context": kernel_choice.usual_context(device, arguments.dtype),
+        "context": kernel_context.usual_context(device, arguments.dtype),
     }  # fmt: skip
     rows = []
     for batch_size in map(int, arguments.batch_sizes.split(",")):

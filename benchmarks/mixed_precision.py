@@ -24,7 +24,7 @@ from cubatch.engine.data import read_idx
 from cubatch.engine.train import train
 from cubatch.errors import InvalidData
 from cubatch.hardware import arithmetic, probe
-from cubatch.measure import kernel_choice
+from cubatch.measure import kernel_context
 from cubatch.network import models
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -64,7 +64,7 @@ def main() -> int:
             if dtype not in DTYPES:
                 continue
             network = models.build("mnist-cnn")
-            context = kernel_choice.usual_context(device, dtype)
+            context = kernel_context.usual_context(device, dtype)
             rows.append(
                 train(network, data=folder, device=device, dtype=dtype, context=context, **OPTIONS).to_mapping()
             )

@@ -27,8 +27,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cubatch.measure import replies
-from cubatch.measure.expendable import expendable
 from cubatch.measure.remote import identify
+from cubatch.measure.worker_setup import set_up_worker
 
 if TYPE_CHECKING:
     from cubatch.engine.exchange import Exchanged
@@ -110,7 +110,7 @@ class _Rank:
         """Train; rank 0 reports progress."""
         from cubatch.engine import train as engine
         from cubatch.hardware import probe
-        from cubatch.measure import kernel_choice
+        from cubatch.measure import kernel_context
 
         def send(event: Any) -> None:
             self._connection.send(("said", event))
@@ -118,7 +118,7 @@ class _Rank:
         resolved = probe.resolve(device)
         report = send if self._rank == 0 else None
         dtype = options["dtype"]
-        context = kernel_choice.usual_context(resolved, dtype, overlaps=True) if resolved.kind == "cuda" else None
+        context = kernel_context.usual_context(resolved, dtype, overlaps=True) if resolved.kind == "cuda" else None
         return engine.train(
             network, device=resolved, context=context,
             exchange=self._exchange, progress=report, stepped=report, **options,
@@ -127,7 +127,7 @@ class _Rank:
 
 def main() -> NoReturn:
     """Run the rank: serve calls until the connection ends."""
-    expendable()
+    set_up_worker()
     address, *number = sys.argv[1:]
     if number:
         rank, size = int(number[0]), int(number[1])
@@ -149,7 +149,7 @@ def main() -> NoReturn:
         try:
             reply = ("ok", getattr(worker, deed)(*arguments))
         except Exception as error:  # noqa: BLE001 - the other side raises it
-            reply = ("error", replies.described(error))
+            reply = ("error", replies.describe_error(error))
         connection.send(reply)
 
 

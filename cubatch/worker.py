@@ -34,9 +34,9 @@ import attrs
 
 from cubatch.errors import WorkerFailed
 from cubatch.measure import heap, replies
-from cubatch.measure.expendable import expendable
 from cubatch.measure.remote import identify
 from cubatch.measure.runner import FactoryRef, HoldsReference, KnowsFree, Runner
+from cubatch.measure.worker_setup import set_up_worker
 from cubatch.units import shown
 
 _WATCH_SECONDS = 1.0
@@ -108,7 +108,7 @@ def main() -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    expendable()
+    set_up_worker()
     heap.own_process()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, inbox), daemon=True).start()
@@ -132,7 +132,7 @@ def _serve(worker: _Worker, line: bytes) -> tuple[str, bytes]:
             raise WorkerFailed(f"it got the unknown request {shown(doing)}")  # noqa: TRY301 - as any other
         reply = json.dumps({"ok": getattr(worker, doing)(**request)})
     except Exception as error:  # noqa: BLE001 - the other side raises it
-        reply = json.dumps({"error": replies.described(error)})
+        reply = json.dumps({"error": replies.describe_error(error)})
     return doing, reply.encode() + b"\n"
 
 

@@ -71,7 +71,7 @@ def clear_runs(
     Example: cubatch store clear 3
     """
     from cubatch import sqlite_file
-    from cubatch.measure import kernel_choice
+    from cubatch.kernels import choice
     from cubatch.report.grid import Grid
     from cubatch.tuning import store as kept
 
@@ -80,7 +80,7 @@ def clear_runs(
     console.check_writable(json=json)
     path = store or sqlite_file.default_path()
     cleared = kept.clear(path, run)
-    winners = kernel_choice.forget(kernel_choice.path_beside(path)) if everything else 0
+    winners = choice.delete_winners(choice.winners_path(path)) if everything else 0
     said = f"Forgot {_count(cleared, 'run')} of {path}"
     said += f" and {_count(winners, 'kernel choice')} beside it" if everything else ""
     facts = {"schema": 1, "path": str(path), "cleared": cleared, "winners": winners}

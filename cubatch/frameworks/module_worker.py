@@ -127,5 +127,5 @@ def runner(
         channels_last=channels_last, compiled=compiled, accumulate=accumulate, place=place,
     )  # fmt: skip
     subject.ready()
-    garbage.set_aside()
+    garbage.freeze_objects()
     return subject.runner(memory_limit, seed)

@@ -106,7 +106,7 @@ class TorchModule:
                 undone.callback(_torch().cuda.set_device, _torch().cuda.current_device())
             undone.enter_context(self._saved)
             self.ready()
-            undone.callback(garbage.set_aside())
+            undone.callback(garbage.freeze_objects())
             self._undone = undone.pop_all()
         return self
 

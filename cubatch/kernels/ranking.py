@@ -70,6 +70,10 @@ class SplitKernel:
         return cls(kernel, slices(problem, kernel, device))
 
 
+Prepare = Callable[[SplitKernel], Callable[[], object]]
+"""Binds a variant to the arrays of a problem and returns its launch."""
+
+
 def ranked(problem: Problem, device: Device) -> list[Kernel]:
     """
     Return the variants that can run a problem on a device, best first.

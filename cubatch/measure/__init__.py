@@ -1,1 +1,1 @@
-"""How long it takes: clocks, visits, budget, runners and the worker that may die."""
+"""How long a step takes: clocks, trials, budget, runners, and the worker process."""

@@ -1,4 +1,4 @@
-"""A user's callable, as something that can be stepped."""
+"""The runner of a user's callable."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cubatch.measure import clocks
 
 class CallableRunner:
     """
-    Steps of anything that a user can call.
+    Run the steps of a user's callable.
 
     Args:
-        make_step: make_step(n) gives a step of batch size n: a callable without arguments.
-        memory_limit: Bytes that PyTorch and CuPy may hold for a step; None for no limit.
-        index: Number of the GPU that is theirs until it is closed; None leaves them the one that they have.
+        make_step: Function that returns a step of a batch size: a callable without arguments.
+        memory_limit: Bytes that PyTorch and CuPy may hold for a step; None: no limit.
+        index: Number of the GPU that both use until `close`; None: the current one.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class CallableRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """High water of PyTorch's and CuPy's pools since `prepare`; None with neither."""
+        """Peak bytes in the pools of PyTorch and CuPy since `prepare`; None without both."""
         torch, cupy = _gpu_libraries()
         held = [int(torch.cuda.max_memory_reserved())] if torch else []
         held += [int(cupy.get_default_memory_pool().total_bytes())] if cupy else []
@@ -48,20 +48,20 @@ class CallableRunner:
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """Unknown: a callable may use any device."""
+        """None: a callable may use any device."""
         return None
 
     def prepare(self, batch_size: int) -> None:
-        """Ask for the step of this batch size, after letting go of the step before."""
+        """Make the step of this batch size, after releasing the last one."""
         self.release()
         step = self._make_step(batch_size)
-        if self._move():  # it imported a library, whose arrays then lie on the GPU that was current
+        if self._move():  # make_step imported a library and put its arrays on another GPU
             del step
             step = self._make_step(batch_size)
         if not callable(step):
             raise InvalidArgument("make_step", step, "a function that returns a step: a callable without arguments")
         self._step = step
-        # make_step may be what imported the library whose events time it.
+        # make_step may have imported the library whose events time the step.
         if type(self.clock) is clocks.HostClock and type(clock := clocks.callable_clock()) is not clocks.HostClock:
             self.clock = clock
         if self._memory_limit is not None:
@@ -71,7 +71,7 @@ class CallableRunner:
                 raise OutOfMemory(f"a step of batch size {batch_size}", held, self._memory_limit)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared step as the reference; False on a GPU, whose events need none."""
+        """Keep the prepared step as the reference; return False on a GPU, whose events need none."""
         if type(self.clock) is not clocks.HostClock or self._step is None:
             return False
         self.clock.hold_reference(self._step, repeats)
@@ -79,21 +79,21 @@ class CallableRunner:
         return True
 
     def step(self) -> object:
-        """Call the step, and give what it returns: the clock may have to wait for it."""
+        """Call the step and return its result, for which the clock may have to wait."""
         return None if self._step is None else self._step()
 
     def release(self) -> None:
-        """Let go of the step, and empty the pools of PyTorch and CuPy."""
+        """Release the step and empty the pools of PyTorch and CuPy."""
         try:
             before = weakref.ref(self._step) if self._step is not None else None
         except TypeError:  # no weak references to its type
             before = None
         self._step = None
         torch, cupy = _gpu_libraries()
-        # What is in a cycle only the collector finds: looked for where device memory hangs on it, or the step is seen.
+        # Only the collector frees cycles: it runs if they may hold device memory, or if the step still exists.
         if torch or cupy or (before is not None and before() is not None):
             gc.collect()
-        # After a failed GPU every call fails; whoever asked already knows.
+        # After a GPU error every call fails, and the caller has that error already.
         with contextlib.suppress(Exception):
             if torch:
                 torch.cuda.empty_cache()
@@ -102,15 +102,15 @@ class CallableRunner:
                 cupy.get_default_memory_pool().free_all_blocks()
 
     def close(self) -> None:
-        """Let go of everything; PyTorch and CuPy have the GPU again that was current before."""
+        """Release everything and restore the GPU that was current in PyTorch and CuPy before."""
         self.release()
         self._undone.close()
 
     def _move(self) -> bool:
         """
-        Make the GPU current in what is loaded by now, whose stream is timed; say whether that is more than before.
+        Make the GPU current in the libraries loaded by now; return whether there is a new one.
 
-        They may share what is current, as the driver does, so that the one that was moved last is moved back first.
+        Libraries may share the current GPU through the driver, so `close` restores them in reverse order.
         """
         if self._index is None:
             return False
@@ -128,7 +128,7 @@ class CallableRunner:
 
 
 def _gpu_libraries() -> tuple[Any, Any]:
-    """Return PyTorch and CuPy, each if it is loaded and has a GPU, else None."""
+    """Return PyTorch and CuPy, each None unless it is loaded and has a GPU."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     return (
         torch if torch is not None and torch.cuda.is_available() else None,

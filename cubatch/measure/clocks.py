@@ -1,8 +1,8 @@
 """
-How time is told: the host's clock around a step, or CUDA events in its stream.
+Clocks: the host's clock around a step, or CUDA events in its stream.
 
-A host clock measures when the calling thread got its answer, an event when the device did; only
-the second can time work that is merely enqueued.
+A host clock measures until the call returns.  Only an event measures until the device is done, so only events can time
+work that is enqueued.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HostClock:
     The host's monotone clock.
 
     Args:
-        synchronize: Waits until a device has done what was enqueued; None where a step returns when it is done.
+        synchronize: Function that waits for enqueued work; None if a step returns when it is done.
     """
 
     def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
@@ -39,26 +39,26 @@ class HostClock:
         self._reference: tuple[Callable[[], object], int] | None = None
 
     def hold_reference(self, step: Callable[[], object], repeats: int) -> None:
-        """Time `repeats` of these steps before and after each reading from now on."""
+        """Time `repeats` of these steps before and after each timing from now on."""
         self._reference = step, repeats
 
     def now(self) -> float:
-        """Seconds on the monotone clock."""
+        """Return seconds on the monotone clock."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Let the device rest."""
+        """Wait, so that the device can cool."""
         time.sleep(seconds)
 
     def free_bytes(self) -> int | None:
-        """Bytes of main memory that could be taken without swapping; None where the system does not tell."""
+        """Return the bytes of main memory available without swapping; None if unknown."""
         return host.available_memory_bytes()
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """
-        Time `repeats` steps back to back, the wait for the device and for what the last one returned included.
+        Time `repeats` steps back to back, including the wait for the device and for the result of the last step.
 
-        Where a reference is held, a block of its steps is timed right before and right after.
+        With a reference, a block of its steps is timed right before and right after.
         """
         if self._reference is None:
             return Reading(seconds=self._time_steps(step, repeats))
@@ -76,18 +76,18 @@ class HostClock:
         last = _run(step, repeats)
         if self._synchronize:
             self._synchronize()
-        ended = time.perf_counter_ns()  # what need not be waited for is looked at in no time that counts
-        if _waited_for(last):
+        ended = time.perf_counter_ns()  # before looking for something to wait for, which takes time itself
+        if _wait_for(last):
             ended = time.perf_counter_ns()
         return (ended - begun) * 1e-9 / repeats
 
 
 class GpuHostClock(HostClock):
     """
-    The host's clock, for steps on a GPU that return when it is done.
+    The host's clock, for steps on a GPU that return when they are done.
 
     Args:
-        monitor: Reads the GPU's state; None where NVML does not know it.
+        monitor: Reads the state of the GPU; None without NVML.
     """
 
     def __init__(self, monitor: Monitor | None) -> None:
@@ -95,18 +95,18 @@ class GpuHostClock(HostClock):
         self._monitor = monitor
 
     def free_bytes(self) -> int | None:
-        """Bytes of the GPU's own memory that nobody holds, by NVML: CUDA may count what it would move out of it."""
+        """Return the free bytes of the GPU's own memory by NVML; CUDA may also count memory that it can evict."""
         return self._monitor.free_bytes() if self._monitor else None
 
 
 class EventClock(GpuHostClock):
     """
-    CUDA events of CuPy or PyTorch around the steps, and what NVML tells of the GPU meanwhile.
+    CUDA events of CuPy or PyTorch around the steps, with NVML's values of the GPU.
 
     Args:
-        make_event: Makes an event with `record()` and `synchronize()`.
-        elapsed_seconds: Seconds between two recorded events.
-        monitor: Reads the GPU's state; None where NVML does not know it.
+        make_event: Function that makes an event with `record()` and `synchronize()`.
+        elapsed_seconds: Function that returns the seconds between two recorded events.
+        monitor: Reads the state of the GPU; None without NVML.
     """
 
     def __init__(
@@ -120,17 +120,17 @@ class EventClock(GpuHostClock):
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """
-        Time `repeats` steps back to back on the device, the wait for what the last one returned included.
+        Time `repeats` steps back to back on the device, including the wait for the result of the last step.
 
-        NVML is asked eight times, on a MIG device once: twice while the last steps run, the others before the first
-        event and after the last, in no time that counts.
+        Two of eight NVML queries are made while the last steps run, the others before the first event and after the
+        last.  They do not affect the time.  A MIG device has one query.
         """
         before = self._monitor.energy_joules() if self._monitor else None
         start, end = self._make_event(), self._make_event()
         start.record()
         last = _run(step, repeats)
         end.record()
-        if _waited_for(last):  # work of a library whose streams these events do not see
+        if _wait_for(last):  # work of a library in streams without these events
             end.record()
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
         pace = self._monitor.pace() if self._monitor else None
@@ -138,7 +138,7 @@ class EventClock(GpuHostClock):
             end.synchronize()
         after = self._monitor.energy_joules() if self._monitor else None
         vitals = attrs.asdict(self._monitor.vitals()) if self._monitor else {}
-        # The counter stands still between its ticks: no movement is no reading.
+        # The counter is constant between its ticks: equal values are no measurement.
         joules = (after - before) / repeats if before is not None and after is not None and after > before else None
         return Reading(
             seconds=self._elapsed_seconds(start, end) / repeats,
@@ -151,7 +151,7 @@ class EventClock(GpuHostClock):
 
 
 def _run(step: Callable[[], object], repeats: int) -> object:
-    """Run steps back to back, and give what the last one returned; what others did is let go of before the next."""
+    """Run steps back to back and return the last result; each earlier result is freed before the next step."""
     last: object = None
     for _ in range(repeats):
         last = None
@@ -159,18 +159,18 @@ def _run(step: Callable[[], object], repeats: int) -> object:
     return last
 
 
-def _waited_for(result: object) -> bool:
-    """Wait until what a step returned is computed, as JAX's may not be; say whether that can be waited for."""
-    waits = [wait for leaf in _leaves(result) if callable(wait := _looked_up(leaf, "block_until_ready"))]
+def _wait_for(result: object) -> bool:
+    """Wait until the result of a step is computed, as for JAX; return whether the result can be waited for."""
+    waits = [wait for leaf in _leaves(result) if callable(wait := _attribute(leaf, "block_until_ready"))]
     for wait in waits:
         wait()
     return bool(waits)
 
 
 def _leaves(result: object) -> Iterator[object]:
-    """Return what is in tuples, lists and dictionaries, in each other too, and in classes that JAX looks into."""
+    """Yield the items of nested tuples, lists, dictionaries, and of classes that are registered with JAX."""
     jax, waiting = sys.modules.get("jax"), collections.deque([result])
-    seen: dict[int, object] = {}  # which keeps them, so that no number is another's
+    seen: dict[int, object] = {}  # holds the items, so that no id is reused
     while waiting and len(seen) < MOST_LEAVES:
         item = waiting.popleft()
         if id(item) in seen:
@@ -181,12 +181,12 @@ def _leaves(result: object) -> Iterator[object]:
             continue
         yield item
         if jax is not None:
-            with contextlib.suppress(Exception):  # it refuses what it cannot sort, and asks classes of the user's
+            with contextlib.suppress(Exception):  # it runs code of user classes, and fails on keys that it cannot sort
                 waiting += jax.tree_util.tree_leaves(item)
 
 
-def _looked_up(item: object, name: str) -> object:
-    """Return an attribute; None where there is none, or where its class fails to say so."""
+def _attribute(item: object, name: str) -> object:
+    """Return an attribute; None if there is none or if reading it raises."""
     try:
         return getattr(item, name, None)
     except Exception:  # noqa: BLE001 - of a user's class, which may raise anything
@@ -194,7 +194,7 @@ def _looked_up(item: object, name: str) -> object:
 
 
 def cupy_clock(uuid: str | None) -> EventClock:
-    """Make a clock of CuPy's events for the current device."""
+    """Return a clock of CuPy's events for the current device."""
     cupy: Any = gpu_library.cupy()
 
     def elapsed(start: Any, end: Any) -> float:
@@ -204,7 +204,7 @@ def cupy_clock(uuid: str | None) -> EventClock:
 
 
 def torch_clock(index: int) -> EventClock:
-    """Make a clock of PyTorch's events for the GPU of that number."""
+    """Return a clock of PyTorch's events for a GPU by its number."""
     import torch
 
     return EventClock(
@@ -216,9 +216,9 @@ def torch_clock(index: int) -> EventClock:
 
 def callable_clock() -> HostClock:
     """
-    Make the clock for a user's step: events of CuPy or PyTorch, whichever is loaded and has a GPU.
+    Return the clock for a user's step: events of PyTorch or CuPy if it is loaded and has a GPU, else the host's clock.
 
-    With neither it is the host's clock, and a step must return only when it is done, or what can be waited for.
+    With the host's clock a step must return when it is done, or return a result that can be waited for.
     """
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -230,35 +230,35 @@ def callable_clock() -> HostClock:
 
 def _uuid_of(index: int) -> str | None:
     """Return the NVML UUID of a CUDA device index; PyTorch does not distinguish a MIG slice's UUID from a GPU's."""
-    with contextlib.suppress(CubatchError):  # no driver of NVIDIA's: time all the same
+    with contextlib.suppress(CubatchError):  # no NVIDIA driver
         return next((gpu.uuid for gpu in driver.visible_gpus() if gpu.index == index), None)
     return None
 
 
 def monitor_of(uuid: str | None) -> Monitor | None:
-    """Open NVML for a GPU; None where NVML is missing, does not list it, or fails."""
+    """Return NVML's monitor of a GPU; None if NVML is missing, does not list the GPU, or fails."""
     from cubatch.hardware.nvml import Monitor
 
     try:
         return None if uuid is None else Monitor(uuid)
-    except (DeviceNotAvailable, DeviceFailed):  # no NVML in this container, or a GPU it loses: time all the same
+    except (DeviceNotAvailable, DeviceFailed):  # such as a container without NVML
         return None
 
 
 MOST_LEAVES = 10_000
-"""Of what a step returned, that are looked at for something to wait for: results may hold millions of numbers."""
+"""Most items of a result that are searched for something to wait for: a result may hold millions of numbers."""
 
 HOST_BOUND = 0.8
-"""Share of a reading that enqueueing may take; above it the device may have waited for the host."""
+"""Share of a timing that enqueueing may take; above it the device may have waited for the host."""
 
 HEAD_START = 1.5
-"""How much longer than enqueueing took the other work lasts."""
+"""Factor by which the filler work lasts longer than enqueueing."""
 
 MAX_QUEUED = 250
-"""Launches that a stream holds before the host is made to wait are about a thousand; a step may be four."""
+"""Most steps in the queue: a stream holds about a thousand launches before the host waits, and a step may be four."""
 
 FILLER_BYTES = 1 << 28
-"""Size of each of the two arrays whose copy is the other work: it lasts many times as long as starting it."""
+"""Size of each of two arrays whose copy is the filler work: it lasts many times longer than its launch."""
 
 
 class KernelClock(GpuHostClock):
@@ -266,11 +266,11 @@ class KernelClock(GpuHostClock):
     CUDA events around steps that the device runs without waiting for the host.
 
     Args:
-        make_event: Makes an event with `record()` and `synchronize()`.
-        elapsed_seconds: Seconds between two recorded events.
-        occupy: Enqueues work that keeps the device busy for at least so many seconds.
-        monitor: Reads the GPU's state; None where NVML does not know it.
-        host_seconds: The host's own clock.
+        make_event: Function that makes an event with `record()` and `synchronize()`.
+        elapsed_seconds: Function that returns the seconds between two recorded events.
+        occupy: Function that enqueues filler work for at least the given seconds.
+        monitor: Reads the state of the GPU; None without NVML.
+        host_seconds: The host's clock.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class KernelClock(GpuHostClock):
         self._host_seconds = host_seconds
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
-        """Time `repeats` steps back to back on the device, fewer where the stream does not hold so many."""
+        """Time `repeats` steps back to back on the device, or as many as the stream can queue."""
         reading, enqueueing = self._read(step, repeats, 0.0)
         if enqueueing <= HOST_BOUND * reading.seconds * repeats:
             return reading
@@ -318,15 +318,15 @@ class KernelClock(GpuHostClock):
 
 def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> KernelClock:
     """
-    Make the clock of CuPy's current device: its events, and copies of its memory as the other work.
+    Return a clock of CuPy's current device: its events, with copies of memory as the filler work.
 
     Args:
-        uuid: The device in NVML, which tells its clock; None leaves that out.
-        filler_bytes: Size of each of two arrays, which are held as long as the clock.
+        uuid: The device in NVML, for its clock; None: without it.
+        filler_bytes: Size of each of two arrays, which the clock holds.
     """
     cupy: Any = gpu_library.cupy()
 
-    # Outside the pool, which what is measured has to itself: what the pool holds is compared with the plan.
+    # Outside the pool, whose size is compared with the memory plan.
     with cupy.cuda.using_allocator(None):
         source, target = (cupy.zeros(filler_bytes, dtype=cupy.uint8) for _ in range(2))
 

@@ -1,4 +1,4 @@
-"""What is maximised, and which size the answer is."""
+"""The objective of a run and its tolerance."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from cubatch.measure import clocks
 
 def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
     """
-    Apply the tolerance of the objective to medians by batch size.
+    Return the recommended batch size by the tolerance, and the size with the best value.
+
+    Of equal sizes the smallest is taken, by latency the largest.
 
     Args:
-        values: Samples per second, seconds (latency), or samples per joule.
+        values: Samples per second, seconds (latency) or samples per joule, by batch size.
         goal: Objective and tolerance.
-
-    Returns:
-        The answer, and the size with the best median: of equals the smallest, by latency the largest.
 
     Example:
         >>> pick({32: 99.5, 64: 100.0, 128: 90.0}, Goal(tolerance=0.01))
@@ -44,15 +43,14 @@ OBJECTIVES = ("throughput", "latency", "energy")
 @attrs.frozen(kw_only=True)
 class Goal:
     """
-    What is to be as good as possible, and how much of it may be given up for a smaller batch.
+    The objective, and the share of it that may be lost for a smaller batch.
 
-    Everything that compares does so by `cost`, of which less is better: seconds per sample
-    (throughput), seconds (latency), joules per sample (energy).
+    Sizes are compared by `cost`: seconds per sample (throughput), seconds (latency), joules per sample (energy).
 
     Attributes:
         objective: One of OBJECTIVES.
-        tolerance: Share of the best that may be given up, in [0, 1).
-        latency_limit: Seconds that a step may take at most; None for no limit.
+        tolerance: Share of the best value that may be lost, in [0, 1).
+        latency_limit: Most seconds of a step; None: no limit.
 
     Example:
         >>> Goal(objective="throughput", tolerance=0.01).cost(32, seconds=0.5, joules=None)
@@ -74,10 +72,10 @@ class Goal:
     @classmethod
     def of(cls, *, objective: str, tolerance: float, latency_limit: float | None) -> Self:
         """
-        Check what a public function was given; NumPy's numbers and fractions become Python's floats.
+        Return the goal of a public function's arguments; numbers of NumPy and fractions become floats.
 
         Raises:
-            InvalidArgument: If one of them makes no sense.
+            InvalidArgument: If an argument is not valid.
         """
         given = {"tolerance": tolerance} | ({} if latency_limit is None else {"latency_limit": latency_limit})
         for name, value in given.items():
@@ -88,7 +86,7 @@ class Goal:
         return cls(objective=objective, **given)
 
     def cost(self, batch_size: int, *, seconds: float, joules: float | None) -> float | None:
-        """Return what a step costs in the terms of the objective; None for energy that was not read."""
+        """Return the cost of a step by the objective; None for energy that was not measured."""
         if self.objective == "latency":
             return seconds
         if self.objective == "energy":
@@ -97,11 +95,10 @@ class Goal:
 
     def check_device(self, device: Device) -> None:
         """
-        Refuse a device on which nothing reads what is compared.
+        Raise EnergyNotAvailable if the objective is energy and the device has no energy counter.
 
         Raises:
-            EnergyNotAvailable: If that is energy, and the device a CPU, a MIG slice, a GPU before Volta, or one of
-                which NVML tells nothing here.
+            EnergyNotAvailable: On a CPU, a MIG slice, a GPU before Volta, and without NVML.
         """
         if self.objective == "energy":
             monitor = clocks.monitor_of(device.uuid)
@@ -109,7 +106,7 @@ class Goal:
                 raise EnergyNotAvailable(str(device))
 
     def allowed(self, best_cost: float) -> float:
-        """Return the highest cost that still counts as good as the best: the tolerance, as a cost."""
+        """Return the highest cost within the tolerance of the best cost."""
         if self.objective == "latency":
             return best_cost * (1 + self.tolerance)
         return best_cost / (1 - self.tolerance)

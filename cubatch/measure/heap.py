@@ -1,14 +1,13 @@
 """
-The C library's heap, kept in order: glibc's `malloc` on the host.
+Settings of glibc's heap, which decide how much memory a step takes and how fast it is.
 
-What a step frees is found again by the next only as far as it lies together.  A library takes a few kilobytes for good
-in its first step with each shape, in between of the large blocks; later ones then do not fit into what is left, and the
-heap grows: the same step of `densenet121`, 452 samples and 452 MiB of tensors, took 566 to 1306 MiB in nine
-processes that did the same.  With large blocks apart from the heap in that first step it took 510 to 551 MiB.
-A threshold alone does not have them apart: what is free in the heap, of steps before, is taken first.
+In its first step of each shape a library allocates a few kilobytes permanently, between large blocks.  Later large
+blocks do not fit into the gaps, and the heap grows.  The same step of `densenet121` with 452 MiB of tensors took 566 to
+1306 MiB in nine processes.  It took 510 to 551 MiB if large blocks were apart from the heap in the first step.  A
+threshold alone does not ensure that: free blocks of the heap are used first.
 
-glibc raises its bounds to the largest block below 32 MiB that a process has freed, so that the speed of a step depends
-on what ran before it, less so where they are that high from the beginning ("Page faults" in
+glibc raises its thresholds to the largest block below 32 MiB that a process has freed.  So the speed of a step depends
+on earlier steps.  It depends less if they are that high from the start ("Page faults" in
 benchmarks/results/amd-epyc-2-threads/README.md).
 
 A call of `mallopt` cannot be undone, so cubatch makes it only in a worker process, never in the user's.
@@ -29,10 +28,10 @@ _CHOICES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX
 RAISED: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": str(_LARGEST), "MALLOC_TRIM_THRESHOLD_": str(2 * _LARGEST),
 }  # fmt: skip
-"""Variables with which glibc has from the beginning the bounds that `together` sets."""
+"""Variables that set the thresholds of `put_together` from the start of a process."""
 
 KEPT: Mapping[str, str] = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
-"""Variables with which glibc keeps all that is freed, up to 16 GiB."""
+"""Variables with which glibc keeps up to 16 GiB of freed memory."""
 
 
 _is_owned = False
@@ -50,82 +49,81 @@ def is_owned() -> bool:
 
 
 def is_movable() -> bool:
-    """Say whether bounds are ours to set: glibc's, if the user has not said himself where blocks lie, or as we do."""
-    return _is_glibcs() and _chosen() in ({}, RAISED)
+    """Return whether cubatch may set thresholds: malloc is glibc's, and the user has set none or the same."""
+    return _is_glibc() and _user_variables() in ({}, RAISED)
 
 
 def settings(device_kind: str) -> str | None:
     """
     Return the variables that set how a worker keeps freed memory, in shell syntax; None if none are set.
 
-    They are those of the user, and on a CPU `RAISED` where `is_movable`.
+    They are those of the user, and on a CPU `RAISED` if `is_movable`.
     """
     names = (*_CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD")
-    said = {name: os.environ[name] for name in names if name in os.environ}
-    return spelt({**RAISED, **said} if device_kind == "cpu" and is_movable() else said) or None
+    own = {name: os.environ[name] for name in names if name in os.environ}
+    return format_variables({**RAISED, **own} if device_kind == "cpu" and is_movable() else own) or None
 
 
 def is_raised(device_kind: str) -> bool:
     """Return whether a worker times steps with the thresholds of `RAISED`, which the user has not set."""
-    return device_kind == "cpu" and is_movable() and not _chosen()
+    return device_kind == "cpu" and is_movable() and not _user_variables()
 
 
-def spelt(variables: Mapping[str, str]) -> str:
+def format_variables(variables: Mapping[str, str]) -> str:
     """
-    Write variables as a shell has them.
+    Return variables in shell syntax.
 
     Example:
-        >>> spelt(KEPT)
+        >>> format_variables(KEPT)
         'MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184'
-        >>> spelt(RAISED)
+        >>> format_variables(RAISED)
         'MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=67108864'
     """
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def is_kept() -> bool:
-    """Say whether the user has all that is freed kept, which a step does not always find again."""
-    return _chosen().get("MALLOC_MMAP_MAX_") == "0"
+    """Return whether the user has set that glibc keeps freed memory, which a step cannot always use again."""
+    return _user_variables().get("MALLOC_MMAP_MAX_") == "0"
 
 
 def is_apart() -> bool:
-    """Say whether the user has large blocks lie apart from the heap, by a low threshold that glibc does not move."""
+    """Return whether the user keeps large blocks apart from the heap, by a low fixed threshold."""
     try:
-        threshold = int(_chosen().get("MALLOC_MMAP_THRESHOLD_", ""), 0)
+        threshold = int(_user_variables().get("MALLOC_MMAP_THRESHOLD_", ""), 0)
     except ValueError:
         return False
-    return _is_glibcs() and threshold <= _LARGE and not is_kept()
+    return _is_glibc() and threshold <= _LARGE and not is_kept()
 
 
-def apart() -> list[int]:
+def keep_apart() -> list[int]:
     """
-    Have each large block be a mapping of its own, which is gone once it is freed: exact, and half as fast.
+    Map each large block separately, so that it is returned when it is freed: exact, and half as fast.
 
     Returns:
-        list: Blocks that hold what is free in the heap, untouched, until `together` is given them.
+        list: Blocks that occupy the free parts of the heap until `put_together`.
     """
     _set(_LARGE)
-    libc, held, size = _libc(), [], _LARGEST  # a block that cannot be had would move the thread to another arena
+    libc, held, size = _libc(), [], _LARGEST  # after a failed malloc the thread would use another arena
     end = libc.sbrk(0)
     while size >= _LARGE:
         block = libc.malloc(size)
         if block is not None and not _is_mapped(block) and block < end:  # beyond it the heap has grown
             held.append(block)
             continue
-        libc.free(block)  # nothing is free any more for so much
+        libc.free(block)  # the heap has no free block of this size
         size //= 2
     return held
 
 
-def together(held: Iterable[int] = ()) -> None:
+def put_together(held: Iterable[int] = ()) -> None:
     """
-    Have blocks lie in the heap, and be found again by the next step.
+    Put blocks into the heap, where the next step can use them again.
+
+    The thresholds are the highest to which glibc raises its own (mallopt(3), M_MMAP_THRESHOLD).
 
     Args:
-        held: What `apart` has taken, to be free again.
-
-    The bounds are those that glibc raises its own to, as far as they go, where blocks of up to 32 MiB were freed
-    (mallopt(3), M_MMAP_THRESHOLD); a process cannot have it move them by itself again.
+        held: Blocks of `keep_apart`, which are freed.
     """
     libc = _libc()
     for block in held:
@@ -134,14 +132,14 @@ def together(held: Iterable[int] = ()) -> None:
 
 
 def trim() -> None:
-    """Give back what nobody uses."""
+    """Return unused memory of the heap to the system."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
-def _is_glibcs() -> bool:
-    """Say whether `malloc` is glibc's own: another allocator may be loaded before it."""
+def _is_glibc() -> bool:
+    """Return whether `malloc` is glibc's: another allocator may be loaded before it."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
@@ -149,12 +147,12 @@ def _is_glibcs() -> bool:
     return len(addresses) == 1
 
 
-def _chosen() -> dict[str, str]:
-    """Give what the user has said where blocks lie by, whichever way: each tunable of glibc's is a variable, too."""
+def _user_variables() -> dict[str, str]:
+    """Return the user's variables of malloc; each tunable of GLIBC_TUNABLES is also a variable."""
     tunables = dict(item.partition("=")[::2] for item in os.environ.get("GLIBC_TUNABLES", "").split(":"))
     names = {name: f"glibc.malloc.{name.removeprefix('MALLOC_').rstrip('_').lower()}" for name in _CHOICES}
-    found = {name: os.environ.get(name, tunables.get(names[name])) for name in _CHOICES}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: os.environ.get(name, tunables.get(names[name])) for name in _CHOICES}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _libc() -> ctypes.CDLL:

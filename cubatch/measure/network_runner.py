@@ -1,4 +1,4 @@
-"""A network on our engine, as something that can be stepped."""
+"""The runner of a network on cubatch's engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cubatch.engine.data_parallel import DataParallel
 from cubatch.engine.exchange import Exchange
 from cubatch.engine.network import Model
 from cubatch.hardware import host, probe, reserve
-from cubatch.measure import clocks, kernel_choice
+from cubatch.measure import clocks, kernel_context
 from cubatch.measure.memory_meter import ResidentMeter
 from cubatch.measure.runner import REFERENCE_SHARE
 from cubatch.network import models
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 class NetworkRunner:
     """
-    Steps of a network on our engine.
+    Run the steps of a network on cubatch's engine.
 
     Args:
         model: The network with its parameters, on a device.
-        clock: How its time is told.
-        monitor: Reads what the process holds of the GPU; None on a CPU.
-        meter: Reads what the process has taken of main memory since before there was a model; None on a GPU.
-        make_model: Makes another model of the same network, so that the first can be held as the reference; None: no
-            reference is held, as on a GPU.
-        learns: Whether what the process holds of the GPU beside the model is there for it alone: the most of it is kept
-            for the limits of later runs.
+        clock: Clock of its steps.
+        monitor: Reads the GPU memory of the process; None on a CPU.
+        meter: Reads the growth of main memory since before the model was made; None on a GPU.
+        make_model: Makes another model of the same network when the first becomes the reference; None: no reference
+            is held, as on a GPU.
+        learns: Whether all GPU memory of the process is for the model.  The largest overhead is then recorded for the
+            memory limits of later runs.
 
     Attributes:
         model, clock: As given.
@@ -49,15 +49,15 @@ class NetworkRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Bytes that the engine took for parameters and the prepared batch."""
+        """Bytes that the engine holds for parameters and the prepared batch."""
         return self.model.held_bytes
 
     @property
     def peak_device_bytes(self) -> int | None:
         """
-        What the driver says that this process holds of the GPU, the context included; None where it does not tell.
+        Bytes of GPU memory that this process holds by the driver, context included; None if unknown.
 
-        On a CPU what the resident set grew by at most since before there was a model, BLAS's buffers included.
+        On a CPU, the largest growth of the resident set since before the model was made, including buffers of BLAS.
         """
         if self._meter is not None:
             peak = self._meter.peak()
@@ -67,11 +67,11 @@ class NetworkRunner:
 
     @property
     def launch(self) -> dict[str, Any] | None:
-        """How the steps of the last batch size were launched, as `Model.launch`: also once it is released."""
+        """How the steps of the last batch size were launched, as `Model.launch`; also after its release."""
         return self.model.launch or self._launch
 
     def prepare(self, batch_size: int) -> None:
-        """Lay out memory for the batch and fill it with random data."""
+        """Plan and allocate memory for the batch, and fill it with random data."""
         self.release()
         if self._meter is not None:
             self._meter.restart()
@@ -79,7 +79,7 @@ class NetworkRunner:
         self.model.load_random()
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared model as the reference; False on a GPU, and where it takes much of the free memory."""
+        """Keep the prepared model as the reference; return False on a GPU, or if it holds much of the free memory."""
         if self._make_model is None:
             return False
         free = None if isinstance(self.model, DataParallel) else host.available_memory_bytes()  # ranks decide alike
@@ -94,7 +94,7 @@ class NetworkRunner:
         self.model.step()
 
     def release(self) -> None:
-        """Free the memory of the batch, pools included; memory outside the pools on a GPU counts in the next limit."""
+        """Free the memory of the batch, including pools, and record the overhead outside of them."""
         self._launch = self.launch
         if self._learns and self._monitor and self.model.plan is not None and (held := self._monitor.process_bytes()):
             reserve.keep(self.model.device, held - self.model.held_bytes)
@@ -124,37 +124,37 @@ def network_runner(
     exchange: Exchange | None = None,
 ) -> NetworkRunner:
     """
-    Build the runner of a network from what JSON can hold: the factory that a worker is given.
+    Return the runner of a network; the arguments can be written as JSON, so that a worker can call this.
 
     Args:
         spec: Network or layer as a mapping.
-        device: "cpu", or "cuda:1" as this process numbers them.
+        device: "cpu", or "cuda:1" by the numbers of this process.
         mode, dtype, optimizer, library, recompute, seed: As for `autotune`; the library is "cubatch" or "im2col".
-        choice_seconds: How long timing kernel variants may take.
-        winners: File of the variants that won before; None keeps them for this process only.
-        exchange: Makes it one rank of a data parallel run; None: it runs alone.
+        choice_seconds: Most seconds of timing kernel variants.
+        winners: File of the fastest kernel variants; None: they are kept for this process only.
+        exchange: Exchange of the ranks of a data parallel run; None: a single process.
     """
-    found = probe.resolve(device)
-    meter, context, monitor = ResidentMeter(), None, clocks.monitor_of(found.uuid)
+    resolved = probe.resolve(device)
+    meter, context, monitor = ResidentMeter(), None, clocks.monitor_of(resolved.uuid)
     meter.start()
-    # In a user's process arrays of others may lie there, and in a rank what sums: which of it is whose nobody tells.
+    # Otherwise the process also holds arrays of the user, or buffers of the exchange.
     learns = monitor is not None and not monitor.process_bytes()
     if library == "cubatch":
         path = None if winners is None else Path(winners)
-        overlaps = mode == "inference" or exchange is not None  # with others it launches one by one
-        context = kernel_choice.kernel_context(found, dtype, overlaps=overlaps, seconds=choice_seconds, path=path)
+        overlaps = mode == "inference" or exchange is not None  # ranks launch kernels one by one
+        context = kernel_context.kernel_context(resolved, dtype, overlaps=overlaps, seconds=choice_seconds, path=path)
     options: dict[str, Any] = {
-        "device": found, "dtype": dtype, "optimizer": optimizer, "context": context, "recompute": recompute,
+        "device": resolved, "dtype": dtype, "optimizer": optimizer, "context": context, "recompute": recompute,
         "learning_rate": 0.0,  # every step does the same work on the same parameters; random data would drive them away
         "seed": seed,
     }  # fmt: skip
-    resolved = models.resolve(spec)
+    network = models.resolve(spec)
 
     def make_model() -> Model:
         if exchange is None:
-            return Model(resolved, mode=mode, **options)
-        return DataParallel(resolved, exchange=exchange, **options)
+            return Model(network, mode=mode, **options)
+        return DataParallel(network, exchange=exchange, **options)
 
-    if found.kind == "cpu":
+    if resolved.kind == "cpu":
         return NetworkRunner(make_model(), clocks.HostClock(), meter=meter, make_model=make_model)
-    return NetworkRunner(make_model(), clocks.cupy_clock(found.uuid), monitor, learns=learns)
+    return NetworkRunner(make_model(), clocks.cupy_clock(resolved.uuid), monitor, learns=learns)

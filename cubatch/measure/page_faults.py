@@ -1,9 +1,8 @@
 """
-What it costs that freed memory is given back to the system and fetched anew by the next step, page by page.
+Measure page faults of memory that glibc returns to the system and the next step allocates again.
 
-glibc has each block above a threshold as a mapping of its own, and gives back the top of its heap above another.  Also
-where both are as high as it raises them a step with larger blocks pays for that
-(benchmarks/results/amd-epyc-2-threads).
+glibc maps each block above a threshold separately, and returns the top of its heap above another threshold.  A step
+with blocks above the highest thresholds pays for both (benchmarks/results/amd-epyc-2-threads).
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ from typing import Any
 from cubatch.measure import heap
 from cubatch.units import format_count, format_whole_percent
 
-_WORTH_SAYING = 0.05
-"""Share of the CPU time: where one thread fetches memory while another waits, a step takes twice as much longer."""
+_WORTH_NOTING = 0.05
+"""Share of the CPU time; a step loses twice as much if one of two threads waits for the other."""
 
 _SECONDS_EACH = 10e-6
-"""Where the system took longer for each page fault it did something else: 2 to 3 were met."""
+"""Most seconds of a page fault, measured as 2 to 3 us: system time beyond that has another cause."""
 
 
 class PageFaults:
-    """Those of steps, by batch size, and the share of the CPU time that they took."""
+    """Count page faults of steps by batch size, and their share of the CPU time."""
 
     def __init__(self) -> None:
         self._begun: resource.struct_rusage | None = None
         self._worst: dict[int, tuple[float, int]] = {}
 
     def begin(self) -> None:
-        """Count from here."""
+        """Start counting."""
         self._begun = resource.getrusage(resource.RUSAGE_SELF)
 
     def end(self, batch_size: int, steps: int) -> None:
-        """Count up to here, for so many steps of a batch size; nothing where none was begun."""
+        """Stop counting after a number of steps of a batch size."""
         begun, self._begun = self._begun, None
         if begun is None or not steps:
             return
@@ -46,22 +45,23 @@ class PageFaults:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Of each `batch_size` the largest `share` of the CPU time that they took, and `faults` a step then."""
+        """For each `batch_size` the largest `share` of the CPU time, with its `faults` a step."""
         return [{"batch_size": n, "share": share, "faults": faults} for n, (share, faults) in self._worst.items()]
 
 
-def told(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[str]:
+def describe(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[str]:
     """
-    Say where they took most, and what helps; nothing where that is little, or the user has seen to it.
+    Return a note about the size with the largest share; none if it is small or the user has set malloc's variables.
 
     Args:
-        rows: As of `PageFaults`.
-        sizes: Which may be named: others, stepped to learn of memory, are nowhere else in a result.
+        rows: Rows of `PageFaults`.
+        sizes: Sizes of the result: others ran only to learn about memory.
     """
     worst = max((row for row in rows if row["batch_size"] in sizes), key=lambda row: row["share"], default=None)
-    if worst is None or worst["share"] < _WORTH_SAYING or not heap.is_movable():
+    if worst is None or worst["share"] < _WORTH_NOTING or not heap.is_movable():
         return []
-    met = f"At batch size {worst['batch_size']} the system took {format_whole_percent(worst['share'])} of the CPU time"
-    cause = f"{format_count(worst['faults'])} page faults a step: glibc gives freed memory back and fetches it anew."
-    variables = f"{heap.spelt(heap.KEPT)}, and no others of malloc"
-    return [f"{met} for {cause} Set {variables}, for this and where you run it to have it kept, for more memory."]
+    share = format_whole_percent(worst["share"])
+    lead = f"At batch size {worst['batch_size']} the system took {share} of the CPU time"
+    cause = f"{format_count(worst['faults'])} page faults a step: glibc returns freed memory and requests it again."
+    variables = f"{heap.format_variables(heap.KEPT)}, and no other variables of malloc"
+    return [f"{lead} for {cause} To avoid that at the cost of more memory, set {variables}, here and where you train."]

@@ -1,4 +1,4 @@
-"""What is known of where a step's time goes: records, for tables, pictures, JSON and trace viewers."""
+"""Records of a step profile, for tables, figures, JSON and trace viewers."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from cubatch.workload import Workload
 
 OVERHEAD = "overhead"
 CAUSES = (PRODUCTS, COPIES, ELEMENTWISE, OVERHEAD, WAITING)
-"""What a step's time goes to: see `tracing`; overhead is of calls, whatever they do."""
+"""Causes of time: the kinds of `tracing`, and the overhead of all calls."""
 
 
 @attrs.frozen(kw_only=True)
 class LayerTime:
     """
-    One pass of one layer in a step.
+    The time of one pass of one layer in a step.
 
     Attributes:
-        layer: Its name; empty for the loss and the optimiser, "step" for what is of the step as a whole.
-        type: The kind of layer; empty where there is none.
-        then: Layers that its pass does on the way: batch norms, sums, ReLUs.
-        pass_: "fprop", "dgrad", "wgrad", or "backward" where one function gives both gradients; "recompute",
+        layer: Name of the layer; empty for the loss and the optimizer, "step" for the step as a whole.
+        type: Type of the layer; empty without a layer.
+        then: Layers that are fused into the pass: batch norms, sums, ReLUs.
+        pass_: "fprop", "dgrad", "wgrad", or "backward" if one function computes both gradients; "recompute",
             "accumulate" (of gradients), "update", ...
-        seconds: Of a step, the mean over the threads.
+        seconds: Seconds in a step, as the mean over the threads.
         causes: The same by CAUSES.
-        share: Of the step.
-        calls: Of array functions, or launches, of one thread.
-        flops: 2 for a multiply-add; 0 where there are no products.
-        bytes: Of its arrays, each once; 0 where that is not known.
-        bound_by: "compute", "memory", "copies", "overhead" or "waiting": what most of its time is spent on; of kernels
-            the higher roof of `roofline.bound`.
+        share: Share of the step.
+        calls: Calls of array functions, or launches, by one thread.
+        flops: 2 for a multiply-add; 0 without products.
+        bytes: Bytes of its arrays, each counted once; 0 if unknown.
+        bound_by: "compute", "memory", "copies", "overhead" or "waiting": the largest cause; for kernels the higher
+            roof of `roofline.bound`.
     """
 
     layer: str
@@ -49,7 +49,7 @@ class LayerTime:
     bound_by: str
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the values for JSON."""
         content = attrs.asdict(self)
         return {"pass" if name == "pass_" else name: value for name, value in content.items()}
 
@@ -57,19 +57,19 @@ class LayerTime:
 @attrs.frozen(kw_only=True)
 class StepProfile:
     """
-    Where the time of a step goes.
+    The time of a step by layer, pass and cause.
 
     Attributes:
-        work: What was run.
-        batch_size: Samples.
-        step_seconds: Median of steps whose calls were not looked at.
-        traced_seconds: Sum of the rows, which were.
-        steps: That were traced.
-        threads: That share the batch.
-        rows: In the order of the schedule.
-        operations: Names of the schedule's operations.
-        calls: Of the last traced step.
-        environment: Versions and conditions, as a result has them.
+        work: The network, device and settings.
+        batch_size: Samples per step.
+        step_seconds: Median seconds of a step without tracing.
+        traced_seconds: Sum of the rows, which are traced.
+        steps: Number of traced steps.
+        threads: Threads that share the batch.
+        rows: Passes in the order of the schedule.
+        operations: Names of the operations of the schedule.
+        calls: Calls of the last traced step.
+        environment: Versions and conditions, as in a result.
     """
 
     work: Workload
@@ -90,11 +90,11 @@ class StepProfile:
 
     @property
     def samples_per_second(self) -> float:
-        """Of steps whose calls were not looked at."""
+        """Throughput of steps without tracing."""
         return self.batch_size / self.step_seconds
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return all but the single calls, for JSON."""
+        """Return all values except single calls, for JSON."""
         return {
             "batch_size": self.batch_size,
             "step_seconds": self.step_seconds,
@@ -107,11 +107,7 @@ class StepProfile:
         }
 
     def to_trace(self) -> dict[str, Any]:
-        """
-        Return the calls of one step as Chrome's trace events, which Perfetto opens.
-
-        Source of the format: Google, "Trace Event Format", of the Catapult project.
-        """
+        """Return the calls of one step in Google's Trace Event Format, which Chrome and Perfetto open."""
         names = self.operations
         events: list[dict[str, Any]] = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"thread {rank}"}}
@@ -128,9 +124,9 @@ class StepProfile:
 
 
 def _spans(calls: Sequence[Call]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Return from when to when each operation was at work, by thread and operation."""
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    """Return begin and end of each operation, by thread and operation."""
+    spans: dict[tuple[int, int], tuple[float, float]] = {}
     for call in calls:
-        begin, end = found.get((call.rank, call.operation), (call.begin, call.end))
-        found[call.rank, call.operation] = min(begin, call.begin), max(end, call.end)
-    return found
+        begin, end = spans.get((call.rank, call.operation), (call.begin, call.end))
+        spans[call.rank, call.operation] = min(begin, call.begin), max(end, call.end)
+    return spans

@@ -1,4 +1,4 @@
-"""Training steps of several devices together, as one runner: the slowest rank's time and the fullest one's memory."""
+"""The runner of data parallel training: the time of the slowest rank, and the memory of the fullest."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cubatch.measure.rank_group import RankGroup
 from cubatch.measure.runner import Reading
 
 _ROUNDS = 7
-EXCHANGE_STEPS = 2 + 2 * _ROUNDS  # that `exchange` takes at least: of all, and of one alone
-_LEAST_SECONDS = 0.05  # of a reading
+EXCHANGE_STEPS = 2 + 2 * _ROUNDS  # least steps of `measure_exchange`
+_LEAST_SECONDS = 0.05  # of a timing
 
 
 class RanksRunner:
     """
-    A data parallel step on several devices, each with the batch size that is prepared.
+    Run data parallel steps on several devices, each with the prepared batch size.
 
     Args:
-        devices: Of the ranks: names as for `several`.
-        arguments: Of `network_runner`, but for the device.
+        devices: Names of the devices of the ranks, as for `several`.
+        arguments: Arguments of `network_runner`, except the device.
     """
 
     def __init__(self, devices: Sequence[str], arguments: Mapping[str, Any]) -> None:
@@ -38,22 +38,22 @@ class RanksRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Bytes that the engine took, on the fullest rank."""
+        """Bytes that the engine holds on the fullest rank."""
         return self._most("peak_bytes")
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """What the fullest rank's process holds; None where it is not told."""
+        """Bytes that the process of the fullest rank holds; None if unknown."""
         return self._most("peak_device_bytes")
 
     @property
     def launch(self) -> dict[str, Any] | None:
-        """How steps were launched when memory was last asked for, on rank 0."""
+        """How steps were launched on rank 0 at the last query of memory."""
         return self._launch
 
     def prepare(self, batch_size: int) -> None:
-        """Have every rank prepare its share of a step."""
-        if not self._group.is_open:  # one of them ended, and so all did
+        """Prepare a batch size on each rank."""
+        if not self._group.is_open:  # a rank ended, and with it all of them
             self._group = self._begun()
             if self._reference is not None:
                 self._do("prepare", self._reference[0])
@@ -62,7 +62,7 @@ class RanksRunner:
         self._batch_size = batch_size
 
     def hold_reference(self, repeats: int) -> bool:
-        """Have every rank keep its share as the reference step."""
+        """Keep the prepared batch size as the reference on each rank."""
         is_held = all(self._do("hold_reference", repeats))
         self._reference = (self._batch_size, repeats) if is_held else None
         return is_held
@@ -72,7 +72,7 @@ class RanksRunner:
         self._do("time", 1)
 
     def release(self) -> None:
-        """Give back what the last `prepare` took; ranks that are gone have done so already."""
+        """Free the memory of the last `prepare`; ranks that ended hold none."""
         if self._group.is_open:
             self._do("release")
 
@@ -80,25 +80,25 @@ class RanksRunner:
         """End the ranks."""
         self._group.close()
 
-    def exchange(self, batch_size: int) -> dict[str, float]:
+    def measure_exchange(self, batch_size: int) -> dict[str, float]:
         """
-        Return what it costs ranks to work together: steps of all and of rank 0 alone take turns.
+        Return the cost of exchanging gradients: steps of all ranks and of rank 0 alone take turns.
 
         Returns:
-            dict[str, float]: Medians of seconds of a step: "together", "alone"; that sums were under way, "exchange";
-                and that computing waited for them, "exposed": of the slowest rank.
+            dict[str, float]: Median seconds of a step of all ranks ("together") and of one ("alone").  "exchange" are
+                seconds of an exchange, and "exposed" those for which computing waited, both of the slowest rank.
         """
         self.prepare(batch_size)
         first = max(reading.seconds for reading in self._do("time", 2))
         repeats = max(1, round(_LEAST_SECONDS / first))
         seconds: dict[str, list[float]] = {"together": [], "alone": [], "exchange": [], "exposed": []}
         for _ in range(_ROUNDS):
-            self._do("exchanged")  # forgets what was before
+            self._do("exchanged")  # resets its sums
             readings = self._do("time", repeats)
             sums = self._do("exchanged")
             seconds["together"].append(max(reading.seconds for reading in readings))
-            seconds["exchange"].append(max(found.seconds for found in sums) / repeats)
-            seconds["exposed"].append(max(found.exposed_seconds for found in sums) / repeats)
+            seconds["exchange"].append(max(each.seconds for each in sums) / repeats)
+            seconds["exposed"].append(max(each.exposed_seconds for each in sums) / repeats)
             (alone,) = self._do("time_alone", repeats, ranks=[0])
             seconds["alone"].append(alone.seconds)
         return {name: statistics.median(taken) for name, taken in seconds.items()}
@@ -112,59 +112,56 @@ class RanksRunner:
             raise
         return group
 
-    def _do(self, deed: str, *arguments: Any, **which: Any) -> list[Any]:
-        return self._group.do(deed, *arguments, **which)
+    def _do(self, method: str, *arguments: Any, **which: Any) -> list[Any]:
+        return self._group.do(method, *arguments, **which)
 
     def _most(self, name: str) -> int | None:
         if not self._group.is_open:
             return None
         facts = self._do("facts")
         self._launch = facts[0]["launch"]
-        return max((found[name] for found in facts if found[name] is not None), default=None)
+        return max((rank[name] for rank in facts if rank[name] is not None), default=None)
 
 
 class SlowestClock(HostClock):
-    """Each rank's own stopwatch, of which the slowest counts, and this process's clock for budgets."""
+    """The clocks of all ranks, of which the slowest counts, and this process's clock for budgets."""
 
     def __init__(self, do: Callable[..., list[Any]]) -> None:
         super().__init__()
         self._do = do
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:  # noqa: ARG002 - each rank has its own step
-        """Run the step of every rank `repeats` times back to back, and say how long it took on the slowest."""
+        """Run the step of each rank `repeats` times back to back and return the result of the slowest."""
         return slowest(self._do("time", repeats))
 
     def free_bytes(self) -> int | None:
-        """Bytes that nobody holds on the fullest rank's device; None where one is not told."""
-        found = self._do("free_bytes")
-        return None if None in found else min(found)
+        """Return the free bytes of the fullest device; None if unknown for one."""
+        free = self._do("free_bytes")
+        return None if None in free else min(free)
 
 
 def slowest(readings: Sequence[Reading]) -> Reading:
     """
-    Make one reading of those of all ranks.
-
-    Returns:
-        Reading: The slowest rank's, throttled if any was; joules are the mean of all ranks, per step of one.
+    Return the reading of the slowest rank; throttled if any rank was, with the mean joules of all ranks.
 
     Example:
-        >>> found = slowest([Reading(seconds=1.0, joules=3.0), Reading(seconds=2.0, joules=5.0)])
-        >>> found.seconds, found.joules, found.throttled
+        >>> reading = slowest([Reading(seconds=1.0, joules=3.0), Reading(seconds=2.0, joules=5.0)])
+        >>> reading.seconds, reading.joules, reading.throttled
         (2.0, 4.0, False)
     """
-    found = max(readings, key=operator.attrgetter("seconds"))
+    slow = max(readings, key=operator.attrgetter("seconds"))
     joules = [reading.joules for reading in readings if reading.joules is not None]
     mean = statistics.fmean(joules) if len(joules) == len(readings) else None
     is_throttled = any(reading.throttled for reading in readings)
-    return attrs.evolve(found, throttled=is_throttled, joules=mean)
+    return attrs.evolve(slow, throttled=is_throttled, joules=mean)
 
 
 def ranks_runner(*, devices: Sequence[str], **arguments: Any) -> RanksRunner:
     """
-    Build the runner of several devices from what JSON can hold: the factory that a worker is given.
+    Return the runner of several devices; the arguments can be written as JSON, so that a worker can call this.
 
     Args:
-        devices: Of the ranks: names as for `several`.
-        arguments: Of `network_runner`, but for the device.
+        devices: Names of the devices of the ranks, as for `several`.
+        arguments: Arguments of `network_runner`, except the device.
     """
     return RanksRunner(devices, arguments)

@@ -1,8 +1,8 @@
 """
-What is kept of a run: candidates, timings, outcomes.
+Records of a run: candidates, timings, outcomes.
 
-Each of them checks itself, wherever it comes from: the search, a worker process, a store.  What no measuring gives is
-refused with an InvalidArgument that names the field.
+Each record checks its fields, because it may come from a worker process or a store.  A field with an impossible value
+raises InvalidArgument with the name of the field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cubatch.errors import InvalidArgument
 
 STATUSES = ("ok", "dropped", "out_of_memory", "over_limit", "not_run", "timeout", "error", "interrupted")
 TIMED = ("ok", "dropped")
-"""Statuses of sizes that the search looked at and that are within every limit."""
+"""Statuses of measured sizes within every limit."""
 
 _ALL_PERCENT = 100
 
@@ -44,7 +44,7 @@ _KNOWN_FACTS: Mapping[str, _Check] = {
 
 
 def _is(check: _Check) -> Callable[[object, Any, Any], None]:
-    """Make a field's validator of a check, which raises InvalidArgument."""
+    """Return a validator of a field from a check that raises InvalidArgument."""
 
     def validate(_: object, attribute: Any, value: object) -> None:
         check(attribute.name, value)
@@ -75,20 +75,17 @@ def _check_facts(name: str, value: Mapping[str, Any]) -> None:
             check(f"{name}[{fact!r}]", value[fact])
 
 
-# --- before and while measuring ------------------------------------------------------------------------------
-
-
 @attrs.frozen
 class Candidate:
     """
-    A batch size worth a measurement, and why.
+    A batch size that may be measured, with its reasons.
 
     Attributes:
         batch_size: Samples per step.
-        reasons: Every reason it was proposed for: ("coulom n=3", "power of two").
-        predicted_peak_bytes: What the memory plan says it takes; None where there is no plan (callables).
-        predicted_seconds: What the model of time says one step takes; None where there is none.
-        over_limit: Planned above the memory limit: listed, never tried.
+        reasons: Reasons for which it was proposed: ("coulom n=3", "power of two").
+        predicted_peak_bytes: Peak memory by the memory plan; None without a plan (callables).
+        predicted_seconds: Predicted seconds of a step; None without a prediction.
+        over_limit: Whether the plan is above the memory limit: the size is listed, but never tried.
     """
 
     batch_size: int = field(validator=_is(_size))
@@ -101,27 +98,26 @@ class Candidate:
 @attrs.frozen(kw_only=True)
 class Timing:
     """
-    One clock reading: the mean time of `repeats` back-to-back steps, in one round.
+    The mean time of `repeats` back-to-back steps.  Fields that default to None are None if unavailable.
 
     Attributes:
         batch_size: Samples per step.
-        round: Which round of the run it belongs to, from 0; rounds pair timings of different sizes. A visit of several
-            readings takes several rounds: see PER_VISIT.
-        seconds: Time of one step.
-        repeats: Steps the clock ran over.
-        throttled: Taken while the clock was clearly below what it should be; kept, and used where there is no other.
-        sm_clock_mhz: SM clock right after the reading; None where it cannot be read.
-        joules: Energy of one step; None where it cannot be read.
-        peak_bytes: The engine's high water of device memory at that time.
-        peak_device_bytes: What NVML says the process holds, context included; None without NVML.
-        event_reasons: All reasons for that clock, the power cap too, as bits of nvml.h; None where they cannot be read.
-        temperature_celsius: Of the GPU's die, right after the reading; this and the next three are None where NVML does
-            not tell.
-        power_watts: Drawn by its board.
+        round: Number of its round, from 0; rounds pair timings of different sizes.  The timings of one trial have
+            consecutive numbers: see PER_VISIT.
+        seconds: Seconds of a step.
+        repeats: Steps between two reads of the clock.
+        throttled: Whether the SM clock was clearly lowered; such timings are used only if a size has no others.
+        sm_clock_mhz: SM clock right after the steps.
+        joules: Energy of a step.
+        peak_bytes: Peak bytes of device memory that the engine allocated.
+        peak_device_bytes: Bytes of device memory that the process holds by NVML, context included.
+        event_reasons: All reasons for the SM clock, the power cap included, as bits of nvml.h.
+        temperature_celsius: Temperature of the GPU right after the steps.
+        power_watts: Power of its board.
         utilization_percent: Share of its last sample period in which some kernel ran, 0 to 100.
-        used_bytes: Its memory in use, by whomever.
-        reference_batch_size: Batch size of the reference step; None, as the next two, where no reference was held.
-        reference_before_seconds, reference_after_seconds: Time of one reference step right before and after.
+        used_bytes: Its memory in use, by all processes.
+        reference_batch_size: Batch size of the reference step.
+        reference_before_seconds, reference_after_seconds: Seconds of a reference step right before and right after.
     """
 
     batch_size: int = field(validator=_is(_size))
@@ -144,7 +140,7 @@ class Timing:
 
     @property
     def reference_seconds(self) -> float | None:
-        """Geometric mean of the reference step before and after; None where no reference was held."""
+        """Geometric mean of the reference step before and after; None without a reference."""
         before, after = self.reference_before_seconds, self.reference_after_seconds
         return None if before is None or after is None else math.sqrt(before * after)
 
@@ -152,14 +148,14 @@ class Timing:
 @attrs.frozen
 class Outcome:
     """
-    How a candidate's measuring ended.
+    How the measuring of a candidate ended.
 
     Attributes:
         batch_size: Samples per step.
         status: One of STATUSES.
-        stop_reason: Why measuring it ended, as a sentence.
-        facts: What is known beyond that, for programs: {"needed_bytes": ...} of an out-of-memory error,
-            {"limit": "memory" | "latency"} of over_limit, with "cut_short" where the budget allowed no more timings.
+        stop_reason: Why it ended, as a sentence.
+        facts: Further values for programs, such as {"needed_bytes": ...} of an out-of-memory error or
+            {"limit": "memory"} of over_limit.  "cut_short" is True if the budget allowed no more timings.
     """
 
     batch_size: int = field(validator=_is(_size))
@@ -171,15 +167,14 @@ class Outcome:
 @attrs.frozen(kw_only=True)
 class Measured:
     """
-    All that is known of a run: what was kept before, and what measuring gives back.
+    The results of a run.
 
     Attributes:
-        timings: In the order they were taken; at most one per batch size and round.
+        timings: In the order in which they were taken; at most one per batch size and round.
         outcomes: At most one per batch size.
-        added: Sizes that the search looked at beside those of the ladder.
-        seconds_spent: Seconds of measuring so far, over all resumes.
-        launch: How the runner says that it launched steps, as `NetworkRunner.launch`; None where it says nothing, and
-            of what was kept.
+        added: Sizes that the search added to the ladder.
+        seconds_spent: Seconds of measuring, over all resumed runs.
+        launch: How steps were launched, as `NetworkRunner.launch`; None if unknown, as for cached results.
     """
 
     timings: tuple[Timing, ...] = ()
@@ -194,7 +189,7 @@ class Measured:
 
 
 PER_VISIT = 16
-"""Round numbers of a visit: a visit of round r takes its readings in rounds r, r + 1, ... below the next multiple."""
+"""Round numbers of a trial: its timings have the numbers r, r + 1, ... below the next multiple of this."""
 
 
 def by_trial(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
@@ -206,88 +201,75 @@ def by_trial(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
 
 
 class Keeper(Protocol):
-    """Who is told of everything as it happens, so that a kill loses nothing; the store is one."""
+    """Receives every result as soon as it exists, so that a killed run loses none; the store implements it."""
 
     def candidate(self, candidate: Candidate) -> None:
         """Keep a size that the search added."""
         ...
 
     def timing(self, timing: Timing) -> None:
-        """Keep a timing that was just taken."""
+        """Keep a timing."""
         ...
 
     def outcome(self, outcome: Outcome) -> None:
-        """Keep how a candidate ended, in place of what was said of it before."""
+        """Keep the outcome of a candidate, in place of an earlier one."""
         ...
 
     def spent(self, seconds: float) -> None:
-        """Keep the seconds of measuring that the run took so far, over all resumes."""
+        """Keep the seconds of measuring so far, over all resumed runs."""
         ...
-
-
-class NullKeeper:
-    """A Keeper that keeps nothing."""
-
-    def candidate(self, candidate: Candidate) -> None:
-        """Forget a size."""
-
-    def timing(self, timing: Timing) -> None:
-        """Forget a timing."""
-
-    def outcome(self, outcome: Outcome) -> None:
-        """Forget an outcome."""
-
-    def spent(self, seconds: float) -> None:
-        """Forget the time."""
 
 
 class Recorder:
     """
-    A Keeper that remembers everything and passes it on: what there is when a run is interrupted.
+    A Keeper in memory, which passes everything on to another one.
 
     Args:
-        kept: What is known already.
-        keep: Who is told too; None tells nobody.
+        earlier: Results of an earlier run.
+        keeper: Also receives every result; None: no other keeper does.
 
     Attributes:
         launch: As of `Measured`.
     """
 
-    def __init__(self, kept: Measured | None = None, keep: Keeper | None = None) -> None:
-        kept = kept or Measured()
-        self._timings, self._added = list(kept.timings), list(kept.added)
-        self._outcomes = {outcome.batch_size: outcome for outcome in kept.outcomes}
-        self._seconds_spent = kept.seconds_spent
-        self._keep: Keeper = keep or NullKeeper()
+    def __init__(self, earlier: Measured | None = None, keeper: Keeper | None = None) -> None:
+        earlier = earlier or Measured()
+        self._timings, self._added = list(earlier.timings), list(earlier.added)
+        self._outcomes = {outcome.batch_size: outcome for outcome in earlier.outcomes}
+        self._seconds_spent = earlier.seconds_spent
+        self._keeper = keeper
         self.launch: Mapping[str, Any] | None = None
 
     def candidate(self, candidate: Candidate) -> None:
-        """Remember a size that the search added and pass it on."""
+        """Add a size and pass it on."""
         self._added.append(candidate)
-        self._keep.candidate(candidate)
+        if self._keeper:
+            self._keeper.candidate(candidate)
 
     def timing(self, timing: Timing) -> None:
-        """Remember a timing and pass it on."""
+        """Add a timing and pass it on."""
         self._timings.append(timing)
-        self._keep.timing(timing)
+        if self._keeper:
+            self._keeper.timing(timing)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Remember an outcome and pass it on."""
+        """Set the outcome of a size and pass it on."""
         self._outcomes[outcome.batch_size] = outcome
-        self._keep.outcome(outcome)
+        if self._keeper:
+            self._keeper.outcome(outcome)
 
     def spent(self, seconds: float) -> None:
-        """Remember the time and pass it on."""
+        """Set the seconds of measuring and pass them on."""
         self._seconds_spent = seconds
-        self._keep.spent(seconds)
+        if self._keeper:
+            self._keeper.spent(seconds)
 
     @property
     def measured(self) -> Measured:
-        """All timings and outcomes, kept and new."""
-        outcomes = sorted(self._outcomes.values(), key=lambda outcome: outcome.batch_size)
+        """All results, earlier and new."""
         return Measured(
             timings=tuple(self._timings),
-            outcomes=tuple(outcomes),
+            outcomes=tuple(sorted(self._outcomes.values(), key=lambda outcome: outcome.batch_size)),
             added=tuple(self._added),
             seconds_spent=self._seconds_spent,
             launch=self.launch,

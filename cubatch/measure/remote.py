@@ -1,9 +1,8 @@
 """
-A runner whose work is done in a worker process, which may die.
+A runner whose steps run in a worker process, which may die.
 
-The other end of the pipes is `worker`, which says what goes over them.  Here is what must never
-go wrong in the user's process: the worker is started with this very cubatch, whatever the folder
-holds; each request has a deadline; and however it ends, nothing of the worker stays behind.
+`cubatch.worker` is the other end of the pipes and documents the protocol.  The worker runs the same cubatch as this
+process, regardless of the current folder.  Each request has a deadline, and the worker and its children always end.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from cubatch.measure import replies
 from cubatch.measure.runner import FactoryRef, Reading
 from cubatch.units import shown
 
-_REMEDY = "Pass isolate=False (--no-isolate) to have it in this process."
+_REMEDY = "Pass isolate=False (--no-isolate) to measure in this process."
 START_SECONDS = 120.0  # imports, and building a module
 COMPILE_SECONDS = 120.0  # compiling the kernels of a network on a GPU, in the first `prepare`
 LEAST_PREPARE_SECONDS, PREPARE_SHARE = 30.0, 3.0  # least wait for one size, and its share of the budget
 PREPARE_SECONDS = 180.0  # of the usual budget
-ASK_SECONDS = 30.0  # for what is known or given back
+ASK_SECONDS = 30.0  # for requests without a computation
 CLOSE_SECONDS = 10.0
-SAY_SECONDS = 10.0  # of waiting for one answer, after which it is said what for
+WARN_SECONDS = 10.0  # of waiting for one answer, after which a warning names the request
 _POLL_SECONDS = 0.5
 _STDERR_TAIL_BYTES = 4000
 _OPENBLAS_FULL = "OpenBLAS error: Memory allocation still failed"  # its only sign: it ends the process by exit(1)
@@ -48,7 +47,7 @@ def prepare_limit(budget: float, *, compiles: bool = False) -> float:
     Return the seconds after which preparing one size counts as hung, by the budget in seconds.
 
     Args:
-        budget: Of the whole run.
+        budget: Seconds of the whole run.
         compiles: Whether preparing a size compiles kernels.
 
     Example:
@@ -59,31 +58,32 @@ def prepare_limit(budget: float, *, compiles: bool = False) -> float:
 
 
 def identify() -> dict[str, str]:
-    """Return which cubatch this process runs, so that a worker can tell whether it runs the same."""
+    """Return version and file of the cubatch of this process, which must be those of its worker."""
     return {"version": cubatch.__version__, "file": str(Path(cubatch.__file__).resolve())}
 
 
 class RemoteRunner:
     """
-    A runner whose work is done in a worker process that may die.
+    A runner whose steps run in a worker process that may die.
 
-    The worker is started with the runner, and anew by the first `prepare` after its death.
+    The worker starts with the runner.  The first `prepare` after its death starts a new one.
 
     Args:
-        factory: Builds the real runner, in the worker.
-        prepare_seconds: Longest wait for one `prepare`; at least START_SECONDS for the start or a `call`.
-        remedy: What to do about a WorkerFailed.
+        factory: Makes the runner in the worker.
+        prepare_seconds: Most seconds of one `prepare`; the start and a `call` may take at least START_SECONDS.
+        remedy: Remedy in a WorkerFailed.
 
     Attributes:
-        step_seconds: How long one clock reading may take; None for ever.
-        launch: How steps were launched when memory was last asked for, as `NetworkRunner.launch`; None where unknown.
+        step_seconds: Most seconds of one timing; None: no limit.
+        launch: How steps were launched at the last query of memory, as `NetworkRunner.launch`; None if unknown.
+        suspended_seconds: Seconds for which this process was suspended while it waited.
 
     Raises:
         OutOfMemory: From any call: the worker ran out of memory, or the kernel killed it for memory.
-        TimedOut: From any call: it took too long; the worker is gone.
-        WorkerFailed: From any call: the worker could not start, died otherwise, was suspended until its time was up,
-            or its runner raised an exception that is not cubatch's.
-        CubatchError: From any call: whatever the runner itself raised of them.
+        TimedOut: From any call: it took too long, and the worker was ended.
+        WorkerFailed: From any call: the worker did not start, died or was suspended, or its runner raised an error
+            that is not a CubatchError.
+        CubatchError: From any call: an error of the runner.
     """
 
     def __init__(self, factory: FactoryRef, *, prepare_seconds: float = PREPARE_SECONDS, remedy: str = _REMEDY) -> None:
@@ -95,7 +95,8 @@ class RemoteRunner:
         self._stderr: IO[bytes] | None = None
         self._doing, self._batch_size = "the start", 0
         self._reference: tuple[int, int] | None = None  # batch size and steps of a block
-        self._said = ""
+        self._warned = ""
+        self.suspended_seconds = 0.0
         self.clock = _RemoteClock(self)
         self._start()
 
@@ -106,16 +107,16 @@ class RemoteRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """High water of device memory taken by the engine since the last `prepare`; None where unknown."""
+        """Peak bytes of device memory that the engine allocated since the last `prepare`; None if unknown."""
         return self._memory("peak_bytes")
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """What the driver says the worker holds, context included; None where unknown."""
+        """Bytes of device memory that the worker holds by the driver, context included; None if unknown."""
         return self._memory("peak_device_bytes")
 
     def prepare(self, batch_size: int) -> None:
-        """Make the worker ready for steps of this batch size; start it if there is none."""
+        """Prepare a batch size in the worker; start one if there is none."""
         self._doing, self._batch_size = f"batch size {batch_size}", batch_size
         if self._process is None:
             self._start()
@@ -123,13 +124,13 @@ class RemoteRunner:
         self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Have the worker keep the prepared batch size as the reference; a worker started later holds it again."""
+        """Keep the prepared batch size as the reference in the worker, and in any worker started later."""
         is_held: bool = self._ask({"do": "hold_reference", "repeats": repeats}, self._prepare_seconds)
         self._reference = (self._batch_size, repeats) if is_held else None
         return is_held
 
     def _hold_again(self) -> None:
-        """Hold the reference in a new worker; where that fails, go on without one: it is no fault of the next size."""
+        """Hold the reference in a new worker; if that fails, go on without one."""
         if self._reference is None:
             return
         size, repeats = self._reference
@@ -150,36 +151,36 @@ class RemoteRunner:
         return self._ask({"do": "call", "method": method, "arguments": arguments}, self._start_seconds)
 
     def step(self) -> None:
-        """Run one step in the worker, and wait for it."""
+        """Run one step in the worker and wait for it."""
         self.time(1)
 
     def time(self, repeats: int) -> Reading:
-        """Run so many steps back to back in the worker, and say how long one took there."""
+        """Run steps back to back in the worker and return the mean time of one."""
         answer = self._ask({"do": "time", "repeats": repeats}, self.step_seconds)
         try:
             return Reading(**answer)
         except TypeError as error:
-            raise WorkerFailed(f"it answered with no reading: {answer!r}", self._remedy) from error
+            raise WorkerFailed(f"its answer is not a timing: {answer!r}", self._remedy) from error
 
     def free_bytes(self) -> int | None:
-        """Ask the worker how much of its device's memory nobody holds."""
+        """Return the free bytes of the worker's device; None if unknown."""
         answer = self._ask({"do": "free"}, ASK_SECONDS)
         try:
             return checks.count(answer)
         except (TypeError, ValueError) as error:
-            raise WorkerFailed(f"it answered with no number of bytes: {shown(answer)}", self._remedy) from error
+            raise WorkerFailed(f"its answer is not a number of bytes: {shown(answer)}", self._remedy) from error
 
     def release(self) -> None:
-        """Give back what the last `prepare` took; a dead worker has done so already."""
+        """Free the memory of the last `prepare`; a dead worker holds none."""
         if self._process is not None:
             self._ask({"do": "release"}, ASK_SECONDS)
 
     def restart(self) -> None:
-        """End the worker: the next `prepare` has a new one."""
+        """End the worker; the next `prepare` starts a new one."""
         self._end()
 
     def close(self) -> None:
-        """End the worker: ask it to close its runner, and kill it if it does not."""
+        """Close the runner in the worker and end the worker."""
         if self._process is not None:
             with contextlib.suppress(CubatchError):  # it ends either way
                 self._ask({"do": "close"}, CLOSE_SECONDS)
@@ -192,17 +193,19 @@ class RemoteRunner:
         try:
             self.launch, figure = facts["launch"], checks.count(facts[name])
         except (LookupError, TypeError, ValueError) as error:
-            raise WorkerFailed(f"it answered with no figures of memory: {shown(facts)}", self._remedy) from error
+            raise WorkerFailed(f"its answer has no bytes of memory: {shown(facts)}", self._remedy) from error
         return figure
 
     def _start(self) -> None:
         if not sys.executable:
-            raise WorkerFailed("this Python does not know where its own executable is", self._remedy)
+            raise WorkerFailed("sys.executable is empty, so no other Python can be started", self._remedy)
         behind = _split_path(sys.path)[1]
-        # Memory: no pipe that must be emptied, no disk that may be full.
+        # In memory: a pipe would have to be read, and a disk may be full.
         self._stderr = os.fdopen(os.memfd_create("cubatch-worker-stderr"), "rb")
+        # The worker inherits the blocked SIGINT: `close` ends it, and no KeyboardInterrupt at any point of its start.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - this very cubatch
+            self._process = subprocess.Popen(  # noqa: S603 - this cubatch
                 [sys.executable, "-P", "-m", "cubatch.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -213,6 +216,8 @@ class RemoteRunner:
         except OSError as error:
             self._end()
             raise WorkerFailed(f"{sys.executable} cannot be started: {error.strerror}", self._remedy) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         start = {
             "do": "start", "factory": self._factory.path, "arguments": dict(self._factory.arguments),
             "expected": identify(), "paths": behind, "pythonpath": os.environ.get("PYTHONPATH"),
@@ -224,41 +229,40 @@ class RemoteRunner:
             raise
 
     def _ask(self, request: dict[str, Any], seconds: float | None) -> Any:
-        """Send one request and wait for its answer; on anything but an answer the worker is ended."""
+        """Send a request and return its answer; end the worker if there is none."""
         if self._process is None or self._process.stdin is None:
-            raise WorkerFailed("it has ended", "Call prepare() to start another.")
+            raise WorkerFailed("it has ended", "Call prepare() to start a new one.")
         try:
             line = json.dumps(request).encode() + b"\n"
         except TypeError as error:
-            raise InvalidArgument("factory arguments", request, "what JSON can hold") from error
+            raise InvalidArgument("factory arguments", request, "values that JSON can hold") from error
         kills = oom_kills()
         try:
-            with contextlib.suppress(BrokenPipeError):  # its end is seen below
+            with contextlib.suppress(BrokenPipeError):  # detected below
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
             answer = self._read_line(seconds, f"{request['do']} of {self._doing}")
-            reply = None if answer is None else replies.parsed(answer)
+            reply = None if answer is None else replies.parse_reply(answer)
         except ValueError as error:
             self._end()
-            raise WorkerFailed(f"it answered with something that is no answer: {error}", self._remedy) from error
+            raise WorkerFailed(f"its answer cannot be read: {error}", self._remedy) from error
         except TimeoutError:
             is_suspended = _is_suspended(self._process.pid)
             self._end()
-            if is_suspended:  # by somebody else, so that it says nothing of what it did
-                reason = f"it was suspended at {self._doing}, for all of {seconds or 0.0:g} s"
-                raise WorkerDied(reason, self._remedy) from None
+            if is_suspended:  # by another process, so the size is not to blame
+                raise WorkerDied(f"it was suspended at {self._doing}", self._remedy) from None
             raise TimedOut(f"{request['do']} of {self._doing}", seconds or 0.0) from None
-        except BaseException:  # such as Ctrl-C: the answer is still to come, so nothing more can be asked
+        except BaseException:  # such as Ctrl-C: the answer would be taken for that of the next request
             self._end()
             raise
         if reply is None:
             raise self._death(kills)
         if "error" in reply:
-            raise replies.rebuilt(reply["error"], self._doing, self._remedy)
+            raise replies.rebuild_error(reply["error"], self._doing, self._remedy)
         return reply["ok"]
 
     def _read_line(self, seconds: float | None, what: str) -> bytes | None:
-        """Read one line within so many seconds (TimeoutError); None where the worker has ended."""
+        """Read one line within `seconds`, else raise TimeoutError; return None if the worker has ended."""
         if self._process is None or self._process.stdout is None:
             return None
         pipe = self._process.stdout.fileno()
@@ -269,29 +273,31 @@ class RemoteRunner:
             left = _POLL_SECONDS if seconds is None else min(_POLL_SECONDS, seconds - waited)
             before = time.monotonic()
             is_there = poll.poll(max(0.0, left) * 1000)
-            waited += min(time.monotonic() - before, 2 * _POLL_SECONDS)  # more is this process's own suspension
+            passed = time.monotonic() - before
+            suspended = max(0.0, passed - 2 * _POLL_SECONDS)  # a wait this much longer than its limit
+            self.suspended_seconds += suspended
+            waited += passed - suspended
             if is_there:
                 if not (chunk := os.read(pipe, 65536)):
                     return None
                 line += chunk
-            elif _has_ended(self._process):  # something that it started holds the pipe open
+            elif _has_ended(self._process):  # a child of the worker may hold the pipe open
                 return None
             elif left <= 0:
                 raise TimeoutError
-            if waited >= SAY_SECONDS and what != self._said:
-                self._say(what, seconds)
+            if waited >= WARN_SECONDS and what != self._warned:
+                self._warn(what, seconds)
         return line
 
-    def _say(self, what: str, seconds: float | None) -> None:
-        """Return what is waited for, once for each thing."""
-        self._said = what
+    def _warn(self, what: str, seconds: float | None) -> None:
+        self._warned = what
         until = "" if seconds is None else f", {seconds:.0f} s at most"
         is_suspended = self._process is not None and _is_suspended(self._process.pid)
-        state = " It is suspended: somebody sent it SIGSTOP." if is_suspended else ""
+        state = " It is suspended: continue it with SIGCONT." if is_suspended else ""
         _log.warning("waiting for %s in the measuring process%s.%s", what, until, state)
 
     def _death(self, kills_before: int | None) -> CubatchError:
-        """Return why the worker is gone; the kernel's count of out-of-memory kills tells those from other kills."""
+        """Return why the worker ended; a SIGKILL counts as out of memory if the kernel counted such a kill."""
         code, tail = self._end(grace_seconds=5.0)
         if code == -signal.SIGKILL:
             kills = oom_kills()
@@ -299,34 +305,32 @@ class RemoteRunner:
                 return OutOfMemory(f"the kernel killed the measuring process at {self._doing}")
             reason = f"SIGKILL ended it at {self._doing}, and the kernel counted no out-of-memory kill"
         elif code is not None and code > 0 and _OPENBLAS_FULL in tail:
-            return OutOfMemory(f"OpenBLAS found no memory at {self._doing}, and ended the measuring process")
+            return OutOfMemory(f"OpenBLAS ended the measuring process for lack of memory at {self._doing}")
         elif code is None:
-            reason = f"it closed its pipe at {self._doing} and did not end"
+            reason = f"it closed its pipe at {self._doing} without ending"
         elif code < 0:
             reason = f"signal {-code} ({signal.strsignal(-code)}) ended it at {self._doing}"
         else:
             reason = f"it ended with exit status {code} at {self._doing}"
-        return WorkerDied(f"{reason}; its last words: {tail}" if tail else reason, self._remedy)
+        return WorkerDied(f"{reason}; its last output: {tail}" if tail else reason, self._remedy)
 
     def _end(self, grace_seconds: float = 0.0) -> tuple[int | None, str]:
-        """End the worker's whole session, wait for it, and close what led to it; exit code if by itself, last words."""
+        """End the worker with its children; return its exit code, if it had ended by itself, and its last output."""
         code, tail = None, ""
         if (process := self._process) is not None:
             deadline = time.monotonic() + grace_seconds
             while not (ended := _has_ended(process)) and time.monotonic() < deadline:
                 time.sleep(0.01)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so the number is still its own
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # stuck in a driver: better left behind than waited for
+                os.killpg(process.pid, signal.SIGKILL)  # its number is not reused before it is waited for
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in a driver
                 process.wait(timeout=CLOSE_SECONDS)
             code = process.returncode if ended else None
             for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(BrokenPipeError):  # what was not sent is nobody's loss
+                with contextlib.suppress(BrokenPipeError):
                     if pipe is not None:
                         pipe.close()
-            self._process = None  # last, so that a second Ctrl-C leaves it to be ended by close()
+            self._process = None  # last: after a second Ctrl-C, close() still ends the worker
         if self._stderr is not None:
             size = self._stderr.seek(0, os.SEEK_END)
             self._stderr.seek(max(0, size - _STDERR_TAIL_BYTES))
@@ -337,34 +341,36 @@ class RemoteRunner:
 
 
 class _RemoteClock:
-    """The worker's stopwatch, and this process's clock for budgets."""
+    """The worker's clock for steps, and this process's clock for budgets, without the seconds of its suspension."""
 
     def __init__(self, runner: RemoteRunner) -> None:
         self._runner = runner
 
     def now(self) -> float:
         """Seconds on a monotone clock, for budgets and deadlines."""
-        return time.monotonic()
+        return time.monotonic() - self._runner.suspended_seconds
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:  # noqa: ARG002 - the worker has the step
-        """Run the worker's own step `repeats` times back to back and say how long one took on the device."""
+        """Run the worker's step `repeats` times back to back and return the mean time of one on the device."""
         return self._runner.time(repeats)
 
     def sleep(self, seconds: float) -> None:
-        """Let the device rest."""
+        """Wait, so that the device can cool."""
         time.sleep(seconds)
 
     def free_bytes(self) -> int | None:
-        """Bytes of the device's memory that nobody holds; None where the worker's clock is not told."""
+        """Return the free bytes of the worker's device; None if unknown."""
         return self._runner.free_bytes()
 
 
 def oom_kills() -> int | None:
     """
-    Count the processes that the kernel killed for memory so far, in this process's cgroup or else on this machine.
+    Return the number of processes that the kernel killed for memory, in this cgroup or else on this machine.
 
-    Both versions of cgroups and /proc/vmstat write it as a line "oom_kill 3"; the kernel counts before it
-    kills.  None where none of them can be read.
+    Both versions of cgroups and /proc/vmstat have a line "oom_kill 3"; the kernel counts before it kills.
+
+    Returns:
+        int: The number; None if it cannot be read.
     """
     files = []
     with contextlib.suppress(OSError):
@@ -374,7 +380,7 @@ def oom_kills() -> int | None:
                 files.append(f"/sys/fs/cgroup{place}/memory.events")
             elif "memory" in controllers.split(","):
                 files.append(f"/sys/fs/cgroup/memory{place}/memory.oom_control")
-    # In a container the cgroup's own folder is often mounted at the root.
+    # In a container the folder of the cgroup is often mounted at the root.
     files += ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat"]
     for file in files:
         with contextlib.suppress(OSError):
@@ -385,20 +391,20 @@ def oom_kills() -> int | None:
 
 
 def own_environment() -> dict[str, str]:
-    """Return environment variables with which another Python imports this cubatch from any folder."""
+    """Return environment variables for a Python that imports this cubatch in any folder."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(_split_path(sys.path)[0])}
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether it has ended, without waiting for it, so that its process group can still be named."""
+    """Return whether a process has ended, without reaping it, so that its process group still exists."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # whoever ignores SIGCHLD has it waited for by the kernel
+    except ChildProcessError:  # if SIGCHLD is ignored, the kernel has reaped it
         return True
 
 
 def _is_suspended(pid: int) -> bool:
-    """Return whether a process is stopped by a signal or a debugger, as proc(5) tells its state."""
+    """Return whether a process is stopped by a signal or a debugger, by proc(5)."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
     return False
@@ -406,17 +412,17 @@ def _is_suspended(pid: int) -> bool:
 
 def _split_path(entries: Sequence[str]) -> tuple[list[str], list[str]]:
     """
-    Split this process's `sys.path` into what the worker's own imports use, and what only the factory may need.
+    Split this process's `sys.path` into entries that the worker imports from, and entries for the factory alone.
 
-    The folders of the script and of the shell come last in the worker: either may hold a `numpy.py` or
-    another `cubatch/`.  The folder that this cubatch came from keeps its place, wherever it is.
+    The folder of the script and the current folder may hold a `numpy.py` or another `cubatch/`.  They come last in the
+    worker, except for the folder of this cubatch.
     """
     home = Path(cubatch.__file__).resolve().parents[1]
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     by_chance = {Path(main).resolve().parent} if main else set()
     try:
         by_chance.add(Path.cwd().resolve())
-    except FileNotFoundError:  # the folder of the shell is gone, and nothing is found through it
+    except FileNotFoundError:  # the current folder was removed
         entries = [entry for entry in entries if Path(entry).is_absolute()]
     ahead: list[str] = []
     behind: list[str] = []

@@ -1,4 +1,4 @@
-"""What the measuring process answers, one JSON line at a time, read as if anything could stand there."""
+"""The answers of a worker, one line of JSON each, which the other side checks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cubatch.units import message_of, visible
 _FACTS = {"type": str, "text": str, "traceback": str, "out_of_memory": bool, "args": list | None}
 
 
-def parsed(line: bytes) -> dict[str, Any]:
+def parse_reply(line: bytes) -> dict[str, Any]:
     """
-    Read an answer: {"ok": what was asked for}, or {"error": facts} as `rebuilt` takes them.
+    Return an answer: {"ok": value}, or {"error": facts} for `rebuild_error`.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If the line is neither.
     """
     try:
         reply = json.loads(line)
@@ -36,8 +36,8 @@ def parsed(line: bytes) -> dict[str, Any]:
     return reply
 
 
-def described(error: Exception) -> dict[str, Any]:
-    """Turn an error into what JSON can hold; `args` only for those of ours that can be made again from it."""
+def describe_error(error: Exception) -> dict[str, Any]:
+    """Return an error as JSON values; `args` is None unless a CubatchError can be made from it again."""
     args = None
     if isinstance(error, CubatchError) and getattr(errors, type(error).__name__, None) is type(error):
         with contextlib.suppress(TypeError):
@@ -51,9 +51,9 @@ def described(error: Exception) -> dict[str, Any]:
     }
 
 
-def rebuilt(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchError:
-    """Make the worker's error again: one of ours as itself, a foreign one as what it means here, with a remedy."""
-    error = _own(facts["type"], facts["args"])
+def rebuild_error(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchError:
+    """Return the error of a worker: a CubatchError as itself, another one as OutOfMemory or WorkerFailed."""
+    error = _make_error(facts["type"], facts["args"])
     if error is None and facts["out_of_memory"]:
         error = OutOfMemory(f"{doing}: {facts['type']}: {facts['text']}")
     elif error is None:
@@ -62,14 +62,14 @@ def rebuilt(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchError:
     return error
 
 
-def _own(name: str, args: list[Any] | None) -> CubatchError | None:
-    """Make an error of ours from its name and arguments; None where they make none."""
+def _make_error(name: str, args: list[Any] | None) -> CubatchError | None:
+    """Return a CubatchError by its name and arguments; None if there is none."""
     kind = getattr(errors, name, None)
     if args is None or not (isinstance(kind, type) and issubclass(kind, CubatchError)):
         return None
     try:
         error = kind(*args)
-        str(error)  # which reads its arguments
-    except Exception:  # noqa: BLE001 - arguments that no such error has
+        str(error)  # reads its arguments
+    except Exception:  # noqa: BLE001 - not the arguments of such an error
         return None
     return error

@@ -1,8 +1,7 @@
 """
-Runners: what can be prepared for a batch size and stepped.
+Interfaces of runners and clocks.
 
-The profiler knows nothing of networks or GPUs.  It is given a Runner, which may be a network on
-our engine, a user's callable, a process far away, or a fake with a clock of its own.
+A runner prepares a batch size and runs its steps: a network, a user's callable, a worker process, or a fake in tests.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 import attrs
 
 REFERENCE_SHARE = 0.05
-"""Of the memory that a run may take, that a reference step may hold: sizes near the limit are to run next to it."""
+"""Share of the memory limit that a reference step may hold, so that sizes near the limit still fit."""
 
 
 @attrs.frozen(kw_only=True)
 class Reading:
     """
-    What one clock reading gave.
+    Hold the result of one call of `Clock.time`.
 
     Attributes:
-        seconds: Mean time of one step, over `repeats` back-to-back steps.
-        sm_clock_mhz: SM clock while it ran; None where it cannot be read.
-        throttled: Whether the device says that it slowed itself down meanwhile.
-        joules: Energy of one step; None where it cannot be read.
-        event_reasons: All reasons for that clock, bits of nvml.h; None where they cannot be read.
-        temperature_celsius, power_watts, utilization_percent, used_bytes: What the GPU was like right after it, as
-            `nvml_records.Vitals`; None where they cannot be read.
-        reference_before_seconds, reference_after_seconds: Mean time of one reference step right before and right after
-            the timed steps; None where the runner holds no reference.
+        seconds: Mean seconds of a step, over back-to-back steps.
+        sm_clock_mhz: SM clock during the last steps; this and the fields up to `used_bytes` are None if unavailable.
+        throttled: Whether the device reports that it lowered its clock.
+        joules: Energy of a step.
+        event_reasons: All reasons for the clock, as bits of nvml.h.
+        temperature_celsius, power_watts, utilization_percent, used_bytes: State of the GPU right after the steps, as
+            `nvml_records.Vitals`.
+        reference_before_seconds, reference_after_seconds: Mean seconds of a reference step right before and right
+            after; None without a reference.
     """
 
     seconds: float
@@ -48,74 +47,74 @@ class Reading:
 
 
 class Clock(Protocol):
-    """How a runner's time is told: the budget's clock, and the stopwatch of the device."""
+    """Clock of a runner: seconds for budgets, and timings of steps."""
 
     def now(self) -> float:
         """Seconds on a monotone clock, for budgets and deadlines."""
         ...
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
-        """Run `step` `repeats` times back to back and say how long one took on the device."""
+        """Run `step` `repeats` times back to back and return the mean time of one on the device."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Let the device rest."""
+        """Wait, so that the device can cool."""
         ...
 
 
 class Runner(Protocol):
     """
-    One thing to tune, that can be prepared for any batch size and stepped.
+    A workload that can be prepared for a batch size and stepped.
 
-    `prepare` replaces whatever was prepared before; it raises OutOfMemory (or a foreign error that
-    `is_out_of_memory` knows) where the size does not fit.
+    `prepare` replaces the size prepared before.  If a size does not fit, it raises OutOfMemory or an error for which
+    `is_out_of_memory` is true.
     """
 
     @property
     def clock(self) -> Clock:
-        """The clock that its time is told by."""
+        """Clock that times its steps."""
         ...
 
     @property
     def peak_bytes(self) -> int | None:
-        """High water of device memory taken by the engine since the last `prepare`; None where unknown."""
+        """Peak bytes of device memory that the engine allocated since the last `prepare`; None if unknown."""
         ...
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """What the driver says the process holds, context included; None where unknown."""
+        """Bytes of device memory that the process holds by the driver, context included; None if unknown."""
         ...
 
     def prepare(self, batch_size: int) -> None:
-        """Make ready for steps of this batch size."""
+        """Allocate and load what steps of this batch size need."""
         ...
 
     def step(self) -> object:
-        """Enqueue one step of the prepared batch size; what it returns the clock waits for, where that is possible."""
+        """Run or enqueue one step of the prepared batch size; the clock waits for the returned value if it can."""
         ...
 
     def release(self) -> None:
-        """Give back what the last `prepare` took, also after an error: pools are emptied."""
+        """Free the memory of the last `prepare`, also after an error; memory pools are emptied."""
         ...
 
     def close(self) -> None:
-        """Release everything for good."""
+        """Free everything; the runner cannot be used again."""
         ...
 
 
 @runtime_checkable
 class HasWorker(Protocol):
-    """A runner whose work is done in a process of its own, which a failure may leave broken."""
+    """A runner whose steps run in a worker process, which a failure may leave unusable."""
 
     def restart(self) -> None:
-        """End that process: the next `prepare` has a new one."""
+        """End the worker; the next `prepare` starts a new one."""
         ...
 
 
 @runtime_checkable
 class HoldsReference(Protocol):
     """
-    A runner that can time a reference step before and after each reading.
+    A runner that can run a reference step before and after each timing.
 
     The reference is the same workload at a small fixed batch size.  Host drift slows both, so that their ratio is
     comparable across a run (duet benchmarking: Bulej et al., ICPE 2020).
@@ -123,36 +122,37 @@ class HoldsReference(Protocol):
 
     def hold_reference(self, repeats: int) -> bool:
         """
-        Keep the prepared batch size as the reference, which `release` does not give back.
+        Keep the prepared batch size as the reference, which `release` does not free.
 
         Args:
             repeats: Reference steps in each block.
 
         Returns:
-            bool: False where this runner cannot hold one, as on a GPU.
+            bool: False if this runner cannot hold one, as on a GPU.
         """
         ...
 
 
 @runtime_checkable
 class KnowsFree(Protocol):
-    """A clock that can also say how much of its device's memory nobody holds."""
+    """A clock that also reads the free memory of its device."""
 
     def free_bytes(self) -> int | None:
-        """Bytes that are physically free now; None where that is not told."""
+        """Return the bytes that are physically free now; None if unknown."""
         ...
 
 
 class MemoryLook(TypedDict):
     """
-    What a runner finds out about memory by a trace and by small steps; JSON can hold it.
+    Result of examining memory by a trace and by small steps; it can be written as JSON.
 
     Keys:
-        largest: The largest batch size that fits, 0 if none does; None if it cannot be known: `why_not` says why.
-        raised: What a real step raises then, if that was to be found out.
+        largest: The largest batch size that fits, 0 if none does; None if unknown.
+        why_not: Reason if it is unknown.
+        raised: Error of a real step in that case, if one was run.
         first: Bytes of a step of one sample.
-        memory_bytes: What a step may take.
-        dtype: What it computes with.
+        memory_bytes: Bytes that a step may take.
+        dtype: Type of the computation.
     """
 
     largest: int | None
@@ -171,7 +171,7 @@ class MemoryForecast(TypedDict):
 
 
 class Remark(TypedDict):
-    """What a user should know of a runner: the `code` and `values` of a `tuning.notes.Note`."""
+    """A note about a runner for the user: the `code` and `values` of a `tuning.notes.Note`."""
 
     code: str
     values: dict[str, Any]
@@ -179,13 +179,13 @@ class Remark(TypedDict):
 
 class MemoryReport(TypedDict):
     """
-    What a runner knows of memory after its last step; JSON can hold it.
+    Memory figures of a runner after its last step; it can be written as JSON.
 
     Keys:
         history: For each `batch_size` that ran: bytes predicted just before (`said`), measured (`took`) and traced
             (`walked`).
         forecast: None if `look` was not called.
-        remarks: What a user should know.
+        remarks: Notes for the user.
         page_faults: Rows of `PageFaults`.
     """
 
@@ -204,7 +204,7 @@ class LearnsMemory(Runner, Protocol):
         ...
 
     def look(self, *, seconds: float, top: int | None) -> MemoryLook:
-        """Try small sizes for at most so many seconds, up to `top`; 0 tries none, None has no maximum."""
+        """Try sizes up to `top` for at most `seconds`; 0 seconds: no size is tried; `top=None`: no maximum."""
         ...
 
     def predicted(self, batch_size: int) -> int | None:
@@ -212,7 +212,7 @@ class LearnsMemory(Runner, Protocol):
         ...
 
     def report(self) -> MemoryReport:
-        """Return what is known now."""
+        """Return the figures known now."""
         ...
 
 
@@ -222,11 +222,11 @@ RunnerFactory = Callable[[], Runner]
 @attrs.frozen
 class FactoryRef:
     """
-    A runner factory by name, so that another process can call it too.
+    A runner factory by name, so that another process can call it.
 
     Attributes:
-        path: Where it is: "module:function".
-        arguments: Keyword arguments that JSON can hold; in a worker, tuples arrive as lists.
+        path: "module:function".
+        arguments: Keyword arguments that can be written as JSON; a worker receives tuples as lists.
 
     Example:
         >>> FactoryRef("fractions:Fraction", {"numerator": 3, "denominator": 4})()

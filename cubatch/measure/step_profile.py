@@ -1,10 +1,9 @@
 """
-Where a step's time goes: by layer and pass, by what is done with the data, and what bounds each.
+Profile a step: time by layer and pass, by cause, and the bound of each.
 
-Steps as they are timed elsewhere take turns with steps of which each call is timed (`tracing`).  On a CPU, a part of
-each call is what the same call takes on a single element: that, and what passes between calls, is overhead, which no
-batch size makes less of but by having fewer calls for each sample.  On a GPU overhead is what a step takes beyond the
-sum of its kernels.
+Plain steps take turns with steps of which each call is timed (`tracing`).  On a CPU the overhead is the time of the
+same call on a single element, and the time between calls.  A larger batch only spreads it over more samples.  On a GPU
+the overhead is the time of a step beyond the sum of its kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.measure import clocks, kernel_choice, tracing
+from cubatch.measure import clocks, kernel_context, tracing
 from cubatch.measure.profile_records import CAUSES, OVERHEAD, LayerTime, StepProfile
 from cubatch.measure.tracing import COPIES, ELEMENTWISE, PRODUCTS, WAITING, Call
 from cubatch.memory.plan import schedule_of
@@ -56,29 +55,29 @@ def profile(
     budget: float = 5.0,
 ) -> StepProfile:
     """
-    Say where the time of a step goes.
+    Profile a step: measure the time of each layer and pass.
 
     Args:
         layer_spec: As for `autotune`.
-        batch_size: Samples.
-        device: One in this machine; None is its first GPU, else its CPU.
+        batch_size: Samples per step.
+        device: A device of this machine; None: its first GPU, else its CPU.
         mode, dtype, optimizer, library, recompute, seed: As for `autotune`.
-        budget: Seconds that the steps may take; three of each kind are measured all the same.
+        budget: Most seconds of the steps; at least three of each kind run.
 
     Returns:
         StepProfile: Time, share and bound of each layer and pass, and by cause.
 
     Raises:
-        InvalidArgument: If an argument makes no sense.
-        UnsupportedLayer: If the engine has no code for one of the layers.
+        InvalidArgument: If an argument is not valid.
+        UnsupportedLayer: If the engine does not support a layer.
         OutOfMemory: If the batch does not fit.
         DeviceFailed: If the GPU reports an error.
 
     Example:
-        >>> found = profile("mlp", 8, device="cpu", budget=0.1)
-        >>> sorted(row.layer for row in found.rows if row.flops)
+        >>> step = profile("mlp", 8, device="cpu", budget=0.1)
+        >>> sorted(row.layer for row in step.rows if row.flops)
         ['fc1', 'fc2', 'fc3', 'fc4', 'fc5']
-        >>> abs(sum(found.causes.values()) / found.traced_seconds - 1) < 1e-6
+        >>> abs(sum(step.causes.values()) / step.traced_seconds - 1) < 1e-6
         True
     """
     check_whole("batch_size", batch_size)
@@ -116,8 +115,8 @@ def profile(
 def _model(work: Workload, seed: int) -> Model:
     context = None
     if work.library == "cubatch":
-        usual = kernel_choice.usual_context(work.device, work.dtype, overlaps=work.mode == "inference")
-        context = None if usual is None else tracing.named(usual)
+        usual = kernel_context.usual_context(work.device, work.dtype, overlaps=work.mode == "inference")
+        context = None if usual is None else tracing.add_names(usual)
     functions = functional if context is None else on_kernels(context)
     return Model(
         work.spec, device=work.device, mode=work.mode, dtype=work.dtype, optimizer=work.optimizer, learning_rate=0.0,
@@ -129,20 +128,18 @@ def _operations(work: Workload) -> tuple[Op, ...]:
     return schedule_of(work.spec, work.mode, work.recompute, work.library).ops
 
 
-# --- steps --------------------------------------------------------------------------------------------------------
-
 Key = tuple[int | None, str]
-"""An operation and a pass of it; None for what belongs to none."""
+"""An operation and its pass; None without an operation."""
 Times = dict[Key, dict[str, float]]
 Watched = tuple[list[float], list[Times], list[Call]]
-"""Seconds of plain steps, times of traced ones, calls of the last."""
+"""Seconds of plain steps, times of traced steps, calls of the last traced step."""
 
 
 def _on_host(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: float) -> Watched:
-    """Let plain and traced steps take turns on the CPU."""
+    """Run plain and traced steps in turns on the CPU."""
     members = 1 if model.plan is None else model.plan.members
     small = _small_calls()
-    for _ in range(2):  # cold caches, pages that were never touched
+    for _ in range(2):  # warm caches and memory pages
         model.step()
     plain, traced, calls, began = list[float](), list[Times](), list[Call](), clock.now()
     while len(plain) < _LEAST_STEPS or (len(plain) < _MOST_STEPS and clock.now() - began < budget):
@@ -155,10 +152,10 @@ def _on_host(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: f
 
 
 def _on_gpu(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: float) -> Watched:
-    """Let plain and traced steps take turns on the GPU."""
+    """Run plain and traced steps in turns on the GPU."""
     xp = gpu_library.cupy()
     begun = time.perf_counter()
-    list(_traced_on_gpu(model, xp, 0.0))  # the first, with whatever is loaded for it: Python needs less afterwards
+    list(_traced_on_gpu(model, xp, 0.0))  # the first step also loads code: an upper bound of enqueueing
     head_start = time.perf_counter() - begun
     for _ in range(2):
         model.step()
@@ -171,7 +168,7 @@ def _on_gpu(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: fl
             times[call.operation, _pass_of(ops[call.operation], call)][call.what] += call.seconds
         traced.append(times)
     seconds = statistics.median(plain)
-    for times in traced:  # what the kernels do not account for: the launches, and Python before them
+    for times in traced:  # the rest is launches, and Python before them
         rest = max(0.0, seconds - sum(sum(causes.values()) for causes in times.values()))
         times[None, "launches"][OVERHEAD] = rest
     return plain, traced, calls
@@ -185,7 +182,13 @@ def _traced_on_gpu(model: Model, xp: Any, head_start: float) -> Iterator[Call]:
 
 @attrs.frozen
 class _Small:
-    """Seconds of a call on a single element by what it does, and of tracing one: inside of its times, and around."""
+    """
+    Seconds of calls on a single element.
+
+    Attributes:
+        calls: Seconds of a call by the kind of its work.
+        inside, around: Seconds that tracing adds within the times of a call and outside.
+    """
 
     calls: Mapping[str, float]
     inside: float
@@ -193,13 +196,13 @@ class _Small:
 
 
 def _small_calls() -> _Small:
-    """Time calls on single elements as a step's are timed."""
-    one, square = np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
+    """Time calls on single elements in the same way as the calls of a step."""
+    single, square = np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
     tried: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "": (_nothing, ()),
         PRODUCTS: (np.matmul, (square, square, square)),
-        COPIES: (np.copyto, (one, one)),
-        ELEMENTWISE: (np.add, (one, one, one)),
+        COPIES: (np.copyto, (single, single)),
+        ELEMENTWISE: (np.add, (single, single, single)),
     }
     inside, around = {}, 0.0
     for name, recorded in tried.items():
@@ -217,12 +220,11 @@ def _small_calls() -> _Small:
     return _Small(inside, inside.pop(""), around)
 
 
-def _nothing() -> None:
-    """Be called."""
+def _nothing() -> None: ...
 
 
 def _host_times(trace: tracing.HostTrace, calls: Sequence[Call], ops: Sequence[Op], small: _Small) -> Times:
-    """Divide a traced step among passes and causes, as means over the threads."""
+    """Return the seconds of a traced step by pass and cause, as means over the threads."""
     members = len(trace.operations)
     times: Times = defaultdict(lambda: dict.fromkeys(CAUSES, 0.0))
     accounted: dict[tuple[int, int], float] = defaultdict(float)  # of an operation, by thread
@@ -248,11 +250,7 @@ def _host_times(trace: tracing.HostTrace, calls: Sequence[Call], ops: Sequence[O
     return times
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
-
-
 def _pass_of(op: Op, call: Call) -> str:
-    """Return the pass that a call is of."""
     if op.kind == "forward":
         return "recompute" if op.replay else Pass.FPROP.value
     if op.kind != "backward":

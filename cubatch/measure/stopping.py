@@ -1,9 +1,7 @@
 """
-When enough has been measured: the rules, apart from the measuring.
+Intervals of medians and shifts, and a rule for when a median is known well enough.
 
-They see numbers and give verdicts with their reasons, so that a test can put any history before
-them.  All of them rest on order statistics and assume nothing of how the noise is distributed.
-Costs are those of `goal.Goal`: less is better.
+All use order statistics, which assume no distribution of the noise.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from cubatch.measure.goal import Goal
 from cubatch.units import format_percent
 
 CONFIDENCE = 0.9
-MIN_ROUNDS = 5  # the fewest timings whose range holds the median with CONFIDENCE: 1 - 2 / 2**5 = 94 %
-MAX_ROUNDS = 30  # noise that 30 rounds do not average away will not be by 60
+MIN_ROUNDS = 5  # fewest timings whose range holds the median with CONFIDENCE: 1 - 2 / 2**5 = 94 %
+MAX_ROUNDS = 30  # more rounds do not average out noise that 30 leave
 MIN_ROUNDS_TO_DROP = 3
-DROP_MARGIN = 0.05  # three timings say little: the gap must be far beyond what the tolerance gives away
+DROP_MARGIN = 0.05  # gap beyond the tolerance, because three timings are few
 TO_SD = 1.4826  # median distance from the middle to the standard deviation, of normal noise
 MEDIAN_SD = 1.2533  # how much less sure than a mean a median is, of normal noise
 
@@ -36,13 +34,12 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     """
     Return an interval that contains the true median with at least this confidence, for any distribution.
 
-    The interval [k-th smallest, k-th largest] fails to hold it only if fewer than k of n independent timings
-    fall on one side of it, which has the probability 2 * P(Binomial(n, 1/2) < k).  No k meets the confidence
-    exactly, so between the two nearest to it the ends are interpolated (Hettmansperger and Sheather 1986, Statistics
-    & Probability Letters 4), which holds what it says within a percent for all but freakish noise.
+    The interval [k-th smallest, k-th largest] misses it if fewer than k of n independent timings fall on one side.  The
+    probability of that is 2 * P(Binomial(n, 1/2) < k).  No k has exactly this confidence, so the ends are interpolated
+    between the two nearest (Hettmansperger and Sheather 1986, Statistics & Probability Letters 4).
 
     Returns:
-        (low, high), or None where even the whole range is not that sure: under 5 values for 90 %.
+        (low, high); None if even the whole range has less confidence: below 5 values for 90 %.
 
     Example:
         >>> low, high = median_interval([3.0, 1.0, 2.0, 5.0, 4.0])
@@ -71,11 +68,10 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 @attrs.define
 class StopRule:
     """
-    Decides when the median cost of one candidate is known well enough.
+    Decide when the median cost of a candidate is known well enough.
 
-    Finished when the interval of the median is at most `target_width` of it, after MIN_ROUNDS
-    timings at least; or after MAX_ROUNDS, throttled ones included.  Throttled timings do not count,
-    unless twice MIN_ROUNDS of them came and no other: then they are all there is.
+    That is after at least MIN_ROUNDS timings, once the interval of the median is at most `target_width` of it, or after
+    MAX_ROUNDS.  Throttled timings count only if there are twice MIN_ROUNDS of them and no others.
 
     Args:
         target_width: Width of the interval as a share of the median.
@@ -85,7 +81,7 @@ class StopRule:
         >>> for seconds in (1.000, 1.001, 1.002, 1.003, 1.004):
         ...     rule.add(seconds)
         >>> rule.is_finished(), rule.reason
-        (True, 'the median is known to 0.329 % after 5 timings, 1 % was asked')
+        (True, 'the median is known to 0.329 % after 5 timings, the target is 1 %')
     """
 
     target_width: float
@@ -94,7 +90,7 @@ class StopRule:
     _attempts: int = field(default=0, init=False)
 
     def add(self, cost: float | None, *, throttled: bool = False) -> None:
-        """Take in a timing; None is one without a reading of the objective (energy)."""
+        """Add a timing; None is one without a value of the objective (energy)."""
         self._attempts += 1
         if cost is not None:
             (self._throttled if throttled else self._clear).append(cost)
@@ -106,22 +102,22 @@ class StopRule:
 
     @property
     def median(self) -> float | None:
-        """The median cost, None before the first that counts."""
+        """The median cost; None without a cost that counts."""
         return median(self.costs) if self.costs else None
 
     @property
     def range(self) -> tuple[float, float]:
-        """Where the median lies: its interval, or with few timings all that was seen."""
+        """The interval of the median, or the whole range of few timings."""
         return median_interval(self.costs) or (min(self.costs), max(self.costs))
 
     @property
     def width(self) -> float | None:
-        """Width of the median's interval as a share of the median; None where it is not known yet."""
+        """Width of the interval as a share of the median; None if unknown."""
         interval = median_interval(self.costs)
         return (interval[1] - interval[0]) / median(self.costs) if interval else None
 
     def is_finished(self) -> bool:
-        """Return whether nothing more is gained by measuring."""
+        """Return whether the median is known well enough."""
         if self._attempts >= MAX_ROUNDS:
             return True
         if not self._clear:
@@ -130,13 +126,13 @@ class StopRule:
 
     @property
     def reason(self) -> str:
-        """Say in words how well the median is known, and from what."""
-        asked = f"{100 * self.target_width:g} % was asked"
+        """How well the median is known, as text."""
+        target = f"the target is {100 * self.target_width:g} %"
         count = "1 timing" if len(self.costs) == 1 else f"{len(self.costs)} timings"
         known = f"the median is known to {format_percent(self.width)}" if self.width is not None else "no interval"
-        text = f"{known} after {count}, {asked}"
+        text = f"{known} after {count}, {target}"
         if not self._clear and self._throttled:
-            return f"{text}; all of them were throttled and count for want of others"
+            return f"{text}; all of them were throttled"
         if self._throttled:
             return f"{text}; {len(self._throttled)} more were throttled and do not count"
         return text
@@ -144,10 +140,9 @@ class StopRule:
 
 def is_clearly_worse(rule: StopRule, leader: StopRule, goal: Goal) -> bool:
     """
-    Return whether a candidate can no longer be the answer: all of its range is worse than the tolerance allows.
+    Return whether a candidate is worse than the leader by more than the tolerance and DROP_MARGIN.
 
-    Both need MIN_ROUNDS_TO_DROP timings that count, and the gap between the ranges must exceed what
-    the tolerance gives away by DROP_MARGIN.
+    The ranges of both are compared, each of at least MIN_ROUNDS_TO_DROP timings that count.
     """
     if min(len(rule.costs), len(leader.costs)) < MIN_ROUNDS_TO_DROP:
         return False
@@ -158,15 +153,14 @@ def paired_interval(first: Mapping[int, float], second: Mapping[int, float]) -> 
     """
     Return an interval for log(first / second) from the rounds that both have.
 
-    Differences within a round are free of what changes from round to round, such as a sinking clock.
-    It is the interval of the median of the log ratios; under MIN_ROUNDS pairs their whole range.
+    Differences within a round do not contain changes between rounds, such as a falling clock.  The interval is that of
+    the median log ratio; with fewer than MIN_ROUNDS pairs it is their whole range.
 
     Args:
-        first: Costs or seconds by round.
-        second: The same of what it is compared with.
+        first, second: Costs or seconds by round.
 
     Returns:
-        (low, high), or None without a common round.
+        (low, high); None without a common round.
 
     Example:
         >>> paired_interval({0: 1.0, 1: 2.0}, {0: 1.0, 1: 1.0, 2: 5.0})
@@ -182,14 +176,14 @@ def shift_interval(
     first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float] | None:
     """
-    Return by how much values lie above others, and an interval for it, of independent samples of any distribution.
+    Return the shift between two independent samples of any distribution, with an interval.
 
-    The estimate of Hodges and Lehmann (1963, Annals of Mathematical Statistics 34): the median of all differences.
-    The interval leaves as many differences out at either end as the rank test of Mann and Whitney allows, so that it
-    holds the shift with at least this confidence where both distributions differ by a shift only.
+    The estimate is the median of all differences (Hodges and Lehmann 1963, Annals of Mathematical Statistics 34).  The
+    ends of the interval leave out as many differences as the rank test of Mann and Whitney allows.  It has at least
+    this confidence if the distributions differ only by a shift.
 
     Returns:
-        (estimate, low, high), or None where even all differences are not that sure: under 3 values each for 90 %.
+        (estimate, low, high); None if even all differences have less confidence: below 3 values each for 90 %.
 
     Example:
         >>> shift_interval([11.0, 12.0, 13.0], [1.0, 2.0, 3.0])
@@ -200,7 +194,7 @@ def shift_interval(
     n, m = len(first), len(second)
     differences = sorted(a - b for a in first for b in second)
     total, allowed = math.comb(n + m, n), (1 - confidence) / 2 * (1 + 1e-9)  # rounding of 1 - 0.9
-    below, left_out = 0, 0  # orders of the values with fewer pairs in favour of one side; differences left out
+    below, left_out = 0, 0  # orders with fewer pairs in favor of one side; number of differences left out
     for ways in _rank_orders(n, m):
         below += ways
         if below > allowed * total:
@@ -212,7 +206,7 @@ def shift_interval(
 
 
 def _rank_orders(n: int, m: int) -> list[int]:
-    """Count the orders of n and m values in which 0, 1, ... n * m pairs favour the first: Mann and Whitney's U."""
+    """Return the number of orders of n and m values in which 0, 1, ... n * m pairs favor the first."""
     # Partitions of u into at most n parts of at most m each: the coefficients of a Gaussian binomial, by its product.
     counts = [1] + [0] * (n * m)
     for part in range(1, n + 1):

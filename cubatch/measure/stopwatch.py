@@ -1,8 +1,8 @@
 """
-One visit to one batch size: prepare, step until steps agree, then a handful of readings.
+Run one trial of a batch size: prepare it, run steps until they agree, take a few timings.
 
-Clocks are warmed before the first reading of a process.  A reading taken under a clearly lowered
-clock is flagged, and the device is given a rest before the next.
+The first trial of a process also warms up the clocks of the device.  A timing under a clearly lowered clock is marked,
+and the device rests before the next one.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
-from cubatch.measure.budget import Budget, readings_for, repeats_for
+from cubatch.measure.budget import Budget, repeats_for, timings_for
+from cubatch.measure.hang_warning import HangWarning
 from cubatch.measure.records import PER_VISIT, Timing
 from cubatch.measure.runner import HoldsReference, KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
-from cubatch.measure.watch import Watch
 
-# A timing spans at least this: a thousand times what starting a kernel, waking a thread or one tick of
-# the clock takes, and short beside a round.
+# A timing spans at least this: a thousand times a kernel launch, a thread wake-up or a tick of the clock, and short
+# compared with a round.
 MIN_SPAN_SECONDS = 0.01
 # Energy counters of GPUs move every 20 to 100 ms, so a timing must hold several of their ticks.
 MIN_ENERGY_SPAN_SECONDS = 0.5
 # Clocks rise within some 0.1 s of work and settle within 3 s (triton#2306; CUTLASS, measurement guidelines).
 WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
-# A reference block lasts about so long: much shorter than a trial, and a thousand ticks of the clock or more.
+# Seconds of a reference block: much shorter than a trial, and at least a thousand ticks of the clock.
 REFERENCE_BLOCK_SECONDS = 0.01
-# A timing of a trial that takes so much longer than a later one came before the size had settled.
+# A timing that takes longer than a later one of its trial by this share was taken before the size had settled.
 UNSETTLED = 0.5
-# A size is warm when a step is no faster than the one before by more than this share: noise of one step.
+# A size is warm if a step is at most this share faster than the step before: noise of one step.
 AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
-# A first step that takes so many times what is likely compiled, it seems.  What it may take of the budget for others to
-# follow whatever is left, and what those may take of it in all.
+# A first step that takes this many times the expected seconds probably compiled.  If it took less than a share of the
+# budget, further steps may take another share of its seconds.
 COMPILES, COMPILES_SHARE, SPARE_SHARE = 10.0, 0.1, 0.1
-MOST_OF_VISIT = PER_VISIT - 2  # readings: rounds of their own are kept free
-SETTLED = 0.01  # a quarter of a second changes the readings by less than this share
+MOST_OF_TRIAL = PER_VISIT - 2  # timings
+SETTLED = 0.01  # clocks are warm if a quarter of a second changes timings by less than this share
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
-# The bus to main memory is ten times slower than a GPU's own memory and more; no algorithm or wave costs so much.
+# The bus to main memory is at least ten times slower than a GPU's own memory; no other algorithm costs as much.
 SPILLED = 2.5
-# A step hangs if it takes this many times what it should, and not less than the floor: a first step may compile.
+# A step hangs if it takes this many times the expected seconds and at least 30 s: a first step may compile.
 HANG_FACTOR, HANG_SECONDS = 20.0, 30.0
-HANG_SHARE = 0.25  # of what is left of the budget, in the place of the floor, once one has hung
+HANG_SHARE = 0.25  # share of the seconds left, instead of the 30 s, after a step has hung
 LONGER = "A larger budget allows longer steps."
 
 
 @runtime_checkable
 class HasStepLimit(Protocol):
-    """A runner that gives up on a reading that takes too long: TimedOut, and the next `prepare` works again."""
+    """A runner that ends a timing that takes too long with TimedOut; the next `prepare` works again."""
 
-    step_seconds: float | None  # how long one clock reading may take; set before each
+    step_seconds: float | None  # most seconds of one timing, set before each
 
 
 @attrs.define
 class Spent:
     """
-    What visits to a size took besides its readings.
+    Count what the trials of a size took in addition to timings.
 
     Attributes:
-        visits: How many there were.
-        prepare_seconds: Preparing, in all of them.
-        warmup_seconds: Steps that are not readings, in all of them.
-        query_seconds: Asking for memory and power, and whatever else is neither.
+        visits: Number of trials.
+        prepare_seconds: Seconds of preparing.
+        warmup_seconds: Seconds of warm-up steps.
+        query_seconds: Seconds of queries, such as memory.
     """
 
     visits: int = 0
@@ -76,21 +76,21 @@ class Spent:
 
 class Stopwatch:
     """
-    Takes readings of a runner.
+    Take the timings of a runner.
 
     Args:
-        runner: What is timed.
-        budget: No visit begins when it is spent, and no reading that it does not hold but the first, and one or a few
-            where that compiled.
-        span_seconds: What a reading must span at least.
-        clocks_mhz: SM clocks read in earlier runs.
-        watch: Says it where a runner that never gives up hangs; None for one that does.
+        runner: The runner.
+        budget: No trial starts once it is spent.  A timing starts only if the budget holds it, except the first one and
+            a few after a step that compiled.
+        span_seconds: Least seconds of a timing.
+        clocks_mhz: SM clocks of earlier runs.
+        watch: Warns if a step hangs; None for a runner that ends such a step itself.
 
     Attributes:
-        reference_batch_size: Batch size of the reference step that surrounds each reading; None without one.
+        reference_batch_size: Batch size of the reference step around each timing; None without one.
         around_seconds: Seconds of the reference blocks around a timing; 0 without a reference.
-        prepare_seconds: What preparing took the last time, by size.
-        spent: What visits took besides their readings, by size.
+        prepare_seconds: Seconds of the last preparation, by size.
+        spent: What the trials took in addition to timings, by size.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Stopwatch:
         *,
         span_seconds: float,
         clocks_mhz: Iterable[float] = (),
-        watch: Watch | None = None,
+        watch: HangWarning | None = None,
     ) -> None:
         self.runner, self.budget, self.span_seconds, self._watch = runner, budget, span_seconds, watch
         self.reference_batch_size: int | None = None
@@ -118,7 +118,7 @@ class Stopwatch:
         Keep a batch size as the reference step, and return whether the runner could.
 
         Args:
-            batch_size: The size, which has run.
+            batch_size: A size that has run.
             step_seconds: Seconds of one of its steps.
         """
         if not isinstance(self.runner, HoldsReference):
@@ -143,24 +143,23 @@ class Stopwatch:
         at_least: int = 0,
     ) -> None:
         """
-        Visit a size and take readings.
+        Run a trial of a size.
 
-        The last of the steps that agreed is the first reading.  However little is left, a step that came back is one:
-        the first size of a run may be all that it measures.
+        The last warm-up step is the first timing, also if the budget holds no other: it may be the only one of the run.
 
         Args:
             batch_size: The size.
-            first_round: Written into the first reading; the others take the numbers after it.
-            likely: Seconds of a step by what is known, to tell a hang from a long step; None where nothing is.
-            keep: Called with each reading as it is taken.
-            expected: Seconds of a step by what was read of smaller sizes; None where nothing was.
-            at_least: How many readings to take, budget allowing; more, where they are cheap.
+            first_round: Round number of the first timing; the next ones follow.
+            likely: Expected seconds of a step, to detect a hang; None if unknown.
+            keep: Called with each timing.
+            expected: Seconds of a step expected from smaller sizes; None without any.
+            at_least: Least number of timings, if the budget holds them.
 
         Raises:
             OutOfBudget: If the budget does not hold the first step.
-            TimedOut: If a step took so long that it counts as hung.
-            OutOfMemory: If steps take far longer than expected, and hold more memory than the device has free.
-            Exception: Whatever the runner raises.
+            TimedOut: If a step hangs.
+            OutOfMemory: If steps take far longer than expected and hold more memory than the device has free.
+            Exception: Any error of the runner.
         """
         spent, now = self.spent.setdefault(batch_size, Spent()), self.runner.clock.now
         began = now()
@@ -169,15 +168,15 @@ class Stopwatch:
         prepared = now()
         spent.prepare_seconds += prepared - began
         last, repeats = self._settle(*(([], 1) if self._is_warm else self._warm_clocks(likely)), likely)
-        asked = now()
-        spent.warmup_seconds += asked - prepared
+        settled = now()
+        spent.warmup_seconds += settled - prepared
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
-        spent.query_seconds += now() - asked
+        spent.query_seconds += now() - settled
         times = 0.0 if expected is None else last.seconds / expected
-        if times > SPILLED and self._is_prepared_anew(batch_size, times, memory[0]):
+        if times > SPILLED and self._check_spilled(batch_size, times, memory[0]):
             last, repeats = self._settle([], 1, likely)
         step = last.seconds
-        count = self._readings(step, now() - began)
+        count = self._count_timings(step, now() - began)
         count, taken = max(count, at_least), 0
         if repeats >= repeats_for(step, self.span_seconds) or self.budget.left() <= step:
             timing = self._timing(batch_size, first_round, last, repeats, memory)
@@ -193,23 +192,25 @@ class Stopwatch:
             keep(timing)
             self.rest(timing)
             taken += 1
-            if reading.seconds * (1 + UNSETTLED) < step:  # only now it has settled: those before do not count
-                count = min(MOST_OF_VISIT, taken + max(self._readings(reading.seconds, 0.0), at_least))
+            if reading.seconds * (1 + UNSETTLED) < step:  # it has settled only now: the earlier timings do not count
+                count = min(MOST_OF_TRIAL, taken + max(self._count_timings(reading.seconds, 0.0), at_least))
             step = min(step, reading.seconds)
 
-    def _readings(self, step_seconds: float, overhead_seconds: float) -> int:
-        """Return how many timings a trial takes."""
-        return readings_for(
+    def _count_timings(self, step_seconds: float, overhead_seconds: float) -> int:
+        return timings_for(
             step_seconds, self.span_seconds, overhead_seconds=overhead_seconds, left=self.budget.left(),
             around_seconds=self.around_seconds,
         )  # fmt: skip
 
-    def _is_prepared_anew(self, batch_size: int, times: float, held: int | None) -> bool:
+    def _check_spilled(self, batch_size: int, times: float, held: int | None) -> bool:
         """
-        Refuse a step whose memory was not all there, by what is free without it; else say whether that was looked at.
+        Raise OutOfMemory if a slow step holds more memory than is free without it.
 
-        Drivers for Windows give memory that the device does not have, as CUDA's managed memory and swapping systems do:
-        no error says so, and steps take many times as long.
+        Drivers for Windows, managed memory and swapping give out memory that the device does not have.  There is no
+        error, but steps take many times longer.
+
+        Returns:
+            bool: Whether the size was released and prepared again; False if the free memory is unknown.
         """
         clock = self.runner.clock
         if held is None or not isinstance(clock, KnowsFree) or clock.free_bytes() is None:
@@ -219,22 +220,22 @@ class Stopwatch:
         free, stays = clock.free_bytes(), self.runner.peak_bytes or 0
         if free is not None and held > free + stays:
             raise OutOfMemory(
-                f"batch size {batch_size} takes {times:.1f} times as long as smaller ones let expect, as a step",
-                held, free + stays, remedy="What is not there lies in main memory or on disk meanwhile.",
+                f"a step of batch size {batch_size}, {times:.1f} times slower than smaller sizes let expect,",
+                held, free + stays, remedy="The rest is in main memory or swapped to disk, which is slow.",
             )  # fmt: skip
         self._prepare(batch_size)
         return True
 
     def _settle(self, steps: list[Reading], repeats: int, expected: float | None) -> tuple[Reading, int]:
         """
-        Step until a reading is not clearly faster than the reading before: caches, allocators and compilers are done.
+        Run steps until a step is not clearly faster than the step before: caches and allocators are warm.
 
-        What was running a moment ago takes longer to fall asleep than a short step lasts, so that short
-        steps are read in blocks, for SETTLE_SECONDS at least.  Of steps that are dear two have to do.  Where the first
-        compiled with what was left, and that was little of the budget, others follow: one, and what fits into a tenth.
+        Other processes need longer to become idle than a short step lasts.  So short steps run in blocks, for at least
+        SETTLE_SECONDS.  Expensive steps run twice.  A first step that compiled may have spent the budget: a few more
+        steps follow if it took a small share of the whole budget.
 
         Returns:
-            The last reading, and of how many steps it is.
+            The result for the last step, and its number of repeats.
         """
         worked = spare = 0.0
         if not steps:
@@ -279,7 +280,7 @@ class Stopwatch:
         )
 
     def rest(self, timing: Timing) -> None:
-        """Let a throttled device cool, longer each time in a row, but never for more than a share of the budget."""
+        """Wait for a throttled device to cool, longer each time in a row, up to a share of the budget in all."""
         self._rests = self._rests + 1 if timing.throttled else 0
         if not self._rests:
             return
@@ -290,14 +291,14 @@ class Stopwatch:
             self._rested += pause
 
     def forget(self) -> None:
-        """After a failure nothing is prepared, and what runs next may be another process that was never warmed."""
+        """Record that nothing is prepared, as after a failure."""
         self._prepared = None
 
     def _prepare(self, batch_size: int) -> None:
         if self._prepared == batch_size:
             return
         self._prepared = None
-        if self._is_warm:  # whatever the first size takes to prepare, it is to have its step
+        if self._is_warm:  # the first size is measured in any case
             self.budget.check()
         before = self.runner.clock.now()
         with self._waiting(f"preparing batch size {batch_size}", HANG_SECONDS):
@@ -306,9 +307,9 @@ class Stopwatch:
         self._prepared = batch_size
 
     def _warm_clocks(self, expected: float | None) -> tuple[list[Reading], int]:
-        """Work until the clocks have risen and the readings no longer trend; the last two, and of how many steps."""
+        """Run steps until the clocks are constant; return the last two results and their number of steps."""
         before = self.budget.spent()
-        steps = [self._read(1, None)]  # may compile or load, which is not measuring: only the budget bounds it
+        steps = [self._read(1, None)]  # the first step may compile or load, which does not count as measuring
         self.budget.forgive(self.budget.spent() - before)
         began, most = self.runner.clock.now(), min(MAX_WARM_SECONDS, MAX_WARM_SHARE * self.budget.left())
         history: list[tuple[float, float]] = []
@@ -326,14 +327,13 @@ class Stopwatch:
 
     def _read(self, repeats: int, expected: float | None) -> Reading:
         """
-        Read the clock; what takes far longer than expected counts as hung, also if it came back.
+        Time steps; raise TimedOut if they take far longer than expected.
 
-        What came back late in this process may have been suspended, by Ctrl-Z or with the machine: it is read once
-        more, and if it is as it should be, the seconds before were nobody's.  Of the very first step nothing says how
-        long it should be: whatever comes back is read.
+        A late step in this process may have been suspended, by Ctrl-Z or with the machine.  It is timed once more, and
+        if the second time is as expected, the first does not count.  The first step of a run has no expectation.
         """
         floor, left = HANG_SECONDS, self.budget.left()
-        if TimedOut in self._forgiven:  # here steps hang: none of the next is to take all that there is
+        if TimedOut in self._forgiven:  # steps hang here: the next hang must not take the whole budget
             left *= HANG_SHARE
             floor = min(floor, left)
         gives_up, is_first = isinstance(self.runner, HasStepLimit), expected is None and not self._is_warm
@@ -360,16 +360,15 @@ class Stopwatch:
         with self._waiting(f"a step of batch size {self._prepared}", limit + HANG_FACTOR * self.around_seconds):
             reading = self.runner.clock.time(self.runner.step, repeats)
         if not 0 < reading.seconds < math.inf:
-            raise DeviceFailed("the stopwatch", f"a reading of {reading.seconds!r} s for {repeats} steps")
+            raise DeviceFailed("the clock", f"{reading.seconds!r} s for {repeats} steps")
         return reading
 
     @contextlib.contextmanager
     def _waiting(self, what: str, seconds: float) -> Iterator[None]:
         """
-        Wait for a runner, and have it said where that takes longer.
+        Wait for the runner, with a warning if it takes longer than `seconds`.
 
-        The first time that it hangs, and that it dies, is not counted: it may be longer than the whole budget, and
-        other sizes are to have theirs.
+        The first hang and the first death of a worker do not count: they may last longer than the whole budget.
         """
         before = self.budget.spent()
         try:
@@ -383,12 +382,12 @@ class Stopwatch:
 
 
 def _agree(steps: Sequence[Reading]) -> bool:
-    """Return whether the last of at least two readings is not clearly faster than the reading before."""
+    """Return whether the last step is not clearly faster than the one before."""
     return len(steps) > 1 and steps[-1].seconds >= steps[-2].seconds * (1 - AGREE)
 
 
 def _is_settled(history: Sequence[tuple[float, float]], window: float) -> bool:
-    """Return whether the median reading of the last `window` seconds is that of the `window` before."""
+    """Return whether the medians of the last two windows of `window` seconds agree."""
     end = history[-1][0]
     recent = [seconds for when, seconds in history if when > end - window]
     before = [seconds for when, seconds in history if end - 2 * window < when <= end - window]

@@ -1,9 +1,9 @@
 """
-Which clocks are clearly lowered, so that a timing taken under one says more about heat than about the work.
+Detect a clearly lowered SM clock, under which timings are not representative.
 
-A GPU at its power limit lowers its clock for as long as it works, the further the more the work draws: of one device
-that is as it should be, products on tensor cores run at 0.65 to 0.75 of the clock that copies run at.  So a clock is
-compared with what the same work ran at before, and with that of other work only where no power limit explains it.
+A GPU at its power limit lowers its clock while it works.  On a healthy device, products on tensor cores run at 0.65 to
+0.75 of the clock of copies.  So a clock is compared with earlier clocks of the same work.  It is compared with clocks
+of other work only where a power limit cannot explain the difference.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 LOWERED = 0.6
-"""Share of the highest clock of the same work: its first readings may be taken before the limit bites."""
+"""Share of the highest clock of the same work, whose first timings may precede the power limit."""
 
 HALVED = 0.5
 """Share of the highest clock of all: a hardware slowdown halves it at least (nvml.h), a power limit does not."""
@@ -19,10 +19,10 @@ HALVED = 0.5
 
 class HighestClocks:
     """
-    The highest SM clocks that were seen, of each kind of work and of all.
+    Hold the highest SM clocks, of each kind of work and of all work.
 
     Args:
-        seen_mhz: Clocks read before, of whatever work.
+        seen_mhz: Clocks of earlier runs, of any work.
 
     Example:
         >>> clocks = HighestClocks()
@@ -37,13 +37,13 @@ class HighestClocks:
         self._by_work: dict[Hashable, float] = {}
 
     def see(self, work: Hashable, mhz: float | None) -> None:
-        """Take a reading in; None is no reading."""
+        """Add a clock; None is ignored."""
         if mhz is not None:
             self._of_all = max(self._of_all, mhz)
             self._by_work[work] = max(self._by_work.get(work, 0.0), mhz)
 
     def is_lowered(self, work: Hashable, mhz: float | None) -> bool:
-        """Return whether a clock is clearly lower than it was for the same work, or half of what any work had."""
+        """Return whether a clock is clearly lower than the highest of the same work, or half of the highest of all."""
         if mhz is None:
             return False
         return mhz < LOWERED * self._by_work.get(work, 0.0) or mhz <= HALVED * self._of_all

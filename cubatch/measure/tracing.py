@@ -1,8 +1,8 @@
 """
-What happens inside a step, call by call: which function of the engine, what it does with memory, from when to when.
+Record the calls of a step: function of the engine, kind of work, begin and end.
 
-On the host a call is between two looks at the clock.  On a GPU it is between two events of the stream, so that what
-the GPU does is seen, and not what Python enqueues.
+On the host a call lies between two reads of the clock.  On a GPU it lies between two events of the stream, so its time
+is that of the GPU and not that of enqueueing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cubatch.errors import is_out_of_memory
 from cubatch.kernels.variant import Kernel
 
 PRODUCTS, COPIES, ELEMENTWISE, WAITING = "products", "copies", "elementwise", "waiting"
-"""What a call is: matrix products, copies that only lay data out anew, all else, and waits for other threads."""
+"""Kinds of calls: matrix products, copies that only change the layout, all others, and waits for other threads."""
 
 _PRODUCT_CALLS = frozenset({"matmul", "dot", "tensordot", "einsum"})
 _COPY_CALLS = frozenset({"copyto", "copy"})
@@ -38,13 +38,13 @@ class Call:
     A call of a step.
 
     Attributes:
-        rank: The member of the team that makes it.
-        operation: Number of the schedule's operation that it belongs to.
-        function: Of the engine: "conv2d_wgrad", ...; empty where none says.
-        name: What is called: "matmul", or a kernel's name.
+        rank: Number of the thread that makes it.
+        operation: Number of its operation in the schedule.
+        function: Function of the engine, such as "conv2d_wgrad"; empty if unknown.
+        name: Array function or kernel: "matmul".
         what: PRODUCTS, COPIES, ELEMENTWISE or WAITING.
-        begin, end: Seconds from the step's begin.
-        seconds: It took, without waits that are calls of their own.
+        begin, end: Seconds since the begin of the step.
+        seconds: Duration without waits, which are calls of their own.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class Call:
 
 @attrs.frozen(eq=False)
 class Named:
-    """Says which function of the engine the recorded calls after it belong to; called, it does nothing."""
+    """A marker before recorded calls with the name of their function; calling it does nothing."""
 
     name: str
 
@@ -69,7 +69,7 @@ class Named:
 
 @attrs.frozen(eq=False)
 class Launch:
-    """A launch that knows its kernel."""
+    """A launch with its kernel."""
 
     kernel: Kernel
     launch: Callable[[], None]
@@ -80,7 +80,7 @@ class Launch:
 
 
 class NamedOperations:
-    """The engine's functions, each of which leaves its name before the calls that it records."""
+    """The functions of the engine, each of which records a marker with its name before its calls."""
 
     def __init__(self, operations: Any) -> None:
         self._operations = operations
@@ -97,34 +97,34 @@ class NamedOperations:
 
 
 class NamedLauncher:
-    """A launcher whose launches know their kernels."""
+    """A launcher whose launches hold their kernels."""
 
     def __init__(self, launcher: Any) -> None:
         self._launcher = launcher
 
     @property
     def module(self) -> ModuleType:
-        """The array module whose arrays it takes."""
-        found: ModuleType = self._launcher.module
-        return found
+        """The module of its arrays."""
+        module: ModuleType = self._launcher.module
+        return module
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Any) -> Launch:
         """Prepare a launch."""
         return Launch(kernel, self._launcher.bind(kernel, grid, arguments))
 
 
-def named(context: Context) -> Context:
-    """Return a context whose launches know their kernels."""
+def add_names(context: Context) -> Context:
+    """Return a context whose launches hold their kernels."""
     return attrs.evolve(context, launcher=NamedLauncher(context.launcher))
 
 
-def told(function: Any) -> tuple[str, str]:
+def classify(function: Any) -> tuple[str, str]:
     """
-    Return a recorded call, and say what it does.
+    Return the name of a recorded function and the kind of its work.
 
     Example:
         >>> import numpy as np
-        >>> told(np.matmul), told(functools.partial(np.copyto, where=True)), told(np.add)
+        >>> classify(np.matmul), classify(functools.partial(np.copyto, where=True)), classify(np.add)
         (('matmul', 'products'), ('copyto', 'copies'), ('add', 'elementwise'))
     """
     while isinstance(function, functools.partial):
@@ -141,10 +141,10 @@ def told(function: Any) -> tuple[str, str]:
 
 class HostTrace:
     """
-    Sees a step on the host.  Work that is not recorded is one call.
+    Record a step on the host.  Work without recorded calls is one call.
 
     Args:
-        members: Of the team.
+        members: Number of threads.
     """
 
     def __init__(self, members: int) -> None:
@@ -154,7 +154,7 @@ class HostTrace:
         self._now, self._waited = [0] * members, [0.0] * members
 
     def run(self, rank: int, number: int, work: Work) -> None:
-        """Do an operation, each of its calls between two looks at the clock."""
+        """Run an operation and time each of its calls."""
         now, calls, waited, function = time.perf_counter, self._calls[rank], self._waited, ""
         self._now[rank] = number
         began = now()
@@ -168,7 +168,7 @@ class HostTrace:
         self.operations[rank].append((number, began, now()))
 
     def wait(self, rank: int, meet: Work) -> None:
-        """Wait for the other members."""
+        """Wait for the other threads."""
         begin = time.perf_counter()
         meet()
         end = time.perf_counter()
@@ -176,23 +176,23 @@ class HostTrace:
         self._waits[rank].append((self._now[rank], begin, end))
 
     def calls(self, began: float) -> Iterator[Call]:
-        """List what was called, in the order of members; times count from `began`."""
+        """Yield the calls by thread; times count from `began`."""
         for rank, (made, waits) in enumerate(zip(self._calls, self._waits, strict=True)):
             for number, function, call, begin, end, waited in made:
-                yield Call(rank, number, function, *told(call), begin - began, end - began, end - begin - waited)
+                yield Call(rank, number, function, *classify(call), begin - began, end - began, end - begin - waited)
             for number, begin, end in waits:
                 yield Call(rank, number, "", "wait", WAITING, begin - began, end - began, end - begin)
 
 
 class DeviceTrace:
     """
-    Sees a step on a GPU: an event of the stream after each launch.
+    Record a step on a GPU, with an event of the stream after each launch.
 
-    The GPU is given something else to do first, so that it never waits for Python in between.
+    The GPU runs filler work first, so that it does not wait for Python between launches.
 
     Args:
         xp: CuPy.
-        head_start: Seconds that Python needs to enqueue a step.
+        head_start: Seconds of enqueueing a step.
     """
 
     def __init__(self, xp: Any, head_start: float) -> None:
@@ -203,12 +203,12 @@ class DeviceTrace:
             try:
                 self._keep_busy(head_start)
             except Exception as error:
-                if not is_out_of_memory(error):  # beside a batch that fills the GPU there is no room for it
+                if not is_out_of_memory(error):  # the batch may fill the memory of the GPU
                     raise
         self._start.record()
 
     def run(self, rank: int, number: int, work: Work) -> None:  # noqa: ARG002 - a GPU's team is one
-        """Enqueue an operation, an event after each of its launches."""
+        """Enqueue an operation with an event after each of its launches."""
         function = ""
         calls = work.calls if isinstance(work, backend.Replay) else [(work, ())]
         for call, arguments in calls:
@@ -220,17 +220,17 @@ class DeviceTrace:
             mark.record()
             self._marks.append((number, function, call, mark))
 
-    def wait(self, rank: int, meet: Work) -> None:  # noqa: ARG002 - as above
-        """Meet nobody."""
+    def wait(self, rank: int, meet: Work) -> None:  # noqa: ARG002 - a GPU's team is one
+        """Call `meet`: there are no other threads."""
         meet()
 
     def calls(self) -> Iterator[Call]:
-        """Wait for the step, and list what it launched."""
+        """Wait for the step and yield its launches."""
         self._xp.cuda.get_current_stream().synchronize()
         begin = 0.0
         for number, function, call, mark in self._marks:
             end = float(self._xp.cuda.get_elapsed_time(self._start, mark)) * 1e-3
-            yield Call(0, number, function, *told(call), begin, end, end - begin)
+            yield Call(0, number, function, *classify(call), begin, end, end - begin)
             begin = end
 
     def _keep_busy(self, seconds: float) -> None:
@@ -241,6 +241,6 @@ class DeviceTrace:
         xp.copyto(target, source)
         after.record()
         after.synchronize()
-        one = float(xp.cuda.get_elapsed_time(before, after)) * 1e-3
-        for _ in range(min(_MOST_FILLERS, math.ceil(seconds / max(one, 1e-6)))):
+        copy_seconds = float(xp.cuda.get_elapsed_time(before, after)) * 1e-3
+        for _ in range(min(_MOST_FILLERS, math.ceil(seconds / max(copy_seconds, 1e-6)))):
             xp.copyto(target, source)

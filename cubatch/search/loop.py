@@ -23,10 +23,10 @@ from threadpoolctl import ThreadpoolController
 from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDied, is_out_of_memory
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, trial_seconds
 from cubatch.measure.goal import Goal
+from cubatch.measure.hang_warning import HangWarning
 from cubatch.measure.records import PER_VISIT, Candidate, Keeper, Measured, Outcome, Recorder, Timing
 from cubatch.measure.runner import RunnerFactory
 from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, HasStepLimit, Stopwatch
-from cubatch.measure.watch import Watch
 from cubatch.search import trial_rules, verdicts
 from cubatch.search.curve_posterior import usual_errors
 from cubatch.search.events import Event, EventReporter
@@ -379,7 +379,7 @@ class _Run:
     def open_runner(self) -> Stopwatch:
         runner = self.factory()
         self.budget.start(runner.clock.now)
-        watch = None if isinstance(runner, HasStepLimit) else self.resources.enter_context(Watch())
+        watch = None if isinstance(runner, HasStepLimit) else self.resources.enter_context(HangWarning())
         self.stopwatch = Stopwatch(
             runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz, watch=watch
         )

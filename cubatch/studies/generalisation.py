@@ -22,7 +22,7 @@ from cubatch.engine import train as engine
 from cubatch.engine.data import Dataset
 from cubatch.engine.training_run import Step
 from cubatch.errors import InvalidArgument
-from cubatch.measure import kernel_choice, stopping
+from cubatch.measure import kernel_context, stopping
 from cubatch.network.graph import Network, as_network
 from cubatch.network.weights import load_weights
 from cubatch.report.tables.common import plain
@@ -183,7 +183,7 @@ def _train(
             optimizer=request.optimizer,
             seed=cell.seed,
             save=path,
-            context=kernel_choice.usual_context(device, request.dtype),
+            context=kernel_context.usual_context(device, request.dtype),
             stepped=show,
         )
         samples, labels = images[0].batch(slice(0, SHARPNESS_IMAGES[request.quick]))

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from cubatch.engine import data as files
 from cubatch.engine import train as engine
-from cubatch.measure import kernel_choice, step_profile
+from cubatch.measure import kernel_context, step_profile
 from cubatch.network.graph import as_network
 from cubatch.report.tables import profile as table
 from cubatch.report.tables.common import plain
@@ -106,7 +106,7 @@ def _train_epochs(
     done: dict[int, list[float]] = {}
     spent = _PROFILES * budget
     total = min(budget, spent + EPOCHS * sum(expected.values()))
-    context = kernel_choice.usual_context(work.device, request.dtype)
+    context = kernel_context.usual_context(work.device, request.dtype)
     for number, size in turns:
         request.show(spent, total, f"epoch {number + 1} at batch size {size}", "s")
         name = f"epoch {number} at {size}"

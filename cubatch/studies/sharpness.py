@@ -10,7 +10,7 @@ import numpy as np
 from cubatch.engine import backend
 from cubatch.engine.network import Model
 from cubatch.hardware.facts import Device
-from cubatch.measure import kernel_choice
+from cubatch.measure import kernel_context
 from cubatch.network.graph import Network
 from cubatch.network.layers import Dropout
 
@@ -73,7 +73,7 @@ def sharpness(network: Network, images: Any, labels: Any, *, device: Device, see
     """
     if any(isinstance(node.layer, Dropout) for node in network.nodes):  # its loss is not the same function twice
         return None
-    context = kernel_choice.usual_context(device)
+    context = kernel_context.usual_context(device)
     with Model(network, device=device, mode="training", learning_rate=0.0, context=context) as model:
         return _of(model, images, labels, seed)
 

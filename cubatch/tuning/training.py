@@ -22,7 +22,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import Device
 from cubatch.hardware.several import several
-from cubatch.measure import kernel_choice
+from cubatch.measure import kernel_context
 from cubatch.measure.rank_group import RankGroup
 from cubatch.memory import fit
 from cubatch.network import models
@@ -143,7 +143,7 @@ class Arranged:
         if self.devices is not None:
             return self._run_together(self.devices, progress, stepped)
         with gpu_library.translating(f"training {self.network.name}"):
-            context = kernel_choice.usual_context(self.device, self.options["dtype"])
+            context = kernel_context.usual_context(self.device, self.options["dtype"])
             return engine.train(
                 self.network, device=self.device, batch_size=self.batch_size, context=context, progress=progress,
                 stepped=stepped, **self.options,
@@ -168,7 +168,7 @@ class Arranged:
         with RankGroup(devices) as ranks:
             sized = zip(ranks.names, self.shares or (), strict=True)
             each = [(name, self.network, {**options, "batch_size": size}) for name, size in sized]
-            trained: Training = ranks.do("train", each=each, told=report)[0]
+            trained: Training = ranks.do("train", each=each, progress=report)[0]
         return trained
 
 

@@ -19,7 +19,7 @@ TRAINING = """
     import numpy as np
     from cubatch.engine.network import Model
     from cubatch.hardware import probe
-    from cubatch.measure import kernel_choice
+    from cubatch.measure import kernel_context
     from cubatch.network.graph import Network
     from cubatch.network.layers import Conv2d, Dropout, Flatten, Linear, ReLU
 
@@ -31,7 +31,7 @@ TRAINING = """
     DATA = [(random.standard_normal((4, 6, 6, 8), dtype=np.float32), random.integers(0, 5, 4)) for _ in range(5)]
 
     def trained(optimizer, dtype, *, graphs, spoil=None):
-        context = kernel_choice.kernel_context(GPU, dtype, overlaps=True, seconds=0.0, path=None)
+        context = kernel_context.kernel_context(GPU, dtype, overlaps=True, seconds=0.0, path=None)
         with Model(NETWORK, device=GPU, mode="training", dtype=dtype, optimizer=optimizer, context=context,
                    seed=3, graphs=graphs) as model:
             model.prepare(4)
@@ -77,7 +77,7 @@ def test_five_steps_as_graphs_are_those_of_launches_to_the_bit(optimizer, dtype,
 
 ADDED_UP = """
     def added_up(graphs):
-        context = kernel_choice.kernel_context(GPU, "bfloat16", overlaps=True, seconds=0.0, path=None)
+        context = kernel_context.kernel_context(GPU, "bfloat16", overlaps=True, seconds=0.0, path=None)
         options = {"mode": "training", "dtype": "bfloat16", "optimizer": "adam", "learning_rate": 0.1}
         with Model(NETWORK, device=GPU, context=context, seed=3, graphs=graphs, **options) as model:
             model.prepare(4, 8)
@@ -166,11 +166,11 @@ def test_a_kernel_that_faults_in_a_graph_is_told_to_have_been_in_one():
         TRAINING
         + """
     import os
-    from cubatch.measure.replies import described
+    from cubatch.measure.replies import describe_error
     from cubatch.worker import _Worker
     from cubatch.measure import clocks
     from cubatch.measure.network_runner import NetworkRunner
-    context = kernel_choice.kernel_context(GPU, "float32", overlaps=True, seconds=0.0, path=None)
+    context = kernel_context.kernel_context(GPU, "float32", overlaps=True, seconds=0.0, path=None)
     worker = _Worker()
     model = Model(NETWORK, device=GPU, mode="training", context=context)
     worker._runner = NetworkRunner(model, clocks.cupy_clock(None))
@@ -181,7 +181,7 @@ def test_a_kernel_that_faults_in_a_graph_is_told_to_have_been_in_one():
     try:
         worker.time(2)
     except Exception as error:
-        print(described(error)["text"], flush=True)
+        print(describe_error(error)["text"], flush=True)
     os._exit(0)
     """
     )

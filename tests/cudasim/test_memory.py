@@ -87,10 +87,10 @@ def test_a_closed_model_leaves_nothing_to_the_next():
         import cupy
         from cubatch.engine.network import Model
         from cubatch.hardware import probe
-        from cubatch.measure import kernel_choice
+        from cubatch.measure import kernel_context
         from cubatch.network import models
         GPU, POOL = probe.resolve("cuda"), cupy.get_default_memory_pool()
-        context = kernel_choice.kernel_context(GPU, "float32", overlaps=False, seconds=0.0, path=None)
+        context = kernel_context.kernel_context(GPU, "float32", overlaps=False, seconds=0.0, path=None)
         for name in ("alexnet", "mnist-cnn"):
             with Model(models.build(name), device=GPU, mode="training", optimizer="momentum", context=context) as model:
                 model.prepare(2)

@@ -18,7 +18,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path):
     from pathlib import Path
     from cubatch.engine.train import train
     from cubatch.hardware import probe
-    from cubatch.measure import kernel_choice
+    from cubatch.measure import kernel_context
     from cubatch.network.graph import Network
     from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, ReLU
 
@@ -29,7 +29,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path):
     run = functools.partial(
         train, NETWORK, data={str(SAMPLE)!r}, batch_size=50, target_batch_size=200, device=GPU, epochs=2,
         dtype="float16", optimizer="adam", learning_rate=0.003,
-        context=kernel_choice.kernel_context(GPU, "float16", overlaps=False, seconds=0.0, path=None),
+        context=kernel_context.kernel_context(GPU, "float16", overlaps=False, seconds=0.0, path=None),
     )
     whole = run(save=FOLDER / "whole.safetensors")
     for last in (3, 6):

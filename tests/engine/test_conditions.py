@@ -100,7 +100,7 @@ def test_the_threads_of_blas_are_a_condition(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changed", ["engine/conv.py", "memory/plan.py", "kernels/toolchain/nvrtc.py", "measure/kernel_choice.py"]
+    "changed", ["engine/conv.py", "memory/plan.py", "kernels/toolchain/nvrtc.py", "kernels/choice.py"]
 )
 def test_the_engines_hash_follows_its_source(tmp_path, monkeypatch, changed):
     """Another byte in any file that decides what a step does gives another hash; a report's does not."""

@@ -159,13 +159,13 @@ def try_line(line):
     asked = worker._Worker()
     asked._runner = Pretending()
     _, answer = worker._serve(asked, line)
-    reply = replies.parsed(answer)  # what the worker says is always an answer
+    reply = replies.parse_reply(answer)  # what the worker says is always an answer
     if "error" in reply:
-        assert str(replies.rebuilt(reply["error"], "fuzzing", ""))
+        assert str(replies.rebuild_error(reply["error"], "fuzzing", ""))
     with contextlib.suppress(ValueError):
-        reply = replies.parsed(line)
+        reply = replies.parse_reply(line)
         if "error" in reply:
-            assert len(str(replies.rebuilt(reply["error"], "fuzzing", ""))) < 1e6
+            assert len(str(replies.rebuild_error(reply["error"], "fuzzing", ""))) < 1e6
 
 
 LINES = [json.dumps(line).encode() for line in documents("protocol")]

@@ -9,7 +9,7 @@ from cubatch.engine import loss_scale
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError
 from cubatch.hardware import arithmetic, probe
-from cubatch.measure import kernel_choice
+from cubatch.measure import kernel_context
 from cubatch.network.graph import Network
 from cubatch.network.layers import (
     AvgPool2d,
@@ -84,7 +84,7 @@ def our_kernels(dtype="float32"):
 
     Launches overlap, as in inference and on several GPUs: what waits for the wrong launch is wrong here.
     """
-    return kernel_choice.kernel_context(GPU, dtype, overlaps=True, seconds=1.0, path=None)
+    return kernel_context.kernel_context(GPU, dtype, overlaps=True, seconds=1.0, path=None)
 
 
 LIBRARIES = pytest.mark.parametrize("context", [lambda: None, our_kernels], ids=["im2col", "cubatch"])

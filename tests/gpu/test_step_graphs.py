@@ -9,7 +9,7 @@ from cubatch.engine import loss_scale
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError
 from cubatch.hardware import arithmetic, probe, room
-from cubatch.measure import kernel_choice
+from cubatch.measure import kernel_context
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
 
@@ -37,7 +37,7 @@ NETWORK = Network(
 def trained(optimizer, dtype, *, graphs):
     """Five steps with a learning rate that falls; what is left of them, bit by bit."""
     random = np.random.default_rng(0)
-    context = kernel_choice.kernel_context(GPU, dtype, overlaps=True, seconds=0.0, path=None)  # the same variants
+    context = kernel_context.kernel_context(GPU, dtype, overlaps=True, seconds=0.0, path=None)  # the same variants
     options = {"mode": "training", "optimizer": optimizer, "dtype": dtype, "seed": 3, "context": context}
     with Model(NETWORK, device=GPU, graphs=graphs, **options) as model:
         model.prepare(6)
@@ -79,7 +79,7 @@ def test_what_a_graph_keeps_is_given_back_with_its_batch():
 
     others = room.memory_limit(GPU).others
 
-    context = kernel_choice.kernel_context(GPU, "float32", overlaps=True, seconds=0.0, path=None)
+    context = kernel_context.kernel_context(GPU, "float32", overlaps=True, seconds=0.0, path=None)
     with Model(NETWORK, device=GPU, mode="training", context=context) as model:
         free = []
         for _ in range(20):

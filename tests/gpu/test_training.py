@@ -12,7 +12,7 @@ from cubatch.engine.network import Model
 from cubatch.engine.train import train
 from cubatch.errors import CubatchError
 from cubatch.hardware import arithmetic, probe
-from cubatch.measure import kernel_choice
+from cubatch.measure import kernel_context
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, ReLU
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
@@ -45,7 +45,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(dtype, tmp_path):
     """Cut off in each of two epochs, between steps of four batches: the same weights, byte for byte."""
     if dtype not in arithmetic.supported_dtypes(GPU):
         pytest.skip(f"{GPU} has no {dtype}")
-    context = kernel_choice.kernel_context(GPU, dtype, overlaps=False, seconds=0.0, path=None)  # the same variants
+    context = kernel_context.kernel_context(GPU, dtype, overlaps=False, seconds=0.0, path=None)  # the same variants
     run = functools.partial(
         train, NETWORK, data=SAMPLE, batch_size=50, target_batch_size=200, device=GPU, epochs=2, dtype=dtype,
         optimizer="adam", learning_rate=0.003, context=context,
@@ -77,7 +77,7 @@ def test_batches_that_are_added_up_have_the_gradient_of_the_large_one():
     network = Network(input_shape=(1, 1, 256), layers=[Linear(name="fc", k=10)])
     random = np.random.default_rng(0)
     x, labels = random.standard_normal((64, 1, 1, 256), dtype=np.float32), random.integers(0, 10, 64)
-    context = kernel_choice.kernel_context(GPU, "float32", overlaps=False, seconds=0.0, path=None)
+    context = kernel_context.kernel_context(GPU, "float32", overlaps=False, seconds=0.0, path=None)
     found = []
     for micro in (16, 64):
         with Model(network, device=GPU, mode="training", context=context) as model:

@@ -9,8 +9,8 @@ from cubatch.engine import backend
 from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.product import Fused
 from cubatch.errors import DeviceFailed
+from cubatch.kernels.choice import TimedChoice, Winners
 from cubatch.measure.clocks import HostClock
-from cubatch.measure.kernel_choice import TimedChoice, Winners
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 
 pytestmark = pytest.mark.heavy

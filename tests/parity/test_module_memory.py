@@ -179,8 +179,8 @@ def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch, malloc_is_no
     monkeypatch.setattr(heap, "_is_owned", True)
     met = []
     held = [object()]
-    monkeypatch.setattr(heap, "apart", lambda: met.append("apart") or held)
-    monkeypatch.setattr(heap, "together", lambda free: met.append(("together", free is held)))
+    monkeypatch.setattr(heap, "keep_apart", lambda: met.append("apart") or held)
+    monkeypatch.setattr(heap, "put_together", lambda free: met.append(("together", free is held)))
 
     class Seen(Sized):
         def forward(self, x):
@@ -255,7 +255,7 @@ def test_a_module_in_the_users_process_leaves_its_allocator_alone(monkeypatch, m
     result = tuned(Sized(), budget=60.0, memory_limit="512MiB", batch_sizes=[16, 500])
     assert calls == []
     assert {m.batch_size: m.status for m in result.measurements} == {16: "ok", 500: "over_limit"}
-    assert not any("mallopt" in reason or heap.spelt(heap.RAISED) in reason for reason in result.reasons)
+    assert not any("mallopt" in reason or heap.format_variables(heap.RAISED) in reason for reason in result.reasons)
 
 
 class Graph(nn.Module):

@@ -71,7 +71,7 @@ def test_a_named_module_runs_in_another_process_and_a_rerun_runs_nothing(place, 
     assert (again.batch_size, again.dtype) == (first.batch_size, "float32")
     assert any("Answered from the store" in reason for reason in again.reasons)
     for result in (first, again):
-        assert any(heap.spelt(heap.RAISED) in reason for reason in result.reasons) == heap.is_movable()
+        assert any(heap.format_variables(heap.RAISED) in reason for reason in result.reasons) == heap.is_movable()
 
 
 def test_the_worker_of_a_named_module_calls_mallopt(place, malloc_is_not_chosen):
@@ -187,8 +187,8 @@ def test_page_faults_of_timed_sizes_are_told_from_the_store_too(place, monkeypat
     """Not of 64, which was stepped to learn of memory and is not in the result; a rerun, which runs none, says so."""
     monkeypatch.setattr(heap, "is_movable", lambda: True)
     rows = [{"batch_size": n, "share": share, "faults": 1000} for n, share in ((2, 0.2), (4, 0.1), (64, 0.9))]
-    told = bounded_subject.page_faults.told
-    monkeypatch.setattr(bounded_subject.page_faults, "told", lambda _, sizes: told(rows, sizes))
+    told = bounded_subject.page_faults.describe
+    monkeypatch.setattr(bounded_subject.page_faults, "describe", lambda _, sizes: told(rows, sizes))
     for _ in range(2):
         result = cb.autotune_module(f"{HERE}:small", SHAPE, store=place / "store.sqlite3", **ASKED)
         (note,) = (reason for reason in result.reasons if "page faults" in reason)
@@ -295,7 +295,7 @@ def test_the_module_is_moved_to_the_number_that_its_gpu_has_in_the_worker(monkey
             places.append(place)
             return self  # there is no such GPU here
 
-    monkeypatch.setattr(module_worker.garbage, "set_aside", list)  # which a worker does for good
+    monkeypatch.setattr(module_worker.garbage, "freeze_objects", list)  # which a worker does for good
     monkeypatch.setattr(module_worker, "place_of", {"GPU-7": "cuda:1"}.get)
     monkeypatch.setattr(module_worker.module_source, "load", lambda name: lambda: Moved(3, 1))
     module_worker.runner(

@@ -104,7 +104,7 @@ def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, m
     export(Small(), path, torch.randn(2, *SHAPE))
     first = cb.autotune(path, store=place, **ASKED)
     (kept,) = results.list_runs(place)
-    raised = heap.spelt(heap.RAISED)
+    raised = heap.format_variables(heap.RAISED)
     assert kept.conditions["malloc"] == (raised if heap.is_movable() else None)
     assert any(raised in reason for reason in first.reasons) == heap.is_movable()
     with monkeypatch.context() as still:

@@ -13,7 +13,7 @@ from cubatch.engine import backend
 from cubatch.hardware.facts import Device
 from cubatch.kernels import ranking
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import SplitKernel
+from cubatch.kernels.ranking import Prepare, SplitKernel
 from cubatch.kernels.variant import Kernel
 
 Grid = tuple[int, int, int]
@@ -37,10 +37,6 @@ class Launcher(Protocol):
             arguments: In the order of its parameters: arrays and None go as pointers, NumPy scalars by value.
         """
         ...
-
-
-Prepare = Callable[[SplitKernel], Callable[[], object]]
-"""Binds a variant to the arrays of a problem; what it gives launches it."""
 
 
 def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - see below

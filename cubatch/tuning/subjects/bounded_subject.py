@@ -137,7 +137,7 @@ class BoundedSubject(Subject):
             report = self._runner.report()
             notes += [of_remark(remark) for remark in report["remarks"]]
             sizes = {timing.batch_size for timing in measured.timings}
-            messages = page_faults.told(report["page_faults"], sizes) or ladder.facts.get("page_faults", [])
+            messages = page_faults.describe(report["page_faults"], sizes) or ladder.facts.get("page_faults", [])
             predicted = {row["batch_size"]: row["said"] for row in report["history"]}
             largest = ladder.largest
             if (forecast := report["forecast"]) is not None:

@@ -130,4 +130,6 @@ class NamedModuleSubject(BoundedSubject):
 
 def heap_notes(device: Device) -> list[Note]:
     """Return the thresholds that a worker sets for glibc's heap; none if the user has set them."""
-    return [note("heap_thresholds", variables=heap.spelt(heap.RAISED))] if heap.is_raised(device.kind) else []
+    return (
+        [note("heap_thresholds", variables=heap.format_variables(heap.RAISED))] if heap.is_raised(device.kind) else []
+    )

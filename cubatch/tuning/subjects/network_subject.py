@@ -18,7 +18,8 @@ from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
 from cubatch.hardware.several import several
-from cubatch.measure import kernel_choice
+from cubatch.kernels import choice
+from cubatch.measure import kernel_context
 from cubatch.measure.ranks_runner import EXCHANGE_STEPS
 from cubatch.measure.records import Candidate
 from cubatch.measure.remote import RemoteRunner, prepare_limit
@@ -93,7 +94,7 @@ class NetworkSubject(Subject):
         path = store.path_of(request.store)
         return cls(
             work=work, devices=parts, memory=memory_limit(parts, work.device, request.memory_limit), isolate=isolate,
-            winners=None if path is None or work.library != "cubatch" else kernel_choice.path_beside(path),
+            winners=None if path is None or work.library != "cubatch" else choice.winners_path(path),
         )  # fmt: skip
 
     @property
@@ -124,7 +125,7 @@ class NetworkSubject(Subject):
             notes.append(note("no_tensor_cores", device=self.device, dtype=dtype))
         if refresh and self.winners is not None:
             try:
-                kernel_choice.forget(self.winners, self.device)
+                choice.delete_winners(self.winners, self.device)
             except StoreError as error:
                 notes.append(note("kernel_choices_kept", error=error))
         return notes
@@ -188,7 +189,7 @@ class NetworkSubject(Subject):
         if work.library == "cubatch":
             overlaps = work.mode == "inference" or self.devices is not None  # as `network_runner.network_runner`
             rows = on_sms.layer_rows(
-                work, sizes, kernel_choice.kept_choice(work.device, self.winners, overlaps=overlaps)
+                work, sizes, kernel_context.kept_choice(work.device, self.winners, overlaps=overlaps)
             )
         return SubjectFacts(
             flops_per_sample=work.spec.flops(work.mode),

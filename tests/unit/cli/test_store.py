@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cubatch.measure.kernel_choice import Winners
+from cubatch.kernels.choice import Winners
 from cubatch.tuning.store import Run
 
 

@@ -11,8 +11,8 @@ from cubatch.measure.budget import (
     Budget,
     OutOfBudget,
     guess_prepare,
-    readings_for,
     repeats_for,
+    timings_for,
     trial_seconds,
 )
 
@@ -58,7 +58,7 @@ def test_a_visit_takes_three_to_nine_readings_unless_one_is_dear(step: float, ov
     assume(abs(overhead / reading - round(overhead / reading)) > 1e-9)  # a whole number of them, but for rounding
     dear = min(0.007 * left, 0.2)
     expected = 1 if reading > 2 * dear else 2 if reading > dear else max(3, min(9, overhead // reading))
-    assert readings_for(step, 0.01, overhead_seconds=overhead, left=left) == expected
+    assert timings_for(step, 0.01, overhead_seconds=overhead, left=left) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_visit_takes_three_to_nine_readings_unless_one_is_dear(step: float, ov
 )
 def test_readings_of_ten_milliseconds(overhead: float, left: float, expected: int) -> None:
     """Two steps of 5 ms are one reading, whatever the overhead is."""
-    assert readings_for(0.005, 0.01, overhead_seconds=overhead, left=left) == expected
+    assert timings_for(0.005, 0.01, overhead_seconds=overhead, left=left) == expected
 
 
 def test_a_visit_is_preparing_two_steps_and_the_readings() -> None:

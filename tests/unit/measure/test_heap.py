@@ -47,7 +47,7 @@ for size in (4 * {MIB}, 5 * {MIB}, 6 * {MIB}):
     step(size, 0)
     print(meter.peak())
     if meter._is_tidy:
-        meter._held = heap.apart()
+        meter._held = heap.keep_apart()
 """
 # Large blocks of an earlier step are free, and small ones that a library keeps lie between them.
 HOLES = f"""
@@ -153,12 +153,12 @@ def test_another_allocator_is_not_taken_for_glibcs(tmp_path):
 
 def test_what_the_user_has_said_of_memory_is_told_whole(monkeypatch, malloc_is_not_chosen):
     """Kept timings apply only where it is the same."""
-    raised = heap.spelt(heap.RAISED) if heap.is_movable() else None
+    raised = heap.format_variables(heap.RAISED) if heap.is_movable() else None
     assert (heap.settings("cpu"), heap.is_kept()) == (raised, False)
     for name, value in heap.KEPT.items():
         monkeypatch.setenv(name, value)
     for kind in ("cpu", "cuda"):
-        assert sorted(heap.settings(kind).split()) == sorted(heap.spelt(heap.KEPT).split())
+        assert sorted(heap.settings(kind).split()) == sorted(heap.format_variables(heap.KEPT).split())
     assert heap.is_kept()
     assert not heap.is_movable()
 
@@ -179,7 +179,7 @@ FEW = 10  # of huge pages, where the system has them; else 256 a MiB
 
 
 @pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")
-@pytest.mark.parametrize("before", [NONE, FREED.format(1), FREED.format(31), "heap.apart()"])
+@pytest.mark.parametrize("before", [NONE, FREED.format(1), FREED.format(31), "heap.keep_apart()"])
 def test_a_step_meets_the_same_heap_whatever_ran_before(before):
     """Bounds are raised by a meter that was told that steps are to be timed, and stay whatever is freed then."""
     assert faults(f"{before}\n{SETTLED}\n{FREED.format(1)}") <= 1

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from cubatch.measure import heap, page_faults
-from cubatch.measure.page_faults import PageFaults, told
+from cubatch.measure.page_faults import PageFaults, describe
 
 # Steps that write blocks which are above glibc's largest threshold, and free them.
 STEPS = """
 import ctypes
-from cubatch.measure.page_faults import PageFaults, told
+from cubatch.measure.page_faults import PageFaults, describe
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
@@ -33,7 +33,7 @@ for _ in range(20):
     step()
 faults.end(7, 20)
 print(*[row["faults"] for row in faults.rows])
-print(*told(faults.rows, [7]))
+print(*describe(faults.rows, [7]))
 """
 
 
@@ -61,9 +61,9 @@ def test_the_size_with_the_largest_share_is_told(of_the_system):
     for batch_size, steps in ((8, 5), (16, 4)):
         faults.begin()
         faults.end(batch_size, steps)
-    (said,) = told(faults.rows, [8, 16])
+    (said,) = describe(faults.rows, [8, 16])
     assert said.startswith("At batch size 16 the system took 25 % of the CPU time for 25 000 page faults a step")
-    assert heap.spelt(heap.KEPT) in said
+    assert heap.format_variables(heap.KEPT) in said
 
 
 @pytest.mark.parametrize(("timed", "named"), [([8, 16], 16), ([8, 32], 8), ([32], None)])
@@ -71,7 +71,9 @@ def test_only_sizes_of_the_result_are_named(monkeypatch, timed, named):
     """One that was stepped to learn of memory stands in no row of its table, whatever it took."""
     monkeypatch.setattr(heap, "is_movable", lambda: True)
     rows = [{"batch_size": n, "share": share, "faults": 1000} for n, share in ((8, 0.1), (16, 0.2))]
-    assert [said.startswith(f"At batch size {named} ") for said in told(rows, timed)] == [True] * (named is not None)
+    assert [said.startswith(f"At batch size {named} ") for said in describe(rows, timed)] == [True] * (
+        named is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_what_is_not_worth_saying_is_not_said(of_the_system, after, why):
     faults = PageFaults()
     faults.begin()
     faults.end(8, 10)
-    assert told(faults.rows, [8]) == [], why
+    assert describe(faults.rows, [8]) == [], why
 
 
 def test_what_took_as_long_as_page_faults_may_is_said(of_the_system):
@@ -94,7 +96,7 @@ def test_what_took_as_long_as_page_faults_may_is_said(of_the_system):
     faults = PageFaults()
     faults.begin()
     faults.end(8, 10)
-    assert len(told(faults.rows, [8])) == 1
+    assert len(describe(faults.rows, [8])) == 1
 
 
 def test_without_steps_there_is_nothing_to_tell(of_the_system):

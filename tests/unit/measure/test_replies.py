@@ -20,8 +20,8 @@ class Mute(Exception):
 
 def described(error):
     """Send an error from one side to the other."""
-    reply = replies.parsed(json.dumps({"error": replies.described(error)}).encode())
-    return replies.rebuilt(reply["error"], "batch size 8", "Retry.")
+    reply = replies.parse_reply(json.dumps({"error": replies.describe_error(error)}).encode())
+    return replies.rebuild_error(reply["error"], "batch size 8", "Retry.")
 
 
 def test_errors_of_ours_arrive_as_themselves_and_others_as_what_they_mean():
@@ -47,7 +47,7 @@ def test_an_exception_that_cannot_be_printed_is_still_told():
 def test_what_is_no_answer_is_told_apart(line):
     """Whatever it is, it is one exception, by which the worker is ended."""
     with pytest.raises(ValueError, match=r"."):
-        replies.parsed(line)
+        replies.parse_reply(line)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_no_answer_is_told_apart(line):
 def test_an_error_that_cannot_be_made_again_is_a_failure_of_the_worker(name, args):
     """Arguments that no such error has, and names that are of something else."""
     facts = {"type": name, "args": args, "text": "said", "traceback": "T", "out_of_memory": False}
-    error = replies.rebuilt(facts, "batch size 8", "Retry.")
+    error = replies.rebuild_error(facts, "batch size 8", "Retry.")
     assert type(error) is WorkerFailed
     assert str(error).endswith(f"raised {name}: said. Retry.")
 
@@ -69,7 +69,7 @@ def test_an_error_that_cannot_be_made_again_is_a_failure_of_the_worker(name, arg
 def test_a_request_that_makes_no_sense_is_answered(line):
     """Nothing on a line ends the worker, and only the protocol's words are obeyed."""
     _, answer = worker._serve(worker._Worker(), line)
-    assert replies.parsed(answer)["error"]["text"]
+    assert replies.parse_reply(answer)["error"]["text"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnsupportedLayer
 from cubatch.hardware import probe, reserve
-from cubatch.measure import clocks, kernel_choice
+from cubatch.measure import clocks, kernel_context
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner, network_runner
 from cubatch.measure.runner import FactoryRef
@@ -100,11 +100,11 @@ def test_launches_overlap_but_in_graphs_of_training(monkeypatch, mode, exchange,
     """A rank of several launches one by one, which takes less time when they do."""
     asked = []
 
-    def kernel_context(*_, **how):
+    def make_context(*_, **how):
         asked.append(how["overlaps"])
         raise DeviceNotAvailable("cuda:0", "of this test")
 
-    monkeypatch.setattr(kernel_choice, "kernel_context", kernel_context)
+    monkeypatch.setattr(kernel_context, "kernel_context", make_context)
     facts = {"device": "cpu", "dtype": "float32", "optimizer": "sgd", "recompute": False, "seed": 0}
     with pytest.raises(DeviceNotAvailable):
         network_runner(

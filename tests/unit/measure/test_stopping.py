@@ -110,7 +110,7 @@ def test_a_rule_gives_up_after_the_maximum_of_rounds_and_says_both_widths() -> N
     assert not rule.is_finished()
     rule.add(1.5)
     assert rule.is_finished()
-    assert rule.reason == "the median is known to 40.0 % after 30 timings, 1 % was asked"
+    assert rule.reason == "the median is known to 40.0 % after 30 timings, the target is 1 %"
 
 
 def test_throttled_timings_do_not_count_where_there_are_others() -> None:

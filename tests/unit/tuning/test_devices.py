@@ -64,7 +64,7 @@ def losses(dtype, ranks=1, cuts=1):
         engine.train(network, device=probe.device("cpu"), stepped=told, **options)
     else:
         with RankGroup(several(["cpu"] * ranks)) as group:
-            group.do("train", each=[(name, network, options) for name in group.names], told=told)
+            group.do("train", each=[(name, network, options) for name in group.names], progress=told)
     return np.array(seen)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from cubatch import sqlite_file
 from cubatch.errors import StoreError
-from cubatch.measure.kernel_choice import Winners, forget, path_beside
+from cubatch.kernels.choice import Winners, delete_winners, winners_path
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import store
 from tests.unit.commands import as_nobody
@@ -248,7 +248,7 @@ def test_a_user_without_a_home_measures_unkept(monkeypatch, tmp_path):
     assert not run.is_kept
     with pytest.raises(StoreError, match="home directory"):
         store.list_runs(sqlite_file.default_path())
-    Winners(path_beside(sqlite_file.default_path()), gpu="a", sources="b").put("p", "k", {"k": 1.0})
+    Winners(winners_path(sqlite_file.default_path()), gpu="a", sources="b").put("p", "k", {"k": 1.0})
     assert not list(tmp_path.iterdir())
 
 
@@ -358,7 +358,7 @@ def test_looking_at_what_is_no_file_is_refused(tmp_path, place):
     """Nothing is written beside a folder, and no error of Python's comes through."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    for look in (store.list_runs, store.clear, forget):
+    for look in (store.list_runs, store.clear, delete_winners):
         with pytest.raises(StoreError):
             look(folder / place)
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
@@ -367,7 +367,7 @@ def test_looking_at_what_is_no_file_is_refused(tmp_path, place):
 def test_winners_lie_beside_the_file_that_a_link_leads_to(tmp_path):
     """Clearing a store by its path forgets what was timed through a link to it."""
     (tmp_path / "link.sqlite3").symlink_to(tmp_path / "kept.sqlite3")
-    assert path_beside(tmp_path / "link.sqlite3") == path_beside(tmp_path / "kept.sqlite3")
+    assert winners_path(tmp_path / "link.sqlite3") == winners_path(tmp_path / "kept.sqlite3")
 
 
 # --- memory that was short -----------------------------------------------------------------------------------

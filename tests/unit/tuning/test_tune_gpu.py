@@ -13,9 +13,8 @@ import pytest
 from cubatch import errors, sqlite_file
 from cubatch.engine.conditions import kernels_sha256
 from cubatch.hardware import probe
-from cubatch.kernels import ranking
+from cubatch.kernels import choice, ranking
 from cubatch.kernels.problem import problem_of
-from cubatch.measure import kernel_choice
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.memory.step_footprint import footprint
@@ -156,7 +155,7 @@ def test_a_timing_holds_for_its_dtype_alone(gpu, tmp_path):
 
 def winners_of(path, slug):
     """What `select` keeps of a GPU, as a worker opens it."""
-    return kernel_choice.Winners(path, gpu=probe.device(slug).name, sources="abc")
+    return choice.Winners(path, gpu=probe.device(slug).name, sources="abc")
 
 
 def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monkeypatch):
@@ -220,9 +219,9 @@ def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
 
     def choosing(factory, steps, **options):
         if (winners := factory.args[0].arguments["winners"]) is not None:
-            kept = kernel_choice.Winners(Path(winners), gpu=found.name, sources=kernels_sha256())
+            kept = choice.Winners(Path(winners), gpu=found.name, sources=kernels_sha256())
             device = FakeDevice({second.name: 1e-3})
-            kernel_choice.TimedChoice(lambda: device.clock, kept, seconds=60.0)(problem, found, device.prepare)
+            choice.TimedChoice(lambda: device.clock, kept, seconds=60.0)(problem, found, device.prepare)
         return measure(factory, steps, **options)
 
     monkeypatch.setattr(loop, "measure", choosing)

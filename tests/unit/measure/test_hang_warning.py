@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from cubatch.measure import stopwatch, watch
-from cubatch.measure.watch import Watch
+from cubatch.measure import hang_warning, stopwatch
+from cubatch.measure.hang_warning import HangWarning
 from cubatch.tuning.tune import autotune_callable
 
 
@@ -29,23 +29,23 @@ class Told(logging.Handler):
 @pytest.fixture
 def told(monkeypatch):
     """Listen to what is said, and look often."""
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(hang_warning, "POLL_SECONDS", 0.001)
     handlers = []
 
     def listen(words=""):
         handlers.append(Told(words))
-        watch._log.addHandler(handlers[-1])
+        hang_warning._log.addHandler(handlers[-1])
         return handlers[-1]
 
     yield listen
     for handler in handlers:
-        watch._log.removeHandler(handler)
+        hang_warning._log.removeHandler(handler)
 
 
 def test_what_takes_too_long_is_told_once(told):
     """By name and limit; what is through in time is not told, and the thread is gone with its block."""
     listener, before = told(), threading.active_count()
-    with Watch() as watching:
+    with HangWarning() as watching:
         with watching.over("a short step", 1e6):
             pass
         with watching.over("a step of batch size 8", 0.0):
@@ -55,7 +55,7 @@ def test_what_takes_too_long_is_told_once(told):
             pass
     assert threading.active_count() == before
     (message,) = listener.messages
-    assert message.startswith("a step of batch size 8 has not come back for ")
+    assert message.startswith("a step of batch size 8 has not returned for ")
     assert "Ctrl-C" in message
 
 
@@ -75,6 +75,6 @@ def test_a_callable_that_hangs_is_told(told, monkeypatch, where):
 
     result = autotune_callable(make_step, max_batch_size=8, batch_sizes=[1, 4, 8], device="cpu", budget=5.0)
     assert listener.messages[0].startswith(
-        f"{'a step of' if where == 'step' else 'preparing'} batch size 4 has not come back for "
+        f"{'a step of' if where == 'step' else 'preparing'} batch size 4 has not returned for "
     )
     assert result.batch_size in {1, 4, 8}

@@ -12,16 +12,17 @@ import pytest
 
 from cubatch.errors import DeviceFailed, UnsupportedDtype
 from cubatch.hardware import catalogue, probe
+from cubatch.kernels import choice as choices
+from cubatch.kernels.choice import TimedChoice, Winners
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import SplitKernel, other_slices, ranked, ranking
 from cubatch.kernels.variant import kernels
-from cubatch.measure import kernel_choice
-from cubatch.measure.kernel_choice import TimedChoice, Winners
+from cubatch.measure import kernel_context
 from tests.unit.launch_fakes import FakeDevice
 
 V100, A100 = catalogue.find("v100-sxm2-16gb"), catalogue.find("a100-sxm4-40gb")
 PROBLEM = Problem("conv2d_fprop", "float32", 64 * 56 * 56, 128, 576, vector=4)
-CONTENDERS = ranked(PROBLEM, V100)[: kernel_choice.CONTENDERS]
+CONTENDERS = ranked(PROBLEM, V100)[: choices.CONTENDERS]
 
 
 def winners(path=None, gpu="V100", sources="abc", *, overlaps=False):
@@ -144,14 +145,14 @@ def test_the_nearest_winner_holds_where_it_has_no_other_slices():
     chosen = choice(device)
     assert chosen(WGRAD, V100, device.prepare).kernel == second
     chosen.seconds = 0.0
-    contenders = {kernel.name for _, _, kernel in kernel_choice._contenders(ranking(shallow, V100))}
+    contenders = {kernel.name for _, _, kernel in choices._contenders(ranking(shallow, V100))}
     found = chosen(shallow, V100, device.prepare).kernel
     assert found == (second if second.name in contenders else ranked(shallow, V100)[0])
 
 
 def test_where_no_time_is_left_for_slices_the_models_count_wins():
     """The contenders' timings are kept though none of other slices could follow."""
-    names = {kernel.name for _, _, kernel in kernel_choice._contenders(ranking(WGRAD, V100))}
+    names = {kernel.name for _, _, kernel in choices._contenders(ranking(WGRAD, V100))}
     device = FakeDevice(dict.fromkeys(names, 1e-3))
     kept = winners()
     found = choice(device, kept, seconds=7.5e-3 * len(names))(WGRAD, V100, device.prepare)
@@ -163,8 +164,8 @@ def test_short_launches_are_read_several_at_a_time():
     """A launch far shorter than a reading's span is repeated, so that the clock's resolution does not decide."""
     device = FakeDevice(taking(1e-5, 1.1e-5, 1.1e-5, 1.1e-5))
     choice(device)(PROBLEM, V100, device.prepare)
-    per_reading = (device.launched[CONTENDERS[0].name] - 2) / kernel_choice.TIMED_ROUNDS
-    assert per_reading == pytest.approx(kernel_choice.SPAN_SECONDS / 1e-5, rel=0.01)
+    per_reading = (device.launched[CONTENDERS[0].name] - 2) / choices.TIMED_ROUNDS
+    assert per_reading == pytest.approx(choices.SPAN_SECONDS / 1e-5, rel=0.01)
 
 
 def test_without_time_left_nothing_is_launched_and_the_nearest_winner_holds():
@@ -226,14 +227,14 @@ def test_winners_outlive_the_process(tmp_path):
 
 def test_what_won_is_told_without_a_gpu(tmp_path, monkeypatch):
     """The choice that a run left in its file, and the ranking's where there is none; nothing is launched or loaded."""
-    monkeypatch.setattr(kernel_choice, "kernels_sha256", lambda: "abc")
+    monkeypatch.setattr(kernel_context, "kernels_sha256", lambda: "abc")
     path = tmp_path / "kernels.sqlite3"
-    assert kernel_choice.kept_choice(V100, path)(PROBLEM, V100).kernel == CONTENDERS[0]
+    assert kernel_context.kept_choice(V100, path)(PROBLEM, V100).kernel == CONTENDERS[0]
     device = FakeDevice(taking(3e-3, 1e-3))
     choice(device, winners(path, gpu=V100.name))(PROBLEM, V100, device.prepare)
-    assert kernel_choice.kept_choice(V100, path)(PROBLEM, V100).kernel == CONTENDERS[1]
-    assert kernel_choice.kept_choice(V100, None)(PROBLEM, V100).kernel == CONTENDERS[0]
-    assert kernel_choice.kept_choice(A100, path)(PROBLEM, A100).kernel == ranked(PROBLEM, A100)[0]
+    assert kernel_context.kept_choice(V100, path)(PROBLEM, V100).kernel == CONTENDERS[1]
+    assert kernel_context.kept_choice(V100, None)(PROBLEM, V100).kernel == CONTENDERS[0]
+    assert kernel_context.kept_choice(A100, path)(PROBLEM, A100).kernel == ranked(PROBLEM, A100)[0]
 
 
 @pytest.mark.parametrize("other", [{"gpu": "T4"}, {"sources": "def"}, {"overlaps": True}])
@@ -254,16 +255,16 @@ def test_winners_with_and_without_overlap_have_rows_of_their_own(tmp_path):
         winners(path, V100.name, overlaps=overlaps).put("product", winner, {})
     assert winners(path, V100.name).get("product") == "first"
     assert winners(path, V100.name, overlaps=True).get("product") == "second"
-    assert kernel_choice.forget(path, V100) == 2
+    assert choices.delete_winners(path, V100) == 2
 
 
 def test_a_choice_without_a_gpu_prefers_winners_of_its_own_overlap(tmp_path, monkeypatch):
     """A problem that was timed only with the other kind of launches takes that winner."""
-    monkeypatch.setattr(kernel_choice, "kernels_sha256", lambda: "abc")
+    monkeypatch.setattr(kernel_context, "kernels_sha256", lambda: "abc")
     path = tmp_path / "kernels.sqlite3"
 
     def chosen(*, overlaps):
-        return kernel_choice.kept_choice(V100, path, overlaps=overlaps)(PROBLEM, V100).kernel
+        return kernel_context.kept_choice(V100, path, overlaps=overlaps)(PROBLEM, V100).kernel
 
     device = FakeDevice(taking(3e-3, 1e-3))
     choice(device, winners(path, V100.name, overlaps=True))(PROBLEM, V100, device.prepare)
@@ -292,21 +293,21 @@ def test_a_file_without_overlap_in_its_key_is_emptied(tmp_path, caplog):
     emptied.put("product", "second", {})
     assert winners(path).get("product") == "second"
     assert winners(path, overlaps=True).get("product") is None
-    assert kernel_choice.forget(path) == 1
+    assert choices.delete_winners(path) == 1
     assert not caplog.records
 
 
 def test_winners_are_forgotten_for_one_gpu_or_for_all(tmp_path):
     """Those of every source of that GPU and slice go, and it says how many; a file that is not there is not made."""
     path = tmp_path / "kernels.sqlite3"
-    assert kernel_choice.forget(path) == 0
+    assert choices.delete_winners(path) == 0
     assert not path.exists()
     for gpu, sources in ((V100.name, "a"), (V100.name, "b"), (f"{A100.name} 3g.20gb", "a"), (A100.name, "a")):
         winners(path, gpu=gpu, sources=sources).put("product", "first", {})
-    assert kernel_choice.forget(path, V100) == 2
-    assert kernel_choice.forget(path, attrs.evolve(A100, mig="3g.20gb")) == 1
+    assert choices.delete_winners(path, V100) == 2
+    assert choices.delete_winners(path, attrs.evolve(A100, mig="3g.20gb")) == 1
     assert winners(path, gpu=A100.name, sources="a").get("product") == "first"
-    assert kernel_choice.forget(path) == 1
+    assert choices.delete_winners(path) == 1
     assert winners(path, gpu=A100.name, sources="a").get("product") is None
 
 
@@ -347,8 +348,8 @@ def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, com
     """tf32 only rounds what products multiply: all that is not one has float32 kernels."""
     given = []
     launcher = types.SimpleNamespace(compile=given.extend, overlaps=False)
-    monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda device, *, overlaps: launcher)
-    context = kernel_choice.kernel_context(A100, dtype, overlaps=False, seconds=1.0, path=None)
+    monkeypatch.setattr(kernel_context, "CudaLauncher", lambda device, *, overlaps: launcher)
+    context = kernel_context.kernel_context(A100, dtype, overlaps=False, seconds=1.0, path=None)
     assert {kernel.dtype for kernel in given} == compiled & {kernel.dtype for kernel in kernels()}
     assert all(kernel.runs_on(80) for kernel in given)
     assert {"batch_norm_apply", "sgd", "gemm_nt"} <= {kernel.operation for kernel in given}
@@ -358,11 +359,11 @@ def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, com
 def test_launches_overlap_where_that_is_asked_for(monkeypatch):
     """Training by itself, whose steps are graphs, asks for none."""
     asked, launcher = [], types.SimpleNamespace(compile=list, overlaps=False)
-    monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda device, *, overlaps: asked.append(overlaps) or launcher)
+    monkeypatch.setattr(kernel_context, "CudaLauncher", lambda device, *, overlaps: asked.append(overlaps) or launcher)
     for overlaps in (False, True):
-        kernel_choice.kernel_context(A100, "float16", overlaps=overlaps, seconds=1.0, path=None)
-        kernel_choice.usual_context(A100, "float16", overlaps=overlaps)
-    kernel_choice.usual_context(A100, "float16")
+        kernel_context.kernel_context(A100, "float16", overlaps=overlaps, seconds=1.0, path=None)
+        kernel_context.usual_context(A100, "float16", overlaps=overlaps)
+    kernel_context.usual_context(A100, "float16")
     assert asked == [False, False, True, True, False]
 
 
@@ -371,9 +372,9 @@ def test_a_context_keeps_winners_under_the_overlap_of_its_launcher(monkeypatch, 
     """The launcher decides, not the request: the GPU or the driver may not support overlap."""
     path = tmp_path / "kernels.sqlite3"
     launcher = types.SimpleNamespace(compile=list, overlaps=overlaps)
-    monkeypatch.setattr(kernel_choice, "CudaLauncher", lambda *_, **__: launcher)
-    monkeypatch.setattr(kernel_choice, "kernels_sha256", lambda: "abc")
-    context = kernel_choice.kernel_context(A100, "float16", overlaps=True, seconds=1.0, path=path)
+    monkeypatch.setattr(kernel_context, "CudaLauncher", lambda *_, **__: launcher)
+    monkeypatch.setattr(kernel_context, "kernels_sha256", lambda: "abc")
+    context = kernel_context.kernel_context(A100, "float16", overlaps=True, seconds=1.0, path=path)
     context.chooser.winners.put("product", "first", {})
     assert winners(path, A100.name, overlaps=overlaps).get("product") == "first"
     assert winners(path, A100.name, overlaps=not overlaps).get("product") is None
@@ -392,8 +393,8 @@ def test_the_clock_of_a_choice_is_made_with_its_first_timing():
 
 def test_training_on_a_cpu_has_no_kernels_and_one_dtype():
     """None means the array library's own calls; what the CPU does not take is refused."""
-    assert kernel_choice.usual_context(probe.device("cpu")) is None
+    assert kernel_context.usual_context(probe.device("cpu")) is None
     with pytest.raises(UnsupportedDtype):
-        kernel_choice.usual_context(probe.device("cpu"), "float16")
+        kernel_context.usual_context(probe.device("cpu"), "float16")
     with pytest.raises(UnsupportedDtype):
-        kernel_choice.usual_context(V100, "tf32")
+        kernel_context.usual_context(V100, "tf32")

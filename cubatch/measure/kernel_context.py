@@ -1,0 +1,87 @@
+"""The engine's contexts for cubatch kernels: compiled, and with timed choices of variants."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from cubatch import sqlite_file
+from cubatch.engine.conditions import kernels_sha256
+from cubatch.engine.native.context import Context
+from cubatch.hardware import arithmetic
+from cubatch.hardware.facts import Device
+from cubatch.kernels.choice import TimedChoice, Winners, gpu_name, winners_path
+from cubatch.kernels.launch import CudaLauncher
+from cubatch.kernels.variant import arch_number, kernels
+from cubatch.measure.clocks import HostClock, cupy_kernel_clock
+
+_TRAINING_CHOICE_SECONDS = 20.0
+_FILLER_BYTES = 1 << 25  # two such arrays are outside the memory plan: small, but a copy lasts longer than its launch
+
+
+def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float, path: Path | None) -> Context:
+    """
+    Return the context that runs the engine on cubatch kernels: compiles them and times the choice of variants.
+
+    No GPU memory is allocated yet.
+
+    Args:
+        device: A GPU of this machine.
+        dtype: "float32", "tf32", "float16" or "bfloat16".
+        overlaps: Whether a launch may begin before the last one has ended.  This shortens small steps that are launched
+            one by one, and graphs of inference.  Graphs of training of ResNet-50 took 3 to 4 % longer from batch 8 on
+            an H100 (benchmarks/results/h100-sxm).
+        seconds: Most seconds of all choices.
+        path: File of the winners; None: they are kept for this process.
+
+    Raises:
+        MissingDependency: If CuPy or NVRTC is missing.
+        CompileError: If a kernel does not compile.
+    """
+    launcher = CudaLauncher(device, overlaps=overlaps)
+    arch = arch_number(device.arch or "")
+    needed = {dtype, "float32"} if dtype == "tf32" else {dtype}  # tf32 only rounds the factors of products
+    launcher.compile(kernel for kernel in kernels() if kernel.dtype in needed and kernel.runs_on(arch))
+    winners = Winners(path, gpu=gpu_name(device), sources=kernels_sha256(), overlaps=launcher.overlaps)
+    chooser = TimedChoice(functools.partial(cupy_kernel_clock, None, _FILLER_BYTES), winners, seconds)
+    return Context(device, launcher, chooser, tf32=dtype == "tf32")
+
+
+def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) -> TimedChoice:
+    """
+    Return the choice by the winners of earlier runs: those of the nearest batch, else the ranking.
+
+    Nothing is timed, so this machine need not have the GPU.
+
+    Args:
+        device: The GPU.
+        path: File of the winners; None: there are none.
+        overlaps: As for `kernel_context`.  Only the driver knows whether launches did overlap, so a problem without
+            a winner of this kind takes the winner of the other kind.
+    """
+    winners, others = (
+        Winners(path, gpu=gpu_name(device), sources=kernels_sha256(), overlaps=kind)
+        for kind in (overlaps, not overlaps)
+    )
+    winners.add_missing(others)
+    return TimedChoice(HostClock, winners, seconds=0.0)
+
+
+def usual_context(device: Device, dtype: str = "float32", *, overlaps: bool = False) -> Context | None:
+    """
+    Return the context of a model on a GPU, with the winners of earlier runs; None on a CPU.
+
+    Args:
+        device: A device of this machine.
+        dtype: A dtype that it supports.
+        overlaps: As for `kernel_context`; False if steps are graphs of training.
+
+    Raises:
+        UnsupportedDtype: If the device does not support the dtype.
+        MissingDependency, CompileError: As `kernel_context`.
+    """
+    arithmetic.check_dtype(device, dtype)
+    if device.kind == "cpu":
+        return None
+    path = winners_path(sqlite_file.default_path())
+    return kernel_context(device, dtype, overlaps=overlaps, seconds=_TRAINING_CHOICE_SECONDS, path=path)
