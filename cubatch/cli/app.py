@@ -1,9 +1,8 @@
 """
-The command line: options in, one library call, a grid or JSON out.
+The command line: each command parses options, calls the library once, and prints tables or JSON.
 
-Every command takes `--json FILE` (`-` is stdout) and exits with 0 when done, 1 when what was asked could
-not be done, 2 when it makes no sense, 130 when interrupted.  Everything heavy is imported inside the commands, so
-that `cubatch --help` comes at once.
+Every command takes `--json FILE` (`-` is stdout).  Exit codes: 0 done, 1 the request failed, 2 the request makes no
+sense, 130 interrupted.  Commands import heavy modules when they run, so that `cubatch --help` is fast.
 """
 
 from __future__ import annotations
@@ -39,39 +38,38 @@ from cubatch.cli import (
 )
 from cubatch.errors import CubatchError
 
-# A new command is a function of its name in a file of its name beside this one, imported above and listed here;
-# `--help` keeps the order, groups last.
+# A new command is a function in a module of its name, imported above and listed here. `--help` shows this order,
+# groups last.
 COMMANDS = (
-    kernels.kernels, occupancy.occupancy, predict.predict, tune.tune, candidates.candidates, memory.memory,
-    profile.profile, models.models, layers.layers, devices.devices, watch.watch, train.train,
-    study.study,
+    tune.tune, predict.predict, candidates.candidates, memory.memory, profile.profile, train.train, study.study,
+    models.models, layers.layers, devices.devices, watch.watch, occupancy.occupancy, kernels.kernels,
 )  # fmt: skip
 GROUPS = {"store": store.app, "bench": bench.app, "fleet": fleet.app}
 
 
 class _Group(TyperGroup):
-    """Turn errors and interruptions into the exit codes of docs/reference/api.md, the same for every command."""
+    """Turn errors and interruptions into messages and the exit codes of docs/reference/commands.md."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
         except CubatchError as error:
-            console.say(f"cubatch: {refusals.sentence(error, self._called(ctx))}")
+            console.say(f"cubatch: {refusals.message(error, self._command(ctx), sys.argv)}")
             raise typer.Exit(refusals.exit_code(error)) from error
         except typer.BadParameter as error:
-            raise refusals.reworded(error) from None
+            raise refusals.reword(error) from None
         except KeyboardInterrupt as stop:
             console.say("cubatch: interrupted")
             raise typer.Exit(console.INTERRUPTED) from stop
 
-    def _called(self, ctx: typer.Context) -> Any:
-        """Find the command that was given; one of a group by the word behind the group's."""
-        found = self.commands.get(ctx.invoked_subcommand or "")
-        within = getattr(found, "commands", {})
-        return next((within[word] for word in sys.argv[1:] if word in within), found)
+    def _command(self, ctx: typer.Context) -> Any:
+        """Return the command that the user gave, also one of a group."""
+        command = self.commands.get(ctx.invoked_subcommand or "")
+        inner = getattr(command, "commands", {})
+        return next((inner[word] for word in sys.argv[1:] if word in inner), command)
 
 
-_HELP = "Find the batch size at which a neural network runs fastest, and what fits."
+_HELP = "Find the batch size at which a neural network runs fastest on a device, and the largest that fits."
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
@@ -87,7 +85,7 @@ for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
 
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(__version__)
         raise typer.Exit
@@ -97,29 +95,29 @@ def _say_version(wanted: bool) -> None:
 def _options(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Hold what comes before the command."""
+    """Declare the options before the command."""
 
 
 def main() -> None:
     """
     Run the command line.
 
-    SIGTERM is treated as Ctrl-C, so that a batch system's end of time keeps what was measured.
+    SIGTERM acts as Ctrl-C, so that timings are cached when a batch system ends the job.
     """
     console.plain_warnings()
     command = typer.main.get_command(app)
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job that a shell began in the background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT in background jobs
             signal.signal(number, _interrupt)
     try:
         command(prog_name="cubatch")
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        console.say(f"cubatch: {console.lost(error)}")  # of --help, which the library of the command line writes
+        console.say(f"cubatch: {console.stdout_error(error)}")  # Typer writes --help to stdout itself
         sys.exit(refusals.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""`cubatch candidates`: the batch sizes worth measuring, for a device that need not be here."""
+"""`cubatch candidates`: the batch sizes worth measuring on a device, which may be absent."""
 
 from __future__ import annotations
 
@@ -7,47 +7,32 @@ from typing import Annotated, Any
 import typer
 
 from cubatch.cli import console
-from cubatch.cli.options import (
-    ClassesOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    LibraryOption,
-    MaxOption,
-    MemoryOption,
-    Model,
-    ModeOption,
-    OpaqueOption,
-    OptimizerOption,
-    RecomputeOption,
-    ShapeOption,
-    read_spec,
-)
+from cubatch.cli import options as opt
 
 
 def candidates(
-    model: Model,
+    model: opt.Model,
     *,
-    device: DeviceOption = None,
-    mode: ModeOption = "inference",
-    dtype: DtypeOption = "float32",
-    optimizer: OptimizerOption = "sgd",
-    library: LibraryOption = "auto",
-    recompute: RecomputeOption = False,
-    max_batch_size: MaxOption = None,
-    memory_limit: MemoryOption = None,
+    device: opt.DeviceOption = None,
+    mode: opt.ModeOption = "inference",
+    dtype: opt.DtypeOption = "float32",
+    optimizer: opt.OptimizerOption = "sgd",
+    library: opt.LibraryOption = "auto",
+    recompute: opt.RecomputeOption = False,
+    max_batch_size: opt.MaxOption = None,
+    memory_limit: opt.MemoryOption = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Per layer: blocks, busiest SM, fill, channels that miss a Tensor Core.")
+        bool, typer.Option("--explain", help="Show each layer: blocks, waves, and channels that miss the Tensor Cores.")
     ] = False,
-    input_shape: ShapeOption = None,
-    classes: ClassesOption = None,
-    opaque: OpaqueOption = False,
-    json: JsonOption = None,
+    input_shape: opt.ShapeOption = None,
+    classes: opt.ClassesOption = None,
+    opaque: opt.OpaqueOption = False,
+    json: opt.JsonOption = None,
 ) -> None:
     """
     List the batch sizes worth measuring, and why.
 
-    The device need not be here.
+    Nothing is measured, and the device may be absent.
 
     Example: cubatch candidates resnet18 --device v100-sxm2-16gb --dtype float16 --explain
     """
@@ -57,18 +42,19 @@ def candidates(
     from cubatch.tuning import candidate_layers, ladder
 
     console.check_writable(json=json)
-    spec = read_spec(model, input_shape, classes, opaque=opaque)
+    spec = opt.read_spec(model, input_shape, classes, opaque=opaque)
     gpu = probe.resolve(device, live=False)
     if gpu.kind == "cuda" and gpu.num_sms is None:
-        console.say(f"how many SMs {gpu} has is not known, so no candidate comes from Coulom's rule or a crest")
+        console.say(f"the number of SMs of {gpu} is unknown, so no candidate comes from Coulom's rule or a full wave")
     options: dict[str, Any] = {
         "device": gpu, "mode": mode, "dtype": dtype, "optimizer": optimizer, "library": library, "recompute": recompute,
         "max_batch_size": max_batch_size, "memory_limit": memory_limit,
     }  # fmt: skip
-    found = ladder.candidates(spec, **options)
+    proposed = ladder.candidates(spec, **options)
     rows = candidate_layers.explain(spec, **options) if explain else None
-    title = f"{model}, {mode}, {dtype}, {gpu}: batch sizes worth measuring"
-    grids = [candidates_table.candidates(found, title=title)]
+    grids = [
+        candidates_table.candidates(proposed, title=f"{model}, {mode}, {dtype}, {gpu}: batch sizes worth measuring")
+    ]
     grids += [] if rows is None else [candidates_table.explained(rows)]
-    listed = [common.plain(candidate) for candidate in found]
+    listed = [common.plain(candidate) for candidate in proposed]
     console.emit(grids, {"schema": 1, "device": gpu.to_mapping(), "candidates": listed, "explain": rows}, json)

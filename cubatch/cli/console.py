@@ -1,8 +1,8 @@
 """
-What the commands share: where output goes, progress, errors as one line.
+Output of the commands: tables, JSON, progress and messages.
 
-Results go to stdout, everything else to stderr.  With `--json -` stdout holds the JSON and
-nothing else; colour and bars appear only where a person is looking, a line now and then elsewhere.
+Results go to stdout, everything else to stderr.  With `--json -` stdout holds the JSON and nothing else.  Color and
+progress bars appear on terminals only; a log gets a line of progress every few seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import shutil
 import sys
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cubatch import files, whole_file
 from cubatch.errors import InvalidArgument, InvalidData
-from cubatch.report import letters
 from cubatch.report.grid import NARROWEST, WIDTH, Grid
 from cubatch.units import visible
 
@@ -35,34 +33,34 @@ if TYPE_CHECKING:
 STDOUT = "-"
 INTERRUPTED = 130  # the exit code
 Show = Callable[[float, float, str], None]
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a disk that was to take a file
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 LINE_SECONDS = 5.0
-"""Where there is no terminal, progress is a line per so many seconds, and none before that."""
+"""Seconds between lines of progress, and before the first one."""
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal something that is no result, on stderr; where it cannot be, nobody is told."""
-    if sys.stderr is not None:  # as where it was closed before we began
+    """Write a line to stderr; do nothing if that fails."""
+    if sys.stderr is not None:  # it was closed before the start
         try:
             sys.stderr.write(visible(text) + "\n")
             sys.stderr.flush()
         except (OSError, ValueError):
-            _let_go(sys.stderr)
+            _redirect_to_null(sys.stderr)
 
 
 def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | None) -> None:
     """
-    Give a command's result: grids on stdout, JSON where it was asked for; where either cannot be, the other still is.
+    Write a command's result: tables to stdout, and JSON to a file; if one fails, the other is still written.
 
     Args:
-        grids: What a person reads, top to bottom.
-        payload: The same for a program; holds no NaN.
-        json_path: A file, "-" for stdout instead of the grids, or None.
+        grids: The tables.
+        payload: The result in JSON form.
+        json_path: A file, "-" for stdout instead of the tables, or None.
 
     Raises:
         InvalidArgument: If the file cannot be written.
-        InvalidData: If stdout cannot be, or the disk of the file is full or fails.
+        InvalidData: If stdout cannot be written, or the disk of the file is full or fails.
     """
     if json_path == STDOUT:
         _write(_as_json(payload, _encoding()))
@@ -76,51 +74,56 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
 
 def _as_json(payload: Mapping[str, Any], encoding: str | None) -> str:
     text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
-    if letters.can_write(text, encoding) and visible(text) == text:
+    if _can_encode(text, encoding) and visible(text) == text:
         return text
     return json.dumps(payload, allow_nan=False, indent=1) + "\n"
 
 
 def _show(grids: Sequence[Grid]) -> None:
-    width = line_width()
-    room = max(width, _columns()) if is_terminal() else None
-    spelled = not letters.can_write("\n".join(content.text(width) for content in grids), _encoding())
-    grids = [letters.ascii_grid(content) for content in grids] if spelled else grids
-    if spelled:
-        _write(letters.spelled("\n\n".join(content.text(width, room or math.inf) for content in grids)) + "\n")
-    elif room is not None:
+    width = max(NARROWEST, _columns()) if is_terminal() else None
+    text = "\n\n".join(grid.text(width) for grid in grids) + "\n"
+    if not _can_encode(text, _encoding()):
+        text = "\n\n".join(grid.text(width, ascii_only=True) for grid in grids) + "\n"
+    elif width is not None:
         from rich.console import Console
 
-        console = Console(width=room)
+        console = Console(width=width)
         with console.capture() as captured:
-            for index, content in enumerate(grids):
-                console.print(*([""] if index else []), content.rich(width, room), sep="\n")
-        _write(captured.get())
-    else:
-        _write("\n\n".join(content.text(width) for content in grids) + "\n")
+            for index, grid in enumerate(grids):
+                console.print(*([""] if index else []), grid, sep="\n")
+        text = captured.get()
+    _write(text)
+
+
+def _can_encode(text: str, encoding: str | None) -> bool:
+    try:
+        text.encode(encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def _write(text: str) -> None:
-    """Write at once, so that a reader who has gone away is noticed here and not when the interpreter ends."""
-    if sys.stdout is None:  # as where it was closed before we began
+    """Write and flush, so that a closed pipe raises here and not when the interpreter ends."""
+    if sys.stdout is None:  # it was closed before the start
         return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        if error.errno == errno.EPIPE:  # whose reader has seen enough
+        if error.errno == errno.EPIPE:  # the reader of the pipe ended, such as head
             raise
-        raise lost(error) from error
+        raise stdout_error(error) from error
 
 
-def lost(error: OSError) -> InvalidData:
-    """Let go of a stdout that cannot be written, and say what it met."""
-    _let_go(sys.stdout)
+def stdout_error(error: OSError) -> InvalidData:
+    """Return the error for a stdout that cannot be written, and give up on that stream."""
+    _redirect_to_null(sys.stdout)
     return InvalidData("stdout", f"cannot be written: {files.reason(error)}")
 
 
-def _let_go(stream: TextIO) -> None:
-    """Lead a stream nowhere: what could not be written would be tried again when the interpreter ends."""
+def _redirect_to_null(stream: TextIO) -> None:
+    """Redirect a stream to the null device: otherwise the interpreter would try to flush it at its end."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -130,12 +133,12 @@ def _encoding() -> str | None:
 
 
 def is_terminal() -> bool:
-    """Say whether a person reads stdout, which may have been closed before we began."""
+    """Return whether stdout is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def line_width() -> int:
-    """Give the characters per line: the terminal's, or the report's own in a pipe."""
+    """Return the characters per line: of the terminal, or the default of tables in a pipe."""
     if not is_terminal():
         return WIDTH
     return max(NARROWEST, min(_columns(), WIDTH))
@@ -147,10 +150,10 @@ def _columns() -> int:
 
 def write_text(option: str, path: str, text: str) -> None:
     """
-    Write a file whole or not at all; what no other file can be put in the place of, such as a device, as it is.
+    Write a file atomically; a device or pipe is written directly.
 
     Raises:
-        InvalidArgument, InvalidData: As of `writing`.
+        InvalidArgument, InvalidData: As for `writing`.
     """
     with writing(option, path) as place:
         if not files.is_special(place):
@@ -161,7 +164,7 @@ def write_text(option: str, path: str, text: str) -> None:
                     if files.is_file(there):
                         shutil.copymode(there, partial)
             except OSError as error:
-                if error.errno in _FULL:
+                if error.errno in _DISK_ERRORS:
                     raise
             else:
                 return
@@ -171,17 +174,17 @@ def write_text(option: str, path: str, text: str) -> None:
 @contextlib.contextmanager
 def writing(option: str, path: str) -> Iterator[Path]:
     """
-    Name the option and the reason where a file cannot be written.
+    Turn errors of writing a file into errors that name the option and the reason.
 
     Raises:
-        InvalidData: If the disk is full or fails, which is no mistake of the option.
-        InvalidArgument: If anything else is in the way.
+        InvalidData: If the disk is full or fails.
+        InvalidArgument: If the file cannot be written for any other reason.
     """
     try:
         yield Path(path)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         cause = error.__cause__ if isinstance(error, InvalidArgument) else error
-        if isinstance(cause, OSError) and cause.errno in _FULL:
+        if isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
             raise InvalidData(path, f"{option} cannot be written: {files.reason(cause)}") from error
         if isinstance(error, InvalidArgument):
             raise InvalidArgument(option, path, error.allowed, error.remedy) from error
@@ -190,13 +193,13 @@ def writing(option: str, path: str) -> Iterator[Path]:
 
 def check_writable(**paths: str | None) -> None:
     """
-    Refuse output files that cannot be written, or are one, before minutes of measuring are spent on them.
+    Reject output files that cannot be written, or are the same file, before anything is measured.
 
     Args:
-        paths: Path by option name, without dashes; None passes, and of `json` also "-".
+        paths: Path by option name, without dashes; None is accepted, and "-" for `json`.
 
     Raises:
-        InvalidArgument: Naming the option, and what is in the way.
+        InvalidArgument: If so; it names the option and the reason.
     """
     places: dict[str, str] = {}
     for option, path in paths.items():
@@ -205,7 +208,7 @@ def check_writable(**paths: str | None) -> None:
         if path == STDOUT:
             raise InvalidArgument(f"--{option}", path, "a file", "Only --json writes to stdout.")
         if not files.is_folder(Path(path).parent):
-            raise InvalidArgument(f"--{option}", path, "a file in a folder that exists", "Make the folder first.")
+            raise InvalidArgument(f"--{option}", path, "a file in a folder that exists", "Create the folder first.")
         if files.is_folder(path):
             raise InvalidArgument(f"--{option}", path, "a file, not a folder")
         if trouble := files.trouble(path):
@@ -213,12 +216,12 @@ def check_writable(**paths: str | None) -> None:
         if not files.is_writable(path):
             raise InvalidArgument(f"--{option}", path, "a file that this user may write")
         first = places.setdefault(os.path.realpath(path), option)
-        if first != option and not files.is_special(path):  # as /dev/null, which takes all
-            raise InvalidArgument(f"--{option}", path, f"another file than that of --{first}")
+        if first != option and not files.is_special(path):  # /dev/null may be given twice
+            raise InvalidArgument(f"--{option}", path, f"another file than the one of --{first}")
 
 
 def plain_warnings() -> None:
-    """Show warnings as one line without the place in our code that raised them."""
+    """Show warnings as one line, without the source line that raised them."""
 
     def formatted(message: object, *_: object, **__: object) -> str:
         return visible(f"warning: {message}\n")
@@ -229,13 +232,13 @@ def plain_warnings() -> None:
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[Show | None]:
     """
-    Show a bar with the time left on stderr while the block runs; nothing unless stderr is a terminal.
+    Show a progress bar with the remaining time on stderr, if that is a terminal.
 
     Args:
-        description: What is going on.
+        description: Text in front of the bar.
 
     Yields:
-        A function of (done, total, what is being done), None where nobody looks.
+        A function of (work done, total work, current step); None without a terminal.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -262,14 +265,10 @@ def progress_bar(description: str) -> Iterator[Show | None]:
 
 def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
     """
-    Tell of progress where no bar can be drawn, as in a log: lines, seldom, and none of a short run.
+    Return a function that logs progress to stderr: at most one line per LINE_SECONDS, the others are dropped.
 
     Args:
-        now: The clock, which begins with this call.
-
-    Returns:
-        A function of what there is to say; most calls of it say nothing.  It never fails: a log that
-        cannot be written is no reason to stop measuring.
+        now: The clock; LINE_SECONDS begin with this call.
     """
     began = last = now()
 
@@ -287,14 +286,14 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
 @contextlib.contextmanager
 def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[Callable[..., None]]:
     """
-    Show how far a job of known length is: a bar on a terminal, elsewhere a line now and then, with the time left.
+    Show the progress and remaining time of a job: as a bar on a terminal, else as lines.
 
     Args:
-        description: What is going on.
+        description: Text in front of the bar.
         now: The clock.
 
     Yields:
-        A function of (done, total, what is being done, the unit); what was done when it is first called took no time.
+        A function of (work done, total work, current step, unit); work done at its first call took no time.
     """
     with progress_bar(description) as bar:
         line, first = progress_lines(now=now), None
@@ -316,14 +315,14 @@ def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Ite
 
 @contextlib.contextmanager
 def watching(model: str) -> Iterator[Callable[[Event], None]]:
-    """Let tuning's events move a bar on a terminal, and elsewhere write a line now and then."""
+    """Yield a function that shows events of tuning: as a bar on a terminal, else as lines."""
     with progress_bar(f"tuning {model}") as bar:
         line = progress_lines()
 
         def show(event: Event) -> None:
             if bar is not None:
                 bar(event.done, event.total, event.so_far)
-            elif event.kind != "end":  # the answer comes next
+            elif event.kind != "end":  # the result follows
                 line(event.so_far)
 
         yield show

@@ -1,4 +1,4 @@
-"""`cubatch devices`: the devices in this machine, and those of the catalogue."""
+"""`cubatch devices`: the devices of this machine and the GPUs of the catalogue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from cubatch.cli.options import JsonOption
 
 def devices(*, json: JsonOption = None) -> None:
     """
-    List this machine's devices and the GPUs of the catalogue.
+    List this machine's devices and every GPU known by name.
+
+    Predictions and memory plans work for all of them.
 
     Example: cubatch devices --json devices.json
     """

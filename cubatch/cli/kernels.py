@@ -1,4 +1,4 @@
-"""`cubatch kernels`: what the hand-written kernels take, and whether all of them compile for every GPU."""
+"""`cubatch kernels`: registers and memory of the CUDA kernels, and whether they compile for every GPU."""
 
 from __future__ import annotations
 
@@ -20,22 +20,26 @@ def kernels(
     *,
     arch: Annotated[
         list[str] | None,
-        typer.Option("--arch", metavar="sm_XX", help="Compile for this; may be given again. Default: the GPU here."),
+        typer.Option(
+            "--arch", metavar="sm_XX", help="Compile for this architecture; repeat for more. Default: the GPU here."
+        ),
     ] = None,
-    family: Annotated[str | None, typer.Option("--family", help="Only this family: simt, misc, ...")] = None,
-    operation: Annotated[str | None, typer.Option("--operation", help="Only this: conv2d_fprop, ...")] = None,
+    family: Annotated[str | None, typer.Option("--family", help="Show only this family: simt, misc, ...")] = None,
+    operation: Annotated[
+        str | None, typer.Option("--operation", help="Show only this operation: conv2d_fprop, ...")
+    ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compile for every architecture; errors, warnings and spills fail.")
+        bool, typer.Option("--check", help="Compile for every architecture; fail on errors, warnings and spills.")
     ] = False,
     json: JsonOption = None,
 ) -> None:
     """
-    List the kernels with their registers, spills and occupancy.
+    List the CUDA kernels with registers and occupancy.
 
-    Of each: what it does, where it runs, its shared memory too.
+    Also with shared memory and spilled bytes.
 
-    Compiling needs no GPU. Without one and without --arch, without a compiler, or with one that does not know each
-    --arch, the figures are those recorded with the sources.
+    With --arch, or on a machine with a GPU, NVRTC compiles them; this needs no GPU. Otherwise, or if NVRTC is missing
+    or too old for an --arch, the list has the figures recorded with the sources.
 
     Example: cubatch kernels --arch sm_70 --operation conv2d_fprop
     """
@@ -56,7 +60,7 @@ def kernels(
 
 
 def _compiled(chosen: Sequence[Kernel], archs: Sequence[str], budget: Recorded, *, must_compile: bool) -> list[Row]:
-    """Compile, or give the recorded figures where there is no compiler, or none for these, and they do."""
+    """Compile; without a compiler for these architectures return the recorded figures, unless `must_compile`."""
     from cubatch.errors import InvalidArgument, MissingDependency
     from cubatch.kernels import survey
 
@@ -67,7 +71,7 @@ def _compiled(chosen: Sequence[Kernel], archs: Sequence[str], budget: Recorded, 
         rows = survey.recorded(chosen, budget, archs)
         if must_compile or {row.arch for row in rows if row.status == "unknown"}:
             raise
-        console.say(f"These are the figures recorded with the sources: {error}")
+        console.say(f"not compiled, the figures are those recorded with the sources: {error}")
         return rows
 
 
@@ -77,15 +81,15 @@ def _chosen(family: str | None, operation: str | None) -> Sequence[Kernel]:
 
     known = variant.kernels()
     for field, value, names in (
-        ("family", family, {one.family for one in known}),
-        ("operation", operation, {one.operation for one in known}),
+        ("--family", family, {each.family for each in known}),
+        ("--operation", operation, {each.operation for each in known}),
     ):
         if value is not None and value not in names:
             raise UnknownName(field, value, sorted(names))
-    chosen = [one for one in known if family in (None, one.family) and operation in (None, one.operation)]
+    chosen = [each for each in known if family in (None, each.family) and operation in (None, each.operation)]
     if known and not chosen:
-        families = ", ".join(sorted({one.family for one in known if one.operation == operation}))
-        raise InvalidArgument("family", family, f"one that has {operation}: {families}")
+        families = ", ".join(sorted({each.family for each in known if each.operation == operation}))
+        raise InvalidArgument("--family", family, f"one with the operation {operation}: {families}")
     return chosen
 
 
@@ -94,16 +98,16 @@ def _known(archs: Sequence[str]) -> Sequence[str]:
     from cubatch.hardware import architectures
     from cubatch.kernels.variant import arch_number
 
-    known = [one.number for one in architectures.known().values() if one.is_compiled_for]
+    known = [each.number for each in architectures.known().values() if each.is_compiled_for]
     for arch in archs:
         if arch_number(arch) not in known:
-            raise UnknownName("arch", arch, [f"sm_{number}" for number in known])
-    # Each once, and sm_90a as sm_90: a family that needs it is compiled for it.
+            raise UnknownName("--arch", arch, [f"sm_{number}" for number in known])
+    # sm_90a counts as sm_90: the families that need the features of sm_90a are compiled for it anyway.
     return list(dict.fromkeys(f"sm_{arch_number(arch)}" for arch in archs))
 
 
 def _here() -> Sequence[str]:
-    """Give the architecture of this machine's first GPU; none without one."""
+    """Return the architecture of this machine's first GPU; nothing without one."""
     from cubatch.hardware import probe
 
     arch = probe.device().arch
@@ -111,7 +115,7 @@ def _here() -> Sequence[str]:
 
 
 def _show_logs(rows: Sequence[Row]) -> None:
-    """Tell the compiler's log of the first failure of each source; the others are mostly the same."""
+    """Print the compiler's log of the first failure of each source; the other logs are mostly equal."""
     shown: set[str] = set()
     for row in rows:
         if row.error is not None and row.kernel.source not in shown:

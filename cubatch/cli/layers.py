@@ -1,4 +1,4 @@
-"""`cubatch layers`: the kinds of layers, their keys and defaults."""
+"""`cubatch layers`: the types of layers, their keys and defaults."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def layers(
-    kind: Annotated[str | None, typer.Argument(metavar="[TYPE]", help="One type; default: all.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="[TYPE]", help="One type. Default: a list of all.")] = None,
     *,
     json: JsonOption = None,
 ) -> None:
     """
     List the types of layers that a spec file may hold.
 
-    Of one type its keys, defaults and an example.
+    With a TYPE: its keys, what they mean, their defaults and an example.
 
     Example: cubatch layers conv2d
     """
@@ -31,14 +31,14 @@ def layers(
     from cubatch.report.tables import layers as layers_table
 
     console.check_writable(json=json)
-    wanted = kinds.kinds() if kind is None else (kinds.kind(kind),)
-    found = [attrs.asdict(one) | {"runs": runs(LAYERS[one.type])} for one in wanted]
-    grids = [layers_table.layers(found)] if kind is None else layers_table.layer(found[0])
-    console.emit(grids, {"schema": 1, "layers": found}, json)
+    chosen = kinds.kinds() if kind is None else (kinds.kind(kind),)
+    rows = [attrs.asdict(each) | {"runs": runs(LAYERS[each.type])} for each in chosen]
+    grids = [layers_table.layers(rows)] if kind is None else layers_table.layer(rows[0])
+    console.emit(grids, {"schema": 1, "layers": rows}, json)
 
 
 def runs(kind: type[Layer]) -> bool:
-    """Say whether the engine has code for a kind of layer."""
+    """Return whether the engine can run a type of layer."""
     from cubatch.engine import layers as engine
 
     return engine.TABLE.get(kind, engine.NOT_WRITTEN) is not engine.NOT_WRITTEN

@@ -1,4 +1,4 @@
-"""`cubatch memory`: what a step takes in memory, and the largest batch that fits."""
+"""`cubatch memory`: the memory plan of a step, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -8,45 +8,33 @@ import typer
 
 from cubatch.choices import Mode
 from cubatch.cli import console
-from cubatch.cli.options import (
-    ClassesOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    LibraryOption,
-    Model,
-    OpaqueOption,
-    OptimizerOption,
-    RecomputeOption,
-    ShapeOption,
-    TargetOption,
-    read_spec,
-)
+from cubatch.cli import options as opt
 
 
 def memory(
-    model: Model,
+    model: opt.Model,
     *,
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Samples that go through together.")] = 1,
-    target_batch_size: TargetOption = None,
-    device: DeviceOption = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Samples per step.")] = 1,
+    target_batch_size: opt.TargetOption = None,
+    device: opt.DeviceOption = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Find the largest batch in this much: 12GiB.")
+        str | None, typer.Option("--memory", metavar="SIZE", help="Find the largest batch that fits into this: 12GiB.")
     ] = None,
-    mode: Annotated[Mode | None, typer.Option("--mode", help="One of them; default: both, side by side.")] = None,
-    dtype: DtypeOption = "float32",
-    optimizer: OptimizerOption = "sgd",
-    library: LibraryOption = "auto",
-    recompute: RecomputeOption = False,
-    input_shape: ShapeOption = None,
-    classes: ClassesOption = None,
-    opaque: OpaqueOption = False,
-    json: JsonOption = None,
+    mode: Annotated[Mode | None, typer.Option("--mode", help="Default: both, side by side.")] = None,
+    dtype: opt.DtypeOption = "float32",
+    optimizer: opt.OptimizerOption = "sgd",
+    library: opt.LibraryOption = "auto",
+    recompute: opt.RecomputeOption = False,
+    input_shape: opt.ShapeOption = None,
+    classes: opt.ClassesOption = None,
+    opaque: opt.OpaqueOption = False,
+    json: opt.JsonOption = None,
 ) -> None:
     """
-    Say what a step takes in memory, and what fits.
+    Show the memory of a step, and the largest batch that fits.
 
-    By part and by layer, and the largest batch; with --target-batch-size that of training, beside the sum of gradients.
+    Nothing is run: the numbers come from the memory plan, by part and by layer. With --target-batch-size the largest
+    batch of training that leaves memory for the accumulated gradients.
 
     Example: cubatch memory mlp --batch-size 256 --memory 12GiB
     """
@@ -60,21 +48,21 @@ def memory(
     from cubatch.workload import Workload
 
     console.check_writable(json=json)
-    spec = read_spec(model, input_shape, classes, opaque=opaque)
+    spec = opt.read_spec(model, input_shape, classes, opaque=opaque)
     options: dict[str, Any] = {
         "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device, "library": library,
     }  # fmt: skip
-    found = probe.resolve(device, live=False)
+    target = probe.resolve(device, live=False)
     if memory is not None:
-        limit, why = fit.limit_bytes(memory, found), ""
+        limit, why = fit.limit_bytes(memory, target), ""
     else:
-        there = room.memory_limit(found)
+        there = room.memory_limit(target)
         limit, why = there.bytes, there.note
-    asked: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
+    chosen_modes: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
     if target_batch_size is not None:
-        asked, options["target_batch_size"] = (mode or "training",), target_batch_size
+        chosen_modes, options["target_batch_size"] = (mode or "training",), target_batch_size
     largest = {}
-    for each in asked:
+    for each in chosen_modes:
         try:
             largest[each] = fit.max_batch_size(spec, limit, mode=each, **options)
         except DoesNotFit:
@@ -82,7 +70,7 @@ def memory(
                 raise
             largest[each] = 0
     modes: dict[str, footprint.ModeMemory] = {}
-    for each in asked:
+    for each in chosen_modes:
         rules = memory_rules.rules_of_thumb(
             spec, batch_size=batch_size, memory=limit if largest[each] else None, mode=each, **options
         )
@@ -97,11 +85,11 @@ def memory(
         for each, taken in modes.items()
     }
     of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
-    trained = f", training by {optimizer}" if "training" in asked else ""
-    title = f"{model} on {found}, {dtype}, batch {batch_size}{of_target}{trained}: memory of a step"
+    trained = f", training by {optimizer}" if "training" in chosen_modes else ""
+    title = f"{model} on {target}, {dtype}, batch {batch_size}{of_target}{trained}: memory of a step"
     payload = {"schema": 2, "modes": listed, "memory": limit}
     options.pop("target_batch_size", None)
-    members = plan(Workload.of(spec, mode=asked[-1], **options), batch_size).members
+    members = plan(Workload.of(spec, mode=chosen_modes[-1], **options), batch_size).members
     grids = footprint.modes(
         modes, title=title, limit=limit, why=why, members=members, target=target_batch_size
     )  # fmt: skip

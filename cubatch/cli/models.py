@@ -1,4 +1,4 @@
-"""`cubatch models`: the networks that go by a name."""
+"""`cubatch models`: the networks that have a name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cubatch.cli.options import JsonOption
 
 def models(*, json: JsonOption = None) -> None:
     """
-    List the networks that MODEL may name.
+    List the networks that have a name.
 
-    With their inputs, parameters and FLOP.
+    With input, output, parameters and FLOP per sample; and what else a MODEL may be.
 
     Example: cubatch models
     """
@@ -19,12 +19,12 @@ def models(*, json: JsonOption = None) -> None:
     from cubatch.report.tables import models as models_table
 
     console.check_writable(json=json)
-    found = []
+    rows = []
     for name in named.names():
         network = named.build(name)
-        found.append({
+        rows.append({
             "name": name, "input_shape": list(network.input_shape), "output_shape": list(network.output_shape),
             "parameters": network.parameters, "flop_per_sample": network.flops(),
             "runs": all(runs(type(layer)) for layer in network.layers),
         })  # fmt: skip
-    console.emit([models_table.models(found)], {"schema": 1, "models": found}, json)
+    console.emit([models_table.models(rows)], {"schema": 1, "models": rows}, json)

@@ -1,4 +1,4 @@
-"""`cubatch occupancy`: how many blocks of a kernel an SM holds, and what changes when one thing changes."""
+"""`cubatch occupancy`: how many blocks of a kernel fit on an SM, and what would change that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from attrs import evolve
 
 from cubatch.cli import console
-from cubatch.cli.options import ClassesOption, JsonOption, ShapeOption, read_spec
+from cubatch.cli import options as opt
 
 if TYPE_CHECKING:
     from cubatch.estimate.batch_sweep import BatchSweep
@@ -27,39 +27,41 @@ _SWEPT = Literal["threads", "registers", "shared", "batch-size"]
 
 def occupancy(
     kernel: Annotated[
-        str | None, typer.Argument(metavar="[KERNEL]", help="A variant of `cubatch kernels`, or what names begin with.")
+        str | None, typer.Argument(metavar="[KERNEL]", help="A name from `cubatch kernels`, or the beginning of one.")
     ] = None,
     *,
     device: Annotated[
-        str | None, typer.Option("--device", help="A GPU's name or .toml file. Default: the one here.")
+        str | None, typer.Option("--device", help="A GPU's name or .toml file. Default: the GPU here.")
     ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Of a block, without KERNEL.")] = None,
-    registers: Annotated[int | None, typer.Option("--registers", help="Of a thread, without KERNEL.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads per block, instead of KERNEL.")] = None,
+    registers: Annotated[
+        int | None, typer.Option("--registers", help="Registers per thread, instead of KERNEL.")
+    ] = None,
     shared: Annotated[
-        str | None, typer.Option("--shared", metavar="SIZE", help="Of a block, without KERNEL: bytes, or 48KiB.")
+        str | None, typer.Option("--shared", metavar="SIZE", help="Shared memory per block, instead of KERNEL: 48KiB.")
     ] = None,
-    blocks: Annotated[int | None, typer.Option("--blocks", help="Blocks of a grid, whose waves to count.")] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="Model or spec file with a layer that KERNEL computes.")
+    blocks: Annotated[int | None, typer.Option("--blocks", help="Blocks of the grid, to count waves.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="A MODEL with a layer that KERNEL computes.")] = None,
+    layer: Annotated[
+        str | None, typer.Option("--layer", help="Name of that layer. Default: the one with most FLOP.")
     ] = None,
-    layer: Annotated[str | None, typer.Option("--layer", help="Its name. Default: the one with most FLOP.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", metavar="N", help="Samples, for --model.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", metavar="N", help="Samples per step, for --model.")
+    ] = None,
     sweep: Annotated[
-        _SWEPT | None, typer.Option("--sweep", help="Let this change: steps, cliffs, the nearest better value.")
+        _SWEPT | None, typer.Option("--sweep", help="Vary this: show steps, drops and the nearest better value.")
     ] = None,
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw the sweep: .png, .svg or .pdf.")
-    ] = None,
-    input_shape: ShapeOption = None,
-    classes: ClassesOption = None,
-    json: JsonOption = None,
+    plot: opt.PlotOption = None,
+    input_shape: opt.ShapeOption = None,
+    classes: opt.ClassesOption = None,
+    json: opt.JsonOption = None,
 ) -> None:
     """
-    Say how many blocks of a kernel an SM holds, and why.
+    Show how many blocks of a kernel fit on an SM, and why.
 
-    Says what forbids one more, and how a grid falls on the SMs.
+    Shows which resource limits them, and how the blocks of a grid are distributed over the SMs.
 
-    Needs no GPU: registers and shared memory of our kernels are recorded with their sources.
+    Needs no GPU: registers and shared memory of cubatch kernels are recorded with their sources.
 
     Example: cubatch occupancy --device v100-sxm2-16gb --threads 256 --registers 96 --sweep registers
     """
@@ -80,20 +82,22 @@ def occupancy(
         style.check(plot)
     gpu = _gpu(device)
     capability = _known(gpu, gpu.compute_capability, "compute capability")
-    found = _launches(kernel, threads or 0, registers or 0, shared, gpu, single=bool(model or sweep))
-    answers = [Answer(one.name if one else None, needs, needs.on(capability)) for one, needs in found]
-    (variant, needs), held = found[0], answers[0].held
+    launches = _launches(kernel, threads or 0, registers or 0, shared, gpu, single=bool(model or sweep))
+    answers = [Answer(kernel_.name if kernel_ else None, needs, needs.on(capability)) for kernel_, needs in launches]
+    (variant, needs), held = launches[0], answers[0].held
     subject = kernel or occupancy_table.subject(needs)
     at = place = None
     if model is not None and variant is not None:
-        place = batch_sweep.heaviest_layer(read_spec(model, input_shape, classes), variant, layer)
+        place = batch_sweep.heaviest_layer(opt.read_spec(model, input_shape, classes), variant, layer)
         at = partial(batch_sweep.grid_of, *place, variant, device=gpu, blocks_per_sm=held.blocks_per_sm)
         if batch_size is not None:
             answers = [Answer(variant.name, needs, held, spread=at(batch_size))]
     if blocks is not None:
         num_sms = _known(gpu, gpu.num_sms, "number of SMs")
         spread = batch_sweep.spread
-        answers = [evolve(one, spread=spread(blocks, num_sms, blocks_per_sm=one.held.blocks_per_sm)) for one in answers]
+        answers = [
+            evolve(each, spread=spread(blocks, num_sms, blocks_per_sm=each.held.blocks_per_sm)) for each in answers
+        ]
     title = f"{subject} on {gpu}{_of_layer(place, model, layer)}"
     tables = [occupancy_table.answers(answers, gpu, architectures.of(capability), title=title)]
     swept: Sweep | BatchSweep | None = None
@@ -114,11 +118,11 @@ def occupancy(
         console.say(f"wrote {plot}")
 
 
-def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, asked: str | None) -> str:
-    """Say which layer of the model it is about, and who chose it."""
+def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, requested: str | None) -> str:
+    """Return the layer of the model for the title, and how it was chosen."""
     if place is None:
         return ""
-    chosen = "" if asked else ", the layer with most FLOP that it computes (--layer names another)"
+    chosen = "" if requested else ", the layer with most FLOP that it computes (--layer chooses another)"
     return f": {place[1].value} of {place[0].name} in {model}{chosen}"
 
 
@@ -132,14 +136,14 @@ def _check_options(
     sweep: str | None,
     plot: str | None,
 ) -> None:
-    """Refuse options that do not go together, each with what it needs."""
+    """Reject options that exclude or need each other."""
     given = [name for name, value in raw.items() if value is not None]
     if kernel is not None and given:
-        raise typer.BadParameter(f"{given[0]} is for launches that are no KERNEL; --sweep asks what if for one")
+        raise typer.BadParameter(f"{given[0]} and KERNEL exclude each other; --sweep varies it for a KERNEL")
     if kernel is None and not {"--threads", "--registers"} <= set(given):
         raise typer.BadParameter("give a KERNEL, or --threads and --registers (and --shared)")
     for option, value, needed, there in (
-        ("--model", model, "a KERNEL, whose tile says how many blocks a layer is", kernel),
+        ("--model", model, "a KERNEL, whose tile determines the number of blocks", kernel),
         *((option, value, "--model", model) for option, value in of_model.items()),
         ("--plot", plot, "--sweep", sweep),
         ("--sweep batch-size", sweep if sweep == "batch-size" else None, "KERNEL and --model", model),
@@ -147,7 +151,7 @@ def _check_options(
         if value is not None and there is None:
             raise typer.BadParameter(f"{option} needs {needed}")
     if blocks is not None and model is not None:
-        raise typer.BadParameter("--blocks and --model exclude each other: a layer says how many blocks it is")
+        raise typer.BadParameter("--blocks and --model exclude each other: the layer determines the number of blocks")
     if model is not None and of_model["--batch-size"] is None and sweep != "batch-size":
         raise typer.BadParameter("--model needs --batch-size, or --sweep batch-size")
 
@@ -158,7 +162,7 @@ def _gpu(name: str | None) -> Device:
 
     device = probe.device() if name is None else probe.resolve(name, live=False)
     if device.kind != "cuda":
-        raise InvalidArgument("--device", name, "a GPU, in this machine or any of `cubatch devices`")
+        raise InvalidArgument("--device", name, "a GPU: one in this machine, or a name from `cubatch devices`")
     return device
 
 
@@ -173,7 +177,7 @@ def _known(gpu: Device, fact: _Fact | None, name: str) -> _Fact:
 def _launches(
     kernel: str | None, threads: int, registers: int, shared: str | None, gpu: Device, *, single: bool
 ) -> list[tuple[Kernel | None, Needs]]:
-    """Give what a block takes: as given, or of every variant of the name that runs on the GPU."""
+    """Return the resources of a block: as given, or of each variant of the name that runs on the GPU."""
     from cubatch.errors import InvalidArgument
     from cubatch.kernels import resources, survey
     from cubatch.kernels.variant import arch_number
@@ -182,11 +186,13 @@ def _launches(
         return [(None, resources.Needs(threads, registers, _bytes(shared)))]
     arch, budget = gpu.arch or "", resources.recorded_figures()
     variants = resources.named(kernel)
-    running = [one for one in variants if one.runs_on(arch_number(arch))] or variants[:1]  # which says why it does not
+    running = [each for each in variants if each.runs_on(arch_number(arch))] or variants[
+        :1
+    ]  # a variant that does not run raises the reason
     if single and len(running) > 1:
-        names = ", ".join(one.name for one in running)
-        raise InvalidArgument("kernel", kernel, f"one variant for --model and --sweep: {names}")
-    return [(one, survey.needs(one, arch, budget)) for one in running]
+        names = ", ".join(each.name for each in running)
+        raise InvalidArgument("KERNEL", kernel, f"a single variant for --model and --sweep: {names}")
+    return [(each, survey.needs(each, arch, budget)) for each in running]
 
 
 def _bytes(text: str | None) -> int:

@@ -1,7 +1,7 @@
 """
-The options that commands share, declared once, and how their text is read.
+Options that several commands share, and the functions that parse their text.
 
-Typer evaluates these annotations when the command line starts, so they import nothing heavy.
+Typer evaluates these annotations when the command line starts, so this module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -22,133 +22,189 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A model's name, a .toml, .json or .onnx file, or package.module:name of what builds it."
+        metavar="MODEL",
+        help="A name from `cubatch models`, a .toml, .json or .onnx file, or package.module:name of a function that "
+        "builds a PyTorch module.",
     ),
 ]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="cpu, gpu, cuda:1, a name of `cubatch devices`, a GPU's .toml file. Default: first GPU, else CPU.",
+        help="cpu, gpu, cuda:1, a GPU's name from `cubatch devices`, or a .toml file that describes a GPU. "
+        "Default: the first GPU, else the CPU.",
     ),
 ]
 PresentOption = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, gpu, cuda:1, or the name of a GPU that is here. Default: first GPU, else CPU."),
+    typer.Option(
+        "--device", help="cpu, gpu, cuda:1, or a GPU's name; it must be here. Default: the first GPU, else the CPU."
+    ),
 ]
 DevicesOption = Annotated[
     str | None,
     typer.Option(
-        "--devices", metavar="N|A,B,...", help="Share each training step: how many, or which: cuda:0,cuda:1; cpu,cpu."
+        "--devices",
+        metavar="N|A,B,...",
+        help="Train data parallel on N GPUs, or on these devices: cuda:0,cuda:1 or cpu,cpu.",
     ),
 ]
-ModeOption = Annotated[Mode, typer.Option("--mode", help="Training is forward, backward and optimiser step.")]
+ModeOption = Annotated[
+    Mode, typer.Option("--mode", help="inference: forward only; training: forward, backward and optimizer step.")
+]
 DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Of activations and weights; our engine takes float32 on a CPU.")
+    Dtype, typer.Option("--dtype", help="Type of activations and weights. On a CPU cubatch runs float32 only.")
 ]
-LibraryOption = Annotated[
-    Library, typer.Option("--library", help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy.")
-]
+_LIBRARIES = (
+    "cubatch: cubatch kernels, on a GPU only; im2col: matrix products of cuBLAS on a GPU, of NumPy on a CPU; "
+    "auto: cubatch on a GPU, im2col on a CPU"
+)
+LibraryOption = Annotated[Library, typer.Option("--library", help=f"{_LIBRARIES}.")]
 TunableOption = Annotated[
     Tunable,
     typer.Option(
         "--library",
-        help="cubatch: our kernels, GPU only; im2col: the GEMM of cuBLAS or NumPy; onnxruntime: of an .onnx file; "
-        "torch: of package.module:name, as PyTorch runs it, where --dtype is that of autocast.",
+        help=f"{_LIBRARIES}; onnxruntime: run an .onnx file in ONNX Runtime; torch: run the module of "
+        "package.module:name in PyTorch, where a 16-bit --dtype means autocast.",
     ),
 ]
-OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="For memory, and the training step.")]
+OptimizerOption = Annotated[
+    Optimizer, typer.Option("--optimizer", help="Optimizer of a training step; its state takes memory.")
+]
 TargetOption = Annotated[
     int | None,
     typer.Option(
-        "--target-batch-size", metavar="N", min=1, help="Of an optimiser's step: gradients of batches are added up."
+        "--target-batch-size",
+        metavar="N",
+        min=1,
+        help="Samples per optimizer step: gradients of smaller batches are accumulated.",
     ),
 ]
-ObjectiveOption = Annotated[Objective, typer.Option("--objective", help="energy: samples per joule.")]
+ObjectiveOption = Annotated[
+    Objective,
+    typer.Option(
+        "--objective",
+        help="throughput: most samples per second; latency: shortest step; energy: most samples per joule.",
+    ),
+]
 SizesOption = Annotated[
-    str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Measure exactly these: 32,64.")
+    str | None, typer.Option("--batch-sizes", metavar="N,N,...", help="Use exactly these batch sizes: 32,64.")
 ]
-RecomputeOption = Annotated[bool, typer.Option("--recompute", help="Forget activations, compute them again backward.")]
-ToleranceOption = Annotated[float, typer.Option("--tolerance", help="How far from the best is as good; 0.01 is 1 %.")]
+RecomputeOption = Annotated[
+    bool, typer.Option("--recompute", help="Save memory: compute activations again in the backward pass.")
+]
+ToleranceOption = Annotated[
+    float, typer.Option("--tolerance", help="Acceptable loss against the best batch size; 0.01 is 1 %.")
+]
 LatencyOption = Annotated[
-    float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest step that is acceptable.")
+    float | None, typer.Option("--latency-limit", metavar="SECONDS", help="Longest acceptable time of a step.")
 ]
-MaxOption = Annotated[int | None, typer.Option("--max-batch-size", metavar="N", help="Look no further than this.")]
+MaxOption = Annotated[int | None, typer.Option("--max-batch-size", metavar="N", help="Largest batch size to consider.")]
 CurrentOption = Annotated[
     int | None,
     typer.Option("--current", metavar="N", help="The batch size that you use now, to compare with."),
 ]
 MemoryOption = Annotated[
-    str | None, typer.Option("--memory-limit", metavar="SIZE", help='Bytes, "8GiB", or "80%" of free memory.')
+    str | None,
+    typer.Option("--memory-limit", metavar="SIZE", help='Bytes, "8GiB", or "80%" of free memory. Default: all of it.'),
 ]
 ShapeOption = Annotated[
     str | None,
     typer.Option(
         "--input-shape",
         metavar="H,W,C",
-        help="Input of one sample, channels last, of a PyTorch module too; default: the model's own, or 224,224,3.",
+        help="Shape of one sample, channels last, also for a PyTorch module. Default: the model's own, or 224,224,3.",
     ),
 ]
-ClassesOption = Annotated[int | None, typer.Option("--classes", metavar="N", help="Outputs of a named model.")]
-OpaqueOption = Annotated[
-    bool, typer.Option("--opaque", help="Keep operators that have no layer, by their bytes and FLOP.")
+ClassesOption = Annotated[
+    int | None, typer.Option("--classes", metavar="N", help="Number of outputs of a named model.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of data, weights and the order of rounds.")]
+OpaqueOption = Annotated[
+    bool, typer.Option("--opaque", help="Accept unknown operators, as layers of known bytes and FLOP.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of data, weights and the order of rounds.")]
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", metavar="FILE", help="Where results are kept. Default: the user's cache.")
+    Path | None,
+    typer.Option("--store", metavar="FILE", help="File with the cached timings. Default: in the user's cache folder."),
+]
+NoStoreOption = Annotated[bool, typer.Option("--no-store", help="Neither use nor cache timings.")]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Discard cached timings, also those that chose kernels, and measure again.")
+]
+PlotOption = Annotated[
+    str | None, typer.Option("--plot", metavar="FILE", help="Draw a figure into this .png, .svg or .pdf file.")
+]
+PricesOption = Annotated[
+    list[str] | None,
+    typer.Option("--prices", metavar="NAME=PRICE,...", help="Price of one hour of each device, to show costs."),
 ]
 JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout, then nothing else is there.")
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON; - writes it to stdout, without the tables."),
 ]
 
 
 def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaque: bool = False) -> Spec:
     """
-    Read what stands for a network, as `models.resolve` does.
+    Return the network that a MODEL argument stands for, as `models.resolve` does.
 
     Args:
         model: The argument of the command.
         input_shape: "H,W,C".
-        classes: Outputs of a named model.
-        opaque: Keep operators that have no layer.
+        classes: Number of outputs of a named model.
+        opaque: Whether to accept operators without a layer type.
 
     Raises:
-        typer.BadParameter: If the shape is not three numbers, or is given beside a spec file.
-        CubatchError: If there is no such model or the file is no spec.
+        typer.BadParameter: If the shape is not three numbers, or is given for a spec file.
+        CubatchError: If there is no such model, or the file is no spec.
     """
     from cubatch.network import models
 
     shape = None if input_shape is None else whole_numbers("--input-shape", input_shape, count=3)
     if (shape or classes) and Path(model).suffix.lower() in {".toml", ".json"}:
-        raise typer.BadParameter("--input-shape and --classes are for named models; a spec file says its own")
+        raise typer.BadParameter("--input-shape and --classes are for named models; edit the spec file instead")
     return models.resolve(
         model, input_shape=cast("Any", None if shape is None else tuple(shape)), classes=classes, opaque=opaque
     )
 
 
 def whole_numbers(option: str, text: str, count: int | None = None, remedy: str = "") -> list[int]:
-    """Read "32,64"; what else is wrong with the numbers is for the library to say."""
+    """Parse "32,64"; the library checks the values."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if not numbers or (count is not None and len(numbers) != count):
         wanted = f"{count} whole numbers" if count else "whole numbers"
-        raise typer.BadParameter(f"{option} takes {wanted} with commas between, got {text!r}{remedy}")
+        raise typer.BadParameter(f"{option} takes {wanted} separated by commas, got {text!r}{remedy}")
     return numbers
 
 
+def optional_sizes(text: str | None) -> list[int] | None:
+    """Parse the value of --batch-sizes."""
+    return None if text is None else whole_numbers("--batch-sizes", text)
+
+
 def several_devices(text: str | None) -> int | list[str] | None:
-    """Read "4" or "cuda:0,cuda:1"; which devices there are is for the library to say."""
+    """Parse "4" or "cuda:0,cuda:1"; the library checks the devices."""
     if text is None or text.isdecimal():
         return None if text is None else int(text)
     return [name.strip() for name in text.split(",")]
 
 
-def priced(texts: Sequence[str]) -> dict[str, float]:
-    """Read "t4=0.35,a40=0.79", once or several times; what else is wrong with a price is for the library to say."""
+def parse_prices(texts: Sequence[str] | None) -> dict[str, float] | None:
+    """Parse "t4=0.35,a40=0.79", given once or several times; the library checks the values."""
+    if texts is None:
+        return None
     text = ",".join(texts)
     try:
         return {name.strip(): float(price) for name, _, price in (part.rpartition("=") for part in text.split(","))}
     except ValueError:
-        raise typer.BadParameter(f"--prices takes NAME=PRICE with commas between, got {text!r}") from None
+        raise typer.BadParameter(f"--prices takes NAME=PRICE separated by commas, got {text!r}") from None
+
+
+def choose_store(store: Path | None, *, no_store: bool, fresh: bool) -> Path | str | bool:
+    """Return the `store` argument of `autotune` for three options that exclude each other."""
+    if no_store + fresh + (store is not None) > 1:
+        raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
+    return "refresh" if fresh else not no_store if store is None else store

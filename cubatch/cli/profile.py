@@ -1,4 +1,4 @@
-"""`cubatch profile`: where the time of a step goes."""
+"""`cubatch profile`: the time of a step by layer and pass."""
 
 from __future__ import annotations
 
@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cubatch.cli import console
-from cubatch.cli.options import (
-    ClassesOption,
-    DtypeOption,
-    JsonOption,
-    LibraryOption,
-    Model,
-    ModeOption,
-    OptimizerOption,
-    PresentOption,
-    RecomputeOption,
-    SeedOption,
-    ShapeOption,
-    read_spec,
-    whole_numbers,
-)
+from cubatch.cli import options as opt
 from cubatch.errors import CubatchError
 
 if TYPE_CHECKING:
@@ -29,31 +15,33 @@ if TYPE_CHECKING:
 
 
 def profile(
-    model: Model,
+    model: opt.Model,
     *,
     batch_size: Annotated[
-        str, typer.Option("--batch-size", metavar="N", help="Samples per step; several to compare: 1,16,256.")
+        str, typer.Option("--batch-size", metavar="N", help="Samples per step, or several sizes to compare: 1,16,256.")
     ] = "1",
-    device: PresentOption = None,
-    mode: ModeOption = "inference",
-    dtype: DtypeOption = "float32",
-    optimizer: OptimizerOption = "sgd",
-    library: LibraryOption = "auto",
-    recompute: RecomputeOption = False,
-    input_shape: ShapeOption = None,
-    classes: ClassesOption = None,
-    seed: SeedOption = 0,
-    budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Time for the steps of a size.")] = 5.0,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
+    device: opt.PresentOption = None,
+    mode: opt.ModeOption = "inference",
+    dtype: opt.DtypeOption = "float32",
+    optimizer: opt.OptimizerOption = "sgd",
+    library: opt.LibraryOption = "auto",
+    recompute: opt.RecomputeOption = False,
+    input_shape: opt.ShapeOption = None,
+    classes: opt.ClassesOption = None,
+    seed: opt.SeedOption = 0,
+    budget: Annotated[
+        float, typer.Option("--budget", metavar="SECONDS", help="Measuring time of each batch size, at most.")
+    ] = 5.0,
+    plot: opt.PlotOption = None,
     trace: Annotated[
-        str | None, typer.Option("--trace", metavar="FILE", help="Each call of one step, for ui.perfetto.dev.")
+        str | None, typer.Option("--trace", metavar="FILE", help="Write the calls of one step for ui.perfetto.dev.")
     ] = None,
-    json: JsonOption = None,
+    json: opt.JsonOption = None,
 ) -> None:
     """
-    Say where the time of a step goes.
+    Show where the time of a step goes.
 
-    By layer and pass: time, FLOP/s, bytes/s, and what bounds it.
+    By layer and pass: time, share, FLOP/s, bytes/s, and the limiting factor.
 
     Example: cubatch profile mnist-cnn --mode training --batch-size 1,16,256
     """
@@ -64,28 +52,28 @@ def profile(
     from cubatch.report.plots import style
     from cubatch.report.tables import profile as table
 
-    sizes = whole_numbers("--batch-size", batch_size)
+    sizes = opt.whole_numbers("--batch-size", batch_size)
     console.check_writable(json=json, plot=plot, trace=trace)
     if plot is not None:
         style.check(plot)
-    spec = read_spec(model, input_shape, classes)
-    found: list[StepProfile] = []
+    spec = opt.read_spec(model, input_shape, classes)
+    profiles: list[StepProfile] = []
     failure: BaseException | None = None
     for size in dict.fromkeys(sizes):
         try:
-            one = step_profile.profile(
+            measured = step_profile.profile(
                 spec, size, device=device, mode=mode, dtype=dtype, optimizer=optimizer, library=library,
                 recompute=recompute, seed=seed, budget=budget,
             )  # fmt: skip
         except (CubatchError, KeyboardInterrupt) as stop:
-            if not found:
+            if not profiles:
                 raise
-            failure = stop  # after what the sizes before took
+            failure = stop  # raised after the other sizes are shown
             break
-        found.append(one)
-    payload = table.mapping(found, model) | ({} if failure is None else {"failure": str(failure) or "interrupted"})
+        profiles.append(measured)
+    payload = table.mapping(profiles, model) | ({} if failure is None else {"failure": str(failure) or "interrupted"})
     grids = [table.layers(payload["profiles"][-1], title=table.title(payload, payload["profiles"][-1]))]
-    if len(found) > 1:
+    if len(profiles) > 1:
         grids.append(table.sizes(payload["profiles"]))
     console.emit(grids, payload, json)
     if failure is not None:
@@ -94,5 +82,5 @@ def profile(
         figure.draw(payload, plot)
         console.say(f"wrote {plot}")
     if trace is not None:
-        console.write_text("--trace", trace, writer.dumps(found[-1].to_trace()) + "\n")
+        console.write_text("--trace", trace, writer.dumps(profiles[-1].to_trace()) + "\n")
         console.say(f"wrote {trace}; ui.perfetto.dev opens it")

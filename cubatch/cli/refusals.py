@@ -1,12 +1,13 @@
 """
-How a command says no: by which exit code, and in the words of its own options.
+Exit codes and messages of errors, with the names of options instead of arguments.
 
-The rule of the codes: 2 where what was asked makes no sense, whoever noticed, 1 where it does and could not be done.
+The exit code is 2 if the request makes no sense, and 1 if it does and failed.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -14,15 +15,15 @@ import typer
 from cubatch.errors import CubatchError, InvalidArgument, UnknownName
 
 FAILED, MISUSED = 1, 2
-# What the command line's library says of a value, in the words of the library that it reads values with.
-_FOREIGN = (
+# Messages of Pydantic, with which Typer parses values, and their plain wording.
+_REWORDED = (
     (r"Value error, ", ""),
     (r"Input should be a valid integer, .*", "a whole number is needed"),
     (r"Input should be a valid number, .*", "a number is needed"),
     (r"Input should be greater than or equal to (\S+)", r"at least \1 is needed"),
     (r"Input should be ", "it should be "),
 )
-# Options that are called otherwise than the argument that they are.
+# Options with another name than the argument of the library.
 _OPTIONS = {
     "threads_per_block": "--threads", "registers_per_thread": "--registers", "shared_bytes_per_block": "--shared",
     "num_blocks": "--blocks", "layer_spec": "MODEL", "network": "MODEL", "module": "MODEL", "learning_rate": "--lr",
@@ -32,7 +33,7 @@ _OPTIONS = {
 
 def exit_code(error: CubatchError) -> int:
     """
-    Say which code a command ends with.
+    Return the exit code of a command that failed.
 
     Example:
         >>> exit_code(InvalidArgument("budget", -5, "positive")), exit_code(CubatchError("the disk is full"))
@@ -41,27 +42,33 @@ def exit_code(error: CubatchError) -> int:
     return MISUSED if isinstance(error, InvalidArgument) else FAILED
 
 
-def sentence(error: CubatchError, command: Any) -> str:
+def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str:
     """
-    Write an error for a person at a terminal, who knows options and not the names of arguments.
+    Return the message of an error, with options of the command in place of the arguments that it names.
 
     Args:
-        error: What the library raised.
-        command: The command that was given, with its `params`; None where there is none.
+        error: The error of the library.
+        command: The command of Typer; None if there was none.
+        words: The words of the command line.
     """
     text = str(error)
-    if not isinstance(error, InvalidArgument) or isinstance(error, UnknownName):
-        return text
     options = {param.name: param.opts[0] for param in getattr(command, "params", ()) if param.opts[0].startswith("-")}
-    option = options.get(error.field) or (_OPTIONS.get(error.field) if options else None)
+    for name, option in options.items():
+        text = re.sub(rf'\b{name}="(\w+)"', rf"{option} \1", text)  # remedies are written for Python
+    text = text.replace(", or None", "").replace(" or None", "")
+    if not options or not isinstance(error, InvalidArgument) or isinstance(error, UnknownName):
+        return text
+    option = options.get(error.field) or _OPTIONS.get(error.field, "")
+    if option.startswith("--") and error.value is not None and not any(w.partition("=")[0] == option for w in words):
+        return text  # the value is that of a key in a file
     return f"{option}{text.removeprefix(error.field)}" if option and text.startswith(error.field) else text
 
 
-def reworded(error: typer.BadParameter) -> typer.BadParameter:
-    """Take the words of a library that the user never heard of out of a message."""
+def reword(error: typer.BadParameter) -> typer.BadParameter:
+    """Replace the wording of Pydantic in a message."""
     text = error.message
-    for foreign, ours in _FOREIGN:
-        text = re.sub(foreign, ours, text)
-    if text == error.message:  # which also leaves errors of a more special kind as they are
+    for pattern, plain in _REWORDED:
+        text = re.sub(pattern, plain, text)
+    if text == error.message:  # keeps the subclasses of BadParameter
         return error
     return typer.BadParameter(text, ctx=error.ctx, param=error.param, param_hint=error.param_hint)

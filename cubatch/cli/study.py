@@ -1,89 +1,78 @@
-"""`cubatch study`: a question about batch sizes, measured and answered on a page."""
+"""`cubatch study`: answer a question about batch sizes by measurements, on an HTML page."""
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from cubatch.choices import Mode, StudyName
 from cubatch.cli import console
-from cubatch.cli.options import (
-    ClassesOption,
-    DtypeOption,
-    JsonOption,
-    MaxOption,
-    MemoryOption,
-    OptimizerOption,
-    PresentOption,
-    SeedOption,
-    ShapeOption,
-    read_spec,
-)
-from cubatch.errors import install_command
+from cubatch.cli import options as opt
 
 
 def study(
     name: Annotated[
-        StudyName,
-        typer.Argument(metavar="NAME", help="Which question."),
+        Literal[StudyName, "list"],
+        typer.Argument(metavar="NAME", help="One of the studies, or list: show their questions."),
     ],
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="As for `cubatch tune`. Default: the study's own.")
     ] = None,
     *,
-    device: PresentOption = None,
+    device: opt.PresentOption = None,
     mode: Annotated[
         Mode | None,
-        typer.Option(
-            "--mode",
-            help="Default: training, which these are about: powers-of-two, hyperparameter, numpy-mnist, generalisation "
-            "(the last two know no other); both for memory-rules; else inference.",
-        ),
+        typer.Option("--mode", help="Default: the study's own, see `cubatch study list`."),
     ] = None,
-    dtype: DtypeOption = "float32",
-    optimizer: OptimizerOption = "sgd",
+    dtype: opt.DtypeOption = "float32",
+    optimizer: opt.OptimizerOption = "sgd",
     data: Annotated[
         Path | None,
-        typer.Option(
-            "--data", metavar="DIR", help="Folder with MNIST's files: numpy-mnist and generalisation train on them."
-        ),
+        typer.Option("--data", metavar="DIR", help="Folder with MNIST's files, for numpy-mnist and generalisation."),
     ] = None,
-    download: Annotated[bool, typer.Option("--download", help="First fetch what of MNIST is not there.")] = False,
-    max_batch_size: MaxOption = None,
-    memory_limit: MemoryOption = None,
+    download: Annotated[bool, typer.Option("--download", help="Download missing files of MNIST into --data.")] = False,
+    max_batch_size: opt.MaxOption = None,
+    memory_limit: opt.MemoryOption = None,
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="SECONDS", help="Measuring time, at most. Default: the study's.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A first answer in seconds.")] = False,
-    seed: SeedOption = 0,
-    input_shape: ShapeOption = None,
-    classes: ClassesOption = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure fewer sizes, for a first impression in seconds.")
+    ] = False,
+    seed: opt.SeedOption = 0,
+    input_shape: opt.ShapeOption = None,
+    classes: opt.ClassesOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where it writes. Default: cubatch-study-NAME.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write into. Default: cubatch-study-NAME.")
     ] = None,
-    json: JsonOption = None,
+    json: opt.JsonOption = None,
 ) -> None:
     """
-    Measure and answer a question about batch sizes.
+    Answer a question about batch sizes by measurements.
 
-    A page, figures and JSON; killed, it goes on.
+    Writes an HTML page, figures and JSON. Repeat an interrupted command to continue it.
 
     Example: cubatch study powers-of-two mlp --device cpu --quick
     """
+    from cubatch.errors import install_command
+    from cubatch.report.plots import style
     from cubatch.report.tables import study as table
     from cubatch.studies import run as studies
     from cubatch.studies.study_request import StudyRequest
 
     console.check_writable(json=json)
+    if name == "list":
+        listed = studies.describe()
+        console.emit([table.studies(listed)], {"schema": 1, "studies": listed}, json)
+        return
     if download:
-        _fetch(data)
+        _download(data)
     called = studies.STUDIES[name].model if model is None else model
-    spec = read_spec(called, input_shape, classes)
+    spec = opt.read_spec(called, input_shape, classes)
     folder = out or Path(f"cubatch-study-{name}")
     command = shlex.join(["cubatch", *sys.argv[1:]])
     try:
@@ -95,20 +84,19 @@ def study(
             )  # fmt: skip
             payload = studies.run(name, request, command=command)
     except KeyboardInterrupt as stop:
-        console.say("cubatch: interrupted; what was measured is kept, the same command goes on with it")
+        console.say("cubatch: interrupted; the timings are cached, repeat the command to continue")
         raise typer.Exit(console.INTERRUPTED) from stop
     written = studies.write(payload, folder)
     console.emit(table.grids(payload), payload, json)
     for path in written:
         console.say(f"wrote {path}")
-    if importlib.util.find_spec("matplotlib") is None:
-        console.say(f"No picture files: Matplotlib is missing; the page has its figure. {install_command('plot')}")
+    if not style.is_installed():
+        console.say(f"No figures: Matplotlib is not installed. {install_command('plot')}")
 
 
-def _fetch(data: Path | None) -> None:
-    """Fetch MNIST into the folder that was named."""
+def _download(data: Path | None) -> None:
     from cubatch.engine import data as files
 
     if data is None:
-        raise typer.BadParameter("--download needs --data, the folder to fetch MNIST into")
+        raise typer.BadParameter("--download needs --data, the folder for the files")
     files.download_mnist(data)

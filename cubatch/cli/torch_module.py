@@ -1,4 +1,4 @@
-"""`cubatch tune package.module:name --library torch`: what is asked of a PyTorch module, from the command's text."""
+"""`cubatch tune package.module:name --library torch`: options of the command for `autotune_module`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _AUTOCAST = {"float32": None, "float16": "float16", "bfloat16": "bfloat16"}
 
 
-def asking(
+def tune_function(
     model: str,
     input_shape: str | None,
     example_inputs: str | None,
@@ -26,51 +26,51 @@ def asking(
     others: Mapping[str, object | None],
 ) -> Callable[..., TuningResult]:
     """
-    Give `autotune_module`, which wants no more than what it shares with `autotune`.
+    Return a function of the options that `autotune_module` shares with `autotune`, for a module and its inputs.
 
     Args:
-        model: "package.module:name" of what builds a module; the file may lie in this folder, as that of the inputs.
+        model: "package.module:name" of a function that builds a module; files in the current folder are found too.
         input_shape: "H,W,C" of one sample.
-        example_inputs: "package.module:name" of a function that gives what the module is called with.
-        dtype: Of --dtype: 16 bits are automatic mixed precision.
-        others: Options that are not for PyTorch's modules; None is one that was not given.
+        example_inputs: "package.module:name" of a function that returns example inputs.
+        dtype: Value of --dtype; 16 bits mean automatic mixed precision.
+        others: Options that a PyTorch module does not take; None for an option that was not given.
 
     Raises:
-        typer.BadParameter: If an option is not for them, or not just one says what goes in.
+        typer.BadParameter: If such an option is given, or not exactly one of `input_shape` and `example_inputs`.
         CubatchError: If there is no such function, or it raises.
     """
     from cubatch.tuning.tune_module import autotune_module
 
     if model.lower().endswith(".onnx"):
         raise typer.BadParameter(
-            f"--library torch runs what package.module:name builds, and no ONNX file: {model} is run by --library "
-            "onnxruntime, or in cubatch's own engine by auto, cubatch and im2col"
+            f"--library torch takes package.module:name, and {model} is an ONNX file; use --library onnxruntime, or "
+            "auto for cubatch's own engine"
         )
     if ":" not in model:
-        raise typer.BadParameter(f"--library torch runs what package.module:name builds, and {model} names no function")
+        raise typer.BadParameter(f"--library torch takes package.module:name of a function, got {model}")
     for option, value in others.items():
         if value is not None:
-            raise typer.BadParameter(f"{option} is not for --library torch, which runs a module as it is: leave it out")
+            raise typer.BadParameter(f"leave out {option}: --library torch runs the module as it is")
     if dtype not in _AUTOCAST:
-        raise typer.BadParameter(f"--dtype {dtype} is not for --library torch: what builds the module may set it")
+        raise typer.BadParameter(f"--library torch does not take --dtype {dtype}; set it where the module is built")
     if (input_shape is None) == (example_inputs is None):
         raise typer.BadParameter(
-            "--library torch takes one of --input-shape H,W,C, of one image, and --example-inputs, a function "
-            "that gives any other inputs"
+            "--library torch takes either --input-shape H,W,C, for images, or --example-inputs, a function that "
+            "returns other inputs"
         )
     here = user_code.current_folder()
     with user_code.beside(here):
         example = _example(input_shape, example_inputs)
 
     def tuned(**options: Any) -> TuningResult:
-        with user_code.beside(here), _told_by_options(input_shape):
+        with user_code.beside(here), _name_options(input_shape):
             return autotune_module(model, example, autocast=_AUTOCAST[dtype], **options)
 
     return tuned
 
 
 def _example(input_shape: str | None, example_inputs: str | None) -> Any:
-    """Read a shape, or call what gives the inputs."""
+    """Return the input shape, or the example inputs."""
     if example_inputs is not None:
         from cubatch.frameworks import module_worker
 
@@ -78,24 +78,24 @@ def _example(input_shape: str | None, example_inputs: str | None) -> Any:
     from cubatch.network.graph import check_input_shape
     from cubatch.network.importers.factories import channels_first
 
-    remedy = "; --example-inputs names a function that gives inputs other than images"
+    remedy = "; --example-inputs takes a function that returns inputs other than images"
     return channels_first(check_input_shape(whole_numbers("--input-shape", input_shape or "", 3, remedy)))
 
 
 @contextlib.contextmanager
-def _told_by_options(input_shape: str | None) -> Iterator[None]:
-    """Have errors tell of inputs by the options that say what they are, not by the argument of the function."""
+def _name_options(input_shape: str | None) -> Iterator[None]:
+    """Replace the remedies of errors by remedies that name the options of this command."""
     from cubatch.tuning.subjects.bounded_subject import INPUTS, LOSS
 
-    told = "--example-inputs names what gives a batch of tensors, those of several arguments in a tuple or a dict."
+    remedy = "--example-inputs takes a function that returns a batch of tensors, or a tuple or dict of tensors."
     if input_shape is not None:
         h, w, c = input_shape.split(",")
-        told = (
-            f"--input-shape {input_shape} is H,W,C: {h} high, {w} wide, {c} channels, which PyTorch has first; "
-            "--example-inputs names a function that gives inputs other than images."
+        remedy = (
+            f"--input-shape {input_shape} means H,W,C: height {h}, width {w}, {c} channels (PyTorch puts them first); "
+            "--example-inputs takes a function that returns inputs other than images."
         )
     try:
         yield
     except (InvalidArgument, NothingMeasured) as error:
-        words = [text.replace(INPUTS, told).replace(LOSS, "") if isinstance(text, str) else text for text in error.args]
-        raise type(error)(*words) from error  # there is no option of a loss
+        args = [arg.replace(INPUTS, remedy).replace(LOSS, "") if isinstance(arg, str) else arg for arg in error.args]
+        raise type(error)(*args) from error  # the command has no option for a loss

@@ -1,4 +1,4 @@
-"""`cubatch train`: train a network on MNIST, with a batch size that was tuned for it."""
+"""`cubatch train`: train a network on MNIST, by default with a tuned batch size."""
 
 from __future__ import annotations
 
@@ -12,21 +12,7 @@ import typer
 
 from cubatch.choices import Schedule
 from cubatch.cli import console
-from cubatch.cli.options import (
-    ClassesOption,
-    DevicesOption,
-    DtypeOption,
-    JsonOption,
-    Model,
-    OptimizerOption,
-    PresentOption,
-    RecomputeOption,
-    SeedOption,
-    ShapeOption,
-    TargetOption,
-    read_spec,
-    several_devices,
-)
+from cubatch.cli import options as opt
 
 if TYPE_CHECKING:
     from cubatch.engine.training_run import Epoch, Step
@@ -38,51 +24,55 @@ _AUTO = "auto"
 
 
 def train(
-    model: Model,
+    model: opt.Model,
     *,
     data: Annotated[str, typer.Option("--data", metavar="DIR", help="Folder with MNIST's files, plain or gzip.")],
-    download: Annotated[bool, typer.Option("--download", help="First fetch what of MNIST is not there.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download missing files of MNIST into --data.")] = False,
     batch_size: Annotated[
         str,
-        typer.Option("--batch-size", metavar="N|auto", help="auto: tune first. 64,32: of each of --devices."),
+        typer.Option(
+            "--batch-size", metavar="N|auto", help="auto: tune first, for a minute; 64,32: sizes of each of --devices."
+        ),
     ] = _AUTO,
-    target_batch_size: TargetOption = None,
-    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the training set.")] = 5,
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate at the start.")] = 0.05,
+    target_batch_size: opt.TargetOption = None,
+    epochs: Annotated[int, typer.Option("--epochs", help="Number of passes over the training set.")] = 5,
+    lr: Annotated[float, typer.Option("--lr", help="Initial learning rate.")] = 0.05,
     schedule: Annotated[
-        Schedule, typer.Option("--schedule", help="How the rate falls: to 0 along a cosine.")
+        Schedule, typer.Option("--schedule", help="cosine: the learning rate falls to 0; constant: it stays.")
     ] = "cosine",
     patience: Annotated[
-        int | None, typer.Option("--patience", metavar="N", help="End after N epochs without a better test accuracy.")
+        int | None, typer.Option("--patience", metavar="N", help="Stop after N epochs without a better test accuracy.")
     ] = None,
-    optimizer: OptimizerOption = "momentum",
+    optimizer: opt.OptimizerOption = "momentum",
     weights: Annotated[
         Path | None,
-        typer.Option("--weights", metavar="FILE", help="Begin with these: .safetensors or .npz, PyTorch's too."),
+        typer.Option(
+            "--weights", metavar="FILE", help="Start from these weights: .safetensors or .npz, also of PyTorch."
+        ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write the weights: .safetensors or .npz.")
+        Path | None, typer.Option("--save", metavar="FILE", help="Write the trained weights: .safetensors or .npz.")
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option("--checkpoint", metavar="FILE", help="Keep the run there; go on with it if it is there."),
+        typer.Option("--checkpoint", metavar="FILE", help="Save the run here; continue it if the file exists."),
     ] = None,
     checkpoint_seconds: Annotated[
-        float, typer.Option("--checkpoint-seconds", metavar="S", min=0, help="Within an epoch, keep it so often.")
+        float, typer.Option("--checkpoint-seconds", metavar="S", min=0, help="Save at most this often within an epoch.")
     ] = 60.0,
-    device: PresentOption = None,
-    devices: DevicesOption = None,
-    dtype: DtypeOption = "float32",
-    recompute: RecomputeOption = False,
-    seed: SeedOption = 0,
-    input_shape: ShapeOption = None,
-    classes: ClassesOption = None,
-    json: JsonOption = None,
+    device: opt.PresentOption = None,
+    devices: opt.DevicesOption = None,
+    dtype: opt.DtypeOption = "float32",
+    recompute: opt.RecomputeOption = False,
+    seed: opt.SeedOption = 0,
+    input_shape: opt.ShapeOption = None,
+    classes: opt.ClassesOption = None,
+    json: opt.JsonOption = None,
 ) -> None:
     """
-    Train a network on MNIST, or data in its format.
+    Train a network on MNIST, or on data in its format.
 
-    It is tested after each epoch.
+    The network is tested after each epoch.
 
     Example: cubatch train mnist-cnn --data mnist --download --batch-size 64 --save trained.safetensors
     """
@@ -91,7 +81,7 @@ def train(
 
     console.check_writable(json=json)
     arranged = trainer.arrange(
-        read_spec(model, input_shape, classes),
+        opt.read_spec(model, input_shape, classes),
         data=data,
         download=download,
         batch_size=_sizes(batch_size),
@@ -101,7 +91,7 @@ def train(
         checkpoint=checkpoint,
         checkpoint_seconds=checkpoint_seconds,
         device=device,
-        devices=several_devices(devices),
+        devices=opt.several_devices(devices),
         tune=functools.partial(_tune, model),
         epochs=epochs,
         learning_rate=lr,
@@ -117,17 +107,17 @@ def train(
     title = f"{model}, {dtype}, batch {_batch(arranged)}, {optimizer}, learning rate {lr:g}, on {arranged.device}"
     done: list[Epoch] = []
     try:
-        with _watching(model, epochs) as tell:
-            trained = arranged.run(done.append, tell)
+        with _progress(model, epochs) as show:
+            trained = arranged.run(done.append, show)
     except KeyboardInterrupt as stop:
         if done:
             partial = [common.plain(epoch) for epoch in done]
             console.emit([training.epochs(done, title=title)], {"schema": 1, "epochs": partial}, json)
-        kept = "nothing is kept (--checkpoint FILE keeps a run)"
+        state = "nothing is saved; --checkpoint FILE saves a run"
         if checkpoint is not None:
-            is_there = checkpoint.is_file()
-            kept = f"the same command goes on from {checkpoint}" if is_there else "nothing was kept yet"
-        console.say(f"cubatch: interrupted; {kept}")
+            exists = checkpoint.is_file()
+            state = f"repeat the command to continue from {checkpoint}" if exists else "nothing was saved yet"
+        console.say(f"cubatch: interrupted; {state}")
         raise typer.Exit(console.INTERRUPTED) from stop
     facts = common.plain(trained)
     ends = {"diverged": trained.diverged, "stopped_early": trained.stopped_early}
@@ -135,7 +125,7 @@ def train(
 
 
 def _batch(arranged: Arranged) -> str:
-    """Say how large a step is, and in which parts it is taken."""
+    """Return the batch size in words, with its parts if there are several."""
     shares = arranged.shares or (arranged.batch_size,)
     whole = arranged.options["target_batch_size"] or sum(shares)
     at_a_time = "" if whole == sum(shares) else f" of {sum(shares)} at a time"
@@ -143,22 +133,22 @@ def _batch(arranged: Arranged) -> str:
 
 
 def _sizes(text: str) -> Any:
-    """Read "64", "64,32" or "auto"."""
+    """Parse "64", "64,32" or "auto"."""
     if text == _AUTO:
         return text
     sizes = text.split(",")
     if not all(size.isdecimal() for size in sizes):
-        raise typer.BadParameter(f"--batch-size takes a whole number, one for each device, or auto, got {text!r}")
+        raise typer.BadParameter(f"--batch-size takes whole numbers separated by commas, or auto, got {text!r}")
     return int(text) if len(sizes) == 1 else [int(size) for size in sizes]
 
 
 @contextlib.contextmanager
-def _watching(model: str, epochs: int) -> Iterator[Callable[[Step], None]]:
-    """Let each step move a bar on a terminal, and elsewhere write a line now and then."""
+def _progress(model: str, epochs: int) -> Iterator[Callable[[Step], None]]:
+    """Yield a function that shows a step: as a bar on a terminal, else as a line every few seconds."""
     with console.progress_bar(f"training {model}") as bar:
         line = console.progress_lines()
 
-        def tell(step: Step) -> None:
+        def show(step: Step) -> None:
             now = f"epoch {step.epoch} of {epochs}, loss {step.loss:.4f}"
             if step.test_accuracy is not None:
                 now += f", test accuracy {100 * step.test_accuracy:.2f} %"
@@ -167,13 +157,12 @@ def _watching(model: str, epochs: int) -> Iterator[Callable[[Step], None]]:
             else:
                 line(now)
 
-        yield tell
+        yield show
 
 
 def _tune(model: str, network: Network, **options: Any) -> TuningResult:
-    """Tune, and show how it goes on."""
     from cubatch.tuning import tune as tuner
 
-    console.say("tuning the batch size first, for up to a minute; --batch-size N does without")
+    console.say("tuning the batch size first, for up to a minute; --batch-size N skips this")
     with console.watching(model) as watch:
         return tuner.autotune(network, progress=watch, **options)

@@ -1,4 +1,4 @@
-"""`cubatch watch`: what the GPUs of this machine do now, and the most that was seen."""
+"""`cubatch watch`: load of this machine's GPUs, now and at most."""
 
 from __future__ import annotations
 
@@ -23,13 +23,19 @@ def watch(
     *,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="S", help="End after so long. Default: Ctrl-C on a terminal, else one look."),
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            help="Stop after this time. Default: at Ctrl-C on a terminal, else after one look.",
+        ),
     ] = None,
-    interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between looks.")] = 1.0,
+    interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between two looks.")] = 1.0,
     json: JsonOption = None,
 ) -> None:
     """
-    Show memory, load, clocks and processes of all GPUs, live.
+    Show memory, load and clocks of this machine's GPUs.
+
+    Live on a terminal, with the maximum of each quantity, and the processes that hold memory.
 
     Example: cubatch watch --seconds 60 --json peaks.json
     """
@@ -37,32 +43,32 @@ def watch(
 
     for option, value in (("--interval", interval), ("--seconds", seconds)):
         if value is not None and not (0 <= value < math.inf):
-            raise InvalidArgument(option, value, "a number of seconds, at least 0")
+            raise InvalidArgument(option, value, "a finite number of seconds, at least 0")
     console.check_writable(json=json)
     gpus, is_live = Watch(), json != console.STDOUT and console.is_terminal()
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     try:
         with _screen(is_live=is_live) as show:
-            for found in _looks(gpus, (math.inf if is_live else 0.0) if seconds is None else seconds, interval):
-                show(_grid(found))
-    finally:  # Ctrl-C is how watching ends, and what was seen is kept
-        if found:
-            console.emit([_grid(found)], found, json)
+            for state in _looks(gpus, (math.inf if is_live else 0.0) if seconds is None else seconds, interval):
+                show(_grid(state))
+    finally:  # Ctrl-C is the usual end: show what was read
+        if state:
+            console.emit([_grid(state)], state, json)
 
 
 def _looks(gpus: Watch, seconds: float, interval: float) -> Iterator[dict[str, Any]]:
-    """Look at the GPUs, once at least, until so long has passed."""
+    """Read the GPUs until the time is over, at least once."""
     began, looks, passed = time.monotonic(), 0, 0.0
     while not looks or passed < seconds:
         if looks:
             time.sleep(min(interval, seconds - passed))
         seen, looks, passed = gpus.look(), looks + 1, time.monotonic() - began
-        yield {"schema": 1, "looks": looks, "seconds": passed, "gpus": [one.to_mapping() for one in seen]}
+        yield {"schema": 1, "looks": looks, "seconds": passed, "gpus": [gpu.to_mapping() for gpu in seen]}
 
 
 @contextlib.contextmanager
 def _screen(*, is_live: bool) -> Iterator[Callable[[Grid], None]]:
-    """Give what shows a grid in the place of the one before; it shows nothing where nobody looks."""
+    """Yield a function that replaces the table on the screen; it does nothing without a terminal."""
     if not is_live:
         yield lambda _: None
         return
@@ -71,13 +77,13 @@ def _screen(*, is_live: bool) -> Iterator[Callable[[Grid], None]]:
 
     width = console.line_width()
     with Live(console=Console(width=width), auto_refresh=False, transient=True) as screen:
-        yield lambda grid: screen.update(grid.rich(width), refresh=True)
+        yield lambda grid: screen.update(grid, refresh=True)
 
 
-def _grid(found: Mapping[str, Any]) -> Grid:
+def _grid(state: Mapping[str, Any]) -> Grid:
     from cubatch.report.tables import watch as table
 
-    looks = f"{found['looks']} looks in {found['seconds']:.0f} s" if found["looks"] > 1 else "one look"
-    return table.watched(found["gpus"], title=f"GPUs of this machine, {looks}").fit(
+    looks = f"{state['looks']} looks in {state['seconds']:.0f} s" if state["looks"] > 1 else "one look"
+    return table.watched(state["gpus"], title=f"GPUs of this machine, {looks}").fit(
         console.line_width(), table.DISPENSABLE
     )

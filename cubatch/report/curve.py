@@ -1,8 +1,7 @@
 """
-What the picture of a tuning result shows, before anything is drawn.
+The content of the figure of a tuning result: points, intervals, tolerance band, labels and ticks.
 
-Points with intervals, the tolerance band, the sizes that gave no timing, the few reasons worth a label, and
-where the axis is ticked: decided here, drawn in `plot`.
+`plot` draws it.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ STATUS_WORDS = {
 RULED_OUT = "ruled out by neighbors"  # dropped without a timing
 _MAX_TICKS = 12
 _MAX_LABELS = 4
-_LABEL_REACH = 0.2  # how far the label of the recommended size stretches to either side, as a share of the axis
-# Reasons that explain a step of the curve; "power of two" and "asked for" explain nothing.
+_LABEL_REACH = 0.2  # half the width of the label of the recommended size, as a share of the axis
+# Beginnings of the reasons that explain a step of the curve.
 _OF_PEAKS, _OF_FALLS = ("crest", "coulom", "tensor-core"), ("past crest", "coulom")
 
 
 @attrs.frozen(kw_only=True)
 class Point:
     """
-    One measured batch size on the curve.
+    A measured or predicted batch size on the curve.
 
     Attributes:
         batch_size: Samples per step.
-        value: What is drawn upwards, in the unit of `Curve.y_label`.
-        low, high: Ends of its interval; equal to `value` where none is known.
-        kept: Whether the size could be recommended (status ok).
+        value: The value in the unit of `Curve.y_label`.
+        low, high: Ends of its interval; equal to `value` if unknown.
+        is_ok: Whether its status is "ok", so that it can be recommended.
         tied: Whether it is tied with the fastest.
         label: Batch size and value: "batch 64: 27 462 samples/s".
     """
@@ -52,7 +51,7 @@ class Point:
     value: float
     low: float
     high: float
-    kept: bool
+    is_ok: bool
     tied: bool
     label: str
 
@@ -60,22 +59,22 @@ class Point:
 @attrs.frozen(kw_only=True)
 class Curve:
     """
-    Everything a drawing of the result needs.
+    The content of the figure of a result.
 
     Attributes:
-        title, subtitle: What was tuned, and where, how, when.
-        y_label: The quantity and its unit.
-        log_y: Whether the y axis is logarithmic (latencies that span decades).
-        points: Measured sizes, ascending.
-        absent: (batch size, words) of the sizes that gave no timing, ascending.
-        answer, fastest: Points of the recommended and the fastest size; None where there is none.
-        band, band_label: The values within tolerance of the best, None where there is no best; and its words.
-        limit: Largest batch that fits, when the picture reaches it; and its words.
-        label_above: The value above which the label of `answer` touches nothing; None without one.
-        labels: (point, reason) of the few steps that a reason explains.
+        title, subtitle: Title and subtitle.
+        y_label: Quantity and unit.
+        log_y: Whether the y axis is logarithmic.
+        points: Sizes with a value, ascending.
+        absent: (batch size, reason) of the sizes without a timing, ascending.
+        answer, fastest: Points of the recommended and the fastest size; None if there is none.
+        band, band_label: Values within the tolerance of the best, None if there is no best; and the legend.
+        limit: The largest batch that fits, if the axis reaches it, and its legend.
+        label_above: The value above which the label of `answer` overlaps nothing; None without `answer`.
+        labels: (point, reason) of the steps of the curve that a reason explains.
         x_low, x_high: Ends of the axis of batch sizes.
-        ticks: Batch sizes to write on that axis.
-        predicted: Whether the values are a prediction and not a measurement.
+        ticks: Batch sizes at the ticks.
+        predicted: Whether the values are predictions.
     """
 
     title: str
@@ -98,7 +97,7 @@ class Curve:
 
 
 def curve_of(result: BatchSizeResult) -> Curve:
-    """Decide what the picture of a result or a prediction shows."""
+    """Return the content of the figure of a tuning result or prediction."""
     objective, tied = result.objective, set(result.ties)
     points, absent = [], []
     for n, measurement in result.sizes.items():
@@ -109,14 +108,14 @@ def curve_of(result: BatchSizeResult) -> Curve:
             continue
         points.append(
             Point(
-                batch_size=n, value=value[0], low=value[1], high=value[2], kept=measurement.status == "ok",
+                batch_size=n, value=value[0], low=value[1], high=value[2], is_ok=measurement.status == "ok",
                 tied=n in tied, label=f"batch {n}: {format_objective(value[0], objective)}",
             )
         )  # fmt: skip
     by_size = {point.batch_size: point for point in points}
     answer, fastest = by_size.get(result.batch_size or 0), by_size.get(result.fastest_batch_size or 0)
     sizes = list(result.sizes)
-    if not result.recommended:  # of one size nothing is the best
+    if not result.recommended:
         answer = fastest = None
     limit = _limit(result, sizes)
     x_low, x_high = _x_range(sizes + ([limit[0]] if limit else []))
@@ -145,14 +144,14 @@ def curve_of(result: BatchSizeResult) -> Curve:
 
 def ticks(sizes: Sequence[int], x_low: float, x_high: float) -> tuple[int, ...]:
     """
-    Choose the batch sizes written on a log2 axis: powers of two, or the sizes themselves where few powers fit.
+    Return the batch sizes at the ticks of a log2 axis: powers of two, or the sizes themselves on a short axis.
 
     Example:
         >>> ticks([1, 64], 0.7, 90), ticks([96, 100, 104, 112], 90, 120)
         ((1, 2, 4, 8, 16, 32, 64), (96, 100, 104, 112))
     """
     powers = [2**k for k in range(max(0, math.ceil(math.log2(x_low))), math.floor(math.log2(x_high)) + 1)]
-    if len(powers) >= 4:  # noqa: PLR2004 - fewer do not show that the axis is logarithmic
+    if len(powers) >= 4:  # noqa: PLR2004 - fewer ticks do not show a logarithmic axis
         step = math.ceil(len(powers) / _MAX_TICKS)
         return tuple(powers[::step])
     gap = math.log2(x_high / x_low) / _MAX_TICKS
@@ -177,7 +176,7 @@ def _band(fastest: Point | None, result: BatchSizeResult) -> tuple[float, float]
 
 
 def _limit(result: BatchSizeResult, sizes: Sequence[int]) -> tuple[int, str] | None:
-    """Return the largest batch that fits, unless it does not, or lies so far right that it would squeeze the curve."""
+    """Return the largest batch that fits, unless it ran out of memory or is far to the right of the curve."""
     largest = result.largest_batch_size
     if not largest or not sizes or largest > 4 * max(sizes) or ran_out_of_memory(result) is not None:
         return None
@@ -200,7 +199,7 @@ def _highest_near(answer: Point | None, points: Sequence[Point], x_low: float, x
 
 
 def _labels(result: BatchSizeResult, points: Sequence[Point], taken: Sequence[int]) -> tuple[tuple[Point, str], ...]:
-    """Pick the steps that a reason explains: local peaks and falls beyond their intervals, largest first, apart."""
+    """Return the largest steps of the curve that a reason explains, with a minimum distance."""
     steps = []
     for before, point, after in zip(points, points[1:], points[2:], strict=False):
         peak = point.low > before.high and point.low > after.high
@@ -208,10 +207,10 @@ def _labels(result: BatchSizeResult, points: Sequence[Point], taken: Sequence[in
         if not (peak or fall):
             continue
         prefixes = _OF_FALLS if fall else _OF_PEAKS
-        telling = [r for prefix in prefixes for r in result.sizes[point.batch_size].reasons if r.startswith(prefix)]
-        if telling:
+        explaining = [r for prefix in prefixes for r in result.sizes[point.batch_size].reasons if r.startswith(prefix)]
+        if explaining:
             height = abs(point.value - (before.value + after.value) / 2) / point.value
-            steps.append((height, point, telling[0]))
+            steps.append((height, point, explaining[0]))
     gap = math.log2(points[-1].batch_size / points[0].batch_size) / 6 if points else 0.0
     placed = list(taken)
     chosen: list[tuple[Point, str]] = []

@@ -1,13 +1,12 @@
 """
-Tables of anything as text: one shape, the grid, for every command.
+Tables as text: one record, `Grid`, for every command, laid out by rich.
 
-Where a line is too narrow, `fit` leaves columns out, and shortens lists in the last one: the only
-place that decides what a narrow terminal does not show.
+On a narrow terminal `fit` leaves columns out and shortens the lists in the last column.
 """
 
 from __future__ import annotations
 
-import math
+import io
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,18 +17,36 @@ import attrs
 from cubatch.units import visible
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.table import Table
     from rich.text import Text
 
 
 WIDTH = 110
+"""Characters per line of text, and of a table that fits into them."""
 NARROWEST = 24
-_UNKNOWN = "–"  # noqa: RUF001 - a dash for a cell with nothing in it
-_NUMBER = re.compile(r"[-+±−]?\s*\d")  # noqa: RUF001 - a minus sign
+_UNKNOWN = "–"  # noqa: RUF001 - a dash for an empty cell
+_NUMBER = re.compile(r"[-+±−]{0,2}\s*\d")  # noqa: RUF001 - a minus sign
 _UNBROKEN = re.compile(r"(?<=\d) (?=\d{3}(?!\d))|(?<=±) (?=\d)|(?<=\d) (?=%)")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _GAP = 2  # blanks between columns
-_MIN_LAST = 16  # characters of a last column that is wrapped or shortened
-_STYLES = {"title": "bold", "head": "dim", "row": "", "marked": "bold green", "answer": "bold", "note": ""}
+_MIN_LAST = 16  # least width of a last column that is wrapped or shortened
+_ASCII = str.maketrans({
+    "→": "->", "≈": "~", "±": "+-", "µ": "u", "×": "x", "–": "-", "—": "-", "…": "...", "·": "*", "≤": "<=", "≥": ">=",  # noqa: RUF001
+    _NO_BREAK: " ", "\N{MINUS SIGN}": "-", "²": "2", "³": "3", "°": "deg ",
+    **dict(zip("▁▂▃▄▅▆▇█", "12345678", strict=True)),
+})  # fmt: skip
+
+
+def to_ascii(text: str) -> str:
+    """
+    Replace the signs of a text by ASCII.
+
+    Example:
+        >>> to_ascii("→ 3 ± 1 µs")
+        '-> 3 +- 1 us'
+    """
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
 
 
 def _as_line(text: str) -> str:
@@ -47,12 +64,12 @@ def _as_numbers(numbers: Iterable[int]) -> frozenset[int]:
 @attrs.frozen
 class Listed:
     """
-    A cell of several texts, of which a narrow one shows as many as there is room for.
+    A cell with several texts, of which a narrow column shows the first ones.
 
     Example:
-        >>> found = Listed(("power of two", "crest 1 of conv1", "asked for"))
-        >>> str(found), found.within(20), found.within(10)
-        ('power of two, crest 1 of conv1, asked for', 'power of two, +2', 'power…, +2')
+        >>> reasons = Listed(("power of two", "coulom n=2", "memory limit"))
+        >>> str(reasons), reasons.within(20), reasons.within(10)
+        ('power of two, coulom n=2, memory limit', 'power of two, +2', 'power…, +2')
     """
 
     texts: tuple[str, ...] = attrs.field(converter=_as_texts)
@@ -62,7 +79,7 @@ class Listed:
         return ", ".join(self.texts)
 
     def within(self, width: int) -> str | None:
-        """Join the texts; where they do not fit, as many as do and how many more there are; None of none."""
+        """Return the texts that fit, and the number of the others; None without texts."""
         if not self.texts or len(str(self)) <= width:
             return str(self) or None
         for count in range(len(self.texts) - 1, 0, -1):
@@ -88,16 +105,18 @@ def _as_notes(notes: Iterable[str | Iterable[str]]) -> tuple[str | tuple[str, ..
 @attrs.frozen(kw_only=True)
 class Grid:
     """
-    A table, with what stands above and beneath it; control characters in it are written out.
+    A table with a title and notes; control characters are escaped.
+
+    `print` of a rich console shows it in color.
 
     Attributes:
         title: Above the table.
-        columns: Their names.
-        rows: Of each a cell a column: text, a number, `Listed` texts, or None for what is not known, which prints
-            as a dash.  A column in which nothing is known is not shown.
-        beneath: Texts right under the rows: what has no row.
-        notes: Texts below, or several together for points.
-        marked: Numbers of the rows that matter most.
+        columns: Headings.
+        rows: Cells: text, numbers, `Listed` texts, or None for an unknown value, which prints as a dash.  A column
+            without a known value is not shown.
+        beneath: Texts right under the rows.
+        notes: Paragraphs below; a sequence of texts is a bulleted list.
+        marked: Indices of the rows to emphasize.
 
     Example:
         >>> grid = Grid(columns=["batch", "unknown", "why"], rows=[[8, None, "memory"], [16, None, None]])
@@ -124,34 +143,25 @@ class Grid:
                 raise ValueError(f"{len(self.columns)} columns and a row of {len(row)} cells: {row}")
 
     def without(self, column: str) -> Grid:
-        """Leave a column out; a name that is not there leaves the grid as it is."""
-        kept = [place for place, name in enumerate(self.columns) if name != column]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return attrs.evolve(self, columns=[self.columns[place] for place in kept], rows=rows)
+        """Return the grid without a column; an unknown name changes nothing."""
+        places = [place for place, name in enumerate(self.columns) if name != column]
+        rows = [[row[place] for place in places] for row in self.rows]
+        return attrs.evolve(self, columns=[self.columns[place] for place in places], rows=rows)
 
-    def renamed(self, column: str, new: str, cells: Sequence[Cell]) -> Grid:
-        """
-        Put another column in the place of one.
-
-        Args:
-            column: Its name.
-            new: What it is called then.
-            cells: What it holds, a cell a row.
-        """
+    def replace_column(self, column: str, name: str, cells: Sequence[Cell]) -> Grid:
+        """Return the grid with another name and other cells of a column."""
         place = self.columns.index(column)
-        rows = [
-            (*row[:place], cell, *row[place + 1 :]) for row, cell in zip(self.rows, cells, strict=True)
-        ]  # fmt: skip
-        return attrs.evolve(self, columns=[*self.columns[:place], new, *self.columns[place + 1 :]], rows=rows)
+        rows = [(*row[:place], cell, *row[place + 1 :]) for row, cell in zip(self.rows, cells, strict=True)]
+        return attrs.evolve(self, columns=[*self.columns[:place], name, *self.columns[place + 1 :]], rows=rows)
 
     def fit(self, width: int, dispensable: Sequence[str] = ()) -> Grid:
         """
-        Give each row one line at any width.
+        Return the grid with one line per row.
 
         Args:
             width: Characters per line.
-            dispensable: Columns that can be done without, in the order in which they go until the rest fits.
-                Where the last column lists texts, it needs little, and gets all that the others leave.
+            dispensable: Columns to leave out, in this order, until the other columns fit.  Lists in the last column
+                are shortened to the width that the other columns leave, at least 16 characters.
         """
         grid = self
         for name in dispensable:
@@ -161,47 +171,46 @@ class Grid:
         return grid.shortened(max(_spare(grid, width), 0) + _MIN_LAST)
 
     def shortened(self, width: int) -> Grid:
-        """Shorten what the last column lists to so many characters."""
+        """Return the grid with the lists in the last column shortened to a width."""
         rows = [
             [*row[:-1], last.within(width) if isinstance(last := row[-1], Listed) else last] if row else row
             for row in self.rows
         ]
         return attrs.evolve(self, rows=rows)
 
-    def text(self, width: int = WIDTH, room: float = math.inf) -> str:
+    def text(self, width: int | None = None, *, ascii_only: bool = False) -> str:
         """
-        Write the grid as plain text: no color, no box, fit for a pipe.
-
-        Columns of numbers are flush right.  Where the lines would be wider, the last column is wrapped, and where they
-        still are, each row is written by itself; not at the width of a pipe, whose reader has no end of a line.
+        Return the table as plain text.
 
         Args:
-            width: Characters per line.
-            room: Of a terminal's lines, where they are longer: a table may be as wide.
+            width: Characters per line of a terminal.  None is for a pipe or file: lines of 110 characters, and a longer
+                line where a row needs it.
+            ascii_only: Whether to replace signs by ASCII.
 
         Returns:
             The lines, without a final newline.
         """
-        return "\n".join(text for text, _ in self._lines(width, width if width < WIDTH else room))
+        from rich.console import Console
 
-    def rich(self, width: int = WIDTH, room: int = 0) -> Text:
-        """
-        Return the lines of a table for a color terminal: headings dim, marked rows and their note stand out.
+        grid = self._in_ascii() if ascii_only else self
+        width = max(WIDTH, grid.filled().narrowest) if width is None else width
+        written = io.StringIO()
+        Console(file=written, width=width, color_system=None, legacy_windows=False).print(grid, end="")
+        text = "\n".join(line.rstrip(" ") for line in written.getvalue().removesuffix("\n").split("\n"))
+        return to_ascii(text) if ascii_only else text
 
-        Args:
-            width: Characters per line.
-            room: Of the terminal's lines, where they are longer: a table may be as wide.
-
-        Returns:
-            Text that rich prints.
-        """
-        from rich.text import Text
-
-        lines = self._lines(width, max(width, room))
-        return Text("\n").join(Text(text, style=_STYLES[role], no_wrap=True) for text, role in lines)
+    def _in_ascii(self) -> Grid:
+        return attrs.evolve(
+            self,
+            title=to_ascii(self.title),
+            columns=map(to_ascii, self.columns),
+            rows=[[cell if cell is None else to_ascii(str(cell)) for cell in row] for row in self.rows],
+            beneath=map(to_ascii, self.beneath),
+            notes=[to_ascii(note) if isinstance(note, str) else map(to_ascii, note) for note in self.notes],
+        )
 
     def filled(self) -> Filled:
-        """Write every cell as text, and leave out the columns in which nothing is known."""
+        """Return every cell as text, without the columns in which no value is known."""
         cells = [[str(cell) or None if isinstance(cell, Listed) else cell for cell in row] for row in self.rows]
         places = [
             place
@@ -212,68 +221,63 @@ class Grid:
         right = tuple(
             all(row[number] == _UNKNOWN or _NUMBER.match(row[number]) for row in rows) for number in range(len(places))
         )
-        return Filled(tuple(places), tuple(self.columns[place] for place in places), rows, right)
+        return Filled(tuple(self.columns[place] for place in places), rows, right)
 
-    def _lines(self, width: int, room: float) -> Iterator[tuple[str, str]]:
-        """Yield lines with their roles: title, head, row, marked, answer (the first note if a row is marked), note."""
-        shape = self.filled()
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text | Table]:
+        """Yield title, table and notes: headings dim, marked rows and the first note beneath them emphasized."""
+        from rich.text import Text
+
+        width, shape = min(options.max_width, WIDTH), self.filled()
+
+        def lines(text: str, style: str, width: int = width) -> Text:
+            return Text("\n".join(_wrap(text, width)), style=style, no_wrap=True, overflow="ignore")
+
         if self.title:
-            yield from ((line, "title") for line in _wrap(self.title, width))
+            yield lines(self.title, "bold")
         if self.title and shape.columns:
-            yield "", "title"
-        if shape.columns and shape.narrowest > room:
-            yield from self._cards(shape, width)
-        elif shape.columns:
-            yield from self._table(shape, width)
+            yield Text()
+        if shape.columns:
+            yield self._table(shape, width, is_narrow=shape.narrowest > options.max_width)
         for text in self.beneath:
-            yield from ((line, "head") for line in _wrap(text, width))
+            yield lines(text, "dim")
         for number, note in enumerate(self.notes):
-            yield "", "note"
-            role = "answer" if number == 0 and self.marked else "note"
+            yield Text()
             if isinstance(note, str):
-                yield from ((line, role) for line in _wrap(note, width))
+                yield lines(note, "bold" if number == 0 and self.marked else "")
             else:
                 for item in note:
-                    wrapped = _wrap(item, width - 2)
-                    yield from ((f"{'  ' if index else '- '}{line}", "note") for index, line in enumerate(wrapped))
+                    yield Text("- ") + Text("\n  ").join(lines(item, "", width - 2).split())
 
-    def _table(self, shape: Filled, width: int) -> Iterator[tuple[str, str]]:
-        sizes = shape.widths
-        sizes[-1] = min(sizes[-1], max(width - sum(size + _GAP for size in sizes[:-1]), _MIN_LAST))
-        table: list[tuple[Sequence[str], str]] = [(shape.columns, "head"), (["-" * size for size in sizes], "head")]
-        table += [(row, "marked" if index in self.marked else "row") for index, row in enumerate(shape.rows)]
-        for row, role in table:
-            for number, last in enumerate(_wrap(row[-1], sizes[-1]) or [""]):
-                cells = [*row[:-1], last] if number == 0 else [*[""] * (len(row) - 1), last]
-                padded = (
-                    cell.rjust(size) if flush else cell.ljust(size)
-                    for cell, size, flush in zip(cells, sizes, shape.right, strict=True)
-                )
-                yield (" " * _GAP).join(padded).rstrip(), role
+    def _table(self, shape: Filled, width: int, *, is_narrow: bool) -> Table:
+        """Lay the table out: only the last column is wrapped, unless the terminal is too narrow for the others."""
+        from rich.table import Table
+        from rich.text import Text
 
-    def _cards(self, shape: Filled, width: int) -> Iterator[tuple[str, str]]:
-        """Write each row as lines of "column: cell", without those that hold nothing."""
-        for index, row in enumerate(shape.rows):
-            role = "marked" if index in self.marked else "row"
-            known = [(name, cell) for name, cell in zip(shape.columns, row, strict=True) if cell not in {"", _UNKNOWN}]
-            for number, (name, cell) in enumerate(known):
-                lines = _wrap(f"{name}: {cell}" if name else cell, width - 2)
-                yield from ((f"{'  ' if number or place else ''}{line}", role) for place, line in enumerate(lines))
+        *others, last = shape.widths
+        last = min(last, max(width - sum(size + _GAP for size in others), _MIN_LAST))
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+        for name, right in zip(shape.columns, shape.right, strict=True):
+            justify = "right" if right else "left"
+            table.add_column(Text(name), justify=justify, no_wrap=not is_narrow, overflow="fold")  # type: ignore[arg-type]
+        if not is_narrow:
+            table.add_row(*("-" * size for size in (*others, last)), style="dim")
+        for index, (*first, cell) in enumerate(shape.rows):
+            cells = [*first, cell if is_narrow else "\n".join(_wrap(cell, last))]
+            table.add_row(*map(Text, cells), style="bold green" if index in self.marked else None)
+        return table
 
 
 @attrs.frozen
 class Filled:
     """
-    What of a grid is shown, all of it text.
+    The visible part of a grid as text.
 
     Attributes:
-        places: Which columns of the grid.
-        columns: Their names.
-        rows: Their cells.
-        right: Which of them hold numbers and stand flush right.
+        columns: Headings.
+        rows: Cells.
+        right: Whether each column holds numbers and is aligned right.
     """
 
-    places: tuple[int, ...]
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: tuple[bool, ...]
@@ -281,25 +285,28 @@ class Filled:
     @property
     def widths(self) -> list[int]:
         """The characters of the widest cell of each column."""
-        return [max(len(cell) for cell in column) for column in zip(self.columns, *self.rows, strict=True)]
+        from rich.cells import cell_len
+
+        return [max(map(cell_len, column)) for column in zip(self.columns, *self.rows, strict=True)]
 
     @property
     def narrowest(self) -> int:
-        """The characters of a line where the last column is wrapped as far as it goes."""
+        """The characters of a line if the last column is as narrow as possible; 0 without columns."""
+        if not self.columns:
+            return 0
         *others, last = self.widths
         return sum(size + _GAP for size in others) + min(last, _MIN_LAST)
 
 
 def _spare(grid: Grid, width: int) -> int:
-    """Count the characters that a line has left; negative where it is too narrow."""
-    shape, last = grid.filled(), len(grid.columns) - 1
-    if any(isinstance(row[-1], Listed) for row in grid.rows if row):
-        others = [size for place, size in zip(shape.places, shape.widths, strict=True) if place != last]
-        return width - sum(size + _GAP for size in others) - _MIN_LAST
-    return width - sum(size + _GAP for size in shape.widths) + _GAP
+    """Return the characters that a line leaves free; negative if it is too narrow."""
+    if not any(isinstance(row[-1], Listed) for row in grid.rows if row):
+        return width + _GAP - sum(size + _GAP for size in grid.filled().widths)
+    others = attrs.evolve(grid, columns=grid.columns[:-1], rows=[row[:-1] for row in grid.rows])
+    return width - _MIN_LAST - sum(size + _GAP for size in others.filled().widths)
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Break text into lines, but not inside a number, be it written in groups or with its sign: "27 462", "± 3 %"."""
-    whole = _UNBROKEN.sub(_NO_BREAK, text)
-    return [line.replace(_NO_BREAK, " ") for line in textwrap.wrap(whole, width)]
+    """Break text into lines, but not inside a number with its groups, sign and percent: "27 462", "± 3 %"."""
+    joined = _UNBROKEN.sub(_NO_BREAK, text)
+    return [line.replace(_NO_BREAK, " ") for line in textwrap.wrap(joined, width, break_on_hyphens=False)]

@@ -1,4 +1,4 @@
-"""The figure of a result, for a file or a page: what `curve` decided to show, drawn by Matplotlib."""
+"""The figure of a tuning result or prediction: draws what `curve` selects."""
 
 from __future__ import annotations
 
@@ -21,32 +21,30 @@ _MARKS = {
     "over the limit": ("v", style.GREY),
     RULED_OUT: (".", style.GREY),
 }
-_EDGE = 0.2  # a label this near to an end of the axis turns inwards
+_EDGE = 0.2  # a label closer to an end of the axis is aligned inwards
 
 
 def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
     """
-    Draw a result into a file: the objective against batch size, with the recommendation and what decided it.
+    Draw a tuning result or prediction into a file: the objective against batch size.
 
-    The picture shows every measured size with its interval, sizes dropped early in grey, sizes
-    that gave no timing as marks at the bottom, the recommended size, the fastest and its ties, the band
-    within tolerance of the fastest, the largest batch that fits, and the few reasons that explain
-    a step.  The batch axis is logarithmic to base 2.
+    Every measured size has its interval.  Sizes without a timing are marks at the bottom.  The recommended size, the
+    fastest size with its ties, the tolerance band and the largest batch that fits are marked.
 
     Args:
-        result: A tuning result or a prediction.
-        path: Where the figure goes; the ending chooses the format: .png, .svg or .pdf.
+        result: The tuning result or prediction.
+        path: A .png, .svg or .pdf file.
 
     Raises:
         MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the ending is none of the three, or the file cannot be written.
+        InvalidArgument: If the file has another ending or cannot be written.
     """
     style.check(path)
     style.save(figure_of(curve_of(result), result.objective), path)
 
 
 def figure_of(shown: Curve, objective: str, *, titled: bool = True) -> Figure:
-    """Draw a curve; without its title where the page around it has one."""
+    """Draw a curve, with or without its title."""
     figure, axes = style.sheet(9.0, 5.2 if titled else 4.6)
     _draw(axes, shown, objective, titled=titled)
     if axes.get_legend_handles_labels()[0]:
@@ -75,13 +73,13 @@ def _draw_references(axes: Axes, shown: Curve) -> None:
 
 
 def _draw_points(axes: Axes, shown: Curve) -> None:
-    kept, dropped = [p for p in shown.points if p.kept], [p for p in shown.points if not p.kept]
+    valid, dropped = [p for p in shown.points if p.is_ok], [p for p in shown.points if not p.is_ok]
     word = "predicted" if shown.predicted else "expected, 90 % interval"
     if shown.points:
         dash = ":" if shown.predicted else "-"
         axes.plot(*_xy([*shown.points]), color=style.BLUE, linewidth=1.4, alpha=0.65, linestyle=dash)
-    if kept:
-        axes.errorbar(*_xy(kept), yerr=_errors(kept), fmt="o", markersize=4.5, color=style.BLUE, capsize=2.5,
+    if valid:
+        axes.errorbar(*_xy(valid), yerr=_errors(valid), fmt="o", markersize=4.5, color=style.BLUE, capsize=2.5,
                       elinewidth=1.2, label=word)  # fmt: skip
     if dropped:
         axes.errorbar(*_xy(dropped), yerr=_errors(dropped), fmt="o", markersize=4, color=style.GREY, mfc="white",

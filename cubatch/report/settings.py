@@ -1,4 +1,4 @@
-"""Under what a result was measured or predicted: one line for a title, and two-column tables for a page."""
+"""The conditions of a result: one line for a title, and two-column tables for a page."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from cubatch.units import format_bytes, format_seconds, visible
 
 
 def setting(known: Mapping[str, Any], device: str | None) -> str:
-    """Return device, mode, dtype, library and date in one line, as far as they are known."""
+    """Return device, mode, dtype, library and date in one line, without unknown ones."""
     library, created = known.get("library"), str(known.get("created") or "")
     parts = [
         device,
         known.get("mode"),
         known.get("dtype"),
         f"library {library}" if library else None,
-        "activations computed again" if known.get("recompute") else None,
+        "activations recomputed" if known.get("recompute") else None,
         created[: len("2026-11-20")],
     ]
     return visible(", ".join(str(part) for part in parts if part), keep="")
 
 
 def setting_of(result: BatchSizeResult, *, with_device: bool = True) -> str:
-    """Return under what a result was measured or predicted in one line."""
+    """Return the conditions of a tuning result or prediction in one line."""
     return setting(_facts(result), result.device_facts.get("name") if with_device else None)
 
 
 def tables_of(result: BatchSizeResult) -> dict[str, dict[str, object]]:
-    """Return the titled two-column tables of the page of a result."""
+    """Return the two-column tables of the page of a result, by title."""
     return tables(_facts(result), vitals(result))
 
 
 def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = None) -> dict[str, dict[str, object]]:
     """
-    Return titled two-column tables of what was known and asked; what is unknown is left out.
+    Return two-column tables of device, settings and environment by title, without unknown values.
 
     Args:
         known: Fields of a TuningResult.
-        measured: What the GPU was like while it was measured.
+        measured: State of the GPU while it was measured.
     """
     limits, device = known.get("limits") or {}, dict(known.get("device") or {})
     for key, name in (("memory_bytes", "memory"), ("free_bytes", "free_memory")):
@@ -65,7 +65,7 @@ def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = Non
     environment = dict(known.get("environment") or {})
     if launch := environment.pop("launch", None):
         way = "in one CUDA graph" if launch["graph"] else f"one by one: {launch['refusal']}"
-        environment["launches a step"] = f"{launch['launches'] or 'unknown'}, {way}"
+        environment["launches per step"] = f"{launch['launches'] or 'unknown'}, {way}"
     titled = {"Device": device, "While measured": measured or {}, "Settings": settings, "Environment": environment}
     return {
         name: {key.replace("_", " "): value for key, value in facts.items() if value not in (None, "")}
@@ -74,21 +74,18 @@ def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = Non
 
 
 def vitals(result: BatchSizeResult) -> dict[str, object]:
-    """Return what the GPU was like: where it was hottest and fullest, and how it did the recommended size."""
+    """Return the state of the GPU: highest temperature and memory use, and power at the recommended size."""
     sizes = result.sizes.values()
     chosen = result.sizes.get(result.batch_size or 0)
     power, busy = (None, None) if chosen is None else (chosen.power_watts, chosen.utilization_percent)
 
     def most(values: Iterable[tuple[float | None, int]], write: Callable[[float], str]) -> str | None:
-        found = max(((value, n) for value, n in values if value is not None), default=None)
-        return None if found is None else f"{write(found[0])}, at batch size {found[1]}"
+        highest = max(((value, n) for value, n in values if value is not None), default=None)
+        return None if highest is None else f"{write(highest[0])}, at batch size {highest[1]}"
 
     return {
-        "hottest": most(((m.temperature_celsius, m.batch_size) for m in sizes), "{:.0f} °C".format),
-        "fullest": most(
-            ((m.used_bytes, m.batch_size) for m in sizes),
-            lambda size: f"{format_bytes(size)} of the GPU's memory in use",
-        ),
+        "highest temperature": most(((m.temperature_celsius, m.batch_size) for m in sizes), "{:.0f} °C".format),
+        "highest memory use": most(((m.used_bytes, m.batch_size) for m in sizes), format_bytes),
         "power at the recommended size": written("{:.0f} W".format, power),
         "busy at the recommended size": written("{:.0f} % of the time".format, busy),
     }

@@ -1,8 +1,8 @@
 """
-How a page and a notebook's output look: one style sheet for both, in light and dark.
+The style sheet of pages and of outputs in a notebook, for light and dark themes.
 
-All of its rules are for what lies in an element of the class `cubatch`, so that a notebook keeps its own looks, and
-ask for the width of that element and not of the window, since an output is narrower than its notebook.
+All rules are limited to elements of the class `cubatch`, so that the notebook's own style does not change.  They depend
+on the width of that element, since an output is narrower than the window.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LIGHT = """color-scheme: light; --ink: #1d2126; --soft: #5c6670; --rule: #dde2e
   --orange: #c24e00; --red: #b22222; --mark: #fff3e6;"""
 _DARK = """color-scheme: dark; --ink: #e6e9ec; --soft: #9aa5b0; --rule: #343b43; --paper: #15181c; --card: #1f242a;
   --orange: #ff9d4d; --red: #ff7b7b; --mark: #33271a;"""
-# What JupyterLab, VS Code and Colab say of their themes; it overrides the reader's system.
+# Themes of JupyterLab, VS Code and Colab; they override the theme of the system.
 _LIGHT_THEMES = 'body[data-jp-theme-light="true"] .cubatch, body.vscode-light .cubatch, html[theme="light"] .cubatch'
 _DARK_THEMES = 'body[data-jp-theme-light="false"] .cubatch, body.vscode-dark .cubatch, html[theme="dark"] .cubatch'
 _RULES = """
@@ -55,7 +55,7 @@ _PRINTED = """
 
 def _inside(rules: str) -> str:
     """
-    Confine rules to what lies in an element of the class.
+    Return rules that are limited to elements of the class.
 
     Example:
         >>> _inside("th, td { margin: 0; }")

@@ -1,4 +1,4 @@
-"""How each record is shown: its tables by its class, as text or as an output of a notebook."""
+"""The tables of each public record, as text or as an output of a notebook."""
 
 from __future__ import annotations
 

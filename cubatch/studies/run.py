@@ -11,7 +11,7 @@ import attrs
 
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.hardware import load
-from cubatch.report import study as report
+from cubatch.report import study_page as report
 from cubatch.studies.generalisation import generalisation
 from cubatch.studies.memory_rules import memory_rules
 from cubatch.studies.numpy_mnist import numpy_mnist
@@ -33,7 +33,7 @@ STUDIES: dict[str, Study] = {
     "numpy-mnist": numpy_mnist,
     "generalisation": generalisation,
 }
-"""Studies by name; a new one also needs its table in `report.tables.study` and its figures in `report.study`."""
+"""Studies by name; a new one also needs its table in `report.tables.study` and its figures in `report.study_page`."""
 
 
 def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
@@ -98,6 +98,21 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
         **findings.details,
         **({"files": findings.files} if findings.files else {}),
     }
+
+
+def describe() -> list[dict[str, Any]]:
+    """Return name, question and defaults of every study, in JSON form."""
+    return [
+        {
+            "name": name,
+            "title": study.title,
+            "question": study.question,
+            "model": study.model,
+            "modes": list(study.modes),
+            "budget_seconds": study.budgets[0],
+        }
+        for name, study in STUDIES.items()
+    ]
 
 
 def write(payload: dict[str, Any], folder: Path) -> list[Path]:

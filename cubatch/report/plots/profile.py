@@ -1,4 +1,4 @@
-"""Figure of `cubatch profile`: the time of layers and passes, or of a sample at each batch size, by cause."""
+"""Figure of `cubatch profile`: the time of layers and passes, or per sample at each batch size, by cause."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _COLORS = dict(zip(table.MEANINGS, style.COLORS, strict=False))
 
 def draw(payload: Mapping[str, Any], path: str | Path) -> None:
     """
-    Draw bars whose parts are what the time goes to.
+    Draw a profile as stacked bars, one color for each cause.
 
-    Of one batch size a bar for each layer and pass, the longest of them; of several a bar for each size.
+    For one batch size there is a bar for each of the longest passes, for several sizes a bar for each size.
 
     Args:
-        payload: What `tables.profile.mapping` gives.
-        path: Where the figure goes: .png, .svg or .pdf.
+        payload: The profiles in JSON form, from `tables.profile.mapping`.
+        path: A .png, .svg or .pdf file.
 
     Raises:
         MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the ending is none of the three, or the file cannot be written.
+        InvalidArgument: If the file has another ending or cannot be written.
     """
     profiles = payload["profiles"]
     if len(profiles) > 1:
-        names = [f"batch {one['batch_size']}" for one in profiles]
-        parts = [{cause: s / one["batch_size"] for cause, s in one["causes"].items()} for one in profiles]
+        names = [f"batch {profile['batch_size']}" for profile in profiles]
+        parts = [{cause: s / profile["batch_size"] for cause, s in profile["causes"].items()} for profile in profiles]
         what = f"{payload['model']}, {payload['mode']}, {payload['dtype']}, on {payload['device']}"
         _bars(path, names, parts, title=f"Time for each sample: {what}", subtitle=table.verdict(profiles))
         return

@@ -1,8 +1,7 @@
 """
-How every figure looks, and where it goes: palette, title, axes, file.
+The style of all figures: palette, title, axes and files.
 
-Matplotlib is an extra and slow to import, so it is imported when a figure is asked for, and its
-global state (back end, pyplot) is not touched.
+Matplotlib is optional and slow to import, so functions import it.  They do not change its global state.
 """
 
 from __future__ import annotations
@@ -28,31 +27,28 @@ BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#b22222", "#7
 COLORS = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", "#000000", "#e69f00")
 DASHES = ("-", "--", "-.")
 _SUBTITLE, _RULE = "#444444", "#e4e4e4"
-_LONGEST_LINE = 160  # letters of a title: no figure has room for more
+_LONGEST_LINE = 160  # characters of a title; longer ones leave the figure
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check(path: str | Path) -> None:
     """
-    Refuse a figure that could not be drawn, before anything is measured for it.
-
-    Args:
-        path: Where the figure would go.
+    Check that a figure can be drawn into a file, before anything is measured.
 
     Raises:
         MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the ending is not one of a figure.
+        InvalidArgument: If the file does not end in .png, .svg or .pdf.
     """
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise InvalidArgument("plot file", str(path), "a path that ends in " + ", ".join(_SUFFIXES))
     try:
-        import matplotlib.figure  # noqa: F401 - an extra; found, not used
+        import matplotlib.figure  # noqa: F401 - an optional package
     except ImportError as error:
         raise MissingDependency("matplotlib", "drawing a figure", "plot") from error
 
 
 def sheet(width_inches: float, height_inches: float) -> tuple[Figure, Axes]:
-    """Make an empty figure with one pair of axes, which have no box around them."""
+    """Return an empty figure and its axes, which have no box around them."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_inches, height_inches), dpi=150, layout="constrained")
@@ -63,13 +59,13 @@ def sheet(width_inches: float, height_inches: float) -> tuple[Figure, Axes]:
 
 def head(axes: Axes, title: str, subtitle: str, *, pad: float, size: float = 13, gap: float = 9) -> None:
     """
-    Write a title, and beneath it what was drawn, in smaller print.
+    Write title and subtitle above the axes.
 
     Args:
-        axes: Beneath both.
+        axes: The axes.
         title, subtitle: Lines of text.
-        pad: Points between title and axes, which hold the subtitle.
-        size: Of the title's letters.
+        pad: Points between title and axes.
+        size: Font size of the title.
         gap: Points between subtitle and axes.
     """
     axes.set_title(plain(title), loc="left", fontsize=size, fontweight="bold", pad=pad)
@@ -78,19 +74,19 @@ def head(axes: Axes, title: str, subtitle: str, *, pad: float, size: float = 13,
 
 
 def plain(text: str) -> str:
-    """Write a text from outside as Matplotlib draws it letter by letter: no formulas, and no line that has no end."""
+    """Return a text that Matplotlib draws literally: `$` escaped, long lines cut."""
     lines = (line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in text.split("\n"))
     return "\n".join(visible(line, keep="").replace("$", r"\$") for line in lines)
 
 
 def rule(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
-    """Draw faint lines at the values ticked upwards, or to the right, beneath all else."""
+    """Draw faint grid lines below the curves, at the ticks of one axis."""
     axes.grid(axis=axis, color=_RULE, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
 def batch_axis(axes: Axes, low: float, high: float, ticks: Sequence[int]) -> None:
-    """Make the x axis one of batch sizes: logarithmic to base 2, with these numbers."""
+    """Make the x axis logarithmic to base 2, with these batch sizes as ticks."""
     axes.set_xscale("log", base=2)
     axes.set_xlim(low, high)
     axes.set_xticks(ticks, [str(size) for size in ticks])
@@ -100,13 +96,13 @@ def batch_axis(axes: Axes, low: float, high: float, ticks: Sequence[int]) -> Non
 
 def value_axis(axes: Axes, objective: str, top: float | None, *, log: bool) -> None:
     """
-    Make the y axis one of the objective's values.
+    Scale the y axis and format its ticks.
 
     Args:
-        axes: Whose.
-        objective: It says how values are written.
-        top: The end of an axis from 0; None leaves it open.
-        log: Whether it is logarithmic instead, ticked at 1, 2 and 5 times powers of ten.
+        axes: The axes.
+        objective: The objective, whose values are shown.
+        top: Upper end of an axis that begins at 0; None leaves it to Matplotlib.
+        log: Whether it is logarithmic, with ticks at 1, 2 and 5 times powers of ten.
     """
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -125,16 +121,16 @@ def legend(
     loc: Literal["outside lower center", "outside lower left"] = "outside lower center",
     ncols: int = 4,
 ) -> None:
-    """Write what the marks mean beneath the axes."""
+    """Draw the legend below the axes."""
     figure.legend(loc=loc, ncols=ncols, fontsize=8.5, frameon=False)
 
 
 def save(figure: Figure, path: str | Path) -> None:
     """
-    Write a figure into a file, whose ending chooses the format.
+    Write a figure into a file; its ending selects the format.
 
     Raises:
-        InvalidArgument: If it cannot be written.
+        InvalidArgument: If the file cannot be written.
     """
     try:
         figure.savefig(path, facecolor="white")
@@ -148,7 +144,7 @@ def is_installed() -> bool:
 
 
 def data_url(figure: Figure) -> str:
-    """Return a figure as an SVG in a `data:` URL, for an <img> of a page: nothing in it can reach the page."""
+    """Return a figure as an SVG in a `data:` URL, for an <img> of a page."""
     import matplotlib as mpl
 
     written = io.BytesIO()

@@ -1,1 +1,1 @@
-"""What each command prints."""
+"""The tables of each command."""

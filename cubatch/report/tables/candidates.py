@@ -1,4 +1,4 @@
-"""What `cubatch candidates` prints: the sizes, and what each does to the layers."""
+"""Tables of `cubatch candidates`: the batch sizes, and the layers at each of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from cubatch.measure.records import Candidate
 
 
-def candidates(found: Iterable[Candidate], *, title: str) -> Grid:
-    """Lay out the batch sizes worth measuring, with every reason."""
+def candidates(proposed: Iterable[Candidate], *, title: str) -> Grid:
+    """Return the table of the batch sizes worth measuring, with every reason."""
     rows = [
         [
             candidate.batch_size,
@@ -23,19 +23,19 @@ def candidates(found: Iterable[Candidate], *, title: str) -> Grid:
             "over the limit" if candidate.over_limit else "",
             ", ".join(candidate.reasons) or None,
         ]
-        for candidate in found
+        for candidate in proposed
     ]
     known = any(row[1] is not None for row in rows)
     note = (
-        "“predicted time” is of cubatch's own engine, by the model where the GPU's facts allow it, else the roofline; "
-        "tuning measures. `cubatch predict` says the same of cuDNN."
+        "“predicted time” is that of cubatch's own engine: from the time model, or from the roofline if facts of the "
+        "GPU are unknown. `cubatch predict` predicts cuDNN."
     )
     columns = ["batch", "predicted time", "memory plan", "status", "reasons"]
     return Grid(title=title, columns=columns, rows=rows, notes=[note] if known else [])
 
 
 def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """Lay out what each candidate means for each layer, and beneath it the channels that miss the Tensor Cores."""
+    """Return the table of each layer at each candidate, with the channels that miss the Tensor Cores beneath."""
     cells = [
         [
             row["batch_size"],
@@ -58,15 +58,15 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
         if row["padding"]
     }
     listed = ", ".join(f"{layer} ({change})" for layer, change in missing.items())
-    notes = [f"Channels that miss the multiple the Tensor Cores want; pad them: {listed}."] if listed else []
+    notes = [f"Channels that are no multiple of what Tensor Cores need; pad them: {listed}."] if listed else []
     if not rows:
-        notes = ["Nothing to explain: blocks are spread over SMs, and how many the device has is not known, or none."]
+        notes = ["Nothing to explain: the device has no SMs, or their number is unknown."]
     if rows:
         notes = [
-            "A block computes one tile of the result, or one of so many slices of its depth, the number after the /.",
-            "“alike” counts equal layers, whose time is added up.",
-            "A wave is a block on every SM, or as many as an SM holds of our kernel.",
-            "Time follows the busiest SM, whose blocks share its pipes; “fill” is the share of SM time at work.",
+            "A block computes a tile of the result; with “/ 4” after it, four blocks share a tile.",
+            "“alike” is the number of equal layers; “time at best” is their sum.",
+            "A wave is one block on every SM; of a cubatch kernel, as many blocks as the SMs can hold.",
+            "Time follows the busiest SM; “fill” is the share of SM time in use.",
             *notes,
         ]
     columns = ["batch", "layer", "alike", "pass", "tile", "blocks", "waves", "last wave", "busiest SM", "fill"]

@@ -1,4 +1,4 @@
-"""How values of all kinds are written in a table and in JSON."""
+"""Formatting of values in tables and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 
 def plain(record: Any) -> Any:
     """
-    Turn a record into plain mappings and lists for JSON, which knows no NaN and no infinity: those are None.
+    Return a record as mappings and lists for JSON, with None in place of NaN and infinity.
 
     Example:
         >>> plain({1: (2.0, math.inf)})
@@ -27,13 +27,13 @@ def plain(record: Any) -> Any:
 
 
 def written(write: Callable[[float], str], value: float | None) -> str | None:
-    """Write a number where there is one."""
+    """Return the formatted number; None if there is none."""
     return None if value is None else write(value)
 
 
 def span(write: Callable[[Any], str], values: Iterable[float] | None) -> str | None:
     """
-    Write the least and the most of some values, or the one that they all are; None where there are none.
+    Return the range of some values, or the value if all are equal; None without values.
 
     Example:
         >>> span(str, (8, 4, 6)), span(str, (4, 4)), span(str, ())
@@ -48,7 +48,7 @@ def span(write: Callable[[Any], str], values: Iterable[float] | None) -> str | N
 
 def shape(extents: Sequence[int]) -> str:
     """
-    Write the extents of an array.
+    Return the extents of an array as text.
 
     Example:
         >>> shape((28, 28, 1))

@@ -1,4 +1,4 @@
-"""What `cubatch devices` prints."""
+"""Table of `cubatch devices`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from cubatch.hardware.facts import Device
 
 
-def devices(found: Sequence[Device], *, title: str) -> Grid:
-    """Lay out the facts of devices; a fact that no device has is left out."""
+def devices(listed: Sequence[Device], *, title: str) -> Grid:
+    """Return the table of some devices."""
     rows = [
         [
             _option(device),
@@ -26,12 +26,12 @@ def devices(found: Sequence[Device], *, title: str) -> Grid:
             written(lambda rate: format_metric(rate, "FLOP/s"), device.peak_flops_per_second.get("float32")),
             device.name,
         ]
-        for device in found
+        for device in listed
     ]
     columns = ["--device", "capability", "SMs", "threads", "memory", "bandwidth", "float32", "name"]
     return Grid(title=title, columns=columns, rows=rows)
 
 
 def _option(device: Device) -> str:
-    """Return the value of `--device` for a device: of a GPU in this machine its index."""
+    """Return the value of `--device` for a device."""
     return f"cuda:{device.index or 0}" if device.live and device.kind == "cuda" else device.slug or device.kind

@@ -1,4 +1,4 @@
-"""The table of a fleet: a line a kind of device."""
+"""Tables of `cubatch fleet`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from cubatch.units import format_bytes, format_count, format_metric
 
 
 def compared(fleet: FleetResult, *, width: int = WIDTH) -> Grid:
-    """
-    Lay out the recommendations of a fleet.
-
-    Args:
-        fleet: What was measured and predicted.
-        width: Characters per line.
-    """
+    """Return the table of a fleet, one line per distinct device, for a line width in characters."""
     devices = fleet.devices
     rows = [
         (
@@ -33,13 +27,13 @@ def compared(fleet: FleetResult, *, width: int = WIDTH) -> Grid:
     ]
     columns = ("device", "workers", "batch", "samples/s", "memory", "per million samples", "status")
     notes = [f"{device.name}: {device.error}" for device in devices if device.error]
-    found = [place for place, device in enumerate(devices) if device.samples_per_second]
-    grid = Grid(title="By kind of device", columns=columns, rows=rows, marked=found[:1], notes=notes)
+    measured = [place for place, device in enumerate(devices) if device.samples_per_second]
+    grid = Grid(title="By device", columns=columns, rows=rows, marked=measured[:1], notes=notes)
     return grid.fit(width, ("memory", "workers"))
 
 
 def shared(shares: Mapping[str, int]) -> Grid:
-    """Lay out how a batch is shared by workers."""
+    """Return the table of the samples of each worker."""
     rows = [(address, str(share)) for address, share in shares.items()]
     return Grid(title="Shares of a batch", columns=("worker", "samples"), rows=rows)
 

@@ -1,4 +1,4 @@
-"""What `cubatch memory` prints: the footprint, and the rules of thumb."""
+"""Tables of `cubatch memory`: the memory plan, and the rules of thumb."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ModeMemory:
     The memory of a step in one mode.
 
     Attributes:
-        footprint: At the batch size that was asked for.
-        rules: Rules of thumb, next to the plan.
-        max_batch_size: The largest batch that fits; 0 where none does.
+        footprint: At the requested batch size.
+        rules: Rules of thumb, compared with the plan.
+        max_batch_size: The largest batch that fits; 0 if none does.
     """
 
     footprint: Footprint
@@ -33,54 +33,58 @@ class ModeMemory:
 
 
 def footprint(plan: Footprint, *, title: str) -> list[Grid]:
-    """Lay out the memory of a step by part and by layer; the textbook's count of elements beneath the parts."""
+    """Return the tables of the memory of a step, by part and by layer."""
     return [_parts({"bytes": plan}, title), _by_layer(plan, "By layer")]
 
 
 def modes(
-    found: Mapping[str, ModeMemory], *, title: str, limit: int, why: str = "", members: int = 1,
+    modes: Mapping[str, ModeMemory],
+    *,
+    title: str,
+    limit: int,
+    why: str = "",
+    members: int = 1,
     target: int | None = None,
-) -> list[Grid]:  # fmt: skip
+) -> list[Grid]:
     """
-    Lay out the memory of a step in one mode, or in both side by side; then its layers and the rules of thumb.
+    Return the tables of the memory of a step: by part for each mode, by layer, and the rules of thumb.
 
     Args:
-        found: The memory of each mode.
-        title: Above the parts.
+        modes: The memory of each mode.
+        title: Title of the first table.
         limit: Bytes that the largest batch fits into.
-        why: How they came about; empty where they were asked for.
-        members: Threads of a CPU that each walk through samples of their own, by the plan of the last mode.
-        target: Samples of a step of the optimizer, where the largest batch is one of those that it can be cut into.
+        why: Source of the limit; empty if the user gave it.
+        members: CPU threads with samples and gradients of their own, in the last mode.
+        target: Samples per optimizer step, if gradients are accumulated.
     """
-    by_mode = {mode: memory.footprint for mode, memory in found.items()}
+    by_mode = {mode: memory.footprint for mode, memory in modes.items()}
     last = list(by_mode)[-1]
     parts = _parts(by_mode, title)
-    parts = attrs.evolve(parts, notes=[_fits(found, limit, why, target), *parts.notes])
+    parts = attrs.evolve(parts, notes=[_fits(modes, limit, why, target), *parts.notes])
     if members > 1 and by_mode[last].gradients:
-        parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {members} threads has gradients of its own."])
-    compared = [rules(memory.rules, mode=mode) for mode, memory in found.items()]
+        parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {members} threads has its own gradients."])
+    compared = [rules(memory.rules, mode=mode) for mode, memory in modes.items()]
     return [parts, _by_layer(by_mode[last], f"By layer, {last}"), *compared]
 
 
-def _fits(found: Mapping[str, ModeMemory], limit: int, why: str, target: int | None) -> str:
-    """Return which is the largest batch that fits in each mode, and where the one that was asked for does not."""
-    asked = next(iter(found.values())).footprint.batch_size
-    largest = {mode: memory.max_batch_size for mode, memory in found.items()}
-    sizes = join_words([f"{format_count(n) if n else 'no batch'}{_in([mode], found)}" for mode, n in largest.items()])
-    beyond = [mode for mode, n in largest.items() if n < asked]
-    does_not = f"; {format_count(asked)} does not fit{_in(beyond, found)}" if beyond else ""
+def _fits(modes: Mapping[str, ModeMemory], limit: int, why: str, target: int | None) -> str:
+    """Return a sentence: the largest batch of each mode, and the modes in which the requested one does not fit."""
+    requested = next(iter(modes.values())).footprint.batch_size
+    largest = {mode: memory.max_batch_size for mode, memory in modes.items()}
+    sizes = join_words([f"{format_count(n) if n else 'no batch'}{_in([mode], modes)}" for mode, n in largest.items()])
+    beyond = [mode for mode, n in largest.items() if n < requested]
+    does_not = f"; {format_count(requested)} does not fit{_in(beyond, modes)}" if beyond else ""
     where = f"{format_bytes(limit)}{f' ({why})' if why else ''}"
-    batch = "batch" if target is None else f"of the sizes that {format_count(target)} can be cut into"
+    batch = "batch" if target is None else f"batch that divides {format_count(target)}"
     return f"The largest {batch} whose step fits in {where}, by the plan: {sizes}{does_not}."
 
 
-def _in(modes: Sequence[str], found: Sized) -> str:
-    """Return the modes in words if there are several."""
-    return f" in {join_words(modes)}" if len(found) > 1 else ""
+def _in(some: Sequence[str], modes: Sized) -> str:
+    return f" in {join_words(some)}" if len(modes) > 1 else ""
 
 
 def _parts(plans: Mapping[str, Footprint], title: str) -> Grid:
-    """Lay out the parts, a column a plan."""
+    """Return the table of the parts, with a column for each plan."""
     sizes = {part: [int(getattr(plan, part)) for plan in plans.values()] for part in _PARTS}
     rows: list[list[str | None]] = [
         [part.replace("_", " "), *(format_bytes(size) if size else None for size in taken)]
@@ -97,7 +101,7 @@ def _parts(plans: Mapping[str, Footprint], title: str) -> Grid:
     words = " forward, {} with gradients" if len(counts) > 1 else ""
     count = f"{format_count(counts[0])} elements per sample{words.format(format_count(counts[-1]))}"
     notes = [
-        f"Peak {', '.join(peaks)}; parts are sums over all layers, of which many share memory in turn.",
+        f"Peak {', '.join(peaks)}; parts are sums over all layers, which share memory, so that the peak is lower.",
         f"Textbook count: {count}; times {size} is {format_count(counts[-1] * size)} elements.",
     ]
     return Grid(title=title, columns=["part", *plans], rows=rows, marked=[len(rows) - 1], notes=notes)
@@ -119,8 +123,8 @@ def _by_layer(plan: Footprint, title: str) -> Grid:
     return Grid(title=title, columns=names, rows=rows)
 
 
-def rules(found: Sequence[Rule], *, mode: str) -> Grid:
-    """Lay out the rules of thumb next to the plan."""
+def rules(compared: Sequence[Rule], *, mode: str) -> Grid:
+    """Return the table of the rules of thumb and the plan."""
     write: dict[str, Callable[[float], str]] = {"bytes": format_bytes}
     rows = [
         [
@@ -131,10 +135,10 @@ def rules(found: Sequence[Rule], *, mode: str) -> Grid:
             rule.unit,
             rule.formula,
         ]
-        for rule in found
+        for rule in compared
     ]
     return Grid(
         title=f"Rules of thumb and the plan, {mode}",
-        columns=["rule", "says", "plan", "off by", "unit", "formula"],
+        columns=["rule", "gives", "plan", "off by", "unit", "formula"],
         rows=rows,
     )

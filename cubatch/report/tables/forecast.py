@@ -1,7 +1,7 @@
 """
-What `cubatch predict` prints: the table of a prediction, GPUs side by side, and the time of each layer.
+Tables of `cubatch predict`: a prediction, several GPUs compared, and the time of each layer.
 
-Every line with a figure says that it is predicted.
+Every line with a number is marked as predicted.
 """
 
 from __future__ import annotations
@@ -22,42 +22,35 @@ from cubatch.tuning.results import Measurement
 from cubatch.units import format_bytes, format_objective, format_percent, format_seconds, format_value, join_words
 
 _KERNEL = re.compile(r"(?:_(f\dx\d))?_[a-z]+\d+_(simt|mma|hopper|winograd)_(\d\w*?)(?:_v\d+)?$")
-_FEWER_OPERATIONS = re.compile("winograd|fft|.*_winograd_")  # how the names of such algorithms begin
-_SHOWN_SHARE, _SHOWN_LINES = 0.95, 24  # of a step's time, what is listed before the rest becomes one line
+_FEWER_OPERATIONS = re.compile("winograd|fft|.*_winograd_")  # algorithms with fewer operations than FLOP
+_SHOWN_SHARE, _SHOWN_LINES = 0.95, 24  # share of the time, or lines, after which the other passes are summed up
 _PREDICTED, _INTERVAL, _COST = "predicted", "90 % interval", "per million"
 
 _ROOFLINE_NOTE = (
-    "Predicted above 100 % of the roofline: Winograd's and other algorithms compute the same with fewer operations "
-    "than the roofline counts."
+    "Above 100 % of the roofline: Winograd and FFT algorithms need fewer operations than the roofline counts."
 )
 _COMPARED_NOTE = "Each line is a GPU at its recommended size"
 _EXPLAINED = {
-    "memory": "“memory” is what the plan takes there",
-    "largest": "“largest” fits into all of it",
-    "bound by": "“bound by” is the roof that most of the predicted time lies under",
+    "memory": "“memory” is the memory plan of that size",
+    "largest": "“largest” is the largest batch that fits",
+    "bound by": "“bound by” limits most of the predicted time",
 }
 _LAYERS_NOTE = (
-    "“+2” is two more layers with an equal pass, whose times are added. “bytes” only moves them; of a product, "
-    "predicted time goes by the blocks of the busiest SM and by what was learned of its extents, the batch among them; "
-    "“fill” is the share of SM time at work."
+    "“+2” means two more layers with an equal pass, whose times are added. “bytes” is a pass that only moves data. "
+    "“blocks” are those of a matrix product, “busiest SM” is their largest number on one SM, and “fill” is the share "
+    "of SM time in use."
 )
 
 
 def fitted(result: Forecast, *, width: int = WIDTH) -> Grid:
-    """
-    Lay out a prediction: the table of a tuning result, with the interval of each rate in place of its half width.
-
-    Args:
-        result: The prediction.
-        width: Characters per line.
-    """
+    """Return the table of a prediction for a line width in characters: each row has one line."""
     measurements = result.sizes.values()
     whole = result_table.tuning_grid(result)
-    whole = whole.renamed("±", _INTERVAL, [_interval(m.throughput_interval) for m in measurements])
-    whole = whole.renamed("status", "status", [_status(m) for m in measurements])
+    whole = whole.replace_column("±", _INTERVAL, [_interval(m.throughput_interval) for m in measurements])
+    whole = whole.replace_column("status", "status", [_status(m) for m in measurements])
     content = whole.fit(width, [_INTERVAL if name == "±" else name for name in result_table.DISPENSABLE])
     over = any((m.roofline_fraction or 0) > 1 for m in measurements) and "roofline" in content.columns
-    spares = any(_FEWER_OPERATIONS.match(one.algorithm) for one in result.passes)
+    spares = any(_FEWER_OPERATIONS.match(each.algorithm) for each in result.passes)
     notes = [*content.notes, *([result.notes] if result.notes else [])]
     return attrs.evolve(content, notes=[*notes, *([_ROOFLINE_NOTE] if over and spares else [])])
 
@@ -70,16 +63,13 @@ def compared(
     costs: Mapping[str, float] = MappingProxyType({}),
 ) -> Grid:
     """
-    Lay out what is predicted of several GPUs for one network, a line each.
+    Return the table of predictions of one network on several GPUs, one line per GPU.
 
     Args:
-        results: Predictions that differ in the GPU only, at least one, the best first.
-        failed: Why there is none, by the name of the GPU.
+        results: At least one prediction, the best first; they differ in the GPU only.
+        failed: Why a GPU has no prediction, by its name.
         width: Characters per line.
-        costs: What a million samples cost, by the name of the GPU, where it is known.
-
-    Returns:
-        A grid.
+        costs: Cost of a million samples by the name of the GPU, if known.
     """
     objective = results[0].objective
     answers = [(result, _answer(result)) for result in results]
@@ -101,21 +91,9 @@ def compared(
             _bound(result.passes),
             _PREDICTED,
         ])  # fmt: skip
-    rows += [["", name, *[None] * 9, "cannot"] for name in failed]
-    names = [
-        "",
-        "device",
-        "batch",
-        "time",
-        "samples/s",
-        _INTERVAL,
-        "of fastest",
-        "largest",
-        "memory",
-        _COST,
-        "bound by",
-        "status",
-    ]
+    rows += [["", name, *[None] * 9, "failed"] for name in failed]
+    names = ["", "device", "batch", "time", "samples/s", _INTERVAL, "of fastest", "largest", "memory", _COST]
+    names += ["bound by", "status"]
     tied = any(row[0] == "≈" for row in rows)
     shared = setting_of(results[0], with_device=False)
     whole = Grid(title=f"Predicted: {results[0].subject}, {shared}, by GPU", columns=names, rows=rows, marked=[0])
@@ -133,27 +111,21 @@ def compared(
 
 
 def _amount(price: float) -> str:
-    """Write an amount with three digits that count: 0.0123, 1.23, 123."""
+    """Return an amount with three significant digits: 0.0123, 1.23, 123."""
     return f"{price:#.3g}".rstrip(".") if price < 1000 else f"{price:.0f}"  # noqa: PLR2004
 
 
 def layers(result: Forecast, *, width: int = WIDTH) -> Grid:
-    """
-    Lay out the passes of a step at the recommended size, those that take longest first; equal ones share a line.
-
-    Args:
-        result: The prediction.
-        width: Characters per line.
-    """
+    """Return the table of the passes of a step at the recommended size, longest first; equal ones share a line."""
     groups = alike(result.passes)
     rows, covered = [], 0.0
     for place, group in enumerate(groups):
         if covered > _SHOWN_SHARE or place == _SHOWN_LINES:
-            rows += _summed([one for others in groups[place:] for one in others])
+            rows += _summed([each for others in groups[place:] for each in others])
             break
-        covered += sum(one.share for one in group)
+        covered += sum(each.share for each in group)
         first = group[0]
-        facts = [_shortened(first.algorithm), first.bound, *_fall(first.blocks, result.device.num_sms or 1)]
+        facts = [_shortened(first.algorithm), first.bound, *_spread(first.blocks, result.device.num_sms or 1)]
         name = first.layer + (f", +{len(group) - 1}" if len(group) > 1 else "")
         rows.append([name, first.pass_, *_taken(group), *facts, _PREDICTED])
     names = ["layer", "pass", "time", "share", "runs as", "bound by", "blocks", "busiest SM", "fill", "status"]
@@ -177,12 +149,12 @@ def _answer(result: Forecast) -> Measurement:
 
 
 def _value(answer: Measurement, objective: str) -> tuple[float, float, float]:
-    """Return the value that the objective looks at, and its interval: a predicted size has both."""
+    """Return the value of the objective with its interval."""
     return answer.value(objective) or (0.0, 0.0, 0.0)
 
 
 def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str) -> str:
-    """Return which GPU is predicted to be fastest, and by how much."""
+    """Return a sentence: the fastest GPU, and its lead."""
     (result, answer), *others = answers
     value = _value(answer, objective)[0]
     text = f"Predicted, not measured: {_name(result)} is the fastest, {format_objective(value, objective)} with batch"
@@ -195,20 +167,20 @@ def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str) ->
 
 
 def _cheapest(costs: Mapping[str, float], names: Sequence[str]) -> str:
-    """Return the cheapest of the GPUs with a price, and the GPUs without one."""
-    first = f"The cheapest is {min(costs, key=lambda name: costs[name])}, by the prices given"
+    """Return a sentence: the cheapest GPU, and the GPUs without a price."""
+    first = f"The cheapest at these prices is {min(costs, key=lambda name: costs[name])}"
     unpriced = [name for name in names if name not in costs]
     have = "has" if len(unpriced) == 1 else "have"
     return f"{first}; {join_words(unpriced)} {have} no price." if unpriced else f"{first}."
 
 
 def _distinct_notes(results: Sequence[Forecast]) -> list[str]:
-    """Return the notes of several predictions, each once, after the GPUs that it holds for where it is not all."""
-    holds: dict[str, dict[str, None]] = {}
+    """Return the notes of several predictions, each once, with its GPUs unless it applies to all."""
+    gpus_of: dict[str, dict[str, None]] = {}
     for result in results:
         for note in result.notes:
-            holds.setdefault(note.replace(result.device.name, "this GPU"), {})[_name(result)] = None
-    return [note if len(gpus) == len(results) else f"{', '.join(gpus)}: {note}" for note, gpus in holds.items()]
+            gpus_of.setdefault(note.replace(result.device.name, "this GPU"), {})[_name(result)] = None
+    return [note if len(gpus) == len(results) else f"{', '.join(gpus)}: {note}" for note, gpus in gpus_of.items()]
 
 
 def _name(result: Forecast) -> str:
@@ -216,19 +188,19 @@ def _name(result: Forecast) -> str:
 
 
 def _bound(passes: Sequence[PassShare]) -> str | None:
-    """Return what bounds most of the time, with its share."""
+    """Return the limit of most of the time, with its share."""
     shares: dict[str, float] = {}
-    for one in passes:
-        if one.bound is not None:
-            shares[one.bound] = shares.get(one.bound, 0.0) + one.share
+    for each in passes:
+        if each.bound is not None:
+            shares[each.bound] = shares.get(each.bound, 0.0) + each.share
     bound = max(shares, key=shares.__getitem__, default=None)
     return None if bound is None else f"{bound} {format_percent(shares[bound])}"
 
 
 def _summed(rest: Sequence[PassShare]) -> list[list[Any]]:
-    """Lay out the passes that hardly count in a line for those that compute, and one for those that only move bytes."""
-    moving = [one for one in rest if one.blocks is None]
-    kinds = {"products": [one for one in rest if one.blocks is not None], "bytes": moving}
+    """Return a line for the short matrix products, and one for the short passes that only move bytes."""
+    moving = [each for each in rest if each.blocks is None]
+    kinds = {"products": [each for each in rest if each.blocks is not None], "bytes": moving}
     return [
         [f"{len(passes)} more", None, *_taken(passes), kind, *[None] * 4, _PREDICTED]
         for kind, passes in kinds.items()
@@ -237,12 +209,12 @@ def _summed(rest: Sequence[PassShare]) -> list[list[Any]]:
 
 
 def _taken(passes: Sequence[PassShare]) -> tuple[str, str]:
-    """Write the time of passes together, and its share of the step."""
-    return format_seconds(sum(one.seconds for one in passes)), format_percent(sum(one.share for one in passes))
+    """Return the total time of passes, and its share of the step."""
+    return format_seconds(sum(each.seconds for each in passes)), format_percent(sum(each.share for each in passes))
 
 
-def _fall(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str | None]:
-    """Return the number of blocks, that of the busiest SM, and the share of SM time in use."""
+def _spread(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str | None]:
+    """Return the number of blocks, the number on the busiest SM, and the share of SM time in use."""
     if not blocks:
         return None, None, None
     busiest = -(-blocks // num_sms)
@@ -251,11 +223,11 @@ def _fall(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str
 
 def _shortened(algorithm: str) -> str:
     """
-    Return a kernel's name without what other columns show.
+    Return a kernel's name without the parts that other columns show.
 
     Example:
         >>> _shortened("conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4"), _shortened("winograd 4x4")
         ('simt 128x128x8', 'winograd 4x4')
     """
-    found = _KERNEL.search(algorithm)
-    return f"{found[2]} {'_'.join(filter(None, (found[1], found[3])))}" if found else algorithm
+    match = _KERNEL.search(algorithm)
+    return f"{match[2]} {'_'.join(filter(None, (match[1], match[3])))}" if match else algorithm

@@ -1,4 +1,4 @@
-"""What `cubatch kernels` prints: one line for each variant, and what is wrong with any."""
+"""Tables of `cubatch kernels`: one line for each variant, and their problems."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from cubatch.kernels.survey import Row
 
 _GRAMMAR = (
-    "A name says operation, algorithm, storage type and family; a tile is m x n x k of the matrix product, and v the "
-    "elements of a load. Figures that differ between architectures are given from the least to the most."
+    "A name has operation, algorithm, storage type, family, tile (m x n x k of the matrix product) and, after v, the "
+    "elements of a load. Numbers that differ between architectures are ranges."
 )
 
 
 def table(rows: Sequence[Row]) -> list[Grid]:
     """
-    Lay out a survey: a grid for each family, a line for each variant, over the architectures of the rows.
+    Return a table for each family of kernels, with a line for each variant.
 
-    Variants that are meant for none of them are counted only.
+    Variants for other architectures than those of the rows are counted only.
     """
     everything = {row.kernel.name for row in rows}
     rows = [row for row in rows if row.status != "not_applicable"]
@@ -37,16 +37,20 @@ def table(rows: Sequence[Row]) -> list[Grid]:
         by_family.setdefault(row.kernel.family, {}).setdefault(row.kernel.name, []).append(row)
     names = ["variant", "runs on", "threads", "registers", "spills", "shared", "blocks/SM", "occupancy"]
     grids: list[Grid] = [
-        Grid(title=f"{family}, {where}", columns=names, rows=[_line(found) for found in variants.values()])
+        Grid(title=f"{family}, {where}", columns=names, rows=[_line(compiled) for compiled in variants.values()])
         for family, variants in by_family.items()
     ]
     compilers = ", ".join(sorted({row.nvrtc for row in rows if row.nvrtc}))
     notes = (
-        [f"As NVRTC {compilers} compiles them. {_GRAMMAR}"] if compilers else ["There are no figures."] if rows else []
+        [f"Compiled by NVRTC {compilers}. {_GRAMMAR}"]
+        if compilers
+        else ["Registers and shared memory are unknown."]
+        if rows
+        else []
     )
     if elsewhere:
         notes.append(
-            f"Not listed, for they run on other architectures only: {elsewhere} variant{'s'[: elsewhere > 1]}."
+            f"Not listed, since they run on other architectures only: {elsewhere} variant{'s'[: elsewhere > 1]}."
         )
     return [*grids[:-1], attrs.evolve(grids[-1] if grids else Grid(), notes=notes)]
 
@@ -68,15 +72,15 @@ def _line(rows: Sequence[Row]) -> list[Any]:
 
 
 def problems(rows: Sequence[Row]) -> list[Grid]:
-    """Return a grid of the problems of a survey, each with its architectures, and a line of counts."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return a table of the problems of a survey, each with its architectures, and a line of counts."""
+    archs_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for problem in row.problems:
-            found.setdefault((row.kernel.name, problem), []).append(row.arch)
+            archs_of.setdefault((row.kernel.name, problem), []).append(row.arch)
     archs_of_rows = {row.arch for row in rows}
     lines: list[list[Any]] = [
         [name, problem, ", ".join(archs) if set(archs) < archs_of_rows else "all"]
-        for (name, problem), archs in found.items()
+        for (name, problem), archs in archs_of.items()
     ]
     compiled = format_count(sum(row.figures is not None for row in rows))
     builds = sorted({row.nvrtc for row in rows if row.nvrtc})
@@ -93,9 +97,9 @@ def mapping(rows: Iterable[Row]) -> dict[str, Any]:
     """Return a survey as the JSON of docs/reference/api.md."""
     listed = []
     order = sorted(rows, key=_identity)  # stable: variants stay in their order
-    for (operation, _, dtype, family), found in groupby(order, key=_identity):
-        variants = [_variant(row) for row in found]
-        name = variants[0]["name"].partition(f"_{family}")[0] + f"_{family}"  # what `occupancy` takes for all of them
+    for (operation, _, dtype, family), group in groupby(order, key=_identity):
+        variants = [_variant(row) for row in group]
+        name = variants[0]["name"].partition(f"_{family}")[0] + f"_{family}"  # `occupancy` accepts it for all of them
         listed.append({"name": name, "family": family, "operation": operation, "dtype": dtype, "variants": variants})
     return {"schema": 1, "kernels": listed}
 

@@ -1,4 +1,4 @@
-"""What `cubatch layers` prints."""
+"""Tables of `cubatch layers`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from cubatch.report.grid import Grid
 
 
-def layers(found: Sequence[Mapping[str, Any]]) -> Grid:
-    """Lay out the kinds of layers with their keys and what these are by default."""
+def layers(kinds: Sequence[Mapping[str, Any]]) -> Grid:
+    """Return the table of the types of layers, with their keys and defaults."""
     rows = [
         [
             kind["type"],
@@ -17,12 +17,12 @@ def layers(found: Sequence[Mapping[str, Any]]) -> Grid:
             ", ".join(key["name"] if key["default"] is None else f"{key['name']}={key['default']}"
                       for key in kind["keys"]) or None,
         ]
-        for kind in found
+        for kind in kinds
     ]  # fmt: skip
     notes = [
-        "A key without a default must be given. Each layer may also have a name, and inputs: names of what it reads.",
-        "h, w and c are inferred in a network and given for a single layer.",
-        "What a key means, with an example: cubatch layers conv2d",
+        "A key without a default is required. Any layer may also have a name, and inputs: names of layers.",
+        "h, w and c are inferred in a network, and required for a single layer.",
+        "The meaning of each key, and an example: cubatch layers conv2d",
     ]
     return Grid(
         title="Types of layers in a spec file", columns=["type", "can be measured", "keys"], rows=rows, notes=notes
@@ -30,8 +30,8 @@ def layers(found: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def layer(kind: Mapping[str, Any]) -> list[Grid]:
-    """Lay out the keys of one kind, and an example."""
-    rows = [[key["name"], "must be given" if key["default"] is None else key["default"], key["meaning"]]
+    """Return the tables of one type: its keys, and an example."""
+    rows = [[key["name"], "required" if key["default"] is None else key["default"], key["meaning"]]
             for key in kind["keys"]]  # fmt: skip
     keys = Grid(
         title=f"{kind['type']}: {kind['does']}",

@@ -1,4 +1,4 @@
-"""What `cubatch models` prints."""
+"""Table of `cubatch models`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cubatch.report.tables.common import shape
 from cubatch.units import format_count, format_metric
 
 
-def models(found: Sequence[Mapping[str, Any]]) -> Grid:
-    """Lay out the named networks, and what else a MODEL may be."""
+def models(named: Sequence[Mapping[str, Any]]) -> Grid:
+    """Return the table of the named networks, with the other forms of a MODEL beneath."""
     rows = [
         [
             model["name"],
@@ -21,13 +21,13 @@ def models(found: Sequence[Mapping[str, Any]]) -> Grid:
             format_metric(model["flop_per_sample"], "FLOP"),
             "yes" if model["runs"] else "predicted only",
         ]
-        for model in found
+        for model in named
     ]
     notes = [
-        "A name is found in any case, with or without hyphens. FLOP are of inference; a multiply-add is two.",
-        "MODEL is also a .onnx file, package.module:name of what builds a PyTorch module, or a .toml or .json spec.",
-        "What a spec may hold: cubatch layers",
-        "Another image or number of classes: cubatch memory resnet50 --input-shape 160,160,3 --classes 10",
+        "Case and hyphens of a name do not matter. FLOP are those of inference; a multiply-add counts as two.",
+        "MODEL may also be an .onnx, .toml or .json file, or package.module:name of a function that builds a module.",
+        "The layers of a spec: cubatch layers",
+        "With another image size or number of classes: cubatch memory resnet50 --input-shape 160,160,3 --classes 10",
     ]
     columns = ["MODEL", "input", "output", "parameters", "per sample", "can be measured"]
     return Grid(title="Networks by name", columns=columns, rows=rows, notes=notes)

@@ -1,4 +1,4 @@
-"""What `cubatch profile` prints: where a step's time goes, by layer and pass, and by batch size."""
+"""Tables of `cubatch profile`: the time of a step by layer and pass, and by batch size."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 MEANINGS = {
     "products": "matrix products",
-    "copies": "copies that lay data out for them",
+    "copies": "copies that rearrange their operands",
     "elementwise": "passes over arrays",
-    "overhead": "calls, apart from their work",
-    "waiting": "threads that wait for another",
+    "overhead": "calls of functions",
+    "waiting": "threads that wait for the slowest",
 }
-_LEAST_SHARE = 0.0005  # of a step; what takes less is no row
+_LEAST_SHARE = 0.0005  # of a step; shorter passes have no row
 
 
-def mapping(found: Sequence[StepProfile], model: str) -> dict[str, Any]:
-    """Return profiles of one network as plain mappings for JSON."""
-    first = found[0]
+def mapping(profiles: Sequence[StepProfile], model: str) -> dict[str, Any]:
+    """Return profiles of one network in JSON form."""
+    first = profiles[0]
     return {
         "schema": 1, "model": model, **first.work.settings, "device": str(first.work.device),
         "kind": first.work.device.kind, "environment": plain(first.environment),
-        "profiles": [plain(one.to_mapping()) for one in found],
+        "profiles": [plain(profile.to_mapping()) for profile in profiles],
     }  # fmt: skip
 
 
 def title(payload: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
-    """Return what was profiled, and how fast it ran."""
+    """Return network, settings, device, time and rate of a profile in one line."""
     what = f"{payload['model']}, {payload['mode']}, {payload['dtype']}, batch {profile['batch_size']}"
     seconds, rate = format_seconds(profile["step_seconds"]), format_count(profile["samples_per_second"])
     return f"{what}, on {payload['device']}: {seconds} a step, {rate} samples/s"
 
 
 def layers(profile: Mapping[str, Any], *, title: str) -> Grid:
-    """Lay out one profile, a line for each layer and pass in the order of the step; the longest is marked."""
+    """Return the table of a profile, in the order of the step; the longest pass is marked."""
     shown = [row for row in profile["layers"] if row["share"] >= _LEAST_SHARE]
     rows = [
         [
@@ -60,13 +60,13 @@ def layers(profile: Mapping[str, Any], *, title: str) -> Grid:
     notes = [shares(profile), _remark(profile)]
     left_out = len(profile["layers"]) - len(shown)
     if left_out:
-        notes.append(f"{left_out} more take less than {format_percent(_LEAST_SHARE)} each.")
+        notes.append(f"Passes of less than {format_percent(_LEAST_SHARE)} of the time are not listed: {left_out}.")
     return Grid(title=title, columns=columns, rows=rows, marked=[longest], notes=notes)
 
 
 def shares(profile: Mapping[str, Any]) -> str:
     """
-    Return what the time of a step goes to, longest first.
+    Return the shares of the causes of a step's time, largest first.
 
     Example:
         >>> shares({"causes": {"products": 3.0, "copies": 0.0, "elementwise": 1.0, "overhead": 0.0, "waiting": 0.0}})
@@ -83,7 +83,7 @@ def shares(profile: Mapping[str, Any]) -> str:
 
 
 def sizes(profiles: Sequence[Mapping[str, Any]]) -> Grid:
-    """Lay out what one sample takes at each batch size, by cause."""
+    """Return the table of the time per sample at each batch size, by cause."""
     causes = list(profiles[0]["causes"])
     rows = [
         [
@@ -105,9 +105,9 @@ def named(row: Mapping[str, Any]) -> str:
 
 
 def verdict(profiles: Sequence[Mapping[str, Any]]) -> str:
-    """Return what makes the slowest size slower than the fastest."""
-    each = [{cause: seconds / one["batch_size"] for cause, seconds in one["causes"].items()} for one in profiles]
-    taken = [one["step_seconds"] / one["batch_size"] for one in profiles]
+    """Return a sentence: the main cause that makes the slowest size slower than the fastest."""
+    each = [{cause: seconds / p["batch_size"] for cause, seconds in p["causes"].items()} for p in profiles]
+    taken = [p["step_seconds"] / p["batch_size"] for p in profiles]
     slow, fast = taken.index(max(taken)), taken.index(min(taken))
     more = {cause: each[slow][cause] - each[fast][cause] for cause in each[slow]}
     cause = max(more, key=more.__getitem__)
@@ -115,7 +115,7 @@ def verdict(profiles: Sequence[Mapping[str, Any]]) -> str:
         return "A sample takes as long at all of these sizes."
     lost, least = format_seconds(taken[slow] - taken[fast]), profiles[fast]["batch_size"]
     return (
-        f"A sample takes {lost} more at batch {profiles[slow]['batch_size']} than at {least}, most of all for "
+        f"A sample takes {lost} longer at batch {profiles[slow]['batch_size']} than at {least}, mostly for "
         f"{cause} ({MEANINGS[cause]}): {format_seconds(more[cause])}."
     )
 

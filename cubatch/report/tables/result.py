@@ -1,4 +1,4 @@
-"""The table of a result: a line a batch size, the recommended one marked, and beneath it the reasons."""
+"""The table of a tuning result or prediction: one line per batch size, and the reasons beneath."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from cubatch.report.tables.common import written
 from cubatch.tuning.results import BatchSizeResult, Measurement
 from cubatch.units import format_bytes, format_count, format_percent, format_seconds, format_tenths
 
-DISPENSABLE = ("roofline", "memory plan", "memory real", "±")  # on a narrow line, in this order
-_MAX_LISTED = 12  # batch sizes in a line
-_MANY = 3  # sizes not tried, above which they have no rows
+DISPENSABLE = ("roofline", "memory plan", "memory real", "±")
+"""Columns that a narrow terminal leaves out, in this order."""
+_MAX_LISTED = 12  # batch sizes in a line of text
+_MANY = 3  # more sizes that were not run have no rows
 _MARKS = {"→": "recommended", "▲": "fastest", "≈": "tied with the fastest", "~": "too noisy to tell"}
 
 
 def tuning_grid(result: BatchSizeResult) -> Grid:
-    """Lay out a result: one row per batch size, the recommended one marked, the reasons beneath."""
+    """Return the full table of a result, with the recommended row marked."""
     energy, marks, shares = result.objective == "energy", _marks(result), result.shares
     measurements = [m for m in result.sizes.values() if has_row(m, result)]
     rows = [
@@ -50,21 +51,12 @@ def tuning_grid(result: BatchSizeResult) -> Grid:
 
 
 def fitted(result: BatchSizeResult, *, width: int = WIDTH) -> Grid:
-    """
-    Lay out a result with one line per batch size at any width.
-
-    Where the line is too narrow, the columns that can be done without go first; the reasons get
-    what is left, and say how many more there are.
-
-    Args:
-        result: A tuning result or a prediction.
-        width: Characters per line.
-    """
+    """Return the table of a result for a line width in characters: each row has one line."""
     return tuning_grid(result).fit(width, DISPENSABLE)
 
 
 def status(measurement: Measurement, result: BatchSizeResult) -> str:
-    """Write a status that is not plain ok, in a word or three."""
+    """Return a status in words; empty for a measured size without remark."""
     if measurement.status == "ok":
         return "predicted" if result.predicted else ""
     if measurement.status == "over_limit":
@@ -73,7 +65,7 @@ def status(measurement: Measurement, result: BatchSizeResult) -> str:
 
 
 def has_row(measurement: Measurement, result: BatchSizeResult) -> bool:
-    """Return whether a size has a row; of those that were never tried, a sentence beneath the table tells."""
+    """Return whether a size has a row; the reasons beneath the table count the others."""
     if measurement.latency_seconds is not None:
         return True
     is_untried = measurement.status == "not_run"
@@ -82,17 +74,17 @@ def has_row(measurement: Measurement, result: BatchSizeResult) -> bool:
     return measurement.status not in ("dropped", "interrupted")
 
 
-def listed(measurements: Sequence[Measurement]) -> str:
-    """List sizes in a line, at most twelve."""
+def list_sizes(measurements: Sequence[Measurement]) -> str:
+    """Return the batch sizes in words, at most twelve of them."""
     sizes = [str(m.batch_size) for m in measurements]
     rest = len(sizes) - _MAX_LISTED
     return ", ".join(sizes) if rest <= 1 else f"{', '.join(sizes[:_MAX_LISTED])} and {rest} more"
 
 
 def legend(result: BatchSizeResult) -> list[str]:
-    """Return what the marks in the first column mean; nothing where there are none."""
+    """Return the meaning of the marks in the first column."""
     marks = set(_marks(result).values())
-    words = _MARKS if result.recommended else {**_MARKS, "→": "compared with none"}
+    words = _MARKS if result.recommended else {**_MARKS, "→": "not compared"}
     shown = [f"{mark} {word}" for mark, word in words.items() if mark in marks]
     return [f"{', '.join(shown)}."] if result.batch_size is not None and shown else []
 

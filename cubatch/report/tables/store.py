@@ -1,4 +1,4 @@
-"""What `cubatch store` prints: the runs that are kept, and one of them."""
+"""Tables of `cubatch store`: all cached runs, and one of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cubatch.report.tables.common import written
 from cubatch.units import format_seconds
 
 
-def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
-    """Lay out the kept runs, one line each."""
+def runs(cached: Sequence[Mapping[str, Any]], path: str) -> Grid:
+    """Return the table of the cached runs."""
     rows = [
         [
             run["id"],
@@ -25,15 +25,16 @@ def runs(kept: Sequence[Mapping[str, Any]], path: str) -> Grid:
             "yes" if run["disturbed"] else None,
             format_seconds(run["seconds_spent"]),
         ]
-        for run in kept
+        for run in cached
     ]
-    notes = [] if rows else ["No runs are kept."]
-    columns = ["id", "updated (UTC)", "what", "input", "mode", "dtype", "state", "timings", "disturbed", "measured for"]
-    return Grid(title=f"Kept in {path}", columns=columns if rows else [], rows=rows, notes=notes)
+    notes = [] if rows else ["There are no runs."]
+    columns = ["id", "updated (UTC)", "what", "input", "mode", "dtype", "state", "timings", "interference"]
+    columns += ["measured for"]
+    return Grid(title=f"Runs in {path}", columns=columns if rows else [], rows=rows, notes=notes)
 
 
 def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:
-    """Lay out one kept run: what was asked, the conditions, the timings of each size and how it ended."""
+    """Return the tables of one run: its options, its conditions, and the timings of each batch size."""
     outcomes = {outcome["batch_size"]: outcome for outcome in measured["outcomes"]}
     timings: dict[int, list[float]] = {size: [] for size in outcomes}
     for timing in measured["timings"]:
@@ -50,10 +51,10 @@ def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:
         for size, seconds in sorted(timings.items())
     ]
     columns = ["batch", "timings", "fastest", "slowest", "status", "why"]
-    asked = {key: value for key, value in facts["identity"].items() if key != "spec"}
+    settings = {key: value for key, value in facts["identity"].items() if key != "spec"}
     title = f"Run {facts['id']}: {_subject(facts['identity'])}, {facts['state']}, updated {facts['updated']}"
     return [
-        _facts(title, asked),
+        _facts(title, settings),
         _facts("Conditions", facts["conditions"]),
         Grid(title="Timings", columns=columns, rows=rows, notes=[*facts["disturbed"], *facts["notes"]]),
     ]
@@ -65,7 +66,7 @@ def _facts(title: str, facts: Mapping[str, Any]) -> Grid:
 
 
 def _input(identity: Mapping[str, Any]) -> str | None:
-    """Return the extents of a sample, as far as they are numbers."""
+    """Return the shape of a sample, if the spec has one."""
     spec = identity.get("spec")
     if not isinstance(spec, Mapping):
         return None

@@ -1,13 +1,24 @@
-"""Tables of `cubatch study`: the answer of each study, and its numbers."""
+"""Tables of `cubatch study`: the list of studies, and the answer and numbers of each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cubatch.report.grid import Cell, Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_count, format_percent, format_seconds
+
+
+def studies(listed: Sequence[Mapping[str, Any]]) -> Grid:
+    """Return the table of all studies."""
+    rows = [
+        [s["name"], s["title"], s["model"], " and ".join(s["modes"]), format_seconds(s["budget_seconds"])]
+        for s in listed
+    ]
+    notes = ["“measures for” is the default of --budget; --quick measures less. Run one: cubatch study waves"]
+    columns = ["NAME", "question", "MODEL", "--mode", "measures for"]
+    return Grid(title="Studies", columns=columns, rows=rows, notes=notes)
 
 
 def grids(payload: Mapping[str, Any]) -> list[Grid]:
@@ -110,13 +121,13 @@ def _numpy_mnist(payload: Mapping[str, Any]) -> list[Grid]:
     causes = list(payload["epochs"][0]["shares"])
     rows: list[list[Cell]] = [
         [
-            one["batch_size"],
-            format_seconds(one["seconds"]),
-            written(format_seconds, one["published_seconds"]),
-            one["epochs_trained"] or None,
-            *(format_percent(one["shares"][cause]) for cause in causes),
+            row["batch_size"],
+            format_seconds(row["seconds"]),
+            written(format_seconds, row["published_seconds"]),
+            row["epochs_trained"] or None,
+            *(format_percent(row["shares"][cause]) for cause in causes),
         ]
-        for one in payload["epochs"]
+        for row in payload["epochs"]
     ]
     fastest = min(range(len(rows)), key=lambda place: payload["epochs"][place]["seconds"])
     columns = ["batch", "5 epochs", "published", "epochs trained", *causes]

@@ -1,4 +1,4 @@
-"""What `cubatch train` prints: one line an epoch."""
+"""Table of `cubatch train`: one line per epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubatch.units import format_count, format_seconds
 
 
 def epochs(done: Sequence[Epoch], *, title: str, diverged: bool = False, stopped_early: bool = False) -> Grid:
-    """Lay out a training run, one line for each epoch."""
+    """Return the table of a training run."""
     rows = [
         [
             epoch.number,
@@ -23,8 +23,8 @@ def epochs(done: Sequence[Epoch], *, title: str, diverged: bool = False, stopped
         ]
         for epoch in done
     ]
-    notes = ["The loss left the range of numbers: try a smaller learning rate."] if diverged else []
+    notes = ["Training diverged: the loss is infinite or NaN. Try a smaller learning rate."] if diverged else []
     if stopped_early:
-        notes.append("Ended early: the last epochs brought no better test accuracy.")
+        notes.append("Stopped early: the last epochs did not improve the test accuracy.")
     columns = ["epoch", "loss", "test accuracy", "time", "samples/s"]
     return Grid(title=title, columns=columns, rows=rows, notes=notes)

@@ -1,4 +1,4 @@
-"""What `cubatch watch` prints: a line a GPU, and beneath it who holds its memory."""
+"""Table of `cubatch watch`: one line per GPU, and the processes that hold its memory."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes
 
-DISPENSABLE = (
-    "energy",
-    "clock",
-    "most °C",
-    "most W",
-    "most load",
-    "course of memory",
-)  # on a narrow line, in this order
+DISPENSABLE = ("energy", "clock", "most °C", "most W", "most load", "course of memory")
+"""Columns that a narrow terminal leaves out, in this order."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
     """
-    Lay out what was seen of GPUs; what none of them tells is left out.
+    Return the table of the GPUs.
 
     Args:
-        gpus: Each as `hardware.watch.Seen.to_mapping` gives it.
-        title: Above the table.
+        gpus: Records of `hardware.watch.Seen`, in JSON form.
+        title: Title of the table.
     """
     rows = [_row(gpu, gpu["now"], gpu["peaks"]) for gpu in gpus]
     columns = [
@@ -39,7 +33,7 @@ def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
 
 def sparkline(shares: Iterable[float]) -> str:
     """
-    Draw numbers from 0 to 1 as bars.
+    Return numbers from 0 to 1 as a row of bars.
 
     Example:
         >>> sparkline([0.0, 0.5, 1.0])
@@ -55,21 +49,21 @@ def _row(gpu: Mapping[str, Any], now: Mapping[str, Any], peaks: Mapping[str, flo
         written(format_bytes, peaks.get("used_bytes")),
         written(format_bytes, now["total_bytes"]),
         sparkline(gpu["course"]) or None,
-        written(_percent, now["utilization_percent"]),
-        written(_percent, peaks.get("utilization_percent")),
-        written(_megahertz, now["sm_clock_mhz"]),
+        written("{:.0f} %".format, now["utilization_percent"]),
+        written("{:.0f} %".format, peaks.get("utilization_percent")),
+        written("{:.0f} MHz".format, now["sm_clock_mhz"]),
         _power(now),
-        written(_whole, peaks.get("power_watts")),
-        written(_whole, now["temperature_celsius"]),
-        written(_whole, peaks.get("temperature_celsius")),
-        written(_joules, gpu["joules"]),
+        written("{:.0f}".format, peaks.get("power_watts")),
+        written("{:.0f}".format, now["temperature_celsius"]),
+        written("{:.0f}".format, peaks.get("temperature_celsius")),
+        written("{:.0f} J".format, gpu["joules"]),
         ", ".join(now["throttle_reasons"] or ()) or None,
         str(gpu["gpu"]["name"]),
     ]
 
 
 def _lines(gpu: Mapping[str, Any]) -> list[str]:
-    """Return why a GPU could not be read, or which processes hold its memory."""
+    """Return why a GPU could not be read, or the processes that hold its memory."""
     name = f"GPU {gpu['gpu']['index']}{' (a slice)' if str(gpu['gpu']['uuid']).startswith('MIG-') else ''}"
     if gpu["problem"]:
         return [f"{name}: {gpu['problem']}"]
@@ -79,19 +73,3 @@ def _lines(gpu: Mapping[str, Any]) -> list[str]:
 def _power(now: Mapping[str, Any]) -> str | None:
     drawn, limit = now["power_watts"], now["power_limit_watts"]
     return None if drawn is None else f"{drawn:.0f} W" if limit is None else f"{drawn:.0f} of {limit:.0f} W"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0f} %"
-
-
-def _megahertz(value: float) -> str:
-    return f"{value:.0f} MHz"
-
-
-def _whole(value: float) -> str:
-    return f"{value:.0f}"
-
-
-def _joules(value: float) -> str:
-    return f"{value:.0f} J"

@@ -30,7 +30,7 @@ def test_candidates_of_a_gpu_whose_sms_are_not_known_say_what_is_missing(run):
     assert code == 0
     assert "coulom" not in out
     assert "Nothing to explain" in out
-    assert "how many SMs NVIDIA GB200 has is not known" in err
+    assert "number of SMs of NVIDIA GB200" in err
 
 
 def test_candidates_are_explained_where_no_time_is_known(run):

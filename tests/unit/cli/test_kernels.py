@@ -106,7 +106,7 @@ def test_what_is_not_meant_for_an_architecture_is_not_compiled_for_it(run, tree)
     (variant,) = json.loads(out)["kernels"][0]["variants"]
     assert (variant["status"], variant["registers"], variant["shared_bytes"]) == ("not_applicable", None, None)
     text = run("--arch", "sm_75")[1]
-    assert "Not listed, for they run on other architectures only: 2 variants." in " ".join(text.split())
+    assert "other architectures only: 2 variants." in " ".join(text.split())
     assert variant["name"] not in text
 
 
@@ -123,7 +123,7 @@ def test_a_selection_takes_one_family_or_one_operation(run, tree):
     code, _, err = run("--operation", "sum")
     assert (code, "did you mean 'sums'" in err) == (2, True)
     code, _, err = run("--operation", "sums", "--family", "greedy")
-    assert (code, "one that has sums: small" in err) == (2, True)
+    assert (code, "operation sums: small" in err) == (2, True)
 
 
 def test_without_a_gpu_the_recorded_figures_are_listed_and_nothing_is_compiled(run, tree, monkeypatch):
@@ -216,8 +216,8 @@ def test_whatever_would_fail_or_surprise_at_a_launch_fails_the_check(run, tree, 
     ("options", "code", "words"),
     [
         (["--arch", "80"], 2, "such as 'sm_70'"),
-        (["--arch", "sm_30"], 2, "unknown arch 'sm_30'"),
-        (["--family", "smit"], 2, "unknown family"),
+        (["--arch", "sm_30"], 2, "unknown --arch 'sm_30'"),
+        (["--family", "smit"], 2, "unknown --family"),
     ],
     ids=["spelling", "no limits", "family"],
 )

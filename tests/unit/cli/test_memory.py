@@ -38,7 +38,7 @@ def test_memory_says_of_which_device_it_is_and_what_does_not_fit(run, monkeypatc
     monkeypatch.setattr(probe, "resolve", lambda *_, **__: cpu)
     _, out, _ = run("memory", "resnet18", "--batch-size", "8", "--memory", "1GiB")
     assert out.startswith("resnet18 on A CPU, ")
-    assert "Each of 3 threads has gradients of its own." in out
+    assert "Each of 3 threads has its own gradients." in out
     _, out, _ = run("memory", "mlp", "--batch-size", "8", "--memory", "1GiB")  # too short for threads to share it
     assert "gradients of its own" not in out
 
@@ -83,7 +83,7 @@ def test_memory_of_a_target_is_that_of_training_beside_the_sum(run):
     out = " ".join(run(*arguments, "--target-batch-size", "32")[1].split())
     assert "batch 8 of 32" in out
     # A formula of memory knows nothing of what divides 32: beside it the plan's 32 would tell of no error.
-    assert "The largest of the sizes that 32 can be cut into whose step fits in 1.00 GiB, by the plan: 32." in out
+    assert "The largest batch that divides 32 whose step fits in 1.00 GiB, by the plan: 32." in out
     assert "max batch formula" not in out
     code, _, err = run(*arguments, "--target-batch-size", "30")
     assert code == 2

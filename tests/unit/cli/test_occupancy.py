@@ -51,7 +51,7 @@ def test_a_launch_that_cannot_be_has_0_blocks_and_the_reason(run):
         code, out, _ = run("--threads", 128, "--registers", 32, "--shared", "64KiB", "--device", device, "--json", "-")
         (found,) = json.loads(out)["launches"]
         assert (code, found["blocks_per_sm"], found["limiters"]) == (0, blocks, ["shared_memory"])
-    assert "0 blocks: such a launch fails" in run("--threads", 1024, "--registers", 96, *V100)[1]
+    assert "0 blocks: the launch fails" in run("--threads", 1024, "--registers", 96, *V100)[1]
 
 
 def test_the_table_names_the_layer_and_who_chose_it(run):
@@ -59,7 +59,7 @@ def test_the_table_names_the_layer_and_who_chose_it(run):
     asked = (FPROP, *V100, "--model", "resnet18", "--batch-size", 32)
     title = "fprop of {} in resnet18"
     out = " ".join(run(*asked)[1].split())
-    assert title.format("conv1") + ", the layer with most FLOP that it computes (--layer names another)" in out
+    assert title.format("conv1") + ", the layer with most FLOP that it computes (--layer chooses another)" in out
     out = " ".join(run(*asked, "--layer", "layer2.0.conv2")[1].split())
     assert title.format("layer2.0.conv2") in out
     assert "most FLOP" not in out
@@ -138,7 +138,7 @@ def test_a_sweep_marks_the_present_the_cliffs_and_the_nearest_better(run, quanti
         span = common.span(format_count, (step.first, step.last))
         (line,) = (line for line in out.splitlines() if line.strip().startswith(f"{span}  "))
         assert ("now" in line) == (step.first <= found.value <= step.last)
-        assert ("cliff beyond" in line) == step.cliff
+        assert ("drop beyond" in line) == step.cliff
         assert ("nearest better" in line) == (found.better is not None and step.first <= found.better <= step.last)
     assert occupancy_table.advice(found) in " ".join(out.split())
 
@@ -176,7 +176,7 @@ def test_the_picture_holds_the_cliffs_and_the_marks(monkeypatch, tmp_path):
     occupancy.staircase(found, tmp_path / "a.png", title="t", subject="s", warps=64)
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line for line in axes.lines}
-    cliffs = lines["cliff: the next one is lower"]
+    cliffs = lines["drop: the next value is lower"]
     assert list(cliffs.get_xdata()) == [32, 40, 48, 64, 80, 128]
     assert list(cliffs.get_ydata()) == [100, 75, 62.5, 50, 37.5, 25]
     assert (list(lines["now: 96"].get_xdata()), list(lines["now: 96"].get_ydata())) == ([96], [25.0])
@@ -220,7 +220,7 @@ def test_options_that_do_not_go_together_are_wrong_arguments(run, arguments, sai
         ((*NUMBERS, "--shared", "a lot", *V100), ("--shared", "a lot", "48KiB")),
         ((*NUMBERS, "--blocks", 0, *V100), ("--blocks", "at least 1", "0")),
         (("conv2d_frop", *V100), ("kernel", "conv2d_frop")),
-        (("conv2d_fprop_implicit_gemm_f32_simt", *V100, "--sweep", "threads"), ("one variant", FPROP)),
+        (("conv2d_fprop_implicit_gemm_f32_simt", *V100, "--sweep", "threads"), ("single variant", FPROP)),
         ((FPROP, *V100, *GO, "--layer", "conv99x", "--batch-size", 4), ("layer", "conv99x", "conv9")),
         ((FPROP, *V100, *GO, "--batch-size", 0), ("--batch-size", "0")),
         ((FPROP, *V100, *GO, "--batch-size", 10**9, "--sweep", "batch-size"), ("--batch-size", "16384", "1000000000")),

@@ -13,7 +13,6 @@ import pytest
 import cubatch
 from cubatch.cli import console
 from cubatch.network.layers import ReLU
-from cubatch.report import letters
 from cubatch.report.grid import Grid, Listed
 from tests.unit.commands import on_a_terminal
 from tests.unit.tuned import result_of
@@ -115,10 +114,9 @@ def test_what_others_wrote_is_written_out(capsys, monkeypatch):
         title=SIGNS, columns=[SIGNS, "b"], rows=[[SIGNS, Listed([SIGNS])], [1, "two\nlines"]], beneath=[SIGNS],
         notes=[SIGNS, [SIGNS]], marked=[0],
     )  # fmt: skip
-    for shown in (grid, letters.ascii_grid(grid)):
-        console.emit([shown], {}, None)
+    console.emit([grid], {}, None)
     console.say(SIGNS)
-    for text in (*capsys.readouterr(), grid.rich().plain):
+    for text in (*capsys.readouterr(), grid.text(ascii_only=True)):
         assert r"\x1b]0;mine\x07\x1b[2J\x9b\u202e\r" in text
         assert [sign for sign in text if not sign.isprintable()] == ["\n"] * text.count("\n")
 

@@ -1,4 +1,4 @@
-"""`cubatch store`: looking makes no file, forgetting is asked for."""
+"""`cubatch store`: list and clear cached runs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from cubatch.kernels.choice import Winners
 from cubatch.tuning.store import Run
 
 
-def test_an_empty_store_lists_nothing_and_clears_nothing(run, tmp_path):
-    """Looking does not make a file."""
+def test_a_missing_store_lists_nothing_and_clears_nothing(run, tmp_path):
+    """No file is created."""
     path = tmp_path / "store.db"
 
-    assert "No runs are kept." in run("store", "list", "--store", path)[1]
-    found = json.loads(run("store", "clear", "--all", "--store", path, "--json", "-")[1])
-    assert (found["cleared"], found["winners"]) == (0, 0)
+    assert json.loads(run("store", "list", "--store", path, "--json", "-")[1])["runs"] == []
+    cleared = json.loads(run("store", "clear", "--all", "--store", path, "--json", "-")[1])
+    assert (cleared["cleared"], cleared["winners"]) == (0, 0)
     assert not list(tmp_path.iterdir())
 
 
-def test_everything_is_forgotten_only_when_asked_for(run, tmp_path):
-    """`store clear` alone forgets nothing: it asks for a number or --all."""
+def test_clear_needs_a_number_or_all(run, tmp_path):
+    """`store clear` alone deletes nothing."""
     code, _, err = run("store", "clear", "--store", tmp_path / "store.db")
     assert code == 2
     assert "--all" in err
 
 
-def test_forgetting_everything_forgets_which_kernels_won(run, tmp_path):
-    """`store clear --all` says what of both files it removed; one run's number leaves the winners, which are of all."""
+def test_clearing_all_runs_also_clears_kernel_choices(run, tmp_path):
+    """Clearing one run leaves them, since all runs share them."""
     path, beside = tmp_path / "store.db", tmp_path / "store-kernels.sqlite3"
     for number in range(2):
         with Run(path, identity={"number": number}, conditions={}, budget=1.0):
@@ -39,5 +39,5 @@ def test_forgetting_everything_forgets_which_kernels_won(run, tmp_path):
     code, out, _ = run("store", "clear", "--all", "--store", path)
 
     assert code == 0
-    assert f"Forgot 1 run of {path} and 2 kernel choices beside it." in " ".join(out.split())
+    assert f"Deleted 1 run and 2 kernel choices from {path}." in " ".join(out.split())
     assert Winners(beside, gpu="card", sources="abc").get("one") is None

@@ -147,16 +147,16 @@ def test_interrupted_tuning_shows_what_there_is_and_exits_with_130(run, autotune
     assert code == 130
     assert "3 000" in out
     assert "The curve is flat from batch 64 on." in out
-    assert err == "cubatch: interrupted; what was measured is kept; the same command goes on with it\n"
+    assert err == "cubatch: interrupted; the timings are cached; repeat the command to continue\n"
 
 
 @pytest.mark.parametrize(
     ("options", "facts", "told"),
     [
-        ((), {"is_kept": True}, "is kept; the same command goes on with it"),
-        (("--fresh",), {"is_kept": True}, "is kept; the same command without --fresh goes on with it"),
-        (("--fresh",), {"is_kept": False}, "is not kept"),
-        (("--no-store",), {}, "is not kept"),
+        ((), {"is_kept": True}, "cached; repeat the command to continue"),
+        (("--fresh",), {"is_kept": True}, "cached; repeat the command without --fresh to continue"),
+        (("--fresh",), {"is_kept": False}, "not cached"),
+        (("--no-store",), {}, "not cached"),
     ],
 )
 def test_what_goes_on_with_an_interrupted_tuning_is_said_as_it_is(run, autotune, options, facts, told):
@@ -164,7 +164,7 @@ def test_what_goes_on_with_an_interrupted_tuning_is_said_as_it_is(run, autotune,
     autotune.error = KeyboardInterrupt()
     vars(autotune.error).update(facts)
 
-    assert run("tune", "mlp", *options) == (130, "", f"cubatch: interrupted; what was measured {told}\n")
+    assert run("tune", "mlp", *options) == (130, "", f"cubatch: interrupted; the timings are {told}\n")
 
 
 def test_interrupted_before_anything_was_measured_exits_with_130(run, autotune):

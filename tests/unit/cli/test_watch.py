@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from cubatch.cli import watch
-from cubatch.report.letters import spelled
+from cubatch.report.grid import to_ascii
 from tests.nvml import GIB, OTHER, Gpu, Library, a_slice
 
 
@@ -147,4 +147,4 @@ def test_on_a_terminal_each_look_takes_the_place_of_the_one_before(library, monk
 
 def test_a_course_is_drawn_with_letters_that_every_terminal_has():
     """In eighths, as digits."""
-    assert spelled("▁▅█ 61 °C") == "158 61 deg C"
+    assert to_ascii("▁▅█ 61 °C") == "158 61 deg C"

@@ -8,7 +8,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
 from cubatch.measure.records import Candidate
 from cubatch.report.grid import WIDTH
-from cubatch.report.plots import forecast
+from cubatch.report.plots import forecast_curves
 from cubatch.report.tables import forecast as forecast_table
 from cubatch.units import format_percent, format_seconds
 from tests.unit.predictions import fastest_first, lines_of, one_pass, predicted
@@ -191,7 +191,7 @@ def drawn(monkeypatch, tmp_path):
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
 
     def draw(*found):
-        forecast.curves(found, tmp_path / "a.png")
+        forecast_curves.curves(found, tmp_path / "a.png")
         (axes,) = figures[-1].axes
         return axes, [text.get_text() for text in figures[-1].legends[0].get_texts()]
 
@@ -250,4 +250,4 @@ def test_a_figure_that_cannot_be_written_says_so(tmp_path):
     """The folder went away after it was looked for."""
     pytest.importorskip("matplotlib")
     with pytest.raises(InvalidArgument, match="plot file"):
-        forecast.curves([predicted()], tmp_path / "no" / "a.png")
+        forecast_curves.curves([predicted()], tmp_path / "no" / "a.png")

@@ -1,171 +1,130 @@
-"""Grids: lines that line up, fit the width, and leave out what is not known."""
+"""Tables as text: aligned columns, lines within the width, unknown columns left out."""
 
 from __future__ import annotations
 
-import attrs
+import io
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
-from cubatch.report.grid import Grid, Listed
+from cubatch.report.grid import Grid, Listed, to_ascii
 
-CELLS = st.one_of(st.none(), st.integers(-(10**9), 10**9), st.text("abc xyz.,", max_size=30))
+CELLS = st.one_of(st.none(), st.integers(-(10**9), 10**9), st.text("abc xyz.,", max_size=15))
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=8)))
-def test_every_column_starts_or_ends_at_the_same_place_in_every_line(rows):
-    """The rule under the headings tells where each column lies; a cell never sticks out of its own to the left."""
+def test_columns_are_aligned_in_every_line(rows):
+    """The rule under the headings shows where each column is; no cell leaves its column."""
     names = [f"c{index}" for index in range(len(rows[0]))]
 
-    lines = Grid(columns=names, rows=rows).text(10_000).split("\n")
+    lines = Grid(columns=names, rows=rows).text().split("\n")
 
-    kept = [i for i in range(len(names)) if any(row[i] not in (None, "") for row in rows)]
-    if not kept:
+    shown = [i for i in range(len(names)) if any(row[i] not in (None, "") for row in rows)]
+    if not shown:
         assert lines == [""]
         return
-    assert lines[0].split() == [names[index] for index in kept]
+    assert lines[0].split() == [names[index] for index in shown]
     spans = []
     start = 0
     for piece in lines[1].split("  "):
         spans.append((start, start + len(piece)))
         start += len(piece) + 2
-    assert len(spans) == len(kept)
+    assert len(spans) == len(shown)
     for line, row in zip(lines[2:], rows, strict=True):
-        cells = ["\N{EN DASH}" if row[index] is None else str(row[index]) for index in kept]
+        cells = ["\N{EN DASH}" if row[index] is None else str(row[index]) for index in shown]
         for (first, last), cell in zip(spans, cells, strict=True):
-            # The last column is wrapped, which joins blanks.
             assert line[first:last].split() == cell.split()
 
 
-def test_a_column_in_which_nothing_is_known_is_left_out():
-    """None and empty text are not knowledge; zero is."""
-    text = Grid(columns=["a", "b", "c", "d"], rows=[[1, None, "", 0], [2, None, "", 0]]).text()
-
-    assert text.split("\n")[0].split() == ["a", "d"]
-
-
-def test_long_text_wraps_in_the_last_column_and_stays_inside_the_width():
-    """Only the last column gives way, at the width and no sooner; the continuation lines stand under it."""
-    content = Grid(columns=["n", "why"], rows=[[1, "alpha beta gamma delta epsilon zeta"]])
-
-    assert content.text(25).split("\n")[2:] == ["1  alpha beta gamma delta", "   epsilon zeta"]
-    assert content.text(24).split("\n")[2:] == ["1  alpha beta gamma", "   delta epsilon zeta"]
+def test_a_column_without_a_known_value_is_left_out():
+    """None, empty text and empty lists are unknown; zero is not."""
+    grid = Grid(columns=["a", "b", "c", "d", "e"], rows=[[1, None, "", 0, Listed(())], [2, None, "", 0, Listed(())]])
+    assert grid.text().split("\n")[0].split() == ["a", "d"]
+    assert Grid(columns=["n", "word"], rows=[]).text() == "n  word\n-  ----"  # no rows: all headings
 
 
-def test_the_last_column_keeps_16_characters_and_then_each_row_stands_alone():
-    """Words one below the other would be no table."""
-    grid = Grid(columns=["n", "why"], rows=[[1, "alpha beta gamma delta"]])
+def test_only_the_last_column_wraps_where_the_terminal_is_wide_enough():
+    """It keeps at least 16 characters; a pipe has lines as long as the other columns need."""
+    grid = Grid(columns=["n", "why"], rows=[[1, "alpha beta gamma delta epsilon zeta"]])
+    assert grid.text(25).split("\n")[2:] == ["1  alpha beta gamma delta", "   epsilon zeta"]
+    assert grid.text(24).split("\n")[2:] == ["1  alpha beta gamma", "   delta epsilon zeta"]
+    wide = Grid(columns=["first", "why"], rows=[["x" * 105, "alpha beta gamma delta"]])
+    assert wide.text().split("\n")[2:] == ["x" * 105 + "  alpha beta gamma", " " * 107 + "delta"]
 
-    assert grid.text(19).split("\n")[1:] == ["-  " + 16 * "-", "1  alpha beta gamma", "   delta"]
-    assert grid.text(18).split("\n") == ["n: 1", "  why: alpha beta", "  gamma delta"]
+
+@pytest.mark.parametrize("width", [24, 30, 40])
+def test_a_narrow_terminal_shows_every_cell_within_its_width(width):
+    """All columns wrap there."""
+    rows = [["one", 2, None], ["three", None, "four and so on, to the end"]]
+    lines = Grid(title="t", columns=["a column of some length", "another column of it", "last"], rows=rows).text(width)
+    assert max(map(len, lines.split("\n"))) <= width
+    letters = "".join(lines.split())
+    assert all(letters.count(cell) for cell in ("one", "three", "2"))
+    assert sorted(word for word in ("four", "end") if word in letters) == ["end", "four"]
 
 
-def test_a_title_without_a_table_has_no_line_beneath():
-    """The empty line parts it from the columns; a note brings its own."""
+def test_a_title_and_notes_are_separated_by_empty_lines():
+    """Texts beneath are not."""
     assert Grid(title="Nothing fits.", notes=["Use less."]).text() == "Nothing fits.\n\nUse less."
     assert Grid(title="t", columns=["n"], rows=[[1]]).text() == "t\n\nn\n-\n1"
+    grid = Grid(columns=["n"], rows=[[1]], beneath=["2 more: 3 and 4."], notes=["Use 1."])
+    assert grid.text(12) == "n\n-\n1\n2 more: 3\nand 4.\n\nUse 1."
 
 
-@pytest.mark.parametrize("width", range(10, 40))
-def test_a_number_in_groups_is_never_broken(width):
-    """27 462 at the end of a line must not become 27."""
-    text = Grid(notes=["the best is 27 462 samples/s, or 1 234 567"]).text(width)
-
-    assert "27 462" in text
-    assert "1 234 567" in text
-
-
-def test_two_numbers_are_not_one_in_groups():
-    """A group has three digits: 8 and 1000 may stand on two lines."""
+@pytest.mark.parametrize(
+    ("note", "whole"),
+    [("the best is 27 462 samples/s, or 1 234 567", ["27 462", "1 234 567"]), ("known to ± 53.8 %", ["± 53.8 %"])],
+)
+def test_a_number_is_not_broken(note, whole):
+    """Its groups, sign and percent stay on one line; two numbers may be on two lines."""
+    for width in range(10, 40):
+        lines = Grid(notes=[note]).text(width).split("\n")
+        assert all(any(number in line for line in lines) for number in whole)
     assert Grid(notes=["8 1000"]).text(5) == "\n8\n1000"
 
 
-def test_points_hang_under_their_dash():
-    """A note that is a list is a list of points."""
-    text = Grid(notes=["Use 8.", ["one two 3", "four"]]).text(10)
-
-    assert text == "\nUse 8.\n\n- one two\n  3\n- four"
+def test_a_list_of_notes_has_bullets():
+    """Continuation lines are indented."""
+    assert Grid(notes=["Use 8.", ["one two 3", "four"]]).text(10) == "\nUse 8.\n\n- one two\n  3\n- four"
 
 
-def test_numbers_stand_right_and_words_left():
-    """A column is of numbers if every known cell begins like one; what is not known stands with them."""
-    rows = [[5, "aa"], [1000, "b"], [None, "c"]]
-    lines = Grid(columns=["n", "word"], rows=rows).text().split("\n")
-
-    assert lines[2:] == ["   5  aa", "1000  b", "   \N{EN DASH}  c"]
-
-
-@pytest.mark.parametrize("cells", [("± 3 %", "± 12 %"), ("-3", "12"), ("+ 3 %", "7")])
-def test_a_sign_before_a_number_leaves_it_one(cells):
-    """Half widths and differences stand right too."""
+@pytest.mark.parametrize("cells", [("5", "1000", None), ("± 3 %", "± 12 %"), ("-3", "12"), ("+- 3 %", "7")])
+def test_numbers_are_aligned_right_and_words_left(cells):
+    """Signs and unknown values do not change that."""
     lines = Grid(columns=["a", "b"], rows=[[cell, "x"] for cell in cells]).text().split("\n")
-
-    assert [line[:-3] for line in lines[2:]] == [cell.rjust(max(map(len, cells))) for cell in cells]
-
-
-def test_a_table_without_rows_keeps_its_headings():
-    """Nothing is known of no column, which says that there was nothing to tell."""
-    assert Grid(columns=["n", "word"], rows=[]).text() == "n  word\n-  ----"
+    texts = [cell or "\N{EN DASH}" for cell in cells]
+    assert lines[2:] == [f"{text.rjust(max(map(len, texts)))}  x" for text in texts]
 
 
-def test_the_terminal_gets_the_same_lines_and_the_marked_row_stands_out():
-    """Colour changes nothing of the text."""
-    content = Grid(title="t", columns=["n", "w"], rows=[[1, "a"], [2, "b"]], marked=[1], notes=["Use 2."])
-
-    text = content.rich()
-
-    assert text.plain == content.text()
-    bold = [text.plain[span.start : span.end] for span in text.spans if span.style == "bold green"]
-    assert bold == ["2  b"]
-
-
-def test_a_first_note_is_an_answer_only_where_a_row_is_marked():
-    """Bold beneath a marked row; beneath others a note like any."""
-    content = Grid(columns=["n"], rows=[[1]], notes=["Use 1.", "Or not."])
-
-    for marked, bold in (([0], ["Use 1."]), ([], [])):
-        text = attrs.evolve(content, marked=marked).rich()
-        assert [text.plain[span.start : span.end] for span in text.spans if span.style == "bold"] == bold
+@pytest.mark.parametrize(("marked", "emphasized"), [([1], {"2", "b", "Use 2."}), ([], set())])
+def test_a_color_terminal_emphasizes_marked_rows_and_the_first_note(marked, emphasized):
+    """The text is the same as without color."""
+    grid = Grid(columns=["n", "w"], rows=[[1, "a"], [2, "b"]], marked=marked, notes=["Use 2.", "Or not."])
+    console = Console(file=io.StringIO(), width=80, color_system="standard", force_terminal=True)
+    segments = [segment for line in console.render_lines(grid, pad=False) for segment in line]
+    bold = {segment.text.strip() for segment in segments if segment.style and segment.style.bold}
+    assert bold - {""} == emphasized
+    assert [line.rstrip() for line in "".join(s.text for s in console.render(grid)).rstrip("\n").split("\n")] == (
+        grid.text().split("\n")
+    )
 
 
-def test_what_has_no_row_stands_right_beneath_the_rows():
-    """Notes are parted by an empty line, these are not; and they keep to the width."""
-    text = Grid(columns=["n"], rows=[[1]], beneath=["2 more: 3 and 4."], notes=["Use 1."]).text(12)
-
-    assert text == "n\n-\n1\n2 more: 3\nand 4.\n\nUse 1."
-
-
-@pytest.mark.parametrize("width", range(10, 40))
-def test_a_number_keeps_its_sign_and_its_percent(width):
-    """± at the end of a line is nothing, and so is % at the start."""
-    lines = Grid(notes=["the best is known to ± 53.8 % of it"]).text(width).split("\n")
-
-    assert any("± 53.8 %" in line for line in lines)
-
-
-REASONS = ("power of two", "crest 1 of conv1", "asked for")
+REASONS = ("power of two", "crest 1 of conv1", "memory limit")
 LONG = ", ".join(REASONS)
 GRID = Grid(columns=["n", "memory", "rate", "why"], rows=[[1, "1 MiB", 10, "a"], [2, None, 20, "b"]], notes=["Use 2."])
 
 
-def test_a_column_is_left_out_by_its_name():
-    """Its cells go with it; a name that is not there changes nothing."""
+def test_columns_are_removed_and_replaced_by_name():
+    """The other cells and the notes stay; an unknown name removes nothing."""
     assert GRID.without("memory").rows == ((1, 10, "a"), (2, 20, "b"))
     assert GRID.without("memory").notes == GRID.notes
     assert GRID.without("speed") == GRID
-
-
-def test_a_column_is_put_in_the_place_of_another():
-    """The others stay where they are; the cells must be as many as the rows."""
-    found = GRID.renamed("memory", "time", ["1 s", "2 s"])
-    assert found.columns == ("n", "time", "rate", "why")
-    assert found.rows == ((1, "1 s", 10, "a"), (2, "2 s", 20, "b"))
-    with pytest.raises(ValueError, match="shorter"):
-        GRID.renamed("memory", "time", ["1 s"])
-
-
-def test_a_row_has_a_cell_for_every_column():
-    """A row that is too short would shift what stands under a heading."""
+    replaced = GRID.replace_column("memory", "time", ["1 s", "2 s"])
+    assert replaced.columns == ("n", "time", "rate", "why")
+    assert replaced.rows == ((1, "1 s", 10, "a"), (2, "2 s", 20, "b"))
     with pytest.raises(ValueError, match="2 columns and a row of 1"):
         Grid(columns=["a", "b"], rows=[[1]])
 
@@ -174,38 +133,31 @@ def test_a_row_has_a_cell_for_every_column():
     ("width", "columns"),
     [(20, "n memory rate why"), (19, "n rate why"), (12, "n rate why"), (11, "n why"), (3, "n why")],
 )
-def test_columns_go_in_their_order_until_a_row_takes_one_line(width, columns):
-    """At the width of the whole all stay; what is not called dispensable stays in any case."""
+def test_dispensable_columns_are_left_out_in_order_until_a_row_fits(width, columns):
+    """Other columns stay in any case; a column without known values needs no width."""
     assert " ".join(GRID.fit(width, ("memory", "rate")).columns) == columns
-
-
-def test_a_column_that_is_not_shown_takes_no_room():
-    """Nothing is known in it, so nothing is printed of it."""
-    grid = Grid(columns=["n", "unknown to everybody", "why"], rows=[[1, None, "because"]])
-    assert grid.fit(10, ("n",)) == grid
+    unknown = Grid(columns=["n", "unknown everywhere", "why"], rows=[[1, None, "because"]])
+    assert unknown.fit(10, ("n",)) == unknown
 
 
 @pytest.mark.parametrize(
     ("width", "shown"), [(110, LONG), (30, "power of two, +2"), (23, "power of two, +2"), (5, "p")]
 )
-def test_what_the_last_column_lists_gets_what_the_others_leave(width, shown):
-    """As many texts as there is room for, and how many more there are; 16 characters in any case."""
+def test_a_list_in_the_last_column_gets_the_width_that_is_left(width, shown):
+    """At least 16 characters, for which other columns are left out."""
     grid = Grid(columns=["batch", "why"], rows=[[8, Listed(REASONS)], [16, Listed(())]]).fit(width)
     assert grid.rows[0][1].startswith(shown)
     assert grid.rows[1][1] is None
     assert len(grid.rows[0][1]) <= max(width - 7, 16)
-
-
-def test_other_columns_go_before_a_list_is_shorter_than_16_characters():
-    """5 and 6 characters, the gaps and 16 for the list are 31."""
     grid = Grid(columns=["batch", "memory", "why"], rows=[[8, "1 MiB", Listed(REASONS)]])
     assert grid.fit(31, ("memory",)).columns == ("batch", "memory", "why")
     assert grid.fit(30, ("memory",)).columns == ("batch", "why")
 
 
+@settings(max_examples=50)
 @given(st.lists(st.text("abc ", min_size=1, max_size=12), max_size=5), st.integers(1, 60))
-def test_a_list_keeps_to_its_width_and_counts_what_it_leaves_out(texts, width):
-    """Whole where it fits; else what is shown and the number that follows make up all of them."""
+def test_a_list_keeps_its_width_and_counts_the_texts_left_out(texts, width):
+    """The texts shown and the number after them are all texts."""
     shown = Listed(texts).within(width)
     if not texts:
         assert shown is None
@@ -214,12 +166,24 @@ def test_a_list_keeps_to_its_width_and_counts_what_it_leaves_out(texts, width):
     if len(", ".join(texts)) <= width:
         assert shown == ", ".join(texts)
     elif ", +" in shown:
-        kept, _, more = shown.rpartition(", +")
-        assert kept.endswith("…") or kept == ", ".join(texts[: len(texts) - int(more)])
+        head, _, more = shown.rpartition(", +")
+        assert head.endswith("…") or head == ", ".join(texts[: len(texts) - int(more)])
 
 
-def test_a_list_of_nothing_is_not_known():
-    """A dash beside lists that hold something; no column where none does."""
-    grid = Grid(columns=["n", "why"], rows=[[1, Listed(("a", "b"))], [2, Listed(())]])
-    assert grid.text().split("\n")[2:] == ["1  a, b", "2  \N{EN DASH}"]
-    assert Grid(columns=["n", "why"], rows=[[1, Listed(())]]).text() == "n\n-\n1"
+def test_a_table_in_ascii_has_aligned_columns():
+    """Signs are replaced before the columns are laid out; a letter without a replacement is a question mark."""
+    grid = Grid(
+        title="2 × 2",  # noqa: RUF001
+        columns=["", "batch", "±", "why"],
+        rows=[["→", 8, "± 0.1 %", Listed(("a – b", "µs"))], ["≈", None, None, None]],  # noqa: RUF001
+        notes=["→ answer.", ["≈ tied", "ß"]],
+    )
+    text = grid.text(ascii_only=True)
+    assert text.isascii()
+    head, _, first, second = text.splitlines()[2:6]
+    assert first.index("8") + 1 == head.index("batch") + len("batch")
+    assert first.startswith("-> ")
+    assert second.startswith("~ ")
+    assert "+- 0.1 %" in first
+    assert "- ?" in text
+    assert to_ascii("± 1 µs") == "+- 1 us"

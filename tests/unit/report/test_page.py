@@ -134,7 +134,7 @@ def test_the_page_stands_alone_and_holds_the_reasons_the_curve_and_every_size():
 def test_the_page_says_how_a_step_was_launched(launch, said):
     """A row of what the run was made with."""
     page = Page(html(result_of(environment={"launch": launch})))
-    assert "launches a step" in page.text
+    assert "launches per step" in page.text
     assert said in page.text
 
 

@@ -48,7 +48,7 @@ def test_a_sole_size_that_happened_to_be_measured_is_not_called_the_answer():
     others = [measurement(n, status="error") for n in (2, 4, 8, 16)]
     result = result_of(measurements=[measurement(1, 11.5), *others], batch_size=1, fastest_batch_size=1, tied_with=[],
                    decided_by="budget")  # fmt: skip
-    assert legend(result) == ["→ compared with none."]
+    assert legend(result) == ["→ not compared."]
 
 
 def test_a_tie_far_behind_and_hardly_known_is_too_noisy_to_tell():

@@ -134,7 +134,7 @@ def test_rules_of_thumb_stand_beside_the_plan_with_their_error():
     rule = Rule(name="2x the file", formula="twice the weights", value=100 * 2**20, computed=400 * 2**20, unit="bytes")
     content = footprint.rules([rule], mode="training")
     row = row_of(content, "2x the file", "rule")
-    assert (row["says"], row["plan"], row["off by"]) == ("100.00 MiB", "400.00 MiB", "-75.0 %")
+    assert (row["gives"], row["plan"], row["off by"]) == ("100.00 MiB", "400.00 MiB", "-75.0 %")
 
 
 def test_an_unknown_fact_of_a_device_stays_unknown():

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.choices import StudyName
-from cubatch.report import letters, lines, study
-from cubatch.report.plots import study as plot
+from cubatch.report import study_page as study
+from cubatch.report.plots import lines
 from cubatch.report.tables import study as table
 from cubatch.studies.run import STUDIES
 from tests.unit.studies import payloads
@@ -53,7 +53,7 @@ def test_any_values_can_be_drawn(values, log_x, log_y):
     shown = lines.Lines(
         title="", y_label="", series=series, marks=[("all", [dots[0].batch_size])], log_x=log_x, log_y=log_y
     )
-    (axes,) = plot.figure_of(shown).axes
+    (axes,) = lines.figure_of(shown).axes
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     assert all(left < dot.batch_size < right and low < dot.low <= dot.high < high for dot in dots)
     assert [tick for tick in axes.get_yticks() if low <= tick <= high]
@@ -81,6 +81,6 @@ def test_no_study_is_missing():
 def test_its_table_can_be_written_in_ascii(name):
     """A terminal of few letters gets every number with its sign, and no question mark but those of the text."""
     text = "\n".join(grid.text() for grid in table.grids(ALL[name]))
-    plain = "\n".join(letters.spelled(letters.ascii_grid(grid).text()) for grid in table.grids(ALL[name]))
+    plain = "\n".join(grid.text(ascii_only=True) for grid in table.grids(ALL[name]))
     assert plain.isascii()
     assert plain.count("?") == text.count("?")

@@ -1,8 +1,4 @@
-"""
-The figure of predictions: a curve per GPU with its interval, the recommended size, and the largest that fits.
-
-Title and axis say that nothing was measured.
-"""
+"""The figure of `cubatch predict`: a curve per GPU, with its interval and the recommended batch size."""
 
 from __future__ import annotations
 
@@ -21,29 +17,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_LOG_SPAN = 8  # GPUs this far apart are drawn on a logarithmic axis
-_INCHES, _INCHES_A_GPU = 5.0, 0.2  # height of the figure, and of a line of its legend
+_LOG_SPAN = 8  # ratio of the best rates of two GPUs above which the axis is logarithmic
+_INCHES, _INCHES_PER_GPU = 5.0, 0.2  # height of the figure, and of a line of its legend
 _MARKS = "band: predicted 90 % interval; star: recommended; dotted: largest batch that fits, by the memory plan"
 
 
 def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
     """
-    Draw predictions of one network: the objective against batch size, one curve for each GPU.
+    Draw predictions of one network into a file: the objective against batch size, one curve for each GPU.
 
-    Each curve has its 90 % interval as a band, a star at the recommended size, hollow points at sizes over the
-    latency limit, and a dotted line at the largest batch that fits.  The batch axis is logarithmic to base 2.
+    Each curve has a band for its 90 % interval, and a star at the recommended size.  Points over the latency limit are
+    hollow.  A dotted line marks the largest batch that fits.
 
     Args:
-        forecasts: Predictions that differ in the GPU only, at least one.
-        path: Where the figure goes: .png, .svg or .pdf.
+        forecasts: At least one prediction; they differ in the GPU only.
+        path: A .png, .svg or .pdf file.
 
     Raises:
         MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the ending is none of the three, or the file cannot be written.
+        InvalidArgument: If the file has another ending or cannot be written.
     """
     style.check(path)
     shown, objective = [curve_of(forecast) for forecast in forecasts], forecasts[0].objective
-    figure, axes = style.sheet(9.0, _INCHES + _INCHES_A_GPU * len(shown))
+    figure, axes = style.sheet(9.0, _INCHES + _INCHES_PER_GPU * len(shown))
     where = setting_of(forecasts[0], with_device=False) if len(shown) > 1 else shown[0].subtitle
     style.head(axes, shown[0].title, f"{where}\n{_MARKS}", pad=38)
     _scale(axes, shown, objective)
@@ -57,7 +53,7 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
 
 
 def _scale(axes: Axes, shown: Sequence[Curve], objective: str) -> None:
-    """Set both axes so that every curve is seen: from zero, or logarithmic where GPUs are far apart."""
+    """Scale the axes: from zero, or logarithmic if the GPUs differ much."""
     points = [point for curve in shown for point in curve.points]
     x_low, x_high = min(curve.x_low for curve in shown), max(curve.x_high for curve in shown)
     style.batch_axis(axes, x_low, x_high, ticks([point.batch_size for point in points], x_low, x_high))
@@ -67,9 +63,10 @@ def _scale(axes: Axes, shown: Sequence[Curve], objective: str) -> None:
 
 
 def _draw(axes: Axes, curve: Curve, dash: str, color: str, label: str) -> None:
-    kept, over = [point for point in curve.points if point.kept], [point for point in curve.points if not point.kept]
-    sizes, values = _xy(kept)
-    axes.fill_between(sizes, [point.low for point in kept], [point.high for point in kept], color=color, alpha=0.16,
+    valid = [point for point in curve.points if point.is_ok]
+    over = [point for point in curve.points if not point.is_ok]
+    sizes, values = _xy(valid)
+    axes.fill_between(sizes, [point.low for point in valid], [point.high for point in valid], color=color, alpha=0.16,
                       linewidth=0)  # fmt: skip
     axes.plot(sizes, values, color=color, linewidth=1.6, linestyle=dash, marker="o", markersize=3.5, label=label)
     axes.plot(*_xy(over), "o", markersize=4, color=color, mfc="white")
@@ -85,8 +82,8 @@ def _draw(axes: Axes, curve: Curve, dash: str, color: str, label: str) -> None:
 def _legend(forecast: Forecast, curve: Curve) -> str:
     """Return the GPU, its recommended size and the largest batch that fits."""
     parts = [f"recommended: {curve.answer.label}"] if curve.answer else []
-    room, largest = forecast.limits["memory_bytes"], forecast.largest_batch_size
-    return "; ".join([style.plain(forecast.device.name), *parts, f"up to {largest} fit in {format_bytes(room)}"])
+    memory, largest = forecast.limits["memory_bytes"], forecast.largest_batch_size
+    return "; ".join([style.plain(forecast.device.name), *parts, f"up to {largest} fit in {format_bytes(memory)}"])
 
 
 def _xy(points: Sequence[Point]) -> tuple[list[int], list[float]]:

@@ -1,45 +1,42 @@
-"""A study as an HTML page: question, answer, figure, numbers, how it was measured and how to repeat it."""
+"""A study as an HTML page and as figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cubatch.report import html, lines
+from cubatch.report import html, plot
 from cubatch.report.curve import Curve, curve_of
-from cubatch.report.plots import style
+from cubatch.report.plots import lines, style
+from cubatch.report.plots.lines import Dot, Lines, Series
 from cubatch.report.settings import setting, tables
 from cubatch.report.tables.study import grids
 from cubatch.tuning.results import TuningResult
 
-Figure = lines.Lines | Curve
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _MARKS = ("full wave", "Coulom", "power of two", "multiple of 8")
 
 
 def page(payload: Mapping[str, Any]) -> str:
-    """
-    Return one self-contained HTML page without scripts or external resources, with every text escaped.
-
-    Args:
-        payload: A study in the JSON form of schema 1.
-    """
+    """Return a self-contained HTML page for a study in the JSON form of schema 1."""
     _, *measured = grids(payload)
-    sections = [
-        html.Section(heading="The question", texts=payload["question"]),
-        *(html.Section(heading=figure.title, figure=_drawn(figure)) for figure in figures(payload)),
-        *(html.Section(heading=grid.title, table=grid) for grid in measured),
-        html.Section(heading="How it was measured", texts=payload["method"]),
-        html.Section(heading="How to repeat it", commands=[payload["command"]]),
-    ]
-    return html.article(
+    article = html.Article(
         title=payload["title"],
         subtitle=f"{payload['model']}: {setting_of(payload)}",
-        answer=payload["answer"],
-        points=payload["points"],
-        sections=sections,
+        reasons=[payload["answer"], *payload["points"]],
+        sections=[
+            html.Section(heading="The question", texts=payload["question"]),
+            *(html.Section(heading=each.title, figure=_for_page(each)) for each in figures(payload)),
+            *(html.Section(heading=grid.title, table=grid) for grid in measured),
+            html.Section(heading="How it was measured", texts=payload["method"]),
+            html.Section(heading="How to repeat it", commands=[payload["command"]]),
+        ],
         facts=tables(payload),
     )
+    return html.document(article)
 
 
 def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
@@ -47,76 +44,77 @@ def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
     Draw a figure of a study into a file.
 
     Args:
-        payload: A study in the JSON form of schema 1.
-        path: Where it goes: .png, .svg or .pdf.
-        number: Which of `figures`.
+        payload: The study in the JSON form of schema 1.
+        path: A .png, .svg or .pdf file.
+        number: Index in `figures`.
 
     Raises:
         MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the ending is none of the three, or the file cannot be written.
+        InvalidArgument: If the file has another ending or cannot be written.
     """
-    from cubatch.report.plots.study import figure_of
-
     style.check(path)
     head = f"{payload['title']} {payload['model']}", setting_of(payload)
-    style.save(figure_of(figures(payload)[number], head), path)
+    style.save(_drawn(figures(payload)[number], head), path)
 
 
 def setting_of(payload: Mapping[str, Any]) -> str:
-    """Return where, how and when a study was measured in one line."""
+    """Return device, settings and date of a study in one line."""
     return setting(payload, payload["device"].get("name"))
 
 
-def _drawn(figure: Figure) -> html.Figure:
-    from cubatch.report.plots.study import figure_of
-
-    return html.Figure(figure.title, style.data_url(figure_of(figure)) if style.is_installed() else "")
+def _for_page(figure: Lines | Curve) -> html.Figure:
+    return html.Figure(figure.title, style.data_url(_drawn(figure)) if style.is_installed() else "")
 
 
-def figures(payload: Mapping[str, Any]) -> Sequence[Figure]:
+def _drawn(figure: Lines | Curve, head: tuple[str, str] | None = None) -> Figure:
+    if isinstance(figure, Curve):
+        return plot.figure_of(figure, "throughput", titled=head is not None)
+    return lines.figure_of(figure, head)
+
+
+def figures(payload: Mapping[str, Any]) -> Sequence[Lines | Curve]:
     """Return the figures of a study; none if nothing was measured."""
     if payload["study"] in {"small-batch-floor", "hyperparameter"}:
         return [curve_of(TuningResult.from_mapping(payload["result"]))]
     return [figure for figure in _FIGURES[payload["study"]](payload) if figure.series]
 
 
-def _series(label: str, points: Iterable[Sequence[Any]], *, is_computed: bool = False) -> list[lines.Series]:
-    """Return a series of (batch size, value, interval or None), without the points that have no value."""
+def _series(label: str, points: Iterable[Sequence[Any]], *, is_computed: bool = False) -> list[Series]:
+    """Return a line of (batch size, value, interval or None), without the points that have no value."""
     dots = [
-        lines.Dot(batch_size=n, value=value, low=(interval or [value])[0], high=(interval or [value])[-1])
+        Dot(batch_size=n, value=value, low=(interval or [value])[0], high=(interval or [value])[-1])
         for n, value, interval in points
         if value is not None
     ]
-    return [lines.Series(label=label, dots=dots, is_computed=is_computed)] if dots else []
+    return [Series(label=label, dots=dots, is_computed=is_computed)] if dots else []
 
 
-def _powers_of_two(payload: Mapping[str, Any]) -> list[lines.Lines]:
+def _powers_of_two(payload: Mapping[str, Any]) -> list[Lines]:
     compared = sorted(payload["comparisons"], key=lambda c: c["batch_size"])
     series = _series("ratio, 90 % interval", ((c["batch_size"], c["ratio"], c["interval"]) for c in compared))
     series += _series("equal", ((c["batch_size"], 1.0, None) for c in compared), is_computed=True)
     title = "Samples per second relative to the nearest power of two"
-    return [lines.Lines(title=title, y_label="ratio of samples/s", series=series, log_x=True, log_y=True)]
+    return [Lines(title=title, y_label="ratio of samples/s", series=series, log_x=True, log_y=True)]
 
 
-def _memory_rules(payload: Mapping[str, Any]) -> list[lines.Lines]:
+def _memory_rules(payload: Mapping[str, Any]) -> list[Lines]:
     mode = payload["measured"][-1]["mode"]
-    series = _series(
-        "measured", ((r["batch_size"], r["measured_bytes"], None) for r in payload["measured"] if r["mode"] == mode)
-    )
+    measured = [r for r in payload["measured"] if r["mode"] == mode]
+    series = _series("measured", ((r["batch_size"], r["measured_bytes"], None) for r in measured))
     for name in ("textbook count", "4.5x the file"):
         of_rule = (r for r in payload["rules"] if (r["mode"], r["name"]) == (mode, name) and r["bytes"])
         series += _series(name, ((r["batch_size"], r["bytes"], None) for r in of_rule), is_computed=True)
     title = f"Memory of {mode}: rules of thumb and measured bytes"
-    return [lines.Lines(title=title, y_label="bytes", series=series, log_x=True, log_y=True)]
+    return [Lines(title=title, y_label="bytes", series=series, log_x=True, log_y=True)]
 
 
-def _numpy_mnist(payload: Mapping[str, Any]) -> list[lines.Lines]:
+def _numpy_mnist(payload: Mapping[str, Any]) -> list[Lines]:
     series = _series("here", ((e["batch_size"], e["seconds"], None) for e in payload["epochs"]))
     series += _series("published", ((e["batch_size"], e["published_seconds"], None) for e in payload["epochs"]))
-    return [lines.Lines(title="Seconds by batch size", y_label="seconds", series=series, log_x=True, log_y=True)]
+    return [Lines(title="Seconds by batch size", y_label="seconds", series=series, log_x=True, log_y=True)]
 
 
-def _waves(payload: Mapping[str, Any]) -> list[lines.Lines]:
+def _waves(payload: Mapping[str, Any]) -> list[Lines]:
     rows = [row for row in payload["sizes"] if row["samples_per_second"] is not None]
     measured = [(row["batch_size"], row["samples_per_second"], row["interval"]) for row in rows]
     series = _series("measured, 90 % interval", measured)
@@ -127,27 +125,27 @@ def _waves(payload: Mapping[str, Any]) -> list[lines.Lines]:
         for kind in _MARKS
     ]
     title = "Samples per second around full waves"
-    return [lines.Lines(title=title, y_label="samples/s", series=series, marks=[mark for mark in marks if mark[1]])]
+    return [Lines(title=title, y_label="samples/s", series=series, marks=[mark for mark in marks if mark[1]])]
 
 
-def _generalisation(payload: Mapping[str, Any]) -> list[lines.Lines]:
-    shown: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float | None]], ...] = (
+def _generalisation(payload: Mapping[str, Any]) -> list[Lines]:
+    values: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float | None]], ...] = (
         ("Test error by batch size", "wrong test images, %", lambda run: 100 * (1 - float(run["test_accuracy"]))),
         ("Sharpness by batch size", "largest eigenvalue of the Hessian", _eigenvalue),
     )
     return [
-        lines.Lines(
+        Lines(
             title=title,
             y_label=label,
             series=[
-                one
+                series
                 for policy in ("fixed", "scaled")
-                for one in _series(f"learning rate {policy}", _seeds(payload["rows"], policy, value_of))
+                for series in _series(f"learning rate {policy}", _seeds(payload["rows"], policy, value_of))
             ],
             log_x=True,
             log_y=True,
         )
-        for title, label, value_of in shown
+        for title, label, value_of in values
     ]
 
 
@@ -158,15 +156,14 @@ def _eigenvalue(run: Mapping[str, Any]) -> float | None:
 def _seeds(
     rows: Iterable[Mapping[str, Any]], policy: str, value_of: Callable[[Mapping[str, Any]], float | None]
 ) -> Iterable[Sequence[Any]]:
-    """Yield the mean over the seeds with the range of the seeds; values without a logarithm are left out."""
+    """Yield batch size, mean and range over the seeds; values without a logarithm are left out."""
     for row in rows:
         values = [value for run in row["runs"] if (value := value_of(run)) is not None and value > 0]
         if row["policy"] == policy and values:
-            mean = sum(values) / len(values)
-            yield row["batch_size"], mean, (min(values), max(values))
+            yield row["batch_size"], sum(values) / len(values), (min(values), max(values))
 
 
-_FIGURES: dict[str, Callable[[Mapping[str, Any]], list[lines.Lines]]] = {
+_FIGURES: dict[str, Callable[[Mapping[str, Any]], list[Lines]]] = {
     "powers-of-two": _powers_of_two,
     "waves": _waves,
     "memory-rules": _memory_rules,

@@ -1,0 +1,128 @@
+"""Figures of values by batch size, as lines with intervals: what they show, and how they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from cubatch.report.curve import ticks
+from cubatch.report.plots import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLORS = (style.BLUE, style.ORANGE, style.GREEN)
+# A shorter axis has too few of 1, 2 and 5 times powers of ten, a longer one too many.
+_SHORT, _LONG = 5.0, 1000.0
+
+
+@attrs.frozen(kw_only=True)
+class Dot:
+    """
+    A value of a line.
+
+    Attributes:
+        batch_size: Samples per step.
+        value: The value on the y axis.
+        low, high: Ends of its interval; equal to the value if unknown.
+    """
+
+    batch_size: int
+    value: float
+    low: float
+    high: float
+
+
+@attrs.frozen(kw_only=True)
+class Series:
+    """
+    Values that a line joins.
+
+    Attributes:
+        label: Entry of the legend.
+        dots: Values, by ascending batch size.
+        is_computed: Whether the values were not measured: the line is dotted and has no dots.
+    """
+
+    label: str
+    dots: Sequence[Dot]
+    is_computed: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Lines:
+    """
+    A figure of values by batch size.
+
+    Attributes:
+        title: Its content in words.
+        y_label: Quantity and unit.
+        series: At most three lines.
+        marks: Rows of marks below the lines: their label, and batch sizes.
+        log_x, log_y: Whether an axis is logarithmic.
+    """
+
+    title: str
+    y_label: str
+    series: Sequence[Series]
+    marks: Sequence[tuple[str, Sequence[int]]] = ()
+    log_x: bool = False
+    log_y: bool = False
+
+
+def figure_of(lines: Lines, head: tuple[str, str] | None = None) -> Figure:
+    """Draw a figure, with a title and subtitle if given."""
+    figure, axes = style.sheet(8.5, 4.4 + 0.24 * len(lines.marks))
+    if head is not None:
+        style.head(axes, *head, pad=24, size=11, gap=8)
+    _draw(axes, lines)
+    style.legend(figure)
+    return figure
+
+
+def _draw(axes: Axes, lines: Lines) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for series, color in zip(lines.series, _COLORS, strict=False):
+        sizes, values = [dot.batch_size for dot in series.dots], [dot.value for dot in series.dots]
+        if series.is_computed:
+            axes.plot(sizes, values, ":", color=color, linewidth=1.4, label=series.label)
+        else:
+            axes.plot(sizes, values, "o-", color=color, linewidth=1.4, markersize=4.5, label=series.label)
+            lows, highs = [dot.low for dot in series.dots], [dot.high for dot in series.dots]
+            axes.vlines(sizes, lows, highs, color=color, linewidth=1.2)
+    sizes = sorted({dot.batch_size for series in lines.series for dot in series.dots})
+    if lines.log_x:
+        low, high = sizes[0] / 1.2, sizes[-1] * 1.2
+        style.batch_axis(axes, low, high, ticks(sizes, low, high))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("batch size")
+    if lines.log_y:
+        _log_axis(axes, [value for series in lines.series for dot in series.dots for value in (dot.low, dot.high)])
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel(lines.y_label)
+    style.rule(axes)
+    for place, (label, marked) in enumerate(lines.marks):
+        height = 0.03 + 0.055 * (len(lines.marks) - 1 - place)
+        heights, at_foot = [height] * len(marked), axes.get_xaxis_transform()
+        axes.plot(marked, heights, "|", transform=at_foot, color=style.GREY, markersize=8, mew=2)
+        axes.annotate(label, (1, height), xycoords="axes fraction", xytext=(4, 0), textcoords="offset points",
+                      va="center", fontsize=8, color="#444444")  # fmt: skip
+
+
+def _log_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Make the y axis logarithmic, with ticks that suit its span."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    axes.set_yscale("log")
+    positive = [value for value in values if value > 0]
+    span = max(positive, default=1.0) / min(positive, default=1.0)
+    subs = (1, 2, 5) if span < _LONG else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs) if span > _SHORT else MaxNLocator(6))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
