@@ -161,7 +161,7 @@ def named(name: str) -> list[Kernel]:
     exact = [kernel for kernel in known if kernel.name == name]
     matching = exact or [kernel for kernel in known if kernel.name.startswith(name)]
     if not matching:
-        raise UnknownName("kernel", name, [kernel.name for kernel in known])
+        raise UnknownName("kernel", name, [kernel.name for kernel in known], "`cubatch kernels` lists them.")
     return matching
 
 

@@ -54,11 +54,13 @@ def test_wrong_arguments_exit_with_two(run, arguments):
         (["occupancy", "--threads", "2000", "--registers", "32", "--device", "t4"], "--threads must be", 2),
         (["memory", "resnet50", "--memory", "1MiB", "--device", "t4"], "does not fit", 1),
         (["store", "show", "7", "--store", "no-such.db"], "7", 1),
+        (["memory", "mlp", "--device", "nonsense"], "`cubatch devices` lists", 2),
+        (["occupancy", "nonsense", "--device", "t4"], "`cubatch kernels` lists", 2),
     ],
     ids=str,
 )
 def test_an_error_of_ours_is_one_clear_message_in_the_options_words(run, arguments, words, exits):
-    """What was asked, on stderr, without a traceback and with nothing on stdout; 2 where it makes no sense, else 1."""
+    """On stderr, without a traceback and with nothing on stdout; 2 if the request makes no sense, else 1."""
     code, out, err = run(*arguments, "--json", "-")
 
     assert (code, out) == (exits, "")
@@ -84,10 +86,18 @@ def test_what_is_empty_is_not_what_was_left_out(run, tmp_path, monkeypatch, argu
     assert "''" in err
 
 
-def test_a_model_is_called_what_the_usage_calls_it(run):
-    """Not `layer_spec`, which it is in Python."""
+def test_messages_name_options_instead_of_python_arguments(run, tmp_path):
+    """Also in remedies; the key of a file keeps its name, although an option has the same."""
     code, _, err = run("tune", "none.onnx", "--library", "onnxruntime", "--device", "cpu")
-    assert (code, err) == (2, "cubatch: MODEL must be a file that is there, got 'none.onnx'\n")
+    assert (code, err.startswith("cubatch: MODEL must be")) == (2, True)
+    code, _, err = run("tune", "mlp", "--dtype", "float16", "--device", "cpu")
+    assert (code, "Use --dtype float32" in err, "=" in err) == (2, True, False)
+    spec = tmp_path / "net.json"
+    spec.write_text('{"input_shape": [0, 1, 4], "layers": [{"type": "relu"}]}')
+    code, _, err = run("memory", spec, "--device", "t4")
+    assert (code, "input_shape must be" in err, "--input-shape" in err) == (2, True, False)
+    code, _, err = run("memory", "mnist-cnn", "--input-shape", "0,28,1", "--device", "t4")
+    assert (code, "--input-shape must be" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

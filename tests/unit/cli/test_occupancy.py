@@ -106,9 +106,11 @@ def test_blocks_of_a_grid_are_spread_over_the_sms(run):
     assert json.loads(out)["launches"][0]["spread"]["waves"] is None  # it cannot launch
 
 
-@pytest.mark.parametrize("name", [gpu.slug for gpu in catalogue.all_devices() if gpu.arch in survey.ARCHS])
-def test_every_catalogue_gpu_is_answered_for_without_a_gpu(run, name):
-    """The kernel of a game network's layers, from what is recorded of it."""
+@pytest.mark.parametrize(
+    "name", {gpu.arch: gpu.slug for gpu in catalogue.all_devices() if gpu.arch in survey.ARCHS}.values()
+)
+def test_a_gpu_of_every_architecture_is_answered_for_without_a_gpu(run, name):
+    """From the recorded registers and shared memory of the kernel."""
     code, out, err = run(FPROP, "--device", name)
     assert (code, err) == (0, "")
     assert catalogue.find(name).name in out

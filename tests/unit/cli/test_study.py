@@ -11,13 +11,25 @@ import time
 
 import pytest
 
+from cubatch.studies.run import STUDIES
 from tests.unit.tuning.small_runs import CHECKOUT, rows
 
 SMALL = ("powers-of-two", "mlp", "--device", "cpu", "--quick", "--max-batch-size", 9)
 
 
+def test_the_studies_are_listed(run):
+    """With the defaults that `cubatch study NAME` uses."""
+    code, out, _ = run("study", "list", "--json", "-")
+    listed = {study["name"]: study for study in json.loads(out)["studies"]}
+    assert (code, set(listed)) == (0, set(STUDIES))
+    waves = listed["waves"]
+    assert (waves["model"], waves["modes"], waves["budget_seconds"]) == ("go-net", ["inference"], 600.0)
+    text = run("study", "list")[1]
+    assert all(name in text and study["title"] in text for name, study in listed.items())
+
+
 def test_a_study_writes_its_folder(run, tmp_path):
-    """JSON, one page that needs nothing else, and pictures; the table and the answer on stdout."""
+    """JSON, a self-contained page and figures; the table and the answer on stdout."""
     folder = tmp_path / "out"
     code, out, err = run("study", *SMALL, "--out", folder)
     assert code == 0, err
@@ -30,13 +42,7 @@ def test_a_study_writes_its_folder(run, tmp_path):
     assert found["created"]
     assert {path.name for path in folder.iterdir()} >= {"index.html", "study.json", "figure.png", "figure.svg"}
     assert str(folder / "index.html") in err
-
-
-def test_the_page_is_whole_by_itself(run, tmp_path):
-    """No script and nothing fetched; question, answer, numbers, method, the command, device, versions."""
-    assert run("study", *SMALL, "--out", tmp_path)[0] == 0
-    text = (tmp_path / "index.html").read_text()
-    found = json.loads((tmp_path / "study.json").read_text())
+    text = (folder / "index.html").read_text()
     assert not re.findall(r"<script|<link|href=|@import|url\(", text)
     images = re.findall(r'src="([^"]*)"', text)
     assert len(images) == 1
@@ -103,20 +109,8 @@ def test_what_makes_no_sense_is_refused_by_name(run, tmp_path, monkeypatch, argu
 )
 def test_each_study_has_the_mode_of_its_question(run, tmp_path, name, modes):
     """Inference as everywhere, but where the question is of training or of both; what --mode says goes before that."""
-    arguments = (
-        "study",
-        name,
-        "mlp",
-        "--device",
-        "cpu",
-        "--quick",
-        "--max-batch-size",
-        9,
-        "--budget",
-        5,
-        "--json",
-        "-",
-    )
+    arguments = ("study", name, "mlp", "--device", "cpu", "--quick", "--max-batch-size", 9, "--budget", 5)
+    arguments += ("--json", "-")
     _, out, err = run(*arguments, "--out", tmp_path / "own")
     assert json.loads(out)["mode"] == " and ".join(modes), err
     _, out, err = run(*arguments, "--out", tmp_path / "asked", "--mode", "inference")
