@@ -448,9 +448,7 @@ def _untried(result: BatchSizeResult, needed: Mapping[int, tuple[float, float]])
         need, left = (format_seconds(seconds) for seconds in needed[first])
         sentences.append(f"A trial of {first} was expected to take about {need}; {left} were left.")
         if needed[first][0] <= needed[first][1]:  # see `SearchState.within_reach`
-            sentences.append(
-                "So long a step is a guess: the search spends only part of the remaining time on it."
-            )
+            sentences.append("So long a step is a guess: the search spends only part of the remaining time on it.")
     return sentences
 
 

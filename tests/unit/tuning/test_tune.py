@@ -27,7 +27,7 @@ CONV = Conv2d(h=6, w=6, c=3, k=4, r=3, s=3, pad=1)
 # --- an answer -----------------------------------------------------------------------------------------------
 
 
-def test_what_a_step_should_take_stands_beside_what_it_took(monkeypatch, tmp_path):
+def test_what_a_step_should_take_stands_beside_what_it_took(monkeypatch, tmp_path, virtual):
     """The model's seconds of each candidate, also in a result that is answered from the store."""
     expected = {4: 0.5, 32: 2.0}
     monkeypatch.setattr(ladder, "step_seconds", lambda _, sizes: [expected[n] for n in sizes])
