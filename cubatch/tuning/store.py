@@ -20,7 +20,7 @@ import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -356,7 +356,7 @@ def list_runs(path: Path | str) -> list[StoredRun]:
         StoreError: If the file cannot be read, a run is damaged, or it is no store of this version.
     """
     with _opened(path) as database:
-        return [store_tables.read_run(database, number) for number in _numbers(database)] if database else []
+        return [store_tables.read_run(database, number) for number in _identities(database)] if database else []
 
 
 def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
@@ -367,8 +367,8 @@ def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
         StoreError: If there is no such run, it is damaged, or the file cannot be read.
     """
     with _opened(path) as database:
-        if database is None or run_id not in _numbers(database):
-            raise _no_such_run(path, run_id, _numbers(database))
+        if database is None or run_id not in _identities(database):
+            raise _no_such_run(path, run_id, _identities(database))
         return store_tables.read_run(database, run_id), store_tables.read_measured(database, run_id)
 
 
@@ -380,13 +380,13 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
         StoreError: If one of them is being measured right now, or there is no such run; nothing is deleted then.
     """
     with _opened(path, is_written=True) as database, contextlib.ExitStack() as locks:
-        numbers = _numbers(database)
-        if run_id is not None and run_id not in numbers:
-            raise _no_such_run(path, run_id, numbers)
+        identities = _identities(database)
+        if run_id is not None and run_id not in identities:
+            raise _no_such_run(path, run_id, identities)
         if database is None:
             return 0
-        chosen = [number for number in numbers if run_id in {None, number}]  # a run that begins from now on stays
-        for name in sorted({store_tables.lock_name_of(database, number) for number in chosen}):
+        chosen = [number for number in identities if run_id in {None, number}]  # a run that begins from now on stays
+        for name in sorted({store_tables.lock_name(identities[number]) for number in chosen}):
             try:
                 locks.enter_context(sqlite_file.locked(sqlite_file.place(path), name, 0.0))
             except TimeoutError:
@@ -396,11 +396,12 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
         return len(chosen)
 
 
-def _numbers(database: sqlite3.Connection | None) -> list[int]:
-    return [row["id"] for row in database.execute("SELECT id FROM runs ORDER BY id")] if database else []
+def _identities(database: sqlite3.Connection | None) -> dict[int, str]:
+    """Return the identity of each run by its number, ascending."""
+    return dict(map(tuple, database.execute("SELECT id, identity FROM runs ORDER BY id"))) if database else {}
 
 
-def _no_such_run(path: Path | str, run_id: int, numbers: Sequence[int]) -> StoreError:
+def _no_such_run(path: Path | str, run_id: int, numbers: Iterable[int]) -> StoreError:
     known = ", ".join(map(str, numbers)) or "none"
     return StoreError(str(path), f"it holds no run {run_id}", f"It holds: {known}.")
 

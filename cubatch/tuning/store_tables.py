@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import attrs
+from attrs import field
 
 from cubatch import checks
 from cubatch.errors import WorkerDied
@@ -39,6 +40,7 @@ CREATE TABLE outcomes (
 """
 TABLES = (SCHEMA, VERSION)
 _TIMING_COLUMNS = ("batch_size", "round", "seconds")
+_JSON_COLUMNS = ("identity", "conditions", "ladder", "limit", "notes", _INTERFERENCE)
 
 
 class DamagedRun(Exception):
@@ -47,6 +49,10 @@ class DamagedRun(Exception):
     def __init__(self, run: int, reason: str) -> None:
         super().__init__(f"run {run} is damaged: {reason}")
         self.run = run
+
+
+def _candidates(rungs: Sequence[Mapping[str, Any]]) -> tuple[Candidate, ...]:
+    return tuple(Candidate(**{**rung, "reasons": checks.texts(rung["reasons"])}) for rung in checks.mappings(rungs))
 
 
 @attrs.frozen(kw_only=True)
@@ -70,19 +76,19 @@ class StoredRun:
     """
 
     id: int
-    identity: Mapping[str, Any]
-    conditions: Mapping[str, Any]
+    identity: Mapping[str, Any] = field(converter=checks.mapping)
+    conditions: Mapping[str, Any] = field(converter=checks.mapping)
     budget: float
     seconds_spent: float
     state: str
     created: str
     updated: str
-    notes: tuple[str, ...]
-    ladder: tuple[Candidate, ...] | None
-    limit: Mapping[str, Any] | None
+    notes: tuple[str, ...] = field(converter=checks.texts)
+    ladder: tuple[Candidate, ...] | None = field(converter=attrs.converters.optional(_candidates))
+    limit: Mapping[str, Any] | None = field(converter=attrs.converters.optional(checks.mapping))
     num_timings: int
     num_outcomes: int
-    disturbed: tuple[str, ...]
+    disturbed: tuple[str, ...] = field(converter=checks.texts)
 
 
 def to_json(value: object) -> str:
@@ -90,11 +96,6 @@ def to_json(value: object) -> str:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=checks.required_whole
     )  # fmt: skip
-
-
-def lock_name_of(database: sqlite3.Connection, run: int) -> str:
-    """Return the lock name of a run."""
-    return lock_name(database.execute("SELECT identity FROM runs WHERE id = ?", (run,)).fetchone()[0])
 
 
 def lock_name(identity: str) -> str:
@@ -207,15 +208,10 @@ def read_run(database: sqlite3.Connection, run: int) -> StoredRun:
         (run,),
     ).fetchone()
     with _reading(run):
-        facts = dict(row)
-        for name in ("identity", "conditions", "limit"):
-            facts[name] = None if facts[name] is None else checks.mapping(json.loads(facts[name]))
-        for name in ("notes", "disturbed"):
-            facts[name] = checks.texts(json.loads(facts[name]))
-        if facts["ladder"] is not None:
-            rungs = checks.mappings(json.loads(facts["ladder"]))
-            facts["ladder"] = tuple(Candidate(**{**rung, "reasons": checks.texts(rung["reasons"])}) for rung in rungs)
-        return StoredRun(**facts)
+        return StoredRun(**{
+            name: json.loads(value) if name in _JSON_COLUMNS and value is not None else value
+            for name, value in dict(row).items()
+        })  # fmt: skip
 
 
 def read_measured(database: sqlite3.Connection, run: int) -> Measured:

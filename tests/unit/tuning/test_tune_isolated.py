@@ -19,13 +19,6 @@ from tests.unit.tuning.small_runs import CHECKOUT, statuses, tune
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-def test_a_worker_measures_and_the_answer_is_of_the_same_form():
-    """isolate=True: another process took the timings, with the same plan, and the result looks no different."""
-    result = tune(isolate=True)
-    assert set(statuses(result).values()) <= {"ok", "dropped"}
-    assert result.measurements[1].peak_bytes == pytest.approx(result.measurements[1].predicted_peak_bytes, abs=1024)
-
-
 @pytest.mark.parametrize(("limit", "isolated"), [(5, False), (3, True)])
 def test_isolation_is_decided_by_the_largest_plan(monkeypatch, virtual, limit, isolated):
     """ "auto" on the CPU: a worker where some candidate plans more than a quarter of the limit."""
@@ -41,8 +34,7 @@ def test_isolation_is_decided_by_the_largest_plan(monkeypatch, virtual, limit, i
     assert bool(asked) == isolated
 
 
-@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":'], ids=["no guard", "guard"])
-def test_any_script_in_any_folder_can_isolate(tmp_path, guard):
+def test_any_script_in_any_folder_can_isolate(tmp_path):
     """A folder with a `cubatch/` and a `numpy.py` of its own, a script without a guard: the answer comes."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
@@ -50,12 +42,11 @@ def test_any_script_in_any_folder_can_isolate(tmp_path, guard):
     (tmp_path / "cubatch" / "__init__.py").write_text("raise SystemExit('the wrong cubatch')")
     script = tmp_path / "scripts" / "script.py"
     script.write_text(
-        textwrap.dedent(f"""
+        textwrap.dedent("""
         import cubatch as cb
 
-        {guard or "if True:"}
-            result = cb.autotune("mlp", device="cpu", batch_sizes=[4, 8], budget=30.0, isolate=True, store=False)
-            print(sorted(m.batch_size for m in result.measurements))
+        result = cb.autotune("mlp", device="cpu", batch_sizes=[4, 8], budget=5.0, isolate=True, store=False)
+        print(sorted(m.batch_size for m in result.measurements))
         """)
     )
     command = [sys.executable, str(script)]
@@ -80,6 +71,7 @@ def test_a_worker_that_is_killed_is_out_of_memory_and_tuning_goes_on(monkeypatch
     assert statuses(result)[8] == "out_of_memory"
     assert {statuses(result)[4], statuses(result)[32]} <= {"ok", "dropped"}
     assert result.measurements[1].timings_seconds == ()
+    assert result.measurements[2].peak_bytes == pytest.approx(result.measurements[2].predicted_peak_bytes, abs=1024)
 
 
 def test_memory_that_runs_out_here_is_an_outcome_too(monkeypatch, virtual):
