@@ -161,29 +161,22 @@ def _pointwise(layer: Layer, n: int, *, operation: str, backward: bool = False, 
     }
 
 
-def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]:
-    return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}
-
-
 def _max_pool(layer: layers.MaxPool2d, n: int, *, backward: bool = False) -> _Facts:
     # 1 + tap; the gradient takes any: a tap that lies outside is simply never met.
     winners = {"argmax": Operand((n, *layer.output_shape), "counts", "uint8", layer.r * layer.s + 1)}
-    return _pool(layer, n, winners, _pool_geometry(layer), backward=backward)
+    return _pool(layer, n, winners, backward=backward)
 
 
 def _max_pool_inference(layer: layers.MaxPool2d, n: int) -> _Facts:
-    return _pool(layer, n, {}, _pool_geometry(layer), backward=False) | {"suffix": ", inference"}
+    return _pool(layer, n, {}, backward=False) | {"suffix": ", inference"}
 
 
 def _avg_pool(layer: layers.AvgPool2d, n: int, *, backward: bool = False) -> _Facts:
-    options = _pool_geometry(layer) | {"count_include_pad": layer.count_pad}
-    return _pool(layer, n, {}, options, backward=backward)
+    return _pool(layer, n, {}, backward=backward)
 
 
-def _pool(
-    layer: layers.MaxPool2d | layers.AvgPool2d, n: int, winners: dict[str, Operand], options: dict[str, Any], *,
-    backward: bool,
-) -> _Facts:  # fmt: skip
+def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, n: int, winners: dict[str, Operand], *, backward: bool) -> _Facts:
+    options: dict[str, Any] = {"window": layer.window}
     x, y, taps = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape)), layer.r * layer.s
     facts: _Facts = {"operation": layer.type, "terms": taps, "extra_bytes": math.prod(y.shape) if winners else 0}
     if not backward:
@@ -430,7 +423,7 @@ def _scale(layer: layers.Scale, n: int, *, backward: bool = False) -> _Facts:
 def _attention(layer: layers.Attention, n: int) -> _Facts:
     x, parameters = _tokens_and_weights(layer, n)
     return {
-        "operation": "attention", "operands": {"x": x, **parameters, "out": x}, "arguments": ("x", *parameters),
+        "operation": "attention", "operands": {"x": x, **parameters, "out": x}, "arguments": ("x",),
         "options": {"heads": layer.heads}, "terms": x.shape[2], "cuts": {"n": {"x": 0, "out": 0}},
         "repeated": 2 * sum(layer.saved_elements()[name][0] for name in ("qkv", "mixed")) * n,
     }  # fmt: skip

@@ -166,6 +166,9 @@ class Case:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what identifies it, for JSON."""
+        options = dict(self.options)
+        if "window" in options:
+            options |= options.pop("window")._asdict()
         return {
             "name": self.name,
             "operation": self.operation,
@@ -174,9 +177,7 @@ class Case:
             "batch_size": self.batch_size,
             "dtype": self.dtype,
             "epilogue": list(self.epilogue),
-            "options": {
-                name: list(value) if isinstance(value, tuple) else value for name, value in self.options.items()
-            },
+            "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
             "flops": self.flops,
             "traffic_bytes": self.traffic_bytes,
             "moved_bytes": self.moved_bytes,

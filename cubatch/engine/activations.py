@@ -1,9 +1,9 @@
 """
 Activation functions and their gradients, element by element: ReLU, ReLU6, sigmoid, SiLU, GELU and the hard ones.
 
-Flat arrays are walked in pieces that fit the scratch memory, so that what lies between input and
-result stays in the cache.  Where a curve is flat the gradient is zero, even if it came in infinite.  A
-kink has the slope that PyTorch gives it: zero where one of its sides is flat, and one for hard swish at 3.
+Flat arrays are processed in pieces that fit the scratch memory, so that intermediate values stay in the cache.
+Where a curve is flat the gradient is zero, even for an infinite gradient of the output. At a kink the slope is
+PyTorch's: zero where one of the sides is flat, and one for hard swish at 3.
 """
 
 from __future__ import annotations
@@ -36,16 +36,12 @@ def relu(x: Any, *, out: Any = None) -> Any:
 
 def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
     """
-    Pass the gradient where ReLU's output is not 0: positive, or NaN, whose gradient is PyTorch's.
+    Pass the gradient where ReLU's output is not 0: where it is positive, or NaN as in PyTorch.
 
     Args:
-        dy: Gradient by the output, C-contiguous.
+        dy: Gradient by the output.
         y: ReLU's output.
-        out: Where dx goes; may be dy, or y. None allocates it.
-        workspace: 1-D uint8 array, a byte for each element of a piece. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        out: Where dx goes; may be dy or y.
     """
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
@@ -63,21 +59,22 @@ def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> 
     """
     Apply an activation function.
 
-    With sigmoid(x) = 1 / (1 + exp(-x)) and hard(x) = min(max(x + 3, 0), 6) / 6, as in PyTorch, the kinds are
-    "relu6" min(max(x, 0), 6), "sigmoid", "silu" x * sigmoid(x), "hard_sigmoid" hard(x), "hard_swish" x * hard(x) and
-    "gelu" x * (1 + erf(x / sqrt(2))) / 2.
+    With sigmoid(x) = 1 / (1 + exp(-x)) and hard(x) = min(max(x + 3, 0), 6) / 6, the kinds are PyTorch's:
+
+        relu6          min(max(x, 0), 6)
+        sigmoid        sigmoid(x)
+        silu           x * sigmoid(x)
+        hard_sigmoid   hard(x)
+        hard_swish     x * hard(x)
+        gelu           x * (1 + erf(x / sqrt(2))) / 2
 
     Args:
-        x: Activations, C-contiguous.
-        kind: Which function: the `type` of its layer.
-        out: Where y goes; may be x. None allocates it.
-        workspace: 1-D uint8 array, two numbers for each element of a piece. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
+        x: Activations.
+        kind: The function: the `type` of its layer.
+        out: Where y goes; may be x.
 
     Raises:
-        InvalidArgument: If the kind is not known.
+        InvalidArgument: If the kind is unknown.
 
     Example:
         >>> activation(np.array([-4.0, 0.0, 2.0]), kind="hard_sigmoid").round(3)
@@ -88,28 +85,24 @@ def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> 
     y = xp.empty_like(x) if out is None else out
     source, target = x.reshape(-1), y.reshape(-1)
     with np.errstate(over="ignore"):  # exp(-x) may be infinite: 1 / (1 + inf) is the right answer
-        for piece, first, second in _pieces(x, workspace):
-            forward(xp, source[piece], target[piece], first, second)
+        for piece, *scratch in _pieces(x, workspace):
+            forward(xp, source[piece], target[piece], scratch)
     return y
 
 
 def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, workspace: Any = None) -> Any:
     """
-    Give the gradient by an activation function's input: dy times the slope.
+    Return the gradient by an activation function's input: dy times the slope.
 
     Args:
-        dy: Gradient by the output, C-contiguous.
+        dy: Gradient by the output.
         saved: What the layer's `backward_reads` names: the output of "relu6", "sigmoid" and "hard_sigmoid", the
             input of "silu", "hard_swish" and "gelu".
-        kind: Which function: the `type` of its layer.
-        out: Where dx goes; may be dy. None allocates it.
-        workspace: 1-D uint8 array, two numbers for each element of a piece. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        kind: The function: the `type` of its layer.
+        out: Where dx goes; may be dy.
 
     Raises:
-        InvalidArgument: If the kind is not known.
+        InvalidArgument: If the kind is unknown.
 
     Example:
         >>> activation_backward(np.array([8.0, 8.0]), np.array([0.25, 1.0]), kind="sigmoid")
@@ -120,45 +113,48 @@ def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, work
     dx = xp.empty_like(dy) if out is None else out
     errors, values, target = dy.reshape(-1), saved.reshape(-1), dx.reshape(-1)
     with np.errstate(over="ignore"):
-        for piece, first, second in _pieces(dy, workspace):
-            backward(xp, errors[piece], values[piece], target[piece], first, second)
+        for piece, *scratch in _pieces(dy, workspace):
+            backward(xp, errors[piece], values[piece], target[piece], scratch)
     return dx
 
 
-# Each function below takes the module, a piece of each array, and scratch of the piece's size.
+# Each function below takes the module, a piece of each array, and two scratch arrays of the piece's size.
 
 
-def _relu6(xp: Any, x: Any, y: Any, *_: Any) -> None:
+def _relu6(xp: Any, x: Any, y: Any, _: Any) -> None:
     xp.clip(x, 0, 6, out=y)
 
 
-def _relu6_backward(xp: Any, dy: Any, y: Any, dx: Any, first: Any, second: Any) -> None:
-    passing, below = _flags(xp, first), _flags(xp, second)
+def _relu6_backward(xp: Any, dy: Any, y: Any, dx: Any, scratch: Any) -> None:
+    passing, below = (_flags(xp, tile) for tile in scratch)
     xp.not_equal(y, 0, out=passing)  # of what lies in [0, 6] or is NaN
     xp.not_equal(y, 6, out=below)
     xp.logical_and(passing, below, out=passing)
     gate(dy, passing, dx)
 
 
-def _sigmoid(xp: Any, x: Any, y: Any, *_: Any) -> None:
+def _sigmoid(xp: Any, x: Any, y: Any, _: Any) -> None:
     _one_plus_exp(xp, x, y)
     xp.reciprocal(y, out=y)
 
 
-def _sigmoid_backward(xp: Any, dy: Any, y: Any, dx: Any, slope: Any, _: Any) -> None:
+def _sigmoid_backward(xp: Any, dy: Any, y: Any, dx: Any, scratch: Any) -> None:
+    slope, _ = scratch
     xp.subtract(1, y, out=slope)
     xp.multiply(slope, y, out=slope)
     xp.multiply(dy, slope, out=dx)
 
 
-def _silu(xp: Any, x: Any, y: Any, tile: Any, _: Any) -> None:
+def _silu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
+    tile, _ = scratch
     _one_plus_exp(xp, x, tile)
     xp.divide(x, tile, out=y)
 
 
-def _silu_backward(xp: Any, dy: Any, x: Any, dx: Any, sigmoid: Any, slope: Any) -> None:
-    """With s = sigmoid(x) the slope is s (1 + x (1 - s))."""
-    _sigmoid(xp, x, sigmoid)
+def _silu_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
+    """Multiply by the slope s (1 + x (1 - s)) with s = sigmoid(x)."""
+    sigmoid, slope = scratch
+    _sigmoid(xp, x, sigmoid, None)
     xp.subtract(1, sigmoid, out=slope)
     xp.multiply(slope, x, out=slope)
     xp.add(slope, 1, out=slope)
@@ -166,25 +162,30 @@ def _silu_backward(xp: Any, dy: Any, x: Any, dx: Any, sigmoid: Any, slope: Any) 
     xp.multiply(dy, slope, out=dx)
 
 
-def _hard_sigmoid(xp: Any, x: Any, y: Any, *_: Any) -> None:
+def _hard_sigmoid(xp: Any, x: Any, y: Any, _: Any) -> None:
     xp.add(x, 3, out=y)
     xp.clip(y, 0, 6, out=y)
     xp.divide(y, 6, out=y)
 
 
-def _hard_sigmoid_backward(xp: Any, dy: Any, y: Any, dx: Any, first: Any, second: Any) -> None:
-    gate(dy, _between(xp, y, 0, 1, first, second), dx)
+def _hard_sigmoid_backward(xp: Any, dy: Any, y: Any, dx: Any, scratch: Any) -> None:
+    above, below = (_flags(xp, tile) for tile in scratch)
+    xp.greater(y, 0, out=above)
+    xp.less(y, 1, out=below)
+    xp.logical_and(above, below, out=above)
+    gate(dy, above, dx)
     xp.divide(dx, 6, out=dx)
 
 
-def _hard_swish(xp: Any, x: Any, y: Any, tile: Any, _: Any) -> None:
-    _hard_sigmoid(xp, x, tile)
+def _hard_swish(xp: Any, x: Any, y: Any, scratch: Any) -> None:
+    tile, _ = scratch
+    _hard_sigmoid(xp, x, tile, None)
     xp.multiply(x, tile, out=y)
 
 
-def _hard_swish_backward(xp: Any, dy: Any, x: Any, dx: Any, slope: Any, spare: Any) -> None:
-    """The slope is 0 up to -3, x / 3 + 1 / 2 from there to 3, and 1 beyond."""
-    flags = _flags(xp, spare)
+def _hard_swish_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
+    """Multiply by the slope: 0 up to -3, x / 3 + 1 / 2 from there to 3, and 1 beyond."""
+    slope, flags = scratch[0], _flags(xp, scratch[1])
     xp.divide(x, 3, out=slope)
     xp.subtract(slope, 0.5, out=slope)
     xp.less(x, 3, out=flags)
@@ -195,8 +196,9 @@ def _hard_swish_backward(xp: Any, dy: Any, x: Any, dx: Any, slope: Any, spare: A
     xp.multiply(dx, slope, out=dx)
 
 
-def _gelu(xp: Any, x: Any, y: Any, spare: Any, tail: Any) -> None:
+def _gelu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
     """Write max(x, 0) - |x| * tail(|x|), which is x times the distribution function on both sides of zero."""
+    spare, tail = scratch
     _mills_ratio(xp, x, spare, tail)
     _normal_exp(xp, x, spare)
     xp.multiply(tail, spare, out=tail)
@@ -206,8 +208,9 @@ def _gelu(xp: Any, x: Any, y: Any, spare: Any, tail: Any) -> None:
     xp.subtract(y, tail, out=y)
 
 
-def _gelu_backward(xp: Any, dy: Any, x: Any, dx: Any, spare: Any, slope: Any) -> None:
-    """With the density f the slope is (1 + sign(x)) / 2 + sign(x) * (|x| f(x) - tail(|x|))."""
+def _gelu_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
+    """Multiply by the slope (1 + sign(x)) / 2 + sign(x) * (|x| f(x) - tail(|x|)) with the density f."""
+    spare, slope = scratch
     _mills_ratio(xp, x, spare, slope)
     xp.abs(x, out=spare)
     xp.multiply(spare, 1 / math.sqrt(2 * math.pi), out=spare)
@@ -303,14 +306,4 @@ def _one_plus_exp(xp: Any, x: Any, out: Any) -> None:
 
 
 def _flags(xp: Any, tile: Any) -> Any:
-    """View a scratch array as a flag for each of its elements."""
     return tile.view(xp.bool_)[: tile.size]
-
-
-def _between(xp: Any, values: Any, low: float, high: float, first: Any, second: Any) -> Any:
-    """Flag values strictly between two bounds."""
-    above, below = _flags(xp, first), _flags(xp, second)
-    xp.greater(values, low, out=above)
-    xp.less(values, high, out=below)
-    xp.logical_and(above, below, out=above)
-    return above

@@ -33,11 +33,11 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the block, as it was taken."""
+        """Bytes of the block."""
         return int(self._block.nbytes)
 
     def fill(self, values: Any) -> None:
-        """Write some elements all over the block, again and again."""
+        """Fill the block with repetitions of some elements."""
         target = self._block[: len(self._block) // values.nbytes * values.nbytes].view(values.dtype)
         target.reshape(-1, len(values))[...] = values
         rest = self._block[target.nbytes :]
@@ -61,19 +61,19 @@ class Arena:
 
 def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
     """
-    Refuse a batch that is more than what is free now, before any of it is taken.
+    Reject a batch that needs more than the free memory, before any of it is allocated.
 
-    The system gives addresses of main memory that it does not have, and ends processes once they are written to.
-    Drivers that let device memory spill into the host's (WDDM, WSL 2) give what is not there; steps then take many
-    times as long, and no error says why.
+    The system hands out addresses of main memory that it does not have, and ends processes that write to them. Drivers
+    that let device memory spill into the host's (WDDM, WSL 2) do the same. Steps then take many times as long without
+    an error.
 
     Args:
-        work, plan: What is prepared.
-        held_bytes: What is held already of what is planned.
+        work, plan: The workload and its plan.
+        held_bytes: Bytes of the plan that are allocated already.
         xp: NumPy or CuPy.
 
     Raises:
-        OutOfMemory: If it is.
+        OutOfMemory: If it does.
     """
     free_bytes = None
     if hasattr(xp, "cuda"):
@@ -87,9 +87,9 @@ def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
 
 def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
     """
-    Say what a batch size asked for, by which tensor of which layer, what is free, which size fits and what helps.
+    Return the error for a batch size: its bytes, largest tensor, free bytes, the largest size that fits, and remedies.
 
-    What is held of what is planned whatever the batch counts as free.
+    Allocated bytes that the plan needs for every batch size count as free.
     """
     free = fits = None
     others = ""
@@ -109,7 +109,7 @@ def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
 
 
 def _remedy(work: Workload, fits: int | None) -> str:
-    """Name what makes a step smaller, and nothing that is so already."""
+    """Return the options that make a step smaller, without those in use."""
     ways = [
         f"take batches of {fits}" if fits else "",
         "add up the gradients of smaller batches (target_batch_size)" if fits and work.mode == "training" else "",

@@ -5,9 +5,9 @@ Of every sample and head, with queries q, keys k and values v of d channels each
 
     weights = softmax(q k^T / sqrt(d)),    mixed = weights v
 
-block by block of whole samples, so that a block's weights stay in the cache from the product that makes them to the
-one that uses them.  The backward pass takes from the weights' gradient its mean under the weights, row by row,
-which is the product of the mixed values with their gradient (Dao et al., 2022, arXiv:2205.14135, appendix B.2).
+is computed in blocks of whole samples, so that a block's weights stay in the cache between the two products.
+The backward pass subtracts from the gradient of each row of weights its mean under those weights. That mean is the
+product of the mixed values with their gradient (Dao et al., 2022, arXiv:2205.14135, appendix B.2).
 """
 
 from __future__ import annotations
@@ -34,22 +34,19 @@ def attention(
     workspace: Any = None,
 ) -> Any:
     """
-    Let every position read all positions of its sample.
+    Mix the values of all positions of a sample for each of its positions.
 
     Args:
-        x: Activations (n, ..., c), C-contiguous: t positions.
+        x: Activations (n, ..., c): t positions.
         w_in: Projections to queries, keys and values (3c, c), each by head.
         w_out: Projection of the mixed values (c, c).
         b_in: Bias of the first (3c,), or None.
         b_out: Bias of the second (c,), or None.
         heads: Number of heads; divides c.
-        keep: Where queries, keys and values (3 t c elements a sample), the weights (heads x t rows of at least t) and
-            the mixed values (t c) go for the backward pass. None keeps none. Padding behind a row is not touched.
-        out: Where y goes, of x's shape; not x. None allocates it.
-        workspace: 1-D uint8 array for a block of samples. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
+        keep: Three arrays for the backward pass; None keeps nothing. The first receives queries, keys and values
+            (3 t c elements a sample). The second receives the weights: heads x t rows of at least t, of which the
+            padding is not written. The third receives the mixed values (t c).
+        out: Where y goes, of x's shape; not x.
 
     Example:
         >>> import numpy as np
@@ -65,14 +62,15 @@ def attention(
     rows, target = x.reshape(n, t, c), y.reshape(n, t, c)
     for samples, _ in need.cut(n, workspace.nbytes):
         count = samples.stop - samples.start
-        column_at, *kept_at = need.offsets(count, 1)
+        column_at, *saved_at = need.offsets(count, 1)
         if keep is None:
             shapes = ((count, 3 * t * c), (count, heads * t * t), (count, t * c))
-            kept = [view(workspace, shape, x.dtype, offset=at) for shape, at in zip(shapes, kept_at, strict=True)]
+            saved = [view(workspace, shape, x.dtype, offset=at) for shape, at in zip(shapes, saved_at, strict=True)]
         else:
-            kept = [array[samples] for array in keep]
+            saved = [array[samples] for array in keep]
         column = view(workspace, (count, heads, t, 1), x.dtype, offset=column_at)
-        qkv, weights, mixed = kept[0].reshape(count, t, 3 * c), kept[1].reshape(count, heads, t, -1)[..., :t], kept[2]
+        qkv, mixed = saved[0].reshape(count, t, 3 * c), saved[2]
+        weights = saved[1].reshape(count, heads, t, -1)[..., :t]
         linear(rows[samples], w_in, b_in, out=qkv)
         queries, keys, values = _heads(qkv, heads, width)
         (scaled,) = _heads(mixed.reshape(count, t, c), heads, width)  # where the mixed values will lie
@@ -104,21 +102,16 @@ def attention_backward(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the gradients by attention's input and its projections, summed over all samples handed in.
+    Compute the gradients by attention's input and its projections, summed over all samples.
 
     Args:
-        dy: Gradient by the output (n, ..., c), C-contiguous.
+        dy: Gradient by the output (n, ..., c).
         x: The forward pass's input.
         w_in, w_out: The projections.
         heads: Number of heads.
         saved: Queries, keys and values, weights, and mixed values, as the forward pass kept them.
-        dw_in, dw_out: Where the gradients by the projections go. Overwritten.
-        db_in, db_out: Where those by their biases go, or None. Overwritten.
-        out: Where dx goes; may be dy. None allocates it.
-        workspace: 1-D uint8 array for a block of samples. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        db_in, db_out: Gradients of the biases, or None.
+        out: Where dx goes; may be dy.
     """
     xp, (n, t, c) = of(dy), _rows(dy)
     dx, width = xp.empty_like(dy) if out is None else out, c // heads
@@ -161,11 +154,11 @@ def attention_backward(
 
 
 def _rows(x: Any) -> tuple[int, int, int]:
-    """Give samples, positions and channels."""
+    """Return the number of samples, positions and channels."""
     return len(x), math.prod(x.shape[1:-1]), x.shape[-1]
 
 
 def _heads(projected: Any, heads: int, width: int) -> list[Any]:
-    """View rows of projections (n, t, parts x heads x width), of as many as there are, as (n, heads, t, width) each."""
+    """View rows of projections (n, t, parts x heads x width) as one array (n, heads, t, width) for each part."""
     n, t, _ = projected.shape
     return list(projected.reshape(n, t, -1, heads, width).transpose(2, 0, 3, 1, 4))

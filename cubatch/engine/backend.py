@@ -1,11 +1,10 @@
 """
-Which array module owns an array, and how its calls are recorded.
+The array module of an array, and the recording of its calls.
 
-The engine is written once, for NumPy and CuPy: every function asks `of()` for the module of the
-arrays it was handed and writes all results with that module's calls into arrays that exist already.
-So the calls of a layer are the same in every step, and `prepare()` can record them once, with their
-views of the arrays, to be replayed: Python then costs half a microsecond per call rather than
-several, which decides the speed of small batches and of several threads that share the interpreter.
+The engine is written once, for NumPy and CuPy. Every function asks `of()` for the module of its arrays, and writes all
+results with that module's calls into existing arrays. So the calls of a layer are the same in every step. `prepare()`
+records them once, with their views of the arrays, to be replayed. Python then takes half a microsecond per call instead
+of several. That decides the speed of small batches, and of several threads that share the interpreter.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from cubatch.memory.blocks import Need
 
 HOST_WORKSPACE_BYTES = 2 << 20
-"""Scratch a function allocates for itself on the CPU when given none: an L2 and a part of an L3."""
+"""Scratch memory that a function allocates on the CPU if it receives none: an L2 and a part of an L3."""
 
 GPU_WORKSPACE_BYTES = 1 << 28
-"""Scratch a function allocates for itself on a GPU when given none: few, large launches."""
+"""Scratch memory that a function allocates on a GPU if it receives none: few, large launches."""
 
 Call = tuple["Callable[..., object]", tuple[Any, ...]]
 
@@ -46,7 +45,7 @@ _most_recorded: ContextVar[float] = ContextVar("most_recorded", default=MOST_REC
 
 def of(array: Any) -> Any:
     """
-    Give the module that owns an array, NumPy or CuPy; inside `prepare()`, its recording twin.
+    Return the module that owns an array, NumPy or CuPy; inside `prepare()`, one that records its calls.
 
     Raises:
         MissingDependency: If the array is not NumPy's and CuPy cannot be imported, or is of another release.
@@ -62,7 +61,7 @@ def of(array: Any) -> Any:
 
 def module(kind: str) -> ModuleType:
     """
-    Give the array module for a kind of device: "cpu" or "cuda".
+    Return the array module for a kind of device: "cpu" or "cuda".
 
     Raises:
         MissingDependency: If kind is "cuda" and CuPy is not installed, or of another release.
@@ -81,7 +80,7 @@ def module(kind: str) -> ModuleType:
 
 class Replay:
     """
-    Calls that were recorded; called, it makes them again.
+    Recorded calls; calling it makes them again.
 
     Args:
         calls: Functions with their arguments, in order.
@@ -93,7 +92,7 @@ class Replay:
         self._calls = calls
 
     def __len__(self) -> int:
-        """Count the calls: on hand-written kernels, the launches."""
+        """Return the number of calls: on hand-written kernels, the launches."""
         return len(self._calls)
 
     @property
@@ -109,14 +108,13 @@ class Replay:
 
 def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], object]:
     """
-    Bind a function of the engine to its arrays: what comes back repeats its calls on them.
+    Bind a function of the engine to its arrays: the result repeats its calls on them.
 
-    Nothing is computed yet.  Every array must be handed in, results included, and must stay where it
-    is; numbers (a learning rate, a seed) are those of the recording, random numbers go on from
-    repetition to repetition.
+    Nothing is computed yet. Every array must be given, results included, and must stay at its address. Numbers such as
+    a learning rate or a seed are recorded as they are; random numbers continue from repetition to repetition.
 
     Args:
-        function: A function of `functional` or `optim`, or one that only calls such.
+        function: A function of `functional` or `optim`, or one that calls only those.
         args: Its arguments.
         kwargs: Its arguments.
 
@@ -140,7 +138,7 @@ def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Calla
 
 @contextlib.contextmanager
 def whole_recordings() -> Iterator[None]:
-    """Keep recordings of any length inside of it: to look at each call of a step."""
+    """Record calls without a limit of length inside the context, to look at each call of a step."""
     token = _most_recorded.set(math.inf)
     try:
         yield
@@ -149,7 +147,7 @@ def whole_recordings() -> Iterator[None]:
 
 
 def call(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-    """Call something that is not of the array module, or record the call inside `prepare()`."""
+    """Call a function of another module, or record the call inside `prepare()`."""
     calls = _recording.get()
     if calls is None:
         function(*args, **kwargs)
@@ -159,7 +157,7 @@ def call(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
     """
-    Copy an array to the host; one that is there already is returned as it is.
+    Return an array on the host: a copy, or the array itself if it is there.
 
     Example:
         >>> to_host(np.arange(2))
@@ -173,7 +171,7 @@ def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, stri
     View part of a contiguous array's memory under another shape, type and strides.
 
     Args:
-        base: C-contiguous array whose memory is looked at.
+        base: C-contiguous array.
         shape: Shape of the view.
         dtype: Type of its elements.
         offset: Bytes from the start of `base`.
@@ -191,13 +189,13 @@ def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, stri
 
 def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
     """
-    Check the workspace a caller gave, or allocate one where none was given.
+    Check the caller's workspace, or allocate one if it is None.
 
     Args:
         workspace: 1-D uint8 array, or None.
-        like: An array of the module that should allocate.
-        need: What the operation needs.
-        samples: Samples it is handed.
+        like: An array of the module that allocates.
+        need: The need of the operation.
+        samples: Samples that it receives.
 
     Raises:
         InvalidArgument: If the workspace is too small for a single row of outputs.
@@ -233,23 +231,23 @@ def gate(values: Any, passing: Any, out: Any) -> None:
     """
     Write the values that pass, and zero for the others; `out` may be the values.
 
-    Their bits, as whole numbers, are multiplied by 1 or 0: zero then is zero even of infinity, and NumPy
-    does it more than ten times faster than copying under a mask.
+    The bits of the values, as whole numbers, are multiplied by 1 or 0. So the result is zero even for infinity, and
+    NumPy takes less than a tenth of the time of a copy under a mask.
     """
     bits = f"i{values.itemsize}"
     of(values).multiply(values.view(bits), passing, out=out.view(bits))
 
 
 def is_preparing() -> bool:
-    """Tell whether a call is being prepared: results are what a step will find, not what one leaves."""
+    """Return whether a call is being prepared, so that results are not those of a step yet."""
     return _recording.get() is not None
 
 
 def random_generator(like: Any, seed: Any) -> Any:
     """
-    Give a generator of the module that owns `like`.
+    Return a generator of the module that owns `like`.
 
-    Name the size of what it draws: given `out` alone, CuPy's draws one number and fills the array with that.
+    Callers must give the size of the draw: with `out` alone, CuPy draws one number and fills the array with it.
     """
     if isinstance(like, np.ndarray):
         return np.random.Generator(np.random.SFC64(seed))
@@ -258,7 +256,7 @@ def random_generator(like: Any, seed: Any) -> Any:
 
 
 class _RecordingModule:
-    """Stands in for the array module inside `prepare()`: calls are kept, not made."""
+    """Takes the place of the array module inside `prepare()`: calls are recorded, not made."""
 
     __slots__ = ("__name__", "_calls", "_module")
 
@@ -289,7 +287,7 @@ def _record(calls: list[Call], function: Any, args: tuple[Any, ...], kwargs: dic
         raise _TooLong
     takes_out = isinstance(function, np.ufunc) and function not in {np.maximum, np.minimum}  # not by position
     if takes_out and list(kwargs) == ["out"] and len(args) == function.nin:
-        calls.append((function, (*args, kwargs["out"])))  # of thousands of calls, a mapping each would show in memory
+        calls.append((function, (*args, kwargs["out"])))  # a mapping for each of thousands of calls takes memory
     else:
         calls.append((functools.partial(function, **kwargs) if kwargs else function, args))
 

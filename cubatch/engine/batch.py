@@ -15,14 +15,14 @@ from cubatch.memory.plan import Plan
 from cubatch.network.graph import INPUT
 
 RANDOM_BLOCK = 2**16
-"""Random numbers that are drawn at most; larger buffers repeat them."""
+"""Number of random numbers drawn; larger buffers repeat them."""
 
 _SHIFT = 7919
 
 
 def check(plan: Plan, x: Any, labels: Any) -> None:
     """
-    Check that a batch fits what was prepared.
+    Check that a batch fits the plan.
 
     Raises:
         InvalidArgument: If shapes or labels do not.
@@ -40,16 +40,16 @@ def check(plan: Plan, x: Any, labels: Any) -> None:
             raise InvalidArgument("labels", (least, most), f"class numbers from 0 to {classes - 1}")
 
 
-def fill(plan: Plan, place: Place, x: Any, labels: Any, kind: np.dtype[Any], xp: Any) -> None:
+def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], xp: Any) -> None:
     """
-    Copy a shard of a batch in.
+    Copy a shard of a batch into its buffers.
 
     Args:
-        plan: What was prepared.
-        place: The shard's.
+        plan: The plan of the batch.
+        place: The shard.
         x: The whole batch.
         labels: Of the whole batch, or None.
-        kind: What activations are stored as.
+        kind: Storage type of activations.
         xp: The array module.
     """
     shard = slice(place.begin, place.begin + place.arena.samples)
@@ -66,17 +66,17 @@ def fill(plan: Plan, place: Place, x: Any, labels: Any, kind: np.dtype[Any], xp:
 
 def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp: Any) -> None:
     """
-    Fill what is given to a step with random numbers.
+    Fill the inputs of a step with random numbers.
 
     Args:
-        plan: What was prepared.
-        places: Of all shards.
+        plan: The plan of the batch.
+        places: All shards.
         block: Numbers of `random_block`.
         seed: Draws the labels.
         xp: The array module.
     """
     random = np.random.default_rng(seed)
-    # Every shard begins elsewhere in the block, or all would hold the same samples.
+    # Each shard begins at another number of the block, so that no two hold the same samples.
     for count, place in enumerate(places):
         for number in sorted(plan.schedule.given):
             target = place.arena[number].reshape(-1)
@@ -94,7 +94,7 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
 
 
 def random_block(count: int, seed: int, kind: np.dtype[Any], xp: Any) -> Any:
-    """Draw normal random numbers, as they are stored."""
+    """Draw normal random numbers, in their storage type."""
     drawn = np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
     return xp.asarray(storage.encoded(drawn, kind))
 

@@ -1,4 +1,4 @@
-"""In which pieces a gradient is summed over ranks, and from when on each of them is whole."""
+"""Cut a gradient into pieces to sum over ranks, each ready after an operation of the backward pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Bucket:
     A piece of the flat gradient that is summed at once.
 
     Attributes:
-        part: Where it lies.
-        after: Number of the operation that makes the last of it.
+        part: Its range.
+        after: Number of the operation that computes the last of it.
     """
 
     part: slice
@@ -24,26 +24,26 @@ class Bucket:
 
 def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:
     """
-    Cut the gradient into pieces in the order in which the backward pass makes them.
+    Cut the gradient into pieces in the order in which the backward pass computes them.
 
     Args:
         program: A training step.
         itemsize: Bytes of an element.
-        least_bytes: A piece is closed when it has so many.
+        least_bytes: A piece is closed once it has this size.
 
     Returns:
-        list[Bucket]: Together all of the gradient; those that are whole first come first.
+        list[Bucket]: All of the gradient, in the order in which pieces are complete.
     """
     made = {op.node.name: number for number, op in enumerate(program.ops) if op.kind == "backward" and op.node}
-    found: list[Bucket] = []
+    pieces: list[Bucket] = []
     is_open = False
     for (layer, _), part in reversed(places(program.network).items()):
         after = made[layer]
-        # The backward pass walks the array from its end; where it would turn back, the piece would wait for nothing.
-        if is_open and after >= found[-1].after:
-            found[-1] = Bucket(slice(part.start, found[-1].part.stop), after)
+        # The backward pass fills the array from its end; a parameter that is complete earlier starts its own piece.
+        if is_open and after >= pieces[-1].after:
+            pieces[-1] = Bucket(slice(part.start, pieces[-1].part.stop), after)
         else:
-            found.append(Bucket(part, after))
-        size = found[-1].part.stop - found[-1].part.start
+            pieces.append(Bucket(part, after))
+        size = pieces[-1].part.stop - pieces[-1].part.start
         is_open = size * itemsize < least_bytes
-    return sorted(found, key=lambda bucket: bucket.after)
+    return sorted(pieces, key=lambda bucket: bucket.after)

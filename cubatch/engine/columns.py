@@ -1,13 +1,13 @@
 """
 The gathered operand of a convolution, one cache-sized block at a time.
 
-A block is some whole samples, or some output rows of one sample where a sample is too much.  Its
-source rows are copied into a zero-bordered tile, and the windows of that tile into the columns
+A block is some whole samples, or some output rows of one sample if a sample is too large. Its source rows are copied
+into a zero-bordered tile, and the windows of that tile into the columns
 
-    (samples, p, q) x (r, s, c)      a window's s*c channels lie together: long copies
-    (r, s) x (samples, p, q)         for a single channel: then a row of q pixels lies together
+    (samples, p, q) x (r, s, c)      a window's s*c channels are contiguous: long copies
+    (r, s) x (samples, p, q)         for a single channel: then a row of q pixels is contiguous
 
-whichever way gives the copies the longer inner run; BLAS reads either.
+of the layout that has the longer contiguous copies; BLAS reads either.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Columns:
         self._staged_at = self._flags_at = 0
 
     def fixed(self, index: int, shape: tuple[int, ...]) -> Any:
-        """View one of the areas that stay from block to block."""
+        """View one of the areas that are the same for all blocks."""
         offset = self._tiles.offsets(1, 1)[index]
         return view(self._workspace, shape, self._source.dtype, offset=offset)
 
     def staged(self, shape: tuple[int, ...]) -> Any:
-        """View the area beside the columns of the block loaded last."""
+        """View the area behind the columns of the block loaded last."""
         return view(self._workspace, shape, self._source.dtype, offset=self._staged_at)
 
     def load(self, block: Block) -> Any:
@@ -83,9 +83,9 @@ class Columns:
             block: One of `blocks`.
             filters: (taps * channels, k), or (groups, ...) of that.
             target: The block's output (samples, p, q, k * groups); may be strided unless `staged` is 0.
-            scale: Factor of each filter, before something is added.
-            residual: What is added, of the target's shape and maybe its memory: then tiles are `staged`.
-            positive: A ReLU's output of the target's shape: where it is 0, the target is; then tiles have `flags`.
+            scale: Factor of each filter, before the residual is added.
+            residual: Added, of the target's shape; may share its memory: then tiles are `staged`.
+            positive: A ReLU's output of the target's shape: the target is 0 where it is 0; then tiles have `flags`.
         """
         operand = self.load(block)
         if self._tiles.staged:
@@ -119,14 +119,14 @@ class Columns:
             self._border_tile = view(self._workspace, bordered, source.dtype, offset=border_at)
             self._windows = self._view_windows(self._border_tile, 0, samples, rows)
         if c == 1:
-            kept = view(self._workspace, (v.taps, h.taps, samples, rows, h.out), source.dtype, offset=columns_at)
-            self._columns = kept.transpose(2, 3, 4, 0, 1)[..., None, None]
-            self._operand = kept.reshape(v.taps * h.taps, -1).T
+            area = view(self._workspace, (v.taps, h.taps, samples, rows, h.out), source.dtype, offset=columns_at)
+            self._columns = area.transpose(2, 3, 4, 0, 1)[..., None, None]
+            self._operand = area.reshape(v.taps * h.taps, -1).T
         else:
             shape = (groups, samples, rows, h.out, v.taps, h.taps, c // groups)
-            kept = view(self._workspace, shape, source.dtype, offset=columns_at)
-            self._columns = kept.transpose(1, 2, 3, 4, 5, 0, 6)
-            self._operand = kept.reshape(groups, samples * rows * h.out, -1)
+            area = view(self._workspace, shape, source.dtype, offset=columns_at)
+            self._columns = area.transpose(1, 2, 3, 4, 5, 0, 6)
+            self._operand = area.reshape(groups, samples * rows * h.out, -1)
             if groups == 1:
                 self._operand = self._operand[0]
 
@@ -148,7 +148,7 @@ class Columns:
         return int(samples.start * n_step + first * h_step + h.offset * w_step)
 
     def _fill_borders(self, samples: slice, band: slice) -> None:
-        """Copy the block's source rows between the zeros; the zeros are written again only when they move."""
+        """Copy the block's source rows between the zeros; the zeros are written only if they move."""
         v, h = self._tiles.vertical, self._tiles.horizontal
         _, rows, width, _ = self._border_tile.shape
         first, left = band.start * v.stride + v.offset, h.offset

@@ -1,8 +1,8 @@
 """
-What a run depends on beside the device: versions, BLAS, threads, the engine's own source.
+The conditions of a run other than the device: versions, BLAS, threads, the engine's own source.
 
-A kept timing applies only where all of this is the same, and sums are rounded alike only where what computes them is.
-No GPU library is imported to find it out.
+Cached timings apply only under the same conditions, and sums are rounded alike only with the same software. No GPU
+library is imported to find them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels.variant import kernels_path
 
 _PACKAGE = Path(cubatch.__file__).parent
-# The rooms that decide which calls a step makes and how they are timed; one too many only measures again.
-_ROOMS = ("network", "hardware", "kernels", "memory", "engine", "measure", "frameworks")
-_ENGINE = tuple(f"{room}/**/*.py" for room in _ROOMS)
+# The packages that decide which calls a step makes and how they are timed; one too many only measures again.
+_PACKAGES = ("network", "hardware", "kernels", "memory", "engine", "measure", "frameworks")
+_ENGINE = tuple(f"{package}/**/*.py" for package in _PACKAGES)
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _NVRTC_WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
 _CUBLAS_WHEELS = ("nvidia-cublas-cu12", "nvidia-cublas")
@@ -34,14 +34,14 @@ _CUBLAS_WHEELS = ("nvidia-cublas-cu12", "nvidia-cublas")
 
 def environment(device: Device) -> dict[str, Any]:
     """
-    Describe what a tuning run was made with; the `environment` of its JSON.
+    Return the software of a tuning run; the `environment` of its JSON.
 
     Args:
-        device: What is measured on; for a CPU the driver is left None.
+        device: The measured device; for a CPU the driver is None.
 
     Returns:
-        dict: Versions by name, None for what is not installed or does not count on this device, and
-        SHA-256 sums of the engine's source and of the kernels.
+        dict: Versions by name, None for libraries that are not installed or not used on this device, and SHA-256 sums
+        of the engine's source and of the kernels.
     """
     on_gpu = device.kind == "cuda"
     return {
@@ -59,16 +59,16 @@ def environment(device: Device) -> dict[str, Any]:
 
 
 def kernels_sha256() -> str:
-    """Give the SHA-256 sum of the kernels' sources and configurations; the recorded registers are not part of them."""
+    """Return the SHA-256 sum of the kernels' sources and configurations, without the recorded registers."""
     return _sha256(kernels_path(), ("**/*.cu", "**/*.cuh", "configs.toml"))
 
 
 def conditions(device: Device) -> dict[str, Any]:
-    """Describe what must be the same for a kept timing to apply: the environment and the device's settings."""
+    """Return what must be equal for cached timings to apply: the environment and the device's settings."""
     facts = environment(device)
     return facts | {
         "threads": device.threads,
-        # A batch of one is walked by one thread, which leaves the others to BLAS: OMP_NUM_THREADS and its like.
+        # A batch of one is computed by one thread, with several in BLAS: OMP_NUM_THREADS and similar variables.
         "blas_threads": _numpys_blas().get("num_threads") if device.kind == "cpu" else None,
         "memory_bytes": device.memory_bytes,
         "power_limit_watts": device.power_limit_watts,
@@ -77,9 +77,9 @@ def conditions(device: Device) -> dict[str, Any]:
 
 def arithmetic(device: Device) -> dict[str, Any]:
     """
-    Describe what decides how sums are rounded, in the words of a person; None for what is not there.
+    Return the conditions that decide how sums are rounded, by readable names; None for what is missing.
 
-    Which kernels a GPU's timings chose is not among it: they are chosen in the first step.
+    The kernels that a GPU's timings chose are not included: they are chosen in the first step.
 
     Example:
         >>> facts = arithmetic(Device(name="a CPU", kind="cpu", threads=4))
@@ -104,18 +104,18 @@ def _version(names: tuple[str, ...]) -> str | None:
 
 
 def _blas() -> str:
-    """Name the BLAS that NumPy calls: "openblas 0.3.30 SkylakeX"."""
+    """Return name and version of NumPy's BLAS: "openblas 0.3.30 SkylakeX"."""
     library = _numpys_blas()
     parts = (library.get("internal_api"), library.get("version"), library.get("architecture"))
     return " ".join(str(part) for part in parts if part) or "unknown"
 
 
 def _numpys_blas() -> Mapping[str, Any]:
-    """Give what is known of the BLAS that NumPy calls, though SciPy may have loaded its own; empty if nothing."""
+    """Return facts of NumPy's BLAS, though SciPy may have loaded its own; empty if unknown."""
     import numpy as np
 
     package = Path(np.__file__).resolve().parent
-    own = (package, package.with_name("numpy.libs"))  # where wheels keep theirs
+    own = (package, package.with_name("numpy.libs"))  # the folder of libraries in wheels
 
     def rank(library: Mapping[str, Any]) -> tuple[bool, bool, str]:
         folder = Path(library["filepath"]).parent

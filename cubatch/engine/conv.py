@@ -7,14 +7,12 @@ Convolution as a matrix product: forward, gradient of the input, gradient of the
     gemm_k      r,s,c              taps of the phase, k        output pixels
     gathered    x                  dy                          x
 
-One operand is gathered ("im2col") block by block into scratch memory, where it stays in the cache
-until BLAS has used it; it is never stored whole.  The gradient of the input is a convolution of dy
-too, with the filter turned around: a stride of sh x sw cuts the input into sh * sw phases, each of
-which sees its own subset of the taps at stride 1, so nothing is ever scattered.  Taps that see nothing
-but padding, as eight of nine over a single pixel do, are left out.
+One operand is gathered ("im2col") block by block into scratch memory. A block stays in the cache until BLAS has used
+it; the operand is never stored whole. The gradient of the input is a convolution of dy with the filter turned around.
+A stride of sh x sw cuts the input into sh * sw phases. Each phase uses its own subset of the taps at stride 1, so that
+nothing is scattered. Taps that read nothing but padding are left out: eight of nine over a single pixel.
 
-Activations are (n, h, w, c), filters (k, r, s, c / groups).  Every function works in the calling
-thread on the samples it is handed; a team calls it on shards.
+Activations are (n, h, w, c), filters (k, r, s, c / groups).
 """
 
 from __future__ import annotations
@@ -51,29 +49,25 @@ def conv2d(
     workspace: Any = None,
 ) -> Any:
     """
-    Convolve: y[n,p,q,k] = b[k] + sum over r,s,c of x[n, p*sh - top + r*dh, q*sw - left + s*dw, c] * w[k,r,s,c].
+    Convolve.
+
+        y[n,p,q,k] = b[k] + sum over r,s,c of x[n, p*sh - top + r*dh, q*sw - left + s*dw, c] * w[k,r,s,c]
 
     Args:
-        x: Activations (n, h, w, c), C-contiguous.
-        w: Filter (k, r, s, c / groups), C-contiguous.
+        x: Activations (n, h, w, c).
+        w: Filter (k, r, s, c / groups).
         b: Bias (k,), or None.
         stride: Vertical and horizontal stride.
         pad: Zeros at the top, bottom, left and right.
         dilation: Vertical and horizontal dilation.
-        groups: Groups of channels that see nothing of each other.
-        scale: Factor of each filter's sums (k,), before the bias: with `shift` a batch norm. None for one.
-        shift: Added to each filter's sums after that (k,), in the place of a bias. None for no scale.
-        residual: What is added to y, of its shape: another branch; may be `out`. None for nothing.
-        relu: Clamp y at zero while it is in the cache, at last.
-        out: Where y goes: (n, p, q, k), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array for the gathered tile; its size sets the block. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
+        groups: Groups of channels; an output channel reads the input channels of its own group only.
+        scale, shift: Factor and term of each filter's sums (k,), instead of a bias: a folded batch norm. Both or none.
+        residual: Added to y, of its shape: another branch. May be `out`.
+        relu: Clamp y at zero, as the last step.
+        out: Where y goes: (n, p, q, k).
 
     Raises:
-        InvalidArgument: If shapes do not go together, the workspace holds not even one row of outputs, or a depthwise
-            convolution is to end with more than bias and ReLU.
+        InvalidArgument: If shapes do not fit, or a depthwise convolution has a scale or a residual.
 
     Example:
         >>> import numpy as np
@@ -133,27 +127,19 @@ def conv2d_dgrad(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the gradient of the loss by a convolution's input, or by the input of a ReLU before that.
+    Return the gradient by a convolution's input, or by the input of a ReLU before it.
 
     Args:
-        dy: Gradient by the output (n, p, q, k), C-contiguous.
-        w: Filter (k, r, s, c / groups), C-contiguous.
+        dy: Gradient by the output (n, p, q, k).
+        w: Filter (k, r, s, c / groups).
         x_shape: Shape of the input (n, h, w, c).
-        stride: As in the forward pass.
-        pad: As in the forward pass.
-        dilation: As in the forward pass.
-        groups: As in the forward pass.
-        residual: What is added to dx, of its shape: the gradient by way of others; may be `out`. None for nothing.
-        positive: The output of a ReLU before, of dx's shape: where it is 0, dx is. None for no ReLU.
-        out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array for the turned filter and the gathered tile. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        stride, pad, dilation, groups: As in the forward pass.
+        residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
+        positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
+        out: Where dx goes: (n, h, w, c).
 
     Raises:
-        InvalidArgument: If shapes do not go together, the workspace is too small, or a depthwise convolution is to
-            end with more than itself.
+        InvalidArgument: If shapes do not fit, or a depthwise convolution has a residual or a ReLU before it.
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
     xp = of(dy)
@@ -189,7 +175,7 @@ def conv2d_dgrad(
 
 
 def _end_idle(need: blocks.Ends, part: Any, residual: Any, positive: Any, workspace: Any) -> None:
-    """Finish a phase that the stride steps over: what is added to nothing, where it passes."""
+    """Finish a phase that no tap reaches: only the residual is left, where `positive` lets it pass."""
     of(part).copyto(part, 0 if residual is None else residual)
     if residual is None or positive is None or not part.size:
         return
@@ -213,24 +199,17 @@ def conv2d_wgrad(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the gradients of the loss by a convolution's filter and bias, summed over the samples handed in.
+    Compute the gradients by a convolution's filter and bias, summed over all samples; return the filter's.
 
     Args:
-        x: The forward pass's input (n, h, w, c), C-contiguous.
-        dy: Gradient by the output (n, p, q, k), C-contiguous.
-        dw: Where the filter's gradient goes: (k, r, s, c / groups), C-contiguous. Overwritten.
-        db: Where the bias's gradient goes: (k,), or None. Overwritten.
-        stride: As in the forward pass.
-        pad: As in the forward pass.
-        dilation: As in the forward pass.
-        groups: As in the forward pass.
-        workspace: 1-D uint8 array for a partial sum and the gathered tile. None allocates one.
-
-    Returns:
-        dw.
+        x: The forward pass's input (n, h, w, c).
+        dy: Gradient by the output (n, p, q, k).
+        dw: The filter's gradient (k, r, s, c / groups).
+        db: The bias's gradient (k,), or None.
+        stride, pad, dilation, groups: As in the forward pass.
 
     Raises:
-        InvalidArgument: If shapes do not go together or the workspace is too small.
+        InvalidArgument: If shapes do not fit.
     """
     shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
     if shape.is_depthwise:

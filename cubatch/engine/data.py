@@ -1,8 +1,8 @@
 """
-Data sets in IDX files, the format of MNIST: read, checked, downloaded, dealt out in batches.
+Data sets in IDX files, the format of MNIST: reading, checks, download, batches.
 
-An IDX file is two zero bytes, a type, the number of dimensions, each extent as a big-endian
-32-bit number, then the elements; gzip around it is recognised by its content, not its name.
+An IDX file begins with two zero bytes, a type and the number of dimensions. Each extent follows as a big-endian 32-bit
+number, then the elements. gzip around it is recognised by its content, not its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cubatch.errors import InvalidArgument, InvalidData
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-# SHA-256 of the decompressed files, which do not depend on who packed them.
+# SHA-256 of the decompressed files, which do not depend on the compressor.
 _MNIST_SHA256 = {
     "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -39,7 +39,7 @@ _MNIST_SHA256 = {
 _TIMEOUT_SECONDS = 30
 _MOST_DIMENSIONS = 8
 _CHUNK = 2**20
-_MOST_PACKED = 16 * 2**20  # bytes of a file of MNIST as it is fetched
+_MOST_PACKED = 16 * 2**20  # bytes of a packed file of MNIST
 
 
 @attrs.frozen(eq=False)
@@ -63,11 +63,11 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """Number of classes, taken as the largest label plus one."""
+        """Number of classes: the largest label plus one."""
         return int(self.labels.max()) + 1
 
     def batch(self, index: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Give some samples, normalised, as float32, and their labels."""
+        """Return some samples, normalised, as float32, and their labels."""
         images = self.images[index].astype(np.float32)
         images -= np.float32(255 * self.mean)
         images /= np.float32(255 * self.deviation)
@@ -77,13 +77,13 @@ class Dataset:
         self, batch_size: int, seed: int | Sequence[int], *, first: int = 0, part: slice = slice(None)
     ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
         """
-        Deal out whole batches, or a part of each, in an order drawn from the seed; what fills none is left out.
+        Yield whole batches, or a part of each, in an order drawn from the seed; a last incomplete batch is left out.
 
         Args:
             batch_size: Samples of each.
-            seed: Draws their order; several numbers draw another one each.
-            first: The number of the first that is dealt out.
-            part: Which of a batch's samples are given.
+            seed: Draws the order; several numbers draw an order for each combination.
+            first: The number of the first batch.
+            part: The samples of each batch that are returned.
         """
         order = np.random.default_rng(seed).permutation(len(self))
         for start in range(first * batch_size, len(self) - batch_size + 1, batch_size):
@@ -106,26 +106,16 @@ def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
         if kind != _UNSIGNED_BYTE:
             raise InvalidData(str(path), f"holds elements of type 0x{kind:02x}, only unsigned bytes (0x08) are read")
         if dimensions > _MOST_DIMENSIONS:
-            raise InvalidData(str(path), f"says it has {dimensions} dimensions, at most {_MOST_DIMENSIONS} are read")
+            raise InvalidData(str(path), f"has {dimensions} dimensions, at most {_MOST_DIMENSIONS} are read")
         extents = file.read(4 * dimensions)
         if len(extents) < 4 * dimensions:
             raise InvalidData(str(path), f"ends inside its header ({4 + len(extents)} of {4 + 4 * dimensions} bytes)")
         shape = struct.unpack(f">{dimensions}I", extents)
         count = math.prod(shape)
-        content = _read(file, count)  # and no more, whatever it unpacks to
-        if len(content) < count or file.read(1):
-            found = str(len(content)) if len(content) < count else "more"
-            raise InvalidData(str(path), f"should hold {count} elements of shape {shape}, holds {found}")
+        content = file.read()
+        if len(content) != count:
+            raise InvalidData(str(path), f"should hold {count} elements of shape {shape}, holds {len(content)}")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
-
-
-def _read(file: BinaryIO, count: int) -> bytes:
-    """Read so many bytes, or what there is of them; memory is taken as they come."""
-    parts = []
-    while count and (part := file.read(min(count, _CHUNK))):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
@@ -159,17 +149,17 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
 
 
 def both_sets(data: str | Path | tuple[Dataset, Dataset]) -> tuple[Dataset, Dataset]:
-    """Read both sets, or take those that are given, whose images must be alike."""
+    """Read both sets, or check that the images of two given sets have one shape."""
     if not isinstance(data, tuple):
         return load_mnist(data)
-    wanted, found = (part.images.shape[1:] for part in data)
-    if found != wanted:
-        raise InvalidArgument("data", found, f"sets of images alike: those to train on are {wanted}")
+    wanted, other = (part.images.shape[1:] for part in data)
+    if other != wanted:
+        raise InvalidArgument("data", other, f"two sets of images of one shape: training images are {wanted}")
     return data
 
 
 def _statistics(images: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """Give mean and deviation of pixels scaled to 0..1, without the float64 of each that NumPy's deviation takes."""
+    """Return mean and deviation of pixels scaled to 0..1, without a float64 copy of each pixel."""
     pixels, values, counts = images.reshape(-1), np.arange(256), np.zeros(256, np.int64)
     for start in range(0, pixels.size, _CHUNK):
         counts += np.bincount(pixels[start : start + _CHUNK], minlength=256)
@@ -179,46 +169,32 @@ def _statistics(images: np.ndarray[Any, Any]) -> tuple[float, float]:
 
 def download_mnist(folder: Path | str) -> None:
     """
-    Fetch those of MNIST's four files that a folder has neither plain nor packed, and those that are damaged.
+    Download those of MNIST's four files that a folder has neither plain nor packed.
 
     Raises:
-        InvalidData: If a file cannot be fetched, or is not what was published; nothing wrong is left behind.  If one is
-            there that is not MNIST's, and whole or unpacked: it may be all there is of a data set; nothing is fetched.
+        InvalidData: If a file cannot be downloaded or has another content than published; no wrong file is left behind.
+            Also if a file with such a name has another content; then nothing is downloaded.
     """
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        missing = [name for name in _MNIST_SHA256 if not _is_there(folder, name)]
+        missing = []
+        for name, expected in _MNIST_SHA256.items():
+            present = [path for path in (folder / name.removesuffix(".gz"), folder / name) if path.exists()]
+            for path in present:
+                if _digest(path) != expected:
+                    remedy = "Name another folder, or delete the file if it is damaged."
+                    raise InvalidData(str(path), "is not MNIST's, and is not replaced", remedy)
+            if not present:
+                missing.append(name)
         for name in missing:
             _fetch(name, folder)
     except OSError as error:
         raise InvalidData(str(folder), f"cannot be written: {error}", "Name another folder.") from error
 
 
-def _is_there(folder: Path, name: str) -> bool:
-    """
-    Whether one of MNIST's files is there, in the order in which `_find` looks; another of its name is refused.
-
-    Packed, one that does not begin as IDX files do is as good as none; unpacked, it would be read first all the same.
-    """
-    for path in (folder / name.removesuffix(".gz"), folder / name):
-        digest = _digest(path)
-        if digest == _MNIST_SHA256[name]:
-            return True
-        if digest is not None and (path.name != name or _begins_as_idx(path)):
-            raise InvalidData(str(path), "is not MNIST's, and is left as it is", "Name another folder.")
-    return False
-
-
-def _begins_as_idx(path: Path) -> bool:
-    """Whether a file may be a data set of somebody's: not one that is empty, or a page that was saved in its place."""
-    with _opened(path) as file:
-        begun = file.read(3)
-    return begun[:2] == b"\0\0" and any(begun[2:])  # the type of the elements, which is never 0
-
-
 def _fetch(name: str, folder: Path) -> None:
-    """Download one file next to its place, check it, and move it there."""
+    """Download a file next to its place, check it, and move it there."""
     expected = _MNIST_SHA256[name]
     url, remedy = _MNIST_URL + name, f"Fetch it by other means into {folder}."
     try:
@@ -230,12 +206,12 @@ def _fetch(name: str, folder: Path) -> None:
         partial = Path(place) / name
         partial.write_bytes(content)
         if _digest(partial) != expected:
-            raise InvalidData(url, f"is not what was published: it should unpack to SHA-256 {expected}", remedy)
+            raise InvalidData(url, f"differs from the published file: it should unpack to SHA-256 {expected}", remedy)
         partial.replace(folder / name)
 
 
 def _digest(path: Path) -> str | None:
-    """Give the SHA-256 of what a file unpacks to; None where it is not there, or cannot be unpacked."""
+    """Return the SHA-256 of a file's unpacked content; None if it is missing or cannot be unpacked."""
     digest = hashlib.sha256()
     try:
         with _opened(path) as file:
@@ -248,7 +224,7 @@ def _digest(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, through gzip if it begins like gzip; what goes wrong with reading it is InvalidData."""
+    """Open a file, through gzip if it begins like gzip; errors become InvalidData."""
     try:
         with path.open("rb") as raw:
             is_packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
@@ -262,7 +238,6 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """Find a file by its name, with or without .gz."""
     for candidate in (folder / name, folder / f"{name}.gz"):
         if files.is_file(candidate):
             return candidate

@@ -1,9 +1,9 @@
 """
-A model of which every rank has a copy: each steps its share of the batch, and the gradients are summed over all.
+Data parallel training: every rank has a copy of the model, and gradients are summed over all ranks.
 
-The loss is the mean over the samples of all ranks, so that the sum of their gradients is that of the whole batch, and
-all take the same step.  A piece of the gradient is summed as soon as the backward pass has made it, while it goes on;
-where gradients of several batches are added up, their sum is, once.  Batch norms see the samples of their rank.
+The loss is the mean over the samples of all ranks. So the sum of their gradients is that of the whole batch, and all
+ranks take the same step. A piece of the gradient is summed as soon as the backward pass has computed it. Where
+gradients of several batches are added up, their total is summed once. Batch norms use the samples of their rank.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from cubatch.memory.schedule_records import Op
 @attrs.frozen
 class Share:
     """
-    Which of a step's samples are this rank's.
+    This rank's share of a step's samples.
 
     Attributes:
-        part: Where they lie in the batch of all ranks.
-        sizes: How many are each rank's.
-        batch_size: How many of rank 0 go through together.
+        part: Its range in the batch of all ranks.
+        sizes: Samples of each rank.
+        batch_size: Samples that go through rank 0 together.
         is_first: Whether this is rank 0.
     """
 
@@ -47,7 +47,7 @@ class Share:
 
     @classmethod
     def of(cls, exchange: Exchange | None, batch_size: int, samples: int) -> Self:
-        """Tell the other ranks how many go through together and make a step here, and learn of theirs."""
+        """Exchange batch sizes with the other ranks."""
         if exchange is None:
             return cls(slice(0, samples), [samples], batch_size)
         sizes = gathered(exchange, samples)
@@ -57,16 +57,16 @@ class Share:
 
 
 def gathered(exchange: Exchange, number: int) -> list[int]:
-    """Give the number that each rank has, by rank."""
+    """Return the number that each rank passes, by rank."""
     mine = [float(number) if rank == exchange.rank else 0.0 for rank in range(exchange.size)]
     return [int(each) for each in totals(exchange, mine)]
 
 
 class DataParallel(Model):
     """
-    One rank's copy of a network in training.
+    A rank's copy of a network in training.
 
-    All ranks make it alike, and call `prepare`, `step`, `update`, `loss` and `share_statistics` together; batch sizes
+    All ranks create it alike, and call `prepare`, `step`, `update`, `loss` and `share_statistics` together; batch sizes
     may differ.
 
     Args:
@@ -83,7 +83,7 @@ class DataParallel(Model):
 
     def prepare(self, batch_size: int, target_batch_size: int | None = None) -> None:
         """
-        Take the memory of this rank's share of the batch; see `Model.prepare`.
+        Allocate the memory of this rank's share of the batch; see `Model.prepare`.
 
         Args:
             batch_size: Samples of this rank that go through together.
@@ -105,7 +105,7 @@ class DataParallel(Model):
         work, made = super()._bind(op, place), self._after.get(id(op), [])
         if op.kind == "update":
 
-            def await_sums() -> None:  # not within what was recorded of the update, which is replayed
+            def await_sums() -> None:  # not recorded: the recording of the update is replayed
                 if place.rank == 0:
                     self._exchange.finish()
                 work()
@@ -122,7 +122,7 @@ class DataParallel(Model):
         return then_sum
 
     def _begin(self, place: Place, part: slice) -> None:
-        """Add up what the members have of a piece, and begin to sum it over the ranks."""
+        """Add up the members' gradients of a piece, and begin to sum it over the ranks."""
         if len(self._gradients) > 1:
             place.team.barrier(place.rank)
             share = place.team.shard(part.stop - part.start, place.rank)
@@ -135,11 +135,11 @@ class DataParallel(Model):
 
     @property
     def _whole(self) -> list[Any]:
-        """All of the gradient: the first member's holds that of the others, too, and of the other ranks."""
+        """The parts whose sum is the gradient; after the exchange the first member's array holds it all."""
         return self._gradients if self._target is not None else self._gradients[:1]
 
     def update(self) -> None:
-        """Let the optimiser step by the gradients that were added up, on all ranks."""
+        """Step by the sum of the gradients so far, on all ranks."""
         if self._stepper is not None and self._stepper.sums is not None and self.plan is not None:
             for bucket in buckets(self.plan.schedule, self._stepper.sums.itemsize, self._exchange.bucket_bytes):
                 self._exchange.begin(self._stepper.sums[bucket.part])
@@ -147,12 +147,12 @@ class DataParallel(Model):
         super().update()
 
     def loss(self) -> float:
-        """Give the mean loss over the last step's samples of all ranks."""
+        """Return the mean loss over the last step's samples of all ranks."""
         (loss,) = totals(self._exchange, [super().loss()])
         return loss
 
     def share_statistics(self) -> None:
-        """Have all ranks take the running statistics of rank 0, whose model is then the model."""
+        """Copy the running statistics of rank 0 to all ranks."""
         for by_name in self.states.values():
             for array in by_name.values():
                 if self._exchange.rank:
@@ -162,7 +162,7 @@ class DataParallel(Model):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Step without the other ranks, to see what a step takes without them; its gradient is of one rank then."""
+        """Step without the other ranks inside the context, to time a step without communication."""
         self._is_alone = True
         try:
             yield

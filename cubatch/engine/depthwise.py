@@ -1,9 +1,8 @@
 """
 Depthwise convolution: each channel by itself, so no matrix product, only taps times channels.
 
-Every tap reads a shifted window of its operand; where the window leaves the input it is cut rather
-than padded.  Products go through one tile of scratch memory.  `conv` hands over to these functions
-when groups = c = k.
+Every tap reads a shifted window of its operand; where the window leaves the input it is cut, not padded. Products go
+through one tile of scratch memory. `conv` calls these functions for groups = c = k, with its own arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, workspace: Any) -> Any:
-    """Convolve depthwise; arguments as `conv.conv2d`."""
+    """Compute `conv.conv2d` of a depthwise convolution."""
     work = _Work(shape, x, workspace)
     taps = work.by_tap(w)
     for samples, rows in work.blocks:
@@ -38,7 +37,7 @@ def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, w
 
 
 def dgrad(shape: ConvShape, dy: Any, w: Any, *, out: Any, workspace: Any) -> Any:
-    """Give the gradient by the input; arguments as `conv.conv2d_dgrad`."""
+    """Compute `conv.conv2d_dgrad` of a depthwise convolution."""
     work = _Work(shape, dy, workspace)
     taps = work.by_tap(w)
     work.xp.copyto(out, 0)
@@ -53,7 +52,7 @@ def dgrad(shape: ConvShape, dy: Any, w: Any, *, out: Any, workspace: Any) -> Any
 
 
 def wgrad(shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any) -> Any:
-    """Give the gradients by filter and bias; arguments as `conv.conv2d_wgrad`."""
+    """Compute `conv.conv2d_wgrad` of a depthwise convolution."""
     work = _Work(shape, x, workspace)
     xp, c = work.xp, shape.c
     sums, total = work.by_tap(None), work.row()
@@ -87,27 +86,25 @@ class _Work:
         self.ones = view(self._workspace, (math.prod(most) * shape.horizontal.out,), self._dtype, offset=ones_at)
 
     def by_tap(self, w: Any) -> Any:
-        """View the area for the filter as (taps, c), filled from w unless that is None."""
+        """View the area for the filter as (taps, c), filled from w if that is given."""
         area = view(self._workspace, (self._shape.taps, self._shape.c), self._dtype)
         if w is not None:
             self.xp.copyto(area, w.reshape(self._shape.c, -1).T)
         return area
 
     def add_up(self, rows: Any, total: Any, spare: Any) -> None:
-        """Add the sum of rows to a total; a product with ones sums many times faster than a reduction over rows."""
+        """Add the sum of rows to a total; a product with ones is many times faster than a reduction over rows."""
         self.xp.matmul(self.ones[: len(rows)], rows, out=spare)
         self.xp.add(total, spare, out=total)
 
     def row(self) -> Any:
-        """View the area for one value of each channel."""
         return view(self._workspace, (self._shape.c,), self._dtype, offset=self._row_at)
 
     def tile(self, shape: tuple[int, ...]) -> Any:
-        """View the area for products."""
         return view(self._workspace, shape, self._dtype, offset=self._tile_at)
 
     def windows(self, rows: slice) -> Iterator[tuple[int, tuple[tuple[slice, slice], tuple[slice, slice]]]]:
-        """For every tap, the outputs of the band it reaches and the inputs they read."""
+        """Yield every tap with the outputs of the band that it reaches, and the inputs that they read."""
         v, h = self._shape.vertical, self._shape.horizontal
         for tap in range(self._shape.taps):
             row, column = divmod(tap, h.taps)

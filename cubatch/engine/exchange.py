@@ -1,8 +1,8 @@
 """
-What ranks of a data parallel run sum over all of them: by MPI where arrays are the host's, by NCCL on GPUs.
+Sums over all ranks of a data parallel run: by MPI for host arrays, by NCCL on GPUs.
 
-A sum is begun as soon as what is summed is made, and awaited where it is needed, so that ranks go on computing while
-it is under way (Li et al., 2020, arXiv:2006.15704).  All ranks begin the same sums in the same order.
+A sum begins as soon as its array is complete, and is awaited where it is needed. Ranks compute in the meantime
+(Li et al., 2020, arXiv:2006.15704). All ranks begin the same sums in the same order.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from cubatch.errors import MissingDependency, WorkerFailed
 from cubatch.hardware import gpu_library
 
 _NAP_SECONDS = 1e-4
-_KEPT_SPANS = 4096
+_MOST_SPANS = 4096
 
 
 @attrs.frozen
 class Span:
     """
-    One sum while it was under way.
+    The time of a sum.
 
     Attributes:
-        begin, end: Seconds on the host's monotone clock; on a GPU since the first that is told of.
-        bytes: Of what was summed.
+        begin, end: Seconds on the host's monotonic clock; on a GPU since the begin of the first span.
+        bytes: Size of the array.
     """
 
     begin: float
@@ -43,11 +43,11 @@ class Span:
 @attrs.frozen
 class Exchanged:
     """
-    What sums took since they were last asked for.
+    The sums since the last call of `Exchange.exchanged`.
 
     Attributes:
         spans: Each of them, in order.
-        exposed_seconds: How long the computing waited for them.
+        exposed_seconds: The time that computing waited for them.
     """
 
     spans: tuple[Span, ...]
@@ -55,7 +55,7 @@ class Exchanged:
 
     @property
     def seconds(self) -> float:
-        """How long sums were under way."""
+        """Total duration of the sums."""
         return sum(span.end - span.begin for span in self.spans)
 
 
@@ -64,10 +64,10 @@ class Exchange(Protocol):
     Sums over ranks, in place.
 
     Attributes:
-        rank: The number of this one, from 0.
-        size: How many there are.
-        bucket_bytes: Of how much a sum is worth its start.
-        xp: The array module of what it sums.
+        rank: The number of this rank, from 0.
+        size: The number of ranks.
+        bucket_bytes: Least bytes for which a sum is worth its overhead.
+        xp: The array module.
     """
 
     rank: int
@@ -76,30 +76,24 @@ class Exchange(Protocol):
     xp: Any
 
     def begin(self, array: Any) -> None:
-        """Begin to replace a contiguous array by its sum over all ranks, once all that is enqueued before is done."""
+        """Begin to replace a contiguous array by its sum over all ranks, after all that is enqueued before."""
         ...
 
     def finish(self) -> None:
-        """Have what comes now wait for all sums that were begun."""
+        """Make all later work wait for the sums that were begun."""
         ...
 
     def exchanged(self) -> Exchanged:
-        """Say what sums took since this was last asked; waits for them."""
+        """Return the sums since the last call; waits for them."""
         ...
 
     def close(self) -> None:
-        """Give back what sums need."""
+        """Release the resources."""
         ...
 
 
 def totals(exchange: Exchange, numbers: Sequence[float]) -> list[float]:
-    """
-    Sum numbers over all ranks, at once.
-
-    Args:
-        exchange: Of this rank.
-        numbers: Its own.
-    """
+    """Sum numbers over all ranks, at once."""
     array = exchange.xp.asarray(np.array(numbers, np.float64))
     exchange.begin(array)
     exchange.finish()
@@ -108,16 +102,16 @@ def totals(exchange: Exchange, numbers: Sequence[float]) -> list[float]:
 
 class MpiExchange:
     """
-    Sums of host arrays by MPI, in a thread of their own.
+    Sums of host arrays by MPI, in a thread.
 
-    MPI moves data only while it is called, and waiting in it keeps a core busy.  So the thread asks, and naps between
-    where there is still something to compute on that core.
+    MPI moves data only during calls, and waiting in a call keeps a core busy. So the thread polls, and sleeps in
+    between as long as there is something left to compute on that core.
 
     Attributes:
         rank, size, bucket_bytes, xp: As of `Exchange`.
 
     Raises:
-        MissingDependency: If mpi4py or an MPI library is not there.
+        MissingDependency: If mpi4py or an MPI library is missing.
     """
 
     bucket_bytes = 1 << 20
@@ -131,26 +125,26 @@ class MpiExchange:
         self._communicator: Any = MPI.COMM_WORLD.Dup()
         self._in_place = MPI.IN_PLACE
         self.rank, self.size = self._communicator.rank, self._communicator.size
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._arrays: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done = threading.Semaphore(0)
         self._begun = 0
         self._is_awaited = False
         self._error: BaseException | None = None
-        self._spans: deque[Span] = deque(maxlen=_KEPT_SPANS)
+        self._spans: deque[Span] = deque(maxlen=_MOST_SPANS)
         self._exposed = 0.0
         threading.Thread(target=self._serve, name="cubatch-exchange", daemon=True).start()
 
     def begin(self, array: Any) -> None:
-        """Hand an array to the thread."""
+        """Queue an array for the thread."""
         self._begun += 1
-        self._asked.put(array)
+        self._arrays.put(array)
 
     def finish(self) -> None:
         """
-        Wait for all that was begun.
+        Wait for all sums that were begun.
 
         Raises:
-            WorkerFailed: If MPI could not sum.
+            WorkerFailed: If MPI failed to sum.
         """
         if not self._begun:
             return
@@ -164,19 +158,19 @@ class MpiExchange:
             raise WorkerFailed(f"MPI could not sum gradients: {self._error}") from self._error
 
     def exchanged(self) -> Exchanged:
-        """Say what sums took since this was last asked."""
+        """Return the sums since the last call."""
         self.finish()
-        found = Exchanged(tuple(self._spans), self._exposed)
+        exchanged = Exchanged(tuple(self._spans), self._exposed)
         self._spans.clear()
         self._exposed = 0.0
-        return found
+        return exchanged
 
     def close(self) -> None:
         """End the thread."""
-        self._asked.put(None)
+        self._arrays.put(None)
 
     def _serve(self) -> None:
-        while (array := self._asked.get()) is not None:
+        while (array := self._arrays.get()) is not None:
             begun = time.perf_counter()
             try:
                 request = self._communicator.Iallreduce(self._in_place, array)
@@ -190,12 +184,12 @@ class MpiExchange:
 
 class NcclExchange:
     """
-    Sums of GPU arrays by NCCL, on a stream of their own.
+    Sums of GPU arrays by NCCL, on a separate stream.
 
     Args:
-        identifier: What rank 0 was given by `nccl_identifier`.
-        rank: The number of this one.
-        size: How many there are.
+        identifier: Of the run, from `nccl_identifier` on rank 0.
+        rank: The number of this rank.
+        size: The number of ranks.
         index: Of its GPU, as CuPy numbers them.
 
     Attributes:
@@ -205,9 +199,7 @@ class NcclExchange:
         MissingDependency: If CuPy comes without NCCL.
     """
 
-    bucket_bytes = (
-        25 << 20
-    )  # the default of PyTorch's DistributedDataParallel, chosen by measurement (arXiv:2006.15704)
+    bucket_bytes = 25 << 20  # default of PyTorch's DistributedDataParallel, from measurements (arXiv:2006.15704)
 
     def __init__(self, identifier: Any, rank: int, size: int, index: int) -> None:
         self.xp, self._nccl = gpu_library.cupy(), _nccl()
@@ -215,15 +207,15 @@ class NcclExchange:
         self.rank, self.size = rank, size
         self._communicator = self._nccl.NcclCommunicator(size, identifier, rank)
         self._stream = self.xp.cuda.Stream(non_blocking=True)
-        # bfloat16 lies in arrays of uint16, which nobody adds up as such.
+        # bfloat16 is stored in arrays of uint16.
         names = {"f2": "NCCL_FLOAT16", "u2": "NCCL_BFLOAT16", "f4": "NCCL_FLOAT32", "f8": "NCCL_FLOAT64"}
         self._types = {kind: getattr(self._nccl, name) for kind, name in names.items()}
         self._first: Any = None
-        self._events: deque[tuple[Any, Any, int]] = deque(maxlen=_KEPT_SPANS)
-        self._waits: deque[tuple[Any, Any]] = deque(maxlen=_KEPT_SPANS)
+        self._events: deque[tuple[Any, Any, int]] = deque(maxlen=_MOST_SPANS)
+        self._waits: deque[tuple[Any, Any]] = deque(maxlen=_MOST_SPANS)
 
     def begin(self, array: Any) -> None:
-        """Enqueue a sum behind what the current stream holds, on the other stream."""
+        """Enqueue a sum on the other stream, after all work of the current stream."""
         self._stream.wait_event(self.xp.cuda.get_current_stream().record(self._event()))
         begun = self._stream.record(self._event())
         self._communicator.allReduce(
@@ -234,7 +226,7 @@ class NcclExchange:
         self._events.append((begun, self._stream.record(self._event()), array.nbytes))
 
     def finish(self) -> None:
-        """Have the current stream wait for the other."""
+        """Make the current stream wait for the other."""
         if not self._events:
             return
         current = self.xp.cuda.get_current_stream()
@@ -243,7 +235,7 @@ class NcclExchange:
         self._waits.append((before, current.record(self._event())))
 
     def exchanged(self) -> Exchanged:
-        """Say what sums took since this was last asked; waits for the device."""
+        """Return the sums since the last call; waits for the device."""
         self.xp.cuda.get_current_stream().synchronize()
         self._stream.synchronize()
         since = [
@@ -268,7 +260,7 @@ class NcclExchange:
 
 def nccl_identifier() -> Any:
     """
-    Make what ranks find each other by; one of them does, and tells the others.
+    Return a new identifier of a run; one rank creates it and sends it to the others.
 
     Raises:
         MissingDependency: If CuPy comes without NCCL.

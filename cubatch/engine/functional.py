@@ -1,10 +1,15 @@
 """
 Every operation of the engine: arrays in, arrays out.
 
-Activations are NHWC, filters KRSC.  Each function takes the arrays its results go to (`out=`,
-`dw=`, ...) and scratch memory (`workspace=`, a 1-D uint8 array it cuts its tiles from) and then
-allocates nothing that grows with the batch; without them it allocates for convenience.  It works in
-the calling thread, on the samples it is handed: members of a `team.Team` call it on shards.
+Activations are NHWC, filters KRSC. These rules hold for every function, and the docstrings do not repeat them:
+
+- Arrays are C-contiguous. `out` receives the result and is returned; None allocates it.
+- Arguments with names such as `dw` and `dgamma` receive the gradients of parameters and are overwritten.
+- `workspace` is a 1-D uint8 array of scratch memory. Its size sets the block that a function works on. None allocates
+  it; `InvalidArgument` is raised if it is too small for one row of outputs.
+- With results and workspace given, a function allocates nothing that grows with the batch.
+
+A function works in the calling thread, on the samples that it receives: members of a `team.Team` call it on shards.
 `backend.prepare()` binds a call to its arrays for fast repetition.
 """
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits until what is being done can be kept."""
+"""Ctrl-C that waits until the current work can be saved."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class Interrupts:
     """
-    Notes signals that would raise somewhere in the middle of a step, until they are asked for; a second one raises.
+    Delays signals that would raise in the middle of a step, until `deliver`; a second one raises at once.
 
-    Those that Python does not handle stay as they are, and so do all in a thread that is not the main one, which
-    signals never reach.
+    Signals without a Python handler are not touched. Nor is any signal outside the main thread, since signals reach no
+    other thread.
 
     Args:
-        are_held: Whether to note them at all.
+        are_held: Whether to delay them at all.
 
     Attributes:
-        is_asked: Whether one has come.
+        has_come: Whether a signal has come.
 
     Example:
         >>> with Interrupts() as stop:
-        ...     stop.is_asked
+        ...     stop.has_come
         False
     """
 
@@ -48,19 +48,19 @@ class Interrupts:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self.deliver()  # also after an error: whoever goes on is to hear it
+        self.deliver()  # also after an error, which the caller may handle
 
     @property
-    def is_asked(self) -> bool:
+    def has_come(self) -> bool:
         """As above."""
         return self._came is not None
 
     def deliver(self) -> None:
         """
-        Handle what came, now.
+        Handle the delayed signal.
 
         Raises:
-            KeyboardInterrupt: If one came, or whatever its handler raises.
+            KeyboardInterrupt: If one came, or any error of its handler.
         """
         came, self._came = self._came, None
         if came is not None:
@@ -71,5 +71,5 @@ class Interrupts:
             self._came = number
             return
         self._are_through = True
-        self.deliver()  # whoever holds signals around this must know that the next is not the first
+        self.deliver()  # an outer `Interrupts` counts it as its first
         self._handlers[number](number, frame)

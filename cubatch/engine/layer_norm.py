@@ -1,19 +1,17 @@
 """
 Layer norm: normalisation over the channels of each position (Ba et al., 2016, arXiv:1607.06450).
 
-A row's sum is a product with a vector of ones.  The variance is summed around the mean, once that was corrected by
-the mean of the deviations from it, so that it is good however many deviations the mean is away from zero.
+A row's sum is a product with a vector of ones. The variance is summed around the mean, after the mean of the deviations
+has corrected it. So the variance is accurate even if the mean is large compared with the deviations.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cubatch.engine.backend import of, take_workspace, view
+from cubatch.engine.backend import of, view
+from cubatch.engine.channel_sums import Area
 from cubatch.memory.blocks import RowNorm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def layer_norm(
@@ -23,17 +21,13 @@ def layer_norm(
     Normalise each position by the mean and variance of its channels: y = gamma * (x - mean) * inv_std + beta.
 
     Args:
-        x: Activations (..., c), C-contiguous.
+        x: Activations (..., c).
         gamma: Scale (c,).
         beta: Shift (c,).
         eps: Added to the variance.
-        statistics: Where mean and 1 / sqrt(variance + eps) go for the backward pass: two numbers for each position,
-            C-contiguous, first all means. None keeps none.
-        out: Where y goes; not x. None allocates it.
-        workspace: 1-D uint8 array for a block of positions. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
+        statistics: Receives mean and 1 / sqrt(variance + eps) of each position for the backward pass, all means first.
+            None keeps none.
+        out: Where y goes; not x.
 
     Example:
         >>> import numpy as np
@@ -43,7 +37,7 @@ def layer_norm(
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
     rows, target = x.reshape(-1, c), y.reshape(-1, c)
-    area, kept = _Area(x, workspace), _by_kind(statistics)
+    area, saved = _Area(x, workspace), _by_kind(statistics)
     xp.copyto(area.weights, 1 / c)
     for piece in area.pieces():
         part, (mean, spread), (squares, _) = target[piece], area.columns(piece), area.tiles(piece)
@@ -51,16 +45,16 @@ def layer_norm(
         xp.subtract(rows[piece], mean[:, None], out=part)
         xp.matmul(part, area.weights, out=spread)
         xp.subtract(part, spread[:, None], out=part)
-        if kept is not None:
+        if saved is not None:
             xp.add(mean, spread, out=mean)
-            xp.copyto(kept[0, piece], mean)
+            xp.copyto(saved[0, piece], mean)
         xp.multiply(part, part, out=squares)
         xp.matmul(squares, area.weights, out=spread)
         xp.add(spread, eps, out=spread)
         xp.sqrt(spread, out=spread)
         xp.divide(1, spread, out=spread)
-        if kept is not None:
-            xp.copyto(kept[1, piece], spread)
+        if saved is not None:
+            xp.copyto(saved[1, piece], spread)
         xp.multiply(part, spread[:, None], out=part)
         xp.multiply(part, gamma, out=part)
         xp.add(part, beta, out=part)
@@ -79,23 +73,17 @@ def layer_norm_backward(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the gradients by layer norm's input, scale and shift.
+    Compute the gradients by layer norm's input, scale and shift; return the input's.
 
     With xhat = (x - mean) * inv_std, g = gamma * dy and means over the channels of a position,
     dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)).
 
     Args:
-        dy: Gradient by the output (..., c), C-contiguous.
+        dy: Gradient by the output (..., c).
         x: The forward pass's input.
         gamma: Scale (c,).
-        statistics: What the forward pass kept.
-        dgamma: Where the gradient by the scale goes: (c,). Overwritten.
-        dbeta: Where the gradient by the shift goes: (c,). Overwritten.
-        out: Where dx goes; may be dy. None allocates it.
-        workspace: 1-D uint8 array for a block of positions. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        statistics: As the forward pass kept them.
+        out: Where dx goes; may be dy.
     """
     xp, c = of(dy), dy.shape[-1]
     dx = xp.empty_like(dy) if out is None else out
@@ -124,39 +112,21 @@ def layer_norm_backward(
 
 
 def _by_kind(statistics: Any) -> Any:
-    """View what is kept of each position as a row of means and one of inverse deviations."""
+    """View the statistics as a row of means and a row of inverse deviations."""
     return None if statistics is None else statistics.reshape(2, -1)
 
 
-class _Area:
+class _Area(Area):
     """The scratch memory of one call, and the blocks of positions that it allows."""
 
     def __init__(self, like: Any, workspace: Any) -> None:
-        c, count = like.shape[-1], like.size // like.shape[-1]
-        self._xp, self._c, self._dtype = of(like), c, like.dtype
-        need = RowNorm(itemsize=like.itemsize, channels=c)
-        self._workspace = take_workspace(workspace, like, need, count)
-        self._blocks = need.cut(count, self._workspace.nbytes)
-        most = self._blocks[0][0].stop if self._blocks else 0  # the first block is a largest one
-        sums_at, vectors_at, ones_at, self._columns_at, self._tiles_at = need.offsets(most, 1)
-        self.sums = view(self._workspace, (2, c), "float64", offset=sums_at)
-        self._partial, self.weights = view(self._workspace, (2, c), self._dtype, offset=vectors_at)
-        self._ones = view(self._workspace, (most,), self._dtype, offset=ones_at)
-        self._xp.copyto(self._ones, 1)
-
-    def pieces(self) -> Iterator[slice]:
-        """Cut the positions into blocks."""
-        return (piece for piece, _ in self._blocks)
+        super().__init__(like, workspace, RowNorm(itemsize=like.itemsize, channels=like.shape[-1]), vectors=2)
+        (self.weights,) = self.vectors
 
     def columns(self, piece: slice) -> Any:
-        """View two areas for a number of each of a block's positions."""
-        return view(self._workspace, (2, piece.stop - piece.start), self._dtype, offset=self._columns_at)
+        """View two areas with one number for each of a block's positions."""
+        return view(self._workspace, (2, piece.stop - piece.start), self._dtype, offset=self._at[0])
 
     def tiles(self, piece: slice) -> Any:
         """View two areas for a block's values."""
-        return view(self._workspace, (2, piece.stop - piece.start, self._c), self._dtype, offset=self._tiles_at)
-
-    def add_up(self, rows: Any, total: Any) -> None:
-        """Add the sum of a block's rows to a total."""
-        self._xp.matmul(self._ones[: len(rows)], rows, out=self._partial)
-        self._xp.add(total, self._partial, out=total)
+        return view(self._workspace, (2, piece.stop - piece.start, self._c), self._dtype, offset=self._at[1])

@@ -1,399 +1,117 @@
 """
-The passes of each kind of layer: a function of the engine on the arrays of a bound operation.
+The calls of a layer's passes: functions of `functional`, each with the arguments that its parameters name.
 
-Each is in the table of `layers`, which says what calls it.
+Most parameters have the same name in every layer, see `arguments`. The functions behind it add the others.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
+from cubatch.engine import functional
 from cubatch.engine.place import Bound
-from cubatch.network import layers
-
-
-def _conv_geometry(layer: layers.Conv2d) -> dict[str, Any]:
-    return {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
-
-
-def conv2d(at: Bound) -> None:
-    """Convolution, forward."""
-    at.place.operations.conv2d(
-        at.reads["x0"],
-        at.parameters["w"],
-        None if at.op.norm else at.parameters.get("b"),
-        **_conv_geometry(at.layer),
-        **at.ending,
-        relu=at.op.relu,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
-
-
-def conv2d_backward(at: Bound) -> None:
-    """Convolution, backward."""
-    geometry, dy = _conv_geometry(at.layer), at.reads["dy"]
-    at.place.operations.conv2d_wgrad(
-        at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), **geometry, workspace=at.workspace
-    )
-    if "dx0" in at.writes:
-        at.place.operations.conv2d_dgrad(
-            dy, at.parameters["w"], x_shape=at.x_shape(), **geometry, **at.ending, out=at.writes["dx0"],
-            workspace=at.workspace,
-        )  # fmt: skip
-
-
-def linear(at: Bound) -> None:
-    """Linear layer, forward."""
-    at.place.operations.linear(
-        at.reads["x0"], at.parameters["w"], None if at.op.norm else at.parameters.get("b"), **at.ending,
-        relu=at.op.relu, out=at.writes["y"], workspace=at.workspace,
-    )  # fmt: skip
-
-
-def linear_backward(at: Bound) -> None:
-    """Linear layer, backward."""
-    dy = at.reads["dy"]
-    at.place.operations.linear_wgrad(
-        at.reads["x0"], dy, dw=at.gradients["w"], db=at.gradients.get("b"), workspace=at.workspace
-    )
-    if "dx0" in at.writes:
-        at.place.operations.linear_dgrad(
-            dy, at.parameters["w"], **at.ending, out=at.writes["dx0"], workspace=at.workspace
-        )
-
-
-def _pool_geometry(layer: layers.MaxPool2d | layers.AvgPool2d) -> dict[str, Any]:
-    return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}
-
-
-def max_pool2d(at: Bound) -> None:
-    """Max pooling, forward."""
-    at.place.operations.max_pool2d(
-        at.reads["x0"],
-        **_pool_geometry(at.layer),
-        relu=at.op.relu,
-        out=at.writes["y"],
-        argmax=at.writes.get("argmax"),
-        workspace=at.workspace,
-    )
-
-
-def max_pool2d_backward(at: Bound) -> None:
-    """Max pooling, backward."""
-    at.place.operations.max_pool2d_backward(
-        at.reads["dy"],
-        at.reads["argmax"],
-        x_shape=at.x_shape(),
-        **_pool_geometry(at.layer),
-        out=at.writes["dx0"],
-        workspace=at.workspace,
-    )
-
-
-def avg_pool2d(at: Bound) -> None:
-    """Average pooling, forward."""
-    at.place.operations.avg_pool2d(
-        at.reads["x0"],
-        **_pool_geometry(at.layer),
-        count_include_pad=at.layer.count_pad,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
-
-
-def avg_pool2d_backward(at: Bound) -> None:
-    """Average pooling, backward."""
-    at.place.operations.avg_pool2d_backward(
-        at.reads["dy"],
-        x_shape=at.x_shape(),
-        **_pool_geometry(at.layer),
-        count_include_pad=at.layer.count_pad,
-        out=at.writes["dx0"],
-        workspace=at.workspace,
-    )
-
-
-def global_avg_pool(at: Bound) -> None:
-    """Mean over all positions, forward."""
-    y = at.writes["y"]
-    at.place.operations.global_avg_pool(at.reads["x0"], out=y.reshape(len(y), -1))
-
-
-def global_avg_pool_backward(at: Bound) -> None:
-    """Mean over all positions, backward."""
-    dy = at.reads["dy"]
-    at.place.operations.global_avg_pool_backward(dy.reshape(len(dy), -1), x_shape=at.x_shape(), out=at.writes["dx0"])
-
-
-def batch_norm2d(at: Bound) -> None:
-    """Batch norm, forward."""
-    layer, place, state = at.layer, at.place, at.place.states[at.name]
-    if not at.training:
-        at.place.operations.batch_norm_inference(
-            at.reads["x0"],
-            at.parameters["gamma"],
-            at.parameters["beta"],
-            running_mean=state["mean"],
-            running_var=state["var"],
-            eps=layer.eps,
-            **at.ending,
-            relu=at.op.relu,
-            out=at.writes["y"],
-            workspace=at.workspace,
-        )
-        return
-    mean, inv_std = at.writes["statistics"]
-    keeps = place.rank == 0 and not at.op.replay
-    at.place.operations.batch_norm_train(
-        at.reads["x0"],
-        at.parameters["gamma"],
-        at.parameters["beta"],
-        mean=mean,
-        inv_std=inv_std,
-        running_mean=state["mean"] if keeps else None,
-        running_var=state["var"] if keeps else None,
-        momentum=layer.momentum,
-        eps=layer.eps,
-        count=at.positions,
-        reduce=functools.partial(place.team.sum, place.rank),
-        **at.ending,
-        relu=at.op.relu,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
-
-
-def batch_norm2d_backward(at: Bound) -> None:
-    """Batch norm, backward."""
-    mean, inv_std = at.reads["statistics"]
-    at.place.operations.batch_norm_backward(
-        at.reads["dy"],
-        at.reads["x0"],
-        at.parameters["gamma"],
-        mean=mean,
-        inv_std=inv_std,
-        dgamma=at.gradients["gamma"],
-        dbeta=at.gradients["beta"],
-        count=at.positions,
-        reduce=functools.partial(at.place.team.sum, at.place.rank),
-        out=at.writes.get("dx0"),
-        workspace=at.workspace,
-    )
-
-
-def relu(at: Bound) -> None:
-    """ReLU, forward."""
-    at.place.operations.relu(at.reads["x0"], out=at.writes["y"])
-
-
-def relu_backward(at: Bound) -> None:
-    """ReLU, backward."""
-    at.place.operations.relu_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
-
-
-def activation(at: Bound) -> None:
-    """Any other activation function, forward."""
-    at.place.operations.activation(at.reads["x0"], kind=at.layer.type, out=at.writes["y"], workspace=at.workspace)
-
-
-def activation_backward(at: Bound) -> None:
-    """Any other activation function, backward."""
-    saved = at.reads["y"] if "y" in at.reads else at.reads["x0"]  # whichever the layer's record names
-    at.place.operations.activation_backward(
-        at.reads["dy"],
-        saved,
-        kind=at.layer.type,
-        out=at.writes["dx0"],
-        workspace=at.workspace,
-    )
-
-
-def scale(at: Bound) -> None:
-    """Factors of a sample's channels, forward."""
-    at.place.operations.scale(at.reads["x0"], at.reads["x1"], out=at.writes["y"])
-
-
-def scale_backward(at: Bound) -> None:
-    """Factors of a sample's channels, backward."""
-    at.place.operations.scale_backward(
-        at.reads["dy"],
-        at.reads["x0"],
-        at.reads["x1"],
-        dx=at.writes.get("dx0"),
-        ds=at.writes.get("dx1"),
-        workspace=at.workspace,
-    )
-
-
-def add(at: Bound) -> None:
-    """Sum of branches, forward."""
-    # In place, the branch that is overwritten comes first, or it would be lost before it is read.
-    target = at.op.writes["y"]
-    roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
-    at.place.operations.add([at.reads[role] for role in roles], relu=at.op.relu, out=at.writes["y"])
-
-
-def concat(at: Bound) -> None:
-    """Branches side by side, forward."""
-    at.place.operations.concat([at.reads[f"x{i}"] for i in range(len(at.layer.channels))], out=at.writes["y"])
-
-
-def concat_backward(at: Bound) -> None:
-    """Branches side by side, backward."""
-    outs = [at.writes.get(f"dx{i}") for i in range(len(at.layer.channels))]
-    at.place.operations.concat_backward(at.reads["dy"], at.layer.channels, outs=outs)
-
-
-def slice_channels(at: Bound) -> None:
-    """A range of the channels, forward."""
-    at.place.operations.slice_channels(at.reads["x0"], at.layer.start, at.layer.end, out=at.writes["y"])
-
-
-def slice_channels_backward(at: Bound) -> None:
-    """A range of the channels, backward."""
-    at.place.operations.slice_channels_backward(
-        at.reads["dy"], at.layer.start, parts=at.reads.get("parts"), out=at.writes["dx0"]
-    )
-
-
-def softmax(at: Bound) -> None:
-    """Softmax, forward."""
-    at.place.operations.softmax(at.reads["x0"], out=at.writes["y"], workspace=at.workspace)
-
-
-def softmax_backward(at: Bound) -> None:
-    """Softmax, backward."""
-    at.place.operations.softmax_backward(at.reads["dy"], at.reads["y"], out=at.writes["dx0"], workspace=at.workspace)
-
-
-def dropout(at: Bound) -> None:
-    """Dropout, forward."""
-    place = at.place
-    # The seed names layer and shard, so that a recomputation draws the mask that the first pass drew.
-    seed = (place.seed, place.first + place.begin, *at.name.encode())
-    step = place.clock[0] if place.numbers is None else place.numbers.passes
-    place.operations.dropout(
-        at.reads["x0"],
-        p=at.layer.p,
-        seed=seed,
-        step=step,
-        out=at.writes["y"],
-        mask=at.writes["mask"],
-        workspace=at.workspace,
-    )
-
-
-def dropout_backward(at: Bound) -> None:
-    """Dropout, backward."""
-    at.place.operations.dropout_backward(at.reads["dy"], at.reads["mask"], p=at.layer.p, out=at.writes["dx0"])
-
-
-def layer_norm(at: Bound) -> None:
-    """Layer norm, forward."""
-    at.place.operations.layer_norm(
-        at.reads["x0"],
-        at.parameters["gamma"],
-        at.parameters["beta"],
-        eps=at.layer.eps,
-        statistics=at.writes.get("statistics"),
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
-
-
-def layer_norm_backward(at: Bound) -> None:
-    """Layer norm, backward."""
-    at.place.operations.layer_norm_backward(
-        at.reads["dy"],
-        at.reads["x0"],
-        at.parameters["gamma"],
-        statistics=at.reads["statistics"],
-        dgamma=at.gradients["gamma"],
-        dbeta=at.gradients["beta"],
-        out=at.writes.get("dx0"),
-        workspace=at.workspace,
-    )
-
-
-def layer_scale(at: Bound) -> None:
-    """Factors of channels, forward."""
-    at.place.operations.layer_scale(at.reads["x0"], at.parameters["gamma"], out=at.writes["y"])
-
-
-def layer_scale_backward(at: Bound) -> None:
-    """Factors of channels, backward."""
-    at.place.operations.layer_scale_backward(
-        at.reads["dy"],
-        at.reads["x0"],
-        at.parameters["gamma"],
-        dgamma=at.gradients["gamma"],
-        out=at.writes.get("dx0"),
-        workspace=at.workspace,
-    )
-
-
-def tokens(at: Bound) -> None:
-    """Pixels to tokens, forward."""
-    at.place.operations.tokens(at.reads["x0"], at.parameters["token"], at.parameters["position"], out=at.writes["y"])
-
-
-def tokens_backward(at: Bound) -> None:
-    """Pixels to tokens, backward."""
-    gradients = at.gradients
-    at.place.operations.tokens_backward(
-        at.reads["dy"],
-        dtoken=gradients["token"],
-        dposition=gradients["position"],
-        out=at.writes.get("dx0"),
-        workspace=at.workspace,
-    )
-
-
-def class_token(at: Bound) -> None:
-    """The first token, forward."""
-    at.place.operations.class_token(at.reads["x0"], out=at.writes["y"])
-
-
-def class_token_backward(at: Bound) -> None:
-    """The first token, backward."""
-    at.place.operations.class_token_backward(at.reads["dy"], x_shape=at.x_shape(), out=at.writes["dx0"])
-
 
 _SAVED = ("qkv", "weights", "mixed")
 
 
-def attention(at: Bound) -> None:
-    """Attention, forward."""
-    p = at.parameters
-    at.place.operations.attention(
-        at.reads["x0"],
-        p["w_in"],
-        p["w_out"],
-        p.get("b_in"),
-        p.get("b_out"),
-        heads=at.layer.heads,
-        keep=[at.writes[role] for role in _SAVED] if at.training else None,
-        out=at.writes["y"],
-        workspace=at.workspace,
-    )
+def call(at: Bound, names: Sequence[str], more: dict[str, Any]) -> None:
+    """
+    Call functions in order, each with those arguments that it has parameters for.
+
+    Args:
+        at: The operation and its arrays.
+        names: Names of functions in `functional`.
+        more: Arguments in addition to `arguments`.
+    """
+    given = arguments(at) | more
+    for name in names:
+        if name.endswith("_dgrad") and "out" not in given:
+            continue  # of the first layer: nothing reads the gradient by its input
+        options = {parameter: given[parameter] for parameter in _parameters(name) if parameter in given}
+        getattr(at.place.operations, name)(**options)
 
 
-def attention_backward(at: Bound) -> None:
-    """Attention, backward."""
-    g = at.gradients
-    at.place.operations.attention_backward(
-        at.reads["dy"],
-        at.reads["x0"],
-        at.parameters["w_in"],
-        at.parameters["w_out"],
-        heads=at.layer.heads,
-        saved=[at.reads[role] for role in _SAVED],
-        dw_in=g["w_in"],
-        dw_out=g["w_out"],
-        db_in=g.get("b_in"),
-        db_out=g.get("b_out"),
-        out=at.writes.get("dx0"),
-        workspace=at.workspace,
-    )
+@functools.cache
+def _parameters(name: str) -> tuple[str, ...]:
+    return tuple(inspect.signature(getattr(functional, name)).parameters)
+
+
+def arguments(at: Bound) -> dict[str, Any]:
+    """Return the options, arrays, parameters and gradients of a layer by the names of `functional`."""
+    op, layer = at.op, at.layer
+    given = {field.name: getattr(layer, field.name) for field in attrs.fields(type(layer))}
+    given |= {"kind": layer.type, "window": getattr(layer, "window", None), "relu": op.relu}
+    given |= {"x_shape": at.x_shape, "workspace": at.workspace}
+    given |= {**at.parameters} | {f"d{name}": array for name, array in at.gradients.items()}
+    if op.norm:
+        given.pop("b", None)  # the folded norm contains it
+    if "folded" in at.reads:
+        given["scale"], given["shift"] = at.reads["folded"]
+    roles = {"x0": ("x",), "x1": ("s",), "dx0": ("out", "dx"), "dx1": ("ds",)}
+    for role, array in at.reads.items():
+        given |= dict.fromkeys(roles.get(role, (role,)), array)
+    for role, array in at.writes.items():
+        given |= dict.fromkeys(("out",) if role == "y" else roles.get(role, (role,)), array)
+    return given
+
+
+def nothing_more(_: Bound) -> dict[str, Any]:
+    """Add no arguments."""
+    return {}
+
+
+def batch_norm2d(at: Bound) -> dict[str, Any]:
+    """Add the statistics of the batch, or in inference the running ones."""
+    place, state = at.place, at.place.states[at.name]
+    running = {"running_mean": state["mean"], "running_var": state["var"]}
+    if not at.training:
+        return running
+    mean, inv_std = (at.reads | at.writes)["statistics"]
+    whole_batch = {"count": at.positions, "reduce": functools.partial(place.team.sum, place.rank)}
+    updates = place.rank == 0 and not at.op.replay
+    return {"mean": mean, "inv_std": inv_std} | whole_batch | (running if updates else {})
+
+
+def global_avg_pool(at: Bound) -> dict[str, Any]:
+    """Add the array with one value for each sample and channel, without axes of pixels."""
+    name, array = ("out", at.writes["y"]) if at.op.kind == "forward" else ("dy", at.reads["dy"])
+    return {name: array.reshape(len(array), -1)}
+
+
+def activation(at: Bound) -> dict[str, Any]:
+    """Add the array that the layer's `backward_reads` names."""
+    return {"saved": at.reads.get("y", at.reads.get("x0"))}
+
+
+def add(at: Bound) -> dict[str, Any]:
+    """Add the branches; one that the sum overwrites is the first, since it would be lost before it is read."""
+    target = at.op.writes["y"]
+    roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
+    return {"branches": [at.reads[role] for role in roles]}
+
+
+def concat(at: Bound) -> dict[str, Any]:
+    """Add the branches, or their gradients."""
+    numbers = range(len(at.layer.channels))
+    if at.op.kind == "forward":
+        return {"branches": [at.reads[f"x{i}"] for i in numbers]}
+    return {"channels": at.layer.channels, "outs": [at.writes.get(f"dx{i}") for i in numbers]}
+
+
+def dropout(at: Bound) -> dict[str, Any]:
+    """Add the seed, which names layer and shard, so that a recomputation draws the mask of the first pass."""
+    place = at.place
+    step = place.clock[0] if place.numbers is None else place.numbers.passes
+    return {"seed": (place.seed, place.first + place.begin, *at.name.encode()), "step": step}
+
+
+def attention(at: Bound) -> dict[str, Any]:
+    """Add the arrays that the forward pass keeps for the backward pass."""
+    if at.op.kind == "forward":
+        return {"keep": [at.writes[role] for role in _SAVED] if at.training else None}
+    return {"saved": [at.reads[role] for role in _SAVED]}

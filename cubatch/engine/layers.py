@@ -1,9 +1,9 @@
 """
-What each layer does in a step: an operation of the schedule, bound to its arrays once, called every step.
+What each layer does in a step: an operation of the schedule, bound to its arrays once, called in every step.
 
-Binding resolves views, shapes and options beforehand (`backend.prepare`), since at small batches the
-time between two array operations costs as much as the operations.  `TABLE` has a row for every kind of
-layer, the same for the array library's own calls and for the hand-written kernels.
+Binding resolves views, shapes and options in advance (`backend.prepare`). At small batches, that would otherwise take
+as long as the operations. `TABLE` has a row for every kind of layer, the same for the array library's own calls and
+for the hand-written kernels.
 """
 
 from __future__ import annotations
@@ -27,20 +27,29 @@ Work = Callable[[], object]
 @attrs.frozen(eq=False)
 class Ops:
     """
-    How a kind of layer is computed.
+    The functions of `functional` that compute a kind of layer.
 
     Attributes:
-        forward, backward: Do the pass on the arrays of a bound operation; None for a pass that is no operation.
-        draws: The forward pass draws anew in every step, so that it cannot be prepared where the host has its number.
+        forward, backward: Names of the functions of each pass; none for a pass that needs no operation.
+        inference: Those of the forward pass in inference, if they differ.
+        more: Returns the arguments whose names are particular to this kind.
+        draws: Whether the forward pass draws random numbers: it is prepared only if the device counts the steps.
     """
 
-    forward: Callable[[Bound], None] | None = None
-    backward: Callable[[Bound], None] | None = None
+    forward: tuple[str, ...] = ()
+    backward: tuple[str, ...] = ()
+    more: Callable[[Bound], dict[str, Any]] = layer_passes.nothing_more
+    inference: tuple[str, ...] = ()
     draws: bool = False
+
+    def run(self, at: Bound) -> None:
+        """Call the functions of an operation's pass."""
+        names = self.backward if at.op.kind == "backward" else self.forward
+        layer_passes.call(at, names if at.training else self.inference or names, self.more(at))
 
 
 def check(layer: Layer, name: str) -> None:
-    """Raise UnsupportedLayer for a layer that the engine has no code for."""
+    """Raise UnsupportedLayer for a layer that the engine cannot compute."""
     if TABLE.get(type(layer), NOT_WRITTEN) is NOT_WRITTEN:
         raise UnsupportedLayer(f"{name} ({layer.type})", "its computation is not written yet")
 
@@ -51,11 +60,11 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
 
     Args:
         op: The operation.
-        place: Whose shard it works on.
+        place: The shard that it works on.
         training: Whether statistics of the batch are used, and kept.
 
     Returns:
-        Callable: Does the operation; takes nothing.
+        Callable: Does the operation; takes no arguments.
     """
     if op.kind == "accumulate":
         x0, x1, y = (place.arena[number].reshape(-1) for number in (*op.reads.values(), *op.writes.values()))
@@ -67,7 +76,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     views: dict[tuple[int, tuple[int, ...]], Any] = {}
 
     def view(role: str, number: int) -> Any:
-        """One array object for a buffer of one shape, so that a function sees when it works in place."""
+        """Return one array object for each buffer and shape, so that functions notice that they work in place."""
         array = _shaped(op, layer, role, place.arena[number])
         return views.setdefault((number, array.shape), array)
 
@@ -76,16 +85,13 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     writes = {role: view(role, number) for role, number in op.writes.items()}
     bound = Bound(op, layer, reads, writes, place.arena.workspace(op.workspace), place, training)
     ops = TABLE[type(layer)]
-    work = ops.forward if op.kind == "forward" else ops.backward
-    if work is None:
-        raise ValueError(f"{layer.type} has no {op.kind} operation")
     if ops.draws and op.kind == "forward" and place.numbers is None:
-        return functools.partial(work, bound)
-    return backend.prepare(work, bound)
+        return functools.partial(ops.run, bound)
+    return backend.prepare(ops.run, bound)
 
 
 def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
-    """Give an array the extents that the layer knows it by: flatten is only another view of a buffer."""
+    """Return an array with the extents that the layer expects: flatten is only another view of a buffer."""
     if role in {"residual", "positive", "parts"}:  # of what the operation makes
         role = "y" if op.kind == "forward" else "x0"
     if role in {"y", "dy"}:
@@ -113,37 +119,43 @@ def _fold(op: Op, place: Place) -> None:
 
 
 NO_OPERATION = Ops()
-"""Of a kind whose output is its input's memory: the schedule has no operation for it."""
+"""For a kind whose output is its input's memory: the schedule has no operation for it."""
 
 NOT_WRITTEN = Ops()
-"""Of a kind that the engine has no code for: UnsupportedLayer."""
+"""For a kind that the engine cannot compute: UnsupportedLayer."""
+
+
+def _ops(name: str, more: Callable[[Bound], dict[str, Any]] = layer_passes.nothing_more, **options: Any) -> Ops:
+    """Return the row of a kind whose gradients are computed by one function."""
+    return Ops((name,), (f"{name}_backward",), more, **options)
+
 
 TABLE: dict[type[Layer], Ops] = {
-    layers.Conv2d: Ops(layer_passes.conv2d, layer_passes.conv2d_backward),
-    layers.Linear: Ops(layer_passes.linear, layer_passes.linear_backward),
-    layers.MaxPool2d: Ops(layer_passes.max_pool2d, layer_passes.max_pool2d_backward),
-    layers.AvgPool2d: Ops(layer_passes.avg_pool2d, layer_passes.avg_pool2d_backward),
-    layers.GlobalAvgPool: Ops(layer_passes.global_avg_pool, layer_passes.global_avg_pool_backward),
-    layers.BatchNorm2d: Ops(layer_passes.batch_norm2d, layer_passes.batch_norm2d_backward),
-    layers.LayerNorm: Ops(layer_passes.layer_norm, layer_passes.layer_norm_backward),
-    layers.LayerScale: Ops(layer_passes.layer_scale, layer_passes.layer_scale_backward),
-    layers.ReLU: Ops(layer_passes.relu, layer_passes.relu_backward),
-    layers.ReLU6: Ops(layer_passes.activation, layer_passes.activation_backward),
-    layers.HardSwish: Ops(layer_passes.activation, layer_passes.activation_backward),
-    layers.HardSigmoid: Ops(layer_passes.activation, layer_passes.activation_backward),
-    layers.Sigmoid: Ops(layer_passes.activation, layer_passes.activation_backward),
-    layers.SiLU: Ops(layer_passes.activation, layer_passes.activation_backward),
-    layers.GELU: Ops(layer_passes.activation, layer_passes.activation_backward),
-    layers.Softmax: Ops(layer_passes.softmax, layer_passes.softmax_backward),
-    layers.Dropout: Ops(layer_passes.dropout, layer_passes.dropout_backward, draws=True),
+    layers.Conv2d: Ops(("conv2d",), ("conv2d_wgrad", "conv2d_dgrad")),
+    layers.Linear: Ops(("linear",), ("linear_wgrad", "linear_dgrad")),
+    layers.MaxPool2d: _ops("max_pool2d"),
+    layers.AvgPool2d: _ops("avg_pool2d"),
+    layers.GlobalAvgPool: _ops("global_avg_pool", layer_passes.global_avg_pool),
+    layers.BatchNorm2d: Ops(
+        ("batch_norm_train",), ("batch_norm_backward",), layer_passes.batch_norm2d, ("batch_norm_inference",)
+    ),
+    layers.LayerNorm: _ops("layer_norm"),
+    layers.LayerScale: _ops("layer_scale"),
+    layers.ReLU: _ops("relu"),
+    **dict.fromkeys(
+        (layers.ReLU6, layers.HardSwish, layers.HardSigmoid, layers.Sigmoid, layers.SiLU, layers.GELU),
+        _ops("activation", layer_passes.activation),
+    ),
+    layers.Softmax: _ops("softmax"),
+    layers.Dropout: _ops("dropout", layer_passes.dropout, draws=True),
     layers.Flatten: NO_OPERATION,
-    layers.Add: Ops(layer_passes.add),  # whose gradient is passed on as it is
-    layers.Scale: Ops(layer_passes.scale, layer_passes.scale_backward),
-    layers.Concat: Ops(layer_passes.concat, layer_passes.concat_backward),
-    layers.Slice: Ops(layer_passes.slice_channels, layer_passes.slice_channels_backward),
-    layers.Tokens: Ops(layer_passes.tokens, layer_passes.tokens_backward),
-    layers.ClassToken: Ops(layer_passes.class_token, layer_passes.class_token_backward),
-    layers.Attention: Ops(layer_passes.attention, layer_passes.attention_backward),
+    layers.Add: Ops(("add",), more=layer_passes.add),  # each branch's gradient is the sum's
+    layers.Scale: _ops("scale"),
+    layers.Concat: _ops("concat", layer_passes.concat),
+    layers.Slice: _ops("slice_channels"),
+    layers.Tokens: _ops("tokens"),
+    layers.ClassToken: _ops("class_token"),
+    layers.Attention: _ops("attention", layer_passes.attention),
     layers.Opaque: NOT_WRITTEN,
 }
-"""How each kind of layer is computed; the order is that of `LAYERS`."""
+"""The functions of each kind of layer, in the order of `LAYERS`."""

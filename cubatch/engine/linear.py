@@ -1,8 +1,8 @@
 """
 Fully connected layers: one matrix product per pass.
 
-Filters are (k, c) and are applied to the last axis of an input of any rank, so the same functions
-serve a flattened image (n, c) and a sequence (n, t, c).
+Filters are (k, c). They are applied to the last axis of an input of any rank: a flattened image (n, c), a sequence
+(n, t, c).
 """
 
 from __future__ import annotations
@@ -26,20 +26,15 @@ def linear(
     Multiply the last axis by a filter: y[..., k] = b[k] + sum over c of x[..., c] * w[k, c].
 
     Args:
-        x: Activations (..., c), C-contiguous.
+        x: Activations (..., c).
         w: Filter (k, c).
         b: Bias (k,), or None.
-        scale: Factor of each output's sum (k,), before the bias: with `shift` a batch norm. None for one.
-        shift: Added to each output's sum after that (k,). None for no scale.
-        residual: What is added to y, of its shape: another branch; may be `out`. None for nothing.
-        relu: Clamp y at zero, at last.
-        out: Where y goes: (..., k), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array.  Where y fits in it, and there are too many rows for `_few_rows`, y is computed
-            turned around, which lets OpenBLAS read the filter along its rows: up to twice as fast for small batches.
-            With a scale or a residual, for a tile of rows.
-
-    Returns:
-        y, which is `out` where that was given.
+        scale, shift: Factor and term of each output's sum (k,), instead of a bias: a folded batch norm. Both or none.
+        residual: Added to y, of its shape: another branch. May be `out`.
+        relu: Clamp y at zero, as the last step.
+        out: Where y goes: (..., k).
+        workspace: With a scale or a residual, for a tile of rows. Otherwise, if y fits into it and there are many rows,
+            y is computed transposed. OpenBLAS then reads the filter along its rows: up to twice as fast.
 
     Example:
         >>> import numpy as np
@@ -50,7 +45,7 @@ def linear(
     y = xp.empty((*x.shape[:-1], k), dtype=x.dtype) if out is None else out
     rows = y.reshape(-1, k)
     if scale is not None or residual is not None:
-        _tile_by_tile(x.reshape(-1, c), w, scale, shift, residual, rows, workspace)
+        _tile_by_tile(x.reshape(-1, c), w, rows, scale=scale, shift=shift, residual=residual, workspace=workspace)
     elif isinstance(x, np.ndarray) and (step := _outputs_at_once(len(rows), c, k)):
         _few_rows(x.reshape(-1, c), w, rows, step)
     elif isinstance(x, np.ndarray) and workspace is not None and workspace.nbytes >= y.nbytes:
@@ -67,7 +62,7 @@ def linear(
 
 
 def _outputs_at_once(rows: int, c: int, k: int) -> int:
-    """Count the outputs of a few rows that are worth a product of their own; 0: all are best computed together."""
+    """Count the outputs of a few rows that one product computes; 0 if one product computes all."""
     few = UNPACKED_PRODUCTS // max(1, rows * c) // _LEAST_OUTPUTS * _LEAST_OUTPUTS
     return few if 1 < rows <= _FEW_ROWS and few < k else 0
 
@@ -76,15 +71,15 @@ def _few_rows(x: Any, w: Any, out: Any, step: int) -> None:
     """
     Multiply a few rows by a large filter, `step` of its outputs at a time, so that OpenBLAS does not pack the filter.
 
-    Packing writes and reads again what few rows use once: 8 rows of 9216 by 4096 outputs took 39 ms on a core of an AMD
-    EPYC, 30 ms turned around, 14 ms so.
+    Packing copies a filter that few rows use only once. For 8 rows of 9216 by 4096 outputs, an AMD EPYC core took
+    39 ms, 30 ms transposed, and 14 ms in this way.
     """
     for first in range(0, len(w), step):
         of(x).matmul(x, w[first : first + step].T, out=out[:, first : first + step])
 
 
-def _tile_by_tile(x: Any, w: Any, scale: Any, shift: Any, residual: Any, out: Any, workspace: Any) -> None:
-    """Finish a tile of rows while it is in the cache, where what is added may lie in the output."""
+def _tile_by_tile(x: Any, w: Any, out: Any, *, scale: Any, shift: Any, residual: Any, workspace: Any) -> None:
+    """Finish a tile of rows in the cache, since the residual may lie in the output."""
     xp, k = of(x), len(w)
     need = Ends(itemsize=x.itemsize, row=k)
     workspace = take_workspace(workspace, x, need, len(x))
@@ -103,18 +98,14 @@ def linear_dgrad(
     dy: Any, w: Any, *, residual: Any = None, positive: Any = None, out: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Give the gradient by a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c].
+    Return the gradient by a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c].
 
     Args:
-        dy: Gradient by the output (..., k), C-contiguous.
+        dy: Gradient by the output (..., k).
         w: Filter (k, c).
-        residual: What is added to dx, of its shape: the gradient by way of others; may be `out`. None for nothing.
-        positive: The output of a ReLU before, of dx's shape: where it is 0, dx is. None for no ReLU.
-        out: Where dx goes: (..., c), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array for a tile and flags, where something is added or does not pass. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
+        positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
+        out: Where dx goes: (..., c).
     """
     xp, (k, c) = of(dy), w.shape
     dx = xp.empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
@@ -142,17 +133,14 @@ def linear_dgrad(
 
 def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None, workspace: Any = None) -> Any:  # noqa: ARG001
     """
-    Give the gradients by a linear layer's filter and bias, summed over all positions handed in.
+    Compute the gradients by a linear layer's filter and bias, summed over all positions; return the filter's.
 
     Args:
-        x: The forward pass's input (..., c), C-contiguous.
-        dy: Gradient by the output (..., k), C-contiguous.
-        dw: Where the filter's gradient goes: (k, c). Overwritten.
-        db: Where the bias's gradient goes: (k,), or None. Overwritten.
-        workspace: Not used: the array library's product needs none; hand-written kernels do.
-
-    Returns:
-        dw.
+        x: The forward pass's input (..., c).
+        dy: Gradient by the output (..., k).
+        dw: The filter's gradient (k, c).
+        db: The bias's gradient (k,), or None.
+        workspace: Used by kernels only.
     """
     xp, (k, c) = of(x), dw.shape
     errors = dy.reshape(-1, k)

@@ -1,12 +1,10 @@
 """
-Dynamic loss scaling: gradients too small for float16 are made larger, by as much as the largest of them allow.
+Dynamic loss scaling: gradients too small for float16 are enlarged, by as much as the largest of them allow.
 
-The loss's gradient is multiplied by a scale and the parameters' gradients are divided by it again before the
-step.  Where one of them is not finite, the step is skipped and the scale halved; after many steps that went well
-it is doubled (Micikevicius et al., 2018, arXiv:1710.03740, section 3.2).  Start, factors and interval are those
-of PyTorch's torch.amp.GradScaler.  float32 and bfloat16 have the exponents to do without.
-
-The state is four float32 words where the arrays are, so that no step waits for the host to look at it.
+The loss's gradient is multiplied by a scale, and the parameters' gradients are divided by it before the step. If one of
+them is not finite, the step is skipped and the scale halved. After many good steps the scale is doubled
+(Micikevicius et al., 2018, arXiv:1710.03740, section 3.2). Start, factors and interval are those of PyTorch's
+torch.amp.GradScaler. float32 and bfloat16 have enough exponent bits without it.
 """
 
 from __future__ import annotations
@@ -19,21 +17,20 @@ import numpy as np
 INITIAL = 2.0**16
 FACTOR = 2.0
 INTERVAL = 2000
-"""Steps that must go well, one after the other, before the scale is doubled."""
+"""Consecutive good steps before the scale is doubled."""
 
 LEAST, MOST = 2.0**-126, 2.0**126
-"""Bounds of the scale: it and its inverse stay normal numbers, also where every step of a lost run is skipped."""
+"""Bounds of the scale: it and its inverse stay normal numbers, even if every step is skipped."""
 
 SCALE, UNSCALE, GOOD, SKIPPED = range(4)
-"""Words of the state: the scale; what this step's gradients are multiplied by, 0 if it is skipped; steps gone well
-since the scale changed; steps skipped in all."""
+"""Words of the state: scale, factor of this step's gradients (0 skips it), good steps since a change, skipped steps."""
 
 STATE_WORDS = 4
 
 
 def initial_state() -> np.ndarray[Any, Any]:
     """
-    Give the state before the first step.
+    Return the state before the first step.
 
     Example:
         >>> initial_state().tolist()
@@ -50,13 +47,13 @@ def update_loss_scale(
     workspace: Any = None,  # noqa: ARG001 - hand-written kernels need it
 ) -> None:
     """
-    Look for gradients that are not finite, and set what the step multiplies them by and the next step's scale.
+    Look for gradients that are not finite; set the factor of this step's gradients and the scale of the next step.
 
     Args:
         state: float32 array of four words, see `initial_state`; overwritten.
         gradients: Flat arrays of any float type: the parts of the gradient.
-        interval: Steps that must go well before the scale is doubled.
-        workspace: Not used.
+        interval: Good steps before the scale is doubled.
+        workspace: Used by kernels only.
 
     Example:
         >>> state = initial_state()

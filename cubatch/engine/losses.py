@@ -1,8 +1,8 @@
 """
 Softmax and its cross-entropy, with the gradient in the same pass.
 
-Rows are shifted by their maximum, so no exponential overflows; the loss is taken from the shifted
-logits, so none underflows into log(0).
+The maximum of a row is subtracted from it, so that no exponential overflows. The loss is computed from these
+differences, so that no logarithm of zero occurs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,8 @@ def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
     Turn the last axis into probabilities: exp(x) / sum of exp(x).
 
     Args:
-        x: Scores (..., classes), C-contiguous.
-        out: Where the probabilities go; may be x. None allocates it.
-        workspace: 1-D uint8 array, a few numbers for each row of a piece. None allocates one.
-
-    Returns:
-        The probabilities, which are `out` where that was given.
+        x: Scores (..., classes).
+        out: Where the probabilities go; may be x.
 
     Example:
         >>> import numpy as np
@@ -48,16 +44,12 @@ def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
 
 def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
     """
-    Give the gradient by softmax's input: y * (dy - sum over classes of dy * y).
+    Return the gradient by softmax's input: y * (dy - sum over classes of dy * y).
 
     Args:
-        dy: Gradient by the probabilities (..., classes), C-contiguous.
+        dy: Gradient by the probabilities (..., classes).
         y: The probabilities.
-        out: Where dx goes; may be dy. None allocates it.
-        workspace: 1-D uint8 array for the products of a piece. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        out: Where dx goes; may be dy.
     """
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
@@ -82,21 +74,16 @@ def softmax_cross_entropy(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the mean cross-entropy of softmax(logits) with the labels, and its gradient.
+    Return the mean cross-entropy of softmax(logits) with the labels, and compute its gradient.
 
     Args:
-        logits: Scores (..., classes), C-contiguous.
-        labels: Integers (...) in [0, classes); another number counts as no class at all.
-        loss: Where the loss goes: a float64 array of one element; None allocates it.
-        dlogits: Where the gradient goes: the shape of logits, may be logits itself. None allocates it.
-        count: Positions the mean is taken over; None for those handed in. A shard passes the whole
-            batch's; then the losses and the gradients of shards add up.
-        scale: Array of one element that the gradient, not the loss, is multiplied by, whatever it then holds:
-            see `loss_scale`. None for 1.
-        workspace: 1-D uint8 array for the products of a piece. None allocates one.
-
-    Returns:
-        The loss: `loss` where that was given.
+        logits: Scores (..., classes).
+        labels: Integers (...) in [0, classes); any other number counts as no class.
+        loss: Receives the loss: a float64 array of one element; None allocates it.
+        dlogits: Receives the gradient: the shape of logits, may be logits. None allocates it.
+        count: Positions that the mean is taken over; None for those of logits. A shard passes the number of the whole
+            batch; then the losses and the gradients of shards add up.
+        scale: Array of one element that the gradient, not the loss, is multiplied by; see `loss_scale`. None for 1.
 
     Example:
         >>> import numpy as np

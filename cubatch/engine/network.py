@@ -1,16 +1,16 @@
 """
 A network that runs: parameters, one prepared batch size, steps.
 
-The schedule is executed as it is written.  On a CPU every thread walks its shard of the batch
-through the whole step with buffers of its own; they meet where the batch meets, in the statistics
-of batch norm and the sum of the gradients.  On a GPU there is one member and a stream.
+The schedule is executed in order. On a CPU every thread computes its shard of the batch for the whole step, with its
+own buffers. The threads meet for the statistics of batch norm and the sum of the gradients. On a GPU there is one
+member and a stream.
 
-Operations are those of `functional`, on the array library's own calls, or of `native`, on hand-written
-kernels; which, and which variant of each, is decided by whoever makes the model.
+Operations are those of `functional`, by the array library's own calls, or of `native`, by hand-written kernels. The
+caller of `Model` decides which, and which variant of each kernel.
 
-With float16 or bfloat16, activations, gradients and the parameters that layers read have 16 bits; training
-steps a float32 copy of the parameters, the master weights, and rounds it to those.  Statistics and the optimiser's
-state are float32.  In float16 the loss is scaled (`loss_scale`).
+With float16 or bfloat16, activations, gradients and the parameters of layers have 16 bits. Training updates a float32
+copy of the parameters, the master weights, and rounds it to 16 bits. Statistics and optimiser state are float32. In
+float16 the loss is scaled (`loss_scale`).
 """
 
 from __future__ import annotations
@@ -50,23 +50,22 @@ class Model(Learned):
     A network or layer on a device, with parameters, ready to be prepared for any batch size.
 
     Args:
-        spec: What is run.
-        device: Where: a device in this machine.
+        spec: The network or layer.
+        device: A device in this machine.
         mode: "inference" or "training".
         dtype: "float32", "tf32", "float16" or "bfloat16": storage of parameters and activations.
         optimizer: "sgd", "momentum" or "adam", for training.
         learning_rate: Step of the optimiser.
-        recompute: Forget activations and compute them again in the backward pass.
+        recompute: Discard activations and compute them again in the backward pass.
         seed: Draws the initial parameters, random data and dropout masks.
         share: Another model of the same network, whose parameters are used instead of new ones.
-        context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
-        operations: Takes the place of the kernels, or of the array library's calls, which have no arithmetic for 16
-            bits; spelt as `functional`.
+        context: Runs the operations on hand-written kernels; None uses the array library's calls.
+        operations: Functions instead of both, under the names of `functional`; needed for 16 bits without kernels.
         graphs: Steps on hand-written kernels may be CUDA graphs; False launches their kernels one by one.
 
     Raises:
-        UnsupportedLayer: If the engine has no code for one of the layers.
-        UnsupportedDtype: If the dtype has 16 bits, and nothing was given that computes with them.
+        UnsupportedLayer: If the engine cannot compute one of the layers.
+        UnsupportedDtype: If the dtype has 16 bits, and neither kernels nor operations compute with them.
         InvalidArgument: If the other model is of another network or dtype.
 
     Example:
@@ -111,11 +110,11 @@ class Model(Learned):
         self._kind = np.dtype(storage.element_type(dtype, self.library))
         is_narrow = self._kind.itemsize < np.dtype(np.float32).itemsize
         if is_narrow and not (context or operations):
-            remedy = "Our kernels take it: hand in their context."
+            remedy = "Pass `context`: cubatch's kernels take it."
             raise UnsupportedDtype(dtype, 'library="im2col"', ("float32",), remedy)
         self._operations = operations or (on_kernels(context) if context else functional)
         self._on_gpu = self._xp is not np
-        if self._on_gpu:  # everything below is allocated and launched on the current device
+        if self._on_gpu:  # all that follows is allocated and launched on the current device
             self._usual_device = int(self._xp.cuda.Device().id)
             self._xp.cuda.Device(device.index).use()
         self.learning_rate = learning_rate
@@ -138,7 +137,7 @@ class Model(Learned):
         self._losses: list[Any] = []
         self._turn = 0
         self._target: int | None = None
-        self._first, self._samples = 0, 0  # of a batch that several ranks share: where this one's begin, and all
+        self._first, self._samples = 0, 0  # of the batch of all ranks: this rank's first sample, and their number
         self._may_be_graphs = graphs
         self._graphs: StepGraphs | None = None
 
@@ -155,12 +154,12 @@ class Model(Learned):
 
     @property
     def _whole(self) -> list[Any]:
-        """What adds up to the gradient."""
+        """The arrays whose sum is the gradient."""
         return self._gradients
 
     @property
     def gradients(self) -> dict[str, dict[str, Any]]:
-        """Gradients of the last step's batch, or the sum so far, by layer and name: of the loss as it is scaled."""
+        """Gradients of the scaled loss by layer and name: of the last step, or the sum since the last update."""
         self._prepared()
         total: Any = None if self._stepper is None else self._stepper.sums
         if total is None:
@@ -172,10 +171,10 @@ class Model(Learned):
     @property
     def held_bytes(self) -> int:
         """
-        Bytes that the model holds of the device, not by the plan but as they were taken.
+        Bytes of the device that the model holds, as allocated.
 
-        On a GPU it is what CuPy's pool holds, emptied before each batch size: the high water, but for steps' graphs,
-        which lie in the driver's own memory: what it says the process holds counts them.
+        On a GPU it is the size of CuPy's pool, which is emptied before each batch size. The graphs of steps are not in
+        it: they lie in the driver's memory, which the driver counts for the process.
         """
         if self._on_gpu:
             return int(self._xp.get_default_memory_pool().total_bytes())
@@ -186,16 +185,16 @@ class Model(Learned):
 
     def prepare(self, batch_size: int, target_batch_size: int | None = None) -> None:
         """
-        Take the memory of a batch size and bind every operation to it.
+        Allocate the memory of a batch size and bind every operation to it.
 
         Args:
             batch_size: Samples that go through together.
-            target_batch_size: Samples of an optimiser step, over which the loss is the mean. Given, steps only add
-                their gradients up, in as much memory again as one gradient in float32, until `update` is called.
+            target_batch_size: Samples of an optimiser step, over which the loss is the mean. If given, steps only add
+                up their gradients until `update`; the sum takes the memory of a gradient in float32.
 
         Raises:
-            OutOfMemory: If the device does not have it; says what was asked, by which layer, and what fits.
-            InvalidArgument: If there is a target, and no network that is trained.
+            OutOfMemory: If the device has too little memory; names the bytes, the largest tensor and a size that fits.
+            InvalidArgument: If there is a target without training of a network.
         """
         if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
             raise InvalidArgument("target_batch_size", target_batch_size, "None but for training a network")
@@ -206,7 +205,7 @@ class Model(Learned):
         try:
             self._lay_out(plan)
         except Exception as error:
-            with contextlib.suppress(Exception):  # a GPU that faulted gives nothing back, and the first error says why
+            with contextlib.suppress(Exception):  # a GPU that faulted releases nothing; the first error is the cause
                 self.release()
             if is_out_of_memory(error):
                 raise out_of_memory(work, plan, self.held_bytes) from error
@@ -225,7 +224,7 @@ class Model(Learned):
         works: list[list[list[Callable[[], object]]]] = []
         for _ in range(plan.copies):
             places = [self._place(plan, team, rank, parameters, gradients) for rank in range(plan.members)]
-            if self.library == "cubatch":  # variants are tried while they are bound, on what a step would find there
+            if self.library == "cubatch":  # variants are timed while they are bound, on numbers like those of a step
                 block = batch.random_block(batch.RANDOM_BLOCK, self.seed, self._kind, self._xp)
                 for place in places:
                     place.arena.fill(block)
@@ -248,7 +247,7 @@ class Model(Learned):
         walks = [functools.partial(program.run, turn) for turn in range(len(program))]
         if self.library != "cubatch":
             return StepGraphs(walks, self._xp, None, "CuPy's own calls take memory and wait for the device")
-        refusal = "" if self._may_be_graphs else "they were not asked for"
+        refusal = "" if self._may_be_graphs else "they were not requested"
         return StepGraphs(walks, self._xp, program.calls, refusal)
 
     def _bind(self, op: Op, place: Place) -> Callable[[], object]:
@@ -276,7 +275,7 @@ class Model(Learned):
 
     def _update(self, rank: int, workspace: Any) -> None:
         if self._team is None or self._stepper is None or self.spec is not self.network:
-            return  # a layer on its own has no loss to lower
+            return  # a single layer has no loss
         self._stepper.step(
             self._team,
             rank,
@@ -287,7 +286,7 @@ class Model(Learned):
         )
 
     def release(self) -> None:
-        """Give the prepared batch's memory back to the device."""
+        """Release the prepared batch's memory."""
         if self._team is not None:
             self._team.close()
         self._team, self._program, self.plan, self._turn, self._added = None, None, None, 0, 0
@@ -298,9 +297,8 @@ class Model(Learned):
             self._xp.get_default_memory_pool().free_all_blocks()
 
     def close(self) -> None:
-        """Give everything back; the model cannot be used afterwards."""
-        # Before the pool is emptied, or the weights' blocks would stay in it, and a small array of whatever comes next
-        # would keep a whole one of them.
+        """Release all memory; the model cannot be used afterwards."""
+        # Before the pool is emptied: the weights' blocks would stay in it, each held by any later small array.
         self._flat, self._states, self._stepper = self._xp.empty(0), {}, None
         self._numbers, self._losses = None, []
         self.release()
@@ -316,7 +314,7 @@ class Model(Learned):
 
     def load(self, x: Any, labels: Any = None) -> None:
         """
-        Copy a batch in.
+        Copy a batch to the device.
 
         Args:
             x: (batch_size, h, w, c).
@@ -328,15 +326,15 @@ class Model(Learned):
         plan, _ = self._prepared()
         batch.check(plan, x, labels)
         for place in itertools.chain(*self._places):
-            batch.fill(plan, place, x, labels, self._kind, self._xp)
+            batch.fill(plan, place, x, labels, kind=self._kind, xp=self._xp)
 
     def load_random(self) -> None:
-        """Fill the batch with normal random numbers, and labels or the output's gradient likewise."""
+        """Fill the batch with normal random numbers, and draw labels or the output's gradient."""
         plan, _ = self._prepared()
         needed = math.prod(self.network.input_shape) + math.prod(self.network.output_shape)
         block = batch.random_block(min(batch.RANDOM_BLOCK, plan.batch_size * needed), self.seed, self._kind, self._xp)
         batch.fill_randomly(plan, list(itertools.chain(*self._places)), block, self.seed, self._xp)
-        if self._on_gpu:  # what was drawn from is no part of the batch, and would be held as if it were
+        if self._on_gpu:  # the block of numbers is no part of the batch
             del block
             self._xp.get_default_memory_pool().free_all_blocks()
 
@@ -345,7 +343,7 @@ class Model(Learned):
         Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued.
 
         Args:
-            trace: Sees each operation, which then is no part of a graph; None: as fast as it goes.
+            trace: Sees each operation, which then is no part of a graph; None: at full speed.
         """
         _, program = self._prepared()
         turn, self._turn = self._turn, (self._turn + 1) % len(program)
@@ -365,7 +363,7 @@ class Model(Learned):
             self._added += 1
 
     def update(self) -> None:
-        """Let the optimiser step by the gradients that were added up; see `prepare`."""
+        """Step by the sum of the gradients so far; see `prepare`."""
         plan, program = self._prepared()
         scratch = plan.schedule.ops[-1].workspace
         if self._target is None or scratch is None:
@@ -377,11 +375,11 @@ class Model(Learned):
 
     @property
     def launch(self) -> dict[str, Any] | None:
-        """How a step of the prepared batch is launched, as `StepGraphs.launch`; None on a CPU."""
+        """The launches of a step of the prepared batch, as `StepGraphs.launch`; None on a CPU."""
         return None if self._graphs is None else self._graphs.launch
 
     def loss(self) -> float:
-        """Give the mean loss of the last step's batch, before the optimiser's step."""
+        """Return the mean loss of the last step's batch, before the optimiser's step."""
         return sum(float(loss[0]) for loss in self._losses)
 
     def output(self) -> np.ndarray[Any, Any]:

@@ -1,10 +1,9 @@
 """
 Batch norm over the channels of (..., c), in training and inference.
 
-The variance is summed in a second pass, around the mean that the first one gave; the sum of the same
-deviations says by how much that was off.
-A team's members hand in a `reduce` that sums small arrays over all of them (`Team.sum`): then
-every shard is normalised by the statistics of the whole batch.
+The variance is summed in a second pass, around the mean of the first. The sum of the same deviations corrects that
+mean. The members of a team pass a `reduce` function that sums small arrays over all of them (`Team.sum`). Every shard
+is then normalised by the statistics of the whole batch.
 """
 
 from __future__ import annotations
@@ -40,24 +39,20 @@ def batch_norm_train(
     Normalise each channel by the mean and variance of the batch: y = gamma * (x - mean) * inv_std + beta.
 
     Args:
-        x: Activations (..., c), C-contiguous.
+        x: Activations (..., c).
         gamma: Scale (c,).
         beta: Shift (c,).
-        mean: Where the batch's mean goes: (c,), kept for the backward pass.
-        inv_std: Where 1 / sqrt(variance + eps) goes: (c,), kept for the backward pass.
-        running_mean: Decaying mean (c,), updated; None leaves it to another member of a team.
-        running_var: Decaying unbiased variance (c,), updated; None likewise. One value has none.
+        mean: Receives the batch's mean (c,) for the backward pass.
+        inv_std: Receives 1 / sqrt(variance + eps) (c,) for the backward pass.
+        running_mean, running_var: Decaying mean and unbiased variance (c,), updated; the variance not from one value.
+            None leaves them to another member of a team.
         momentum: Weight of this batch in the running statistics.
         eps: Added to the variance.
-        count: Positions of the whole batch; None for those handed in.
-        reduce: Called with a float64 array to sum over all shards, in place; None where there is one.
-        residual: What is added to y, of its shape: another branch; may be `out`. None for nothing.
-        relu: Clamp y at zero, at last.
-        out: Where y goes; may be x where x is not needed again. None allocates it.
-        workspace: 1-D uint8 array for the deviations of a block. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
+        count: Positions of the whole batch; None for those of x.
+        reduce: Called with a float64 array to sum it over all shards, in place. None for a single shard.
+        residual: Added to y, of its shape: another branch. May be `out`.
+        relu: Clamp y at zero, as the last step.
+        out: Where y goes; may be x if nothing reads x afterwards.
 
     Example:
         >>> import numpy as np
@@ -107,11 +102,11 @@ def batch_norm_train(
     xp.sqrt(spread, out=spread)
     xp.divide(1, spread, out=spread)
     xp.copyto(inv_std, spread)
-    # What rounding took from the mean is subtracted with the shift: rows less a rounded mean are as good as exact.
+    # What rounding took from the mean is subtracted with the shift: rows less a rounded mean are nearly exact.
     xp.multiply(inv_std, gamma, out=factor)
     xp.multiply(shift, factor, out=shift)
     xp.subtract(beta, shift, out=shift)
-    _apply(area, rows, mean, factor, shift, residual, target, relu=relu)
+    _apply(area, rows, target, mean=mean, factor=factor, shift=shift, residual=residual, relu=relu)
     return y
 
 
@@ -129,7 +124,7 @@ def batch_norm_inference(
     workspace: Any = None,
 ) -> Any:
     """
-    Normalise each channel by the running statistics; `out` may be x, other arguments as in training.
+    Normalise each channel by the running statistics; arguments as in `batch_norm_train`.
 
     Example:
         >>> import numpy as np
@@ -144,7 +139,7 @@ def batch_norm_inference(
     xp.add(running_var, eps, out=area.vectors[0])
     xp.sqrt(area.vectors[0], out=area.vectors[0])
     xp.divide(gamma, area.vectors[0], out=area.vectors[0])
-    _apply(area, rows, running_mean, area.vectors[0], beta, residual, target, relu=relu)
+    _apply(area, rows, target, mean=running_mean, factor=area.vectors[0], shift=beta, residual=residual, relu=relu)
     return y
 
 
@@ -169,7 +164,7 @@ def fold_batch_norms(
         biases: Bias of the product before it, (c,), or None.
         means, variances: Its running statistics, (c,).
         epsilons: Added to its variance.
-        scales, shifts: Where its factors and terms go, (c,).
+        scales, shifts: Receive its factors and terms, (c,).
 
     Example:
         >>> import numpy as np
@@ -205,26 +200,19 @@ def batch_norm_backward(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the gradients by batch norm's input, scale and shift.
+    Compute the gradients by batch norm's input, scale and shift; return the input's.
 
     With xhat = (x - mean) * inv_std and means over the batch,
     dx = gamma * inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)).
 
     Args:
-        dy: Gradient by the output (..., c), C-contiguous.
+        dy: Gradient by the output (..., c).
         x: The forward pass's input.
         gamma: Scale (c,).
-        mean: The batch's mean, as the forward pass left it.
-        inv_std: 1 / sqrt(variance + eps), as the forward pass left it.
-        dgamma: Where the gradient by the scale goes: (c,), of this shard alone. Overwritten.
-        dbeta: Where the gradient by the shift goes: (c,), of this shard alone. Overwritten.
-        count: Positions of the whole batch; None for those handed in.
-        reduce: Called with a float64 array to sum over all shards, in place; None where there is one.
-        out: Where dx goes; may be dy. None allocates it.
-        workspace: 1-D uint8 array for a block. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        mean, inv_std: As the forward pass left them.
+        dgamma, dbeta: Gradients by scale and shift (c,), of this shard alone.
+        count, reduce: As in `batch_norm_train`.
+        out: Where dx goes; may be dy.
     """
     xp, c = of(dy), dy.shape[-1]
     dx = xp.empty_like(dy) if out is None else out
@@ -266,10 +254,10 @@ def _decay(xp: Any, running: Any, fresh: Any, momentum: float, row: Any) -> None
     xp.add(running, row, out=running)
 
 
-def _apply(area: Area, rows: Any, mean: Any, factor: Any, shift: Any, residual: Any, out: Any, *, relu: bool) -> None:
+def _apply(area: Area, rows: Any, out: Any, *, mean: Any, factor: Any, shift: Any, residual: Any, relu: bool) -> None:
     xp = of(rows)
     for piece in area.pieces():
-        # What is added may lie where y goes: then y is made beside it first.
+        # The residual may lie in the output: then y is made in a tile first.
         target = out[piece] if residual is None else area.tile(piece)
         xp.subtract(rows[piece], mean, out=target)
         xp.multiply(target, factor, out=target)

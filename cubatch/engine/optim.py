@@ -1,13 +1,13 @@
 """
 Update rules over flat arrays, in place, piece by piece.
 
-All parameters of a network lie in one array and so do their gradients, so an optimiser step is one
-call; members of a team each take a range.  A gradient may come in several parts, one per member,
-which are added up on the way.  The formulas are PyTorch's.
+All parameters of a network lie in one array and so do their gradients, so an optimiser step is one call. Members of a
+team each take a range. A gradient may come in several parts, one for each member, which are added up. The formulas are
+PyTorch's.
 
-Where parameters have 16 bits, the step is taken on a float32 `master` copy of them and the state is float32
-too: a weight plus a small step would round back to the weight.  A gradient of a scaled loss is divided by the
-scale first, and a step whose gradient is not finite is skipped: see `loss_scale`.
+For parameters of 16 bits, a step changes a float32 `master` copy, and the state is float32 too. A small step added to a
+16-bit weight would round to that weight. A gradient of a scaled loss is divided by the scale first. A step is skipped
+if its gradient is not finite: see `loss_scale`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _HOST_BYTES = 1 << 18
-"""Workspace that is used on the CPU: a piece with its parameters, gradient and state stays in the L2."""
+"""Largest workspace on the CPU: a piece with its parameters, gradient and state stays in the L2."""
 
 
 def sgd(
@@ -45,9 +45,8 @@ def sgd(
         gradients: Parts of g, each as long as w; they are added.
         lr: Learning rate.
         weight_decay: Coefficient of the penalty on squared weights.
-        master: float32 copy of w that the step is taken on; None where w itself is wide enough.
-        scaling: State of `loss_scale`; None where the loss is not scaled.
-        workspace: 1-D uint8 array for one piece. None allocates one.
+        master: float32 copy of w that the step changes; None if w is float32 or wider.
+        scaling: State of `loss_scale`; None if the loss is not scaled.
 
     Example:
         >>> import numpy as np
@@ -57,7 +56,9 @@ def sgd(
         array([0.5, 1.5])
     """
     xp = of(parameters)
-    for _, weights, total, _ in _pieces(parameters, gradients, weight_decay, master, scaling, workspace):
+    for _, weights, total, _ in _pieces(
+        parameters, gradients, workspace, weight_decay=weight_decay, master=master, scaling=scaling
+    ):
         xp.multiply(total, lr, out=total)
         xp.subtract(weights, total, out=weights)
 
@@ -78,17 +79,14 @@ def momentum(
     Step along a decaying sum of gradients: v = factor * v + g + weight_decay * w; w -= lr * v.
 
     Args:
-        parameters: Flat array w, overwritten.
-        gradients: Parts of g, each as long as w; they are added.
         velocity: Flat array v, zero before the first step; overwritten.
-        lr: Learning rate.
-        factor: Share of the velocity that is kept.
-        weight_decay: Coefficient of the penalty on squared weights.
-        master, scaling: As in `sgd`.
-        workspace: 1-D uint8 array for one piece. None allocates one.
+        factor: Decay of the velocity.
+        parameters, gradients, lr, weight_decay, master, scaling: As in `sgd`.
     """
     xp = of(parameters)
-    for piece, weights, total, _ in _pieces(parameters, gradients, weight_decay, master, scaling, workspace):
+    for piece, weights, total, _ in _pieces(
+        parameters, gradients, workspace, weight_decay=weight_decay, master=master, scaling=scaling
+    ):
         speed = velocity[piece]
         xp.multiply(speed, factor, out=speed)
         xp.add(speed, total, out=speed)
@@ -112,29 +110,27 @@ def adam(
     workspace: Any = None,
 ) -> None:
     """
-    Step by Adam (Kingma and Ba, 2015, algorithm 1), with the penalty in the gradient as PyTorch has it.
+    Step by Adam (Kingma and Ba, 2015, algorithm 1), with the penalty in the gradient as in PyTorch.
 
-    m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g^2;
-    w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps).
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g^2
+        w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 
     Args:
-        parameters: Flat array w, overwritten.
-        gradients: Parts of g, each as long as w; they are added.
         mean: Flat array m, zero before the first step; overwritten.
         square: Flat array v, zero before the first step; overwritten.
-        step: t, 1 for the first step.
-        lr: Learning rate.
+        step: t, 1 for the first step; skipped steps do not count.
         betas: b1 and b2.
         eps: Added to the denominator.
-        weight_decay: Coefficient of the penalty on squared weights.
-        master, scaling: As in `sgd`; skipped steps do not count in t.
-        workspace: 1-D uint8 array for two arrays of one piece. None allocates one.
+        parameters, gradients, lr, weight_decay, master, scaling: As in `sgd`.
     """
     xp = of(parameters)
     if scaling is not None:
         step = max(1, step - int(scaling[SKIPPED]))  # even the first may be skipped
     size, root = lr / (1 - betas[0] ** step), (1 - betas[1] ** step) ** 0.5
-    for piece, weights, total, spare in _pieces(parameters, gradients, weight_decay, master, scaling, workspace):
+    for piece, weights, total, spare in _pieces(
+        parameters, gradients, workspace, weight_decay=weight_decay, master=master, scaling=scaling
+    ):
         m, v = mean[piece], square[piece]
         xp.multiply(m, betas[0], out=m)
         xp.multiply(total, 1 - betas[0], out=spare)
@@ -152,12 +148,12 @@ def adam(
 
 
 def _pieces(
-    parameters: Any, gradients: Sequence[Any], weight_decay: float, master: Any, scaling: Any, workspace: Any
+    parameters: Any, gradients: Sequence[Any], workspace: Any, *, weight_decay: float, master: Any, scaling: Any
 ) -> Iterator[tuple[slice, Any, Any, Any]]:
     """
-    For every piece, its place, its weights, its whole gradient (a tile to overwrite) and a second tile.
+    Yield for every piece its range, its weights, its whole gradient (a tile to overwrite) and a second tile.
 
-    What has become of the weights is then rounded to the parameters, where these are another array.
+    The updated weights are then rounded to the parameters, if they are a separate array.
     """
     whole = parameters if master is None else master
     xp, item = of(whole), whole.itemsize

@@ -16,21 +16,21 @@ from cubatch.memory.schedule_records import Op
 @attrs.frozen(eq=False)
 class Place:
     """
-    Where one member of a team works: its shard of the batch, its gradients, the shared parameters.
+    The shard of the batch, gradients and shared parameters of one member of a team.
 
     Attributes:
-        operations: The functions that compute: `functional`, or their twins on hand-written kernels.
+        operations: The functions that compute: `functional`, or the hand-written kernels under the same names.
         arena: The shard's buffers.
         parameters: By layer and name; shared by all members.
         gradients: By layer and name; this member's own.
         states: Running statistics by layer and name; shared, written by the first member.
-        team, rank: The members, and which of them this is.
+        team, rank: The members, and the number of this one.
         batch_size: Samples of the whole batch.
         begin: First sample of the shard in the batch.
-        first: First sample of that batch in the one that several ranks share; 0 where one has it to itself.
-        clock: Number of passes over a batch that are done, in a list of one; draws the dropout masks.
-        numbers: The number of this one where kernels read it, in the place of `clock`; None where the host calls.
-        seed: Where those draws start.
+        first: First sample of that batch in the one that several ranks share, else 0.
+        clock: Number of finished passes over a batch, in a list of one; draws the dropout masks.
+        numbers: The same number where kernels read it, instead of `clock`; None on the host.
+        seed: Seed of those draws.
     """
 
     operations: Any
@@ -62,7 +62,7 @@ class Bound:
 
     @property
     def name(self) -> str:
-        """Name of the layer."""
+        """The layer's name."""
         return self.op.node.name if self.op.node else ""
 
     @property
@@ -72,16 +72,10 @@ class Bound:
 
     @property
     def gradients(self) -> Mapping[str, Any]:
-        """Where the gradients of its parameters go, by name."""
+        """Gradients of its parameters, by name."""
         return self.place.gradients.get(self.name, {})
 
     @property
-    def ending(self) -> dict[str, Any]:
-        """What a product or norm ends with, by the keywords of its function."""
-        found = {role: self.reads[role] for role in self.op.ending}
-        scale, shift = found.pop("folded", (None, None))
-        return found if scale is None else {**found, "scale": scale, "shift": shift}
-
     def x_shape(self) -> tuple[int, int, int, int]:
         """Shape of the shard's input."""
         return (self.place.arena.samples, *self.layer.input_shape)

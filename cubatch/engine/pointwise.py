@@ -1,8 +1,7 @@
 """
-Element by element: dropout, sums of branches, channels joined and taken apart.
+Element by element: dropout, sums of branches, concatenation and slices of channels.
 
-Flat arrays are walked in pieces that fit the scratch memory, so that random numbers are never stored for
-more than a piece.
+Flat arrays are processed in pieces that fit the scratch memory, so that random numbers are stored for one piece only.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Flat
 
 _DRAW_BYTES = 4
-"""A random number is a float32, whatever the activations are."""
+"""A random number is a float32, for activations of any type."""
 
 
 def dropout(
@@ -25,14 +24,12 @@ def dropout(
     Zero each element with probability p and scale the others by 1 / (1 - p).
 
     Args:
-        x: Activations, C-contiguous.
-        p: Probability of being dropped, in [0, 1).
-        seed: Whole number, or a sequence of them, that fixes the mask with the step: equal ones drop equal
-            elements. A shard adds its rank.
+        x: Activations.
+        p: Probability that an element is dropped, in [0, 1).
+        seed: Whole number or a sequence of them. Seed and step fix the mask; a shard adds its rank.
         step: Number of the step.
-        out: Where y goes; may be x. None allocates it.
-        mask: Where the kept elements are marked: bool, the shape of x; None allocates it.
-        workspace: 1-D uint8 array, four bytes for each element of a piece. None allocates one.
+        out: Where y goes; may be x.
+        mask: Receives the mask: bool, true where x is kept. None allocates it.
 
     Returns:
         y and the mask.
@@ -48,19 +45,19 @@ def dropout(
     numbers = Flat(itemsize=_DRAW_BYTES)
     workspace = take_workspace(workspace, x, numbers, x.size)
     generator = random_generator(x, (*(seed if isinstance(seed, Sequence) else (seed,)), step))
-    source, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1)
+    source, target, flags = x.reshape(-1), y.reshape(-1), mask.reshape(-1)
     for piece, _ in numbers.cut(x.size, workspace.nbytes):
         part = target[piece]
         draws = view(workspace, part.shape, xp.float32)
         call(generator.random, size=draws.shape, dtype=xp.float32, out=draws)  # CuPy takes its size from no array
-        xp.greater_equal(draws, xp.float32(p), out=kept[piece])
-        xp.multiply(source[piece], kept[piece], out=part)
+        xp.greater_equal(draws, xp.float32(p), out=flags[piece])
+        xp.multiply(source[piece], flags[piece], out=part)
         xp.multiply(part, 1 / (1 - p), out=part)
     return y, mask
 
 
 def dropout_backward(dy: Any, mask: Any, *, p: float, out: Any = None) -> Any:
-    """Pass the gradient of the kept elements, scaled by 1 / (1 - p); `out` may be dy."""
+    """Return the gradient of the elements that the mask keeps, scaled by 1 / (1 - p); `out` may be dy."""
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
     xp.multiply(dy, mask, out=dx)
@@ -70,7 +67,7 @@ def dropout_backward(dy: Any, mask: Any, *, p: float, out: Any = None) -> Any:
 
 def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
     """
-    Add branches of one shape; `out` may be the first of them. Each branch's gradient is the sum's, as it is.
+    Add branches of one shape; `out` may be the first of them. The gradient of each branch is the gradient of the sum.
 
     Example:
         >>> import numpy as np
@@ -90,7 +87,7 @@ def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
 
 def concat(branches: Sequence[Any], *, out: Any = None) -> Any:
     """
-    Lay branches side by side along the channels, the last axis.
+    Concatenate branches along the channels, the last axis.
 
     Example:
         >>> import numpy as np
@@ -109,12 +106,12 @@ def concat(branches: Sequence[Any], *, out: Any = None) -> Any:
 
 def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) -> None:
     """
-    Cut the gradient along the channels, the last axis.
+    Copy the channels of a gradient to the gradients of the branches.
 
     Args:
         dy: Gradient by the concatenation (..., sum of channels).
         channels: Channels of each branch.
-        outs: Where each branch's gradient goes; None for a branch that needs none.
+        outs: Receive each branch's gradient; None for a branch that needs none.
 
     Example:
         >>> import numpy as np
@@ -132,16 +129,13 @@ def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) ->
 
 def slice_channels(x: Any, start: int, end: int, *, out: Any = None) -> Any:
     """
-    Read a range of the channels, the last axis.
+    Copy a range of the channels, the last axis.
 
     Args:
         x: Activations (..., c).
         start: First channel of the range.
         end: Channel after the last.
-        out: Where y goes, (..., end - start). None allocates it.
-
-    Returns:
-        y, which is `out` where that was given.
+        out: Where y goes, (..., end - start).
 
     Example:
         >>> import numpy as np
@@ -156,16 +150,13 @@ def slice_channels(x: Any, start: int, end: int, *, out: Any = None) -> Any:
 
 def slice_channels_backward(dy: Any, start: int, *, parts: Any = None, out: Any) -> Any:
     """
-    Give the gradient to the range's channels, and to the others zero, or their own by other ranges.
+    Return the gradient by a slice's input: dy in the range; elsewhere zero, or the gradients from other ranges.
 
     Args:
         dy: Gradient by the range (..., end - start).
         start: First channel of the range.
-        parts: What the other channels have, of dx's shape: the gradient by other ranges; may be `out`. None is zero.
+        parts: Gradient from other ranges, of dx's shape; may be `out`. None for zero.
         out: Where dx goes, (..., c).
-
-    Returns:
-        dx, which is `out`.
 
     Example:
         >>> import numpy as np

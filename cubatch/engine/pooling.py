@@ -1,10 +1,9 @@
 """
 Pooling: one pass over the activations per tap of the window, block by block.
 
-Max pooling keeps, for each output, which tap won (one byte), and needs neither its input nor its
-output afterwards.  It can clamp at zero for nothing: zero is one more competitor, which wins where
-no tap is positive and passes no gradient back.  So `conv2d` without ReLU and then
-`max_pool2d(relu=True)` do what conv, ReLU and max pool do, exactly, with less work.
+Max pooling stores the number of the winning tap for each output in one byte; its backward pass needs nothing else.
+ReLU costs nothing here: zero competes with the taps, wins where no tap is positive and passes no gradient back. So
+`conv2d` and then `max_pool2d(relu=True)` give exactly what conv, ReLU and max pool give, with less work.
 
 Windows that leave the input are cut, not padded.
 """
@@ -23,19 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cubatch.memory.blocks import Block
-    from cubatch.network.windows import Axis, Pad, Pair
-
-_NO_PAD = (0, 0, 0, 0)
+    from cubatch.network.windows import Axis, Window
 
 
 def max_pool2d(
     x: Any,
+    window: Window,
     *,
-    r: int,
-    s: int,
-    stride: Pair | None = None,
-    pad: Pad = _NO_PAD,
-    ceil_mode: bool = False,
     relu: bool = False,
     out: Any = None,
     argmax: Any = None,
@@ -46,40 +39,32 @@ def max_pool2d(
 
     Args:
         x: Activations (n, h, w, c).
-        r: Height of the window.
-        s: Width of the window; r * s is at most 254.
-        stride: Vertical and horizontal stride; None for the window's extents.
-        pad: Rows and columns at the top, bottom, left and right that never win; fewer than the window has.
-        ceil_mode: Let the last window hang over the edge rather than drop what it would see.
+        window: The window, of at most 254 taps. Padding never wins.
         relu: Clamp at zero as well.
-        out: Where y goes: (n, p, q, c), C-contiguous; None allocates it.
-        argmax: Where the winners go: uint8 (n, p, q, c), 0 for none and 1 + tap otherwise. None when
-            no gradient will be asked for.
-        workspace: 1-D uint8 array; its size sets the block. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
+        out: Where y goes: (n, p, q, c).
+        argmax: Receives the winners for the backward pass: uint8 (n, p, q, c), 0 for none and 1 + tap otherwise.
 
     Raises:
-        InvalidArgument: If nothing would come out, or the workspace holds not even one row of outputs.
+        InvalidArgument: If the output would be empty.
 
     Example:
         >>> import numpy as np
+        >>> from cubatch.network.windows import Window
         >>> x = np.array([1.0, 2.0, 3.0, -4.0]).reshape(1, 2, 2, 1)
         >>> winner = np.empty((1, 1, 1, 1), np.uint8)
-        >>> max_pool2d(x, r=2, s=2, argmax=winner).item(), winner.item()
+        >>> max_pool2d(x, Window(2, 2), argmax=winner).item(), winner.item()
         (3.0, 3)
     """
-    pool = _Pool(x.shape, x, r, s, stride, pad, workspace, ceil_mode=ceil_mode)
-    if r * s > MOST_TAPS:
-        raise InvalidArgument("r * s", r * s, f"at most {MOST_TAPS}", "The winning tap is kept in one byte.")
+    pool, taps = _Pool(x.shape, x, window, workspace), window.r * window.s
+    if taps > MOST_TAPS:
+        raise InvalidArgument("r * s", taps, f"at most {MOST_TAPS}", "The winning tap is kept in one byte.")
     xp = pool.xp
     y = xp.empty(pool.out_shape, dtype=x.dtype) if out is None else out
     for samples, rows in pool.blocks:
         target = y[samples, rows]
         winners = None if argmax is None else argmax[samples, rows]
         start = 0
-        if pool.is_inside and not relu:  # the first tap has nobody to beat
+        if pool.is_inside and not relu:  # the first tap has no competitor
             start = 1
             xp.copyto(target, x[samples, *next(pool.windows(rows))[1]])
         else:
@@ -89,49 +74,37 @@ def max_pool2d(
         for tap, (output, source) in enumerate(pool.windows(rows)):
             if tap < start:
                 continue
-            window, place = x[samples, *source], target[:, *output]
+            values, place = x[samples, *source], target[:, *output]
             if winners is not None:
                 better = pool.mask(place.shape)
-                xp.greater(window, place, out=better)
+                xp.greater(values, place, out=better)
                 codes, held = better.view(xp.uint8), winners[:, *output]
                 xp.multiply(codes, xp.uint8(tap + 1), out=codes)
-                xp.maximum(held, codes, out=held)  # a later tap's code is larger, so this is "the last to win"
-            xp.maximum(place, window, out=place)
+                xp.maximum(held, codes, out=held)  # a later tap's code is larger: the last to win stays
+            xp.maximum(place, values, out=place)
     return y
 
 
 def max_pool2d_backward(
     dy: Any,
     argmax: Any,
+    window: Window,
     *,
     x_shape: tuple[int, int, int, int],
-    r: int,
-    s: int,
-    stride: Pair | None = None,
-    pad: Pad = _NO_PAD,
-    ceil_mode: bool = False,
     out: Any = None,
     workspace: Any = None,
 ) -> Any:
     """
-    Give each window's gradient to the input that won it; with `relu`, to none where none was positive.
+    Add each window's gradient to the input that won it; with `relu`, to none where no input was positive.
 
     Args:
         dy: Gradient by the output (n, p, q, c).
         argmax: The winners that `max_pool2d` wrote.
+        window: As in the forward pass.
         x_shape: Shape of the forward pass's input.
-        r: As in the forward pass.
-        s: As in the forward pass.
-        stride: As in the forward pass.
-        pad: As in the forward pass.
-        ceil_mode: As in the forward pass.
-        out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array; its size sets the block. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+        out: Where dx goes: (n, h, w, c).
     """
-    pool = _Pool(x_shape, dy, r, s, stride, pad, workspace, ceil_mode=ceil_mode)
+    pool = _Pool(x_shape, dy, window, workspace)
     xp = pool.xp
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
     if not pool.tiles_exactly:
@@ -151,41 +124,22 @@ def max_pool2d_backward(
     return dx
 
 
-def avg_pool2d(
-    x: Any,
-    *,
-    r: int,
-    s: int,
-    stride: Pair | None = None,
-    pad: Pad = _NO_PAD,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+def avg_pool2d(x: Any, window: Window, *, out: Any = None, workspace: Any = None) -> Any:
     """
     Take the mean of each window.
 
     Args:
         x: Activations (n, h, w, c).
-        r: Height of the window.
-        s: Width of the window.
-        stride: Vertical and horizontal stride; None for the window's extents.
-        pad: Zeros at the top, bottom, left and right; fewer than the window has.
-        ceil_mode: Let the last window hang over the edge rather than drop what it would see.
-        count_include_pad: Divide by the window's extent within the padded input, rather than within the input.
-        out: Where y goes: (n, p, q, c), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array; its size sets the block. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
+        window: The window. Padding is zero.
+        out: Where y goes: (n, p, q, c).
 
     Example:
         >>> import numpy as np
-        >>> avg_pool2d(np.arange(4.0).reshape(1, 2, 2, 1), r=2, s=2).item()
+        >>> from cubatch.network.windows import Window
+        >>> avg_pool2d(np.arange(4.0).reshape(1, 2, 2, 1), Window(2, 2)).item()
         1.5
     """
-    pool = _Pool(x.shape, x, r, s, stride, pad, workspace, ceil_mode=ceil_mode)
+    pool = _Pool(x.shape, x, window, workspace)
     xp = pool.xp
     y = xp.empty(pool.out_shape, dtype=x.dtype) if out is None else out
     for samples, rows in pool.blocks:
@@ -194,49 +148,27 @@ def avg_pool2d(
         for output, source in pool.windows(rows):
             place = target[:, *output]
             xp.add(place, x[samples, *source], out=place)
-        _divide(xp, target, pool.counts(rows, pad, count_include_pad=count_include_pad), target)
+        _divide(xp, target, pool.counts(rows), target)
     return y
 
 
 def avg_pool2d_backward(
     dy: Any,
+    window: Window,
     *,
     x_shape: tuple[int, int, int, int],
-    r: int,
-    s: int,
-    stride: Pair | None = None,
-    pad: Pad = _NO_PAD,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
     out: Any = None,
     workspace: Any = None,
 ) -> Any:
-    """
-    Spread each window's gradient evenly over the inputs it averaged.
-
-    Args:
-        dy: Gradient by the output (n, p, q, c).
-        x_shape: Shape of the forward pass's input.
-        r: As in the forward pass.
-        s: As in the forward pass.
-        stride: As in the forward pass.
-        pad: As in the forward pass.
-        ceil_mode: As in the forward pass.
-        count_include_pad: As in the forward pass.
-        out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array; its size sets the block. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
-    """
-    pool = _Pool(x_shape, dy, r, s, stride, pad, workspace, ceil_mode=ceil_mode)
+    """Return the gradient by the input: each window's gradient is divided among its inputs."""
+    pool = _Pool(x_shape, dy, window, workspace)
     xp = pool.xp
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
     xp.copyto(dx, 0)
     for samples, rows in pool.blocks:
         errors = dy[samples, rows]
         share = pool.tile(errors.shape)
-        _divide(xp, errors, pool.counts(rows, pad, count_include_pad=count_include_pad), share)
+        _divide(xp, errors, pool.counts(rows), share)
         for output, source in pool.windows(rows):
             place = dx[samples, *source]
             xp.add(place, share[:, *output], out=place)
@@ -260,7 +192,7 @@ def global_avg_pool(x: Any, *, out: Any = None) -> Any:
 
 
 def global_avg_pool_backward(dy: Any, *, x_shape: tuple[int, int, int, int], out: Any = None) -> Any:
-    """Spread each channel's gradient (n, c) evenly over its pixels; `out` is (n, h, w, c)."""
+    """Return the gradient by the input (n, h, w, c): dy (n, c) divided among the pixels of a channel."""
     xp = of(dy)
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
     xp.divide(dy.reshape(dy.shape[0], 1, 1, dy.shape[1]), x_shape[1] * x_shape[2], out=dx)
@@ -270,36 +202,23 @@ def global_avg_pool_backward(dy: Any, *, x_shape: tuple[int, int, int, int], out
 class _Pool:
     """The geometry of one call, its scratch memory and the blocks that this allows."""
 
-    def __init__(
-        self,
-        x_shape: tuple[int, int, int, int],
-        like: Any,
-        r: int,
-        s: int,
-        stride: Pair | None,
-        pad: Pad,
-        workspace: Any,
-        *,
-        ceil_mode: bool,
-    ) -> None:
+    def __init__(self, x_shape: tuple[int, int, int, int], like: Any, window: Window, workspace: Any) -> None:
         n, h, w, c = x_shape
-        stride = stride or (r, s)
-        self.xp, self._dtype = of(like), like.dtype
-        self._axes = v, q = pool_axes((h, w), (r, s), stride, pad, ceil_mode=ceil_mode)
+        self.xp, self._dtype, self._window = of(like), like.dtype, window
+        self._axes = v, q = pool_axes((h, w), window)
         self.out_shape = (n, v.out, q.out, c)
         self.is_inside = not (v.reaches_out or q.reaches_out)
-        self.is_disjoint = stride[0] >= r and stride[1] >= s
+        self.is_disjoint = all(axis.stride >= axis.taps for axis in self._axes)
         self.tiles_exactly = self.is_inside and all(a.stride == a.taps and a.size == a.out * a.taps for a in self._axes)
         need = Pool(itemsize=like.itemsize, rows=v.out, vertical=v, horizontal=q, channels=c)
         self._workspace = take_workspace(workspace, like, need, n)
         self.blocks: tuple[Block, ...] = need.cut(n, self._workspace.nbytes)
-        samples, rows = (
-            self.blocks[0] if self.blocks else (slice(0, 1), slice(0, 1))
-        )  # the first block is a largest one
+        # The first block is a largest one.
+        samples, rows = self.blocks[0] if self.blocks else (slice(0, 1), slice(0, 1))
         self._mask_at = need.offsets(samples.stop, rows.stop)[1]
 
     def windows(self, rows: slice) -> Iterator[tuple[tuple[slice, slice], tuple[slice, slice]]]:
-        """For every tap in order, the outputs of the band it reaches and the inputs they read."""
+        """Yield for every tap in order the outputs of the band that it reaches, and the inputs that they read."""
         v, h = self._axes
         for row in range(v.taps):
             p, source_rows = v.valid(row, rows.start, rows.stop)
@@ -308,21 +227,16 @@ class _Pool:
                 yield (p, q), (source_rows, source_columns)
 
     def tile(self, shape: tuple[int, ...]) -> Any:
-        """View the area for products."""
         return view(self._workspace, shape, self._dtype)
 
     def mask(self, shape: tuple[int, ...]) -> Any:
-        """View the area for flags."""
         return view(self._workspace, shape, self.xp.bool_, offset=self._mask_at)
 
-    def counts(self, rows: slice, pad: Pad, *, count_include_pad: bool) -> tuple[list[int], list[int]]:
-        """Inputs that each row and each column of windows averages."""
+    def counts(self, rows: slice) -> tuple[list[int], list[int]]:
+        """Count the inputs that each row and each column of windows averages."""
         v, h = self._axes
-        ends = (pad[1], pad[3]) if count_include_pad else (0, 0)
-        starts = (pad[0], pad[2]) if count_include_pad else (0, 0)
-        return _counts(v, range(rows.start, rows.stop), starts[0], ends[0]), _counts(
-            h, range(h.out), starts[1], ends[1]
-        )
+        top, bottom, left, right = self._window.pad if self._window.count_include_pad else (0, 0, 0, 0)
+        return _counts(v, range(rows.start, rows.stop), top, bottom), _counts(h, range(h.out), left, right)
 
 
 def _counts(axis: Axis, outputs: range, before: int, after: int) -> list[int]:

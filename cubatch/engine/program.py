@@ -1,7 +1,7 @@
 """
-The operations of a prepared batch, bound to their arrays, as each member of a team walks through them.
+The operations of a prepared batch, bound to their arrays, and their execution by the members of a team.
 
-A trace may see each of them, and each wait for the others: for `measure.profile`, which asks where a step's time goes.
+A trace may see each operation and each wait for the others: `measure.profile` uses it to show where a step's time goes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Trace(Protocol):
     """Sees a step from within: each method is called by the member that does the work."""
 
     def run(self, rank: int, number: int, work: Work) -> None:
-        """Do an operation of the schedule, the `number`-th."""
+        """Do the operation of the schedule with this number."""
         ...
 
     def wait(self, rank: int, meet: Work) -> None:
@@ -31,7 +31,7 @@ class Trace(Protocol):
 
 class Program:
     """
-    What the members of a team do in a step.
+    The work of a team's members in a step.
 
     Args:
         team: The members.
@@ -45,7 +45,7 @@ class Program:
         self._team, self.works = team, works
 
     def __len__(self) -> int:
-        """Count the sets of buffers."""
+        """Return the number of buffer sets."""
         return len(self.works)
 
     @property
@@ -58,8 +58,8 @@ class Program:
         Make all calls of a step on one of the buffer sets.
 
         Args:
-            turn: Which.
-            trace: Sees each operation; None: they are done as fast as it goes.
+            turn: The number of the buffer set.
+            trace: Sees each operation; None: at full speed.
         """
         programs = self.works[turn]
 
@@ -78,10 +78,10 @@ class Program:
                 self.together(walk)
 
     def together(self, work: Callable[[int], object]) -> None:
-        """Have every member do something, given its rank."""
+        """Call a function with every member's rank, in its thread."""
 
         def run(rank: int) -> None:
-            with np.errstate(all="ignore"):  # a run that diverges is told by its loss, not by warnings from within
+            with np.errstate(all="ignore"):  # the loss shows a run that diverges, not warnings
                 work(rank)
 
         self._team.run(run)

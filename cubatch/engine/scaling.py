@@ -1,9 +1,9 @@
 """
-Factors of channels, of each sample or the same for all.
+Factors of channels, for each sample or the same for all.
 
-The first is how squeeze-and-excite weighs channels (Hu et al., 2017, arXiv:1709.01507), the second how a branch of a
-residual network is scaled (Touvron et al., 2021, arXiv:2103.17239).  A factor's gradient sums over positions; as
-everywhere in the engine, that is a product with a vector of ones, block by block.
+Squeeze-and-excite has factors for each sample (Hu et al., 2017, arXiv:1709.01507). The others scale a branch of a
+residual network (Touvron et al., 2021, arXiv:2103.17239). The gradient of a factor is a sum over positions, computed
+as a product with a vector of ones, block by block.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ def scale(x: Any, s: Any, *, out: Any = None) -> Any:
     Multiply each channel of each sample by its factor: y[n, h, w, c] = x[n, h, w, c] * s[n, 0, 0, c].
 
     Args:
-        x: Activations (n, h, w, c), C-contiguous.
-        s: Factors (n, 1, 1, c), C-contiguous.
-        out: Where y goes; may be x. None allocates it.
-
-    Returns:
-        y, which is `out` where that was given.
+        x: Activations (n, h, w, c).
+        s: Factors (n, 1, 1, c).
+        out: Where y goes; may be x.
 
     Example:
         >>> import numpy as np
@@ -41,15 +38,14 @@ def scale(x: Any, s: Any, *, out: Any = None) -> Any:
 
 def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, workspace: Any = None) -> None:
     """
-    Give the gradients by what is scaled and by the factors: dx = dy * s, and ds the sum of dy * x over h and w.
+    Compute the gradients by the input and by the factors: dx = dy * s, and ds = sum of dy * x over h and w.
 
     Args:
-        dy: Gradient by the output (n, h, w, c), C-contiguous.
-        x: Activations (n, h, w, c), C-contiguous.
-        s: Factors (n, 1, 1, c), C-contiguous.
-        dx: Where the gradient by x goes; may be dy. None if it is not wanted.
-        ds: Where the gradient by s goes. None if it is not wanted.
-        workspace: 1-D uint8 array for the products of a block. None allocates one.
+        dy: Gradient by the output (n, h, w, c).
+        x: Activations (n, h, w, c).
+        s: Factors (n, 1, 1, c).
+        dx: Gradient by x; may be dy. None leaves it out.
+        ds: Gradient by s. None leaves it out.
 
     Example:
         >>> import numpy as np
@@ -65,14 +61,15 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
     for samples, band in need.cut(n, workspace.nbytes):
         part = errors[samples, band]
         if ds is not None:
-            _add_up(xp, need, workspace, part, values[samples, band], ds.reshape(n, 1, c)[samples], anew=not band.start)
+            sums = ds.reshape(n, 1, c)[samples]
+            _add_up(need, workspace, part, values[samples, band], sums, first=not band.start)
         if dx is not None:
             xp.multiply(part, factors[samples], out=dx.reshape(n, h * w, c)[samples, band])
 
 
-def _add_up(xp: Any, need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, anew: bool) -> None:
-    """Sum the products of a block's samples over a band of positions, into the sums of the bands before it."""
-    samples, positions, c = dy.shape
+def _add_up(need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, first: bool) -> None:
+    """Add the products of a band of positions to the sums; `first` for the first band."""
+    xp, (samples, positions, c) = of(dy), dy.shape
     tile, ones, sums = (
         view(workspace, shape, dy.dtype, offset=offset)
         for shape, offset in zip(
@@ -81,19 +78,14 @@ def _add_up(xp: Any, need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *
     )
     xp.multiply(dy, x, out=tile)
     xp.copyto(ones, 1)
-    xp.matmul(ones, tile, out=ds if anew else sums)
-    if not anew:
+    xp.matmul(ones, tile, out=ds if first else sums)
+    if not first:
         xp.add(ds, sums, out=ds)
 
 
 def layer_scale(x: Any, gamma: Any, *, out: Any = None) -> Any:
     """
-    Multiply each channel by its factor, the same for all samples; `out` may be x.
-
-    Args:
-        x: Activations (..., c).
-        gamma: Factors (c,).
-        out: Where y goes. None allocates it.
+    Multiply each channel by its factor (c,), the same for all samples; `out` may be x.
 
     Example:
         >>> import numpy as np
@@ -108,15 +100,13 @@ def layer_scale(x: Any, gamma: Any, *, out: Any = None) -> Any:
 
 def layer_scale_backward(dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any = None, workspace: Any = None) -> None:
     """
-    Give the gradients by what is scaled and by the factors: dx = dy * gamma, dgamma the sum of dy * x.
+    Compute the gradients by the input and by the factors: dx = dy * gamma, and dgamma = sum of dy * x.
 
     Args:
-        dy: Gradient by the output (..., c), C-contiguous.
+        dy: Gradient by the output (..., c).
         x: The forward pass's input.
         gamma: Factors (c,).
-        dgamma: Where the factors' gradient goes: (c,). Overwritten.
-        out: Where dx goes; may be dy. None if it is not wanted.
-        workspace: 1-D uint8 array for the products of a block. None allocates one.
+        out: Gradient by x; may be dy. None leaves it out.
 
     Example:
         >>> import numpy as np

@@ -1,14 +1,14 @@
 """
 A step's launches as one CUDA graph: captured once, launched in every step.
 
-Enqueueing a launch costs the host some microseconds, and a step has hundreds: at small batches that, and not the GPU,
-would be measured.  The second step of a prepared batch is captured instead of run, for every buffer set, on a stream
-of its own, after the first has compiled, chosen and loaded whatever a step needs.  From then on a step is one launch
-into the current stream, in order with all that goes there: copies, events, results.
+Enqueueing a launch takes the host some microseconds, and a step has hundreds: at small batches that would be measured,
+and not the GPU. So the second step of a prepared batch is captured instead of run, for every buffer set, on a separate
+stream. The first step has compiled, chosen and loaded all kernels by then. Afterwards a step is one launch into the
+current stream, in order with copies, events and results.
 
-What a capture cannot hold stops it: memory that a step takes as it runs (a graph would write to it after it was given
-back), a host that waits for the device, a driver that refuses.  Steps are then launched one by one as before, and
-`refusal` says why.  What a graph keeps on the device lies outside CuPy's pool, in the driver's memory.
+A capture fails for memory allocated during a step, since a graph would write to it after its release. It also fails if
+the host waits for the device, or if the driver refuses. Steps are then launched kernel by kernel as before, and
+`refusal` has the reason. A graph's memory on the device lies outside CuPy's pool, in the driver's memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Never
 from cubatch.errors import DeviceFailed, OutOfMemory, is_out_of_memory
 
 Walk = Callable[[], object]
-"""Enqueues one step's launches."""
+"""Enqueues a step's launches."""
 
 
 class StepGraphs:
@@ -30,12 +30,12 @@ class StepGraphs:
     Args:
         walks: Enqueue a step, on each of the buffer sets.
         xp: The array module: CuPy.
-        launches: Kernels of a step; None where they are not known.
-        refusal: Why nothing is to be captured; empty: try.
+        launches: Kernels of a step; None if unknown.
+        refusal: The reason not to capture; empty: try.
 
     Attributes:
         launches: As given.
-        refusal: Why steps are launched one by one; empty where they are graphs, or are still to become such.
+        refusal: The reason why steps are launched kernel by kernel; empty if they are or may become graphs.
     """
 
     def __init__(self, walks: Sequence[Walk], xp: Any, launches: int | None, refusal: str = "") -> None:
@@ -49,8 +49,8 @@ class StepGraphs:
         """
         How a step is launched, as results show it.
 
-        "launches" are a step's kernels; "graph" is whether they are one CUDA graph, as they are from the second step
-        on; "refusal" says why they cannot be.
+        "launches" is the number of a step's kernels. "graph" is whether they are one CUDA graph, which starts with the
+        second step. "refusal" is the reason why they cannot be.
         """
         return {"launches": self.launches, "graph": bool(self._graphs), "refusal": self.refusal or None}
 
@@ -73,23 +73,23 @@ class StepGraphs:
     def _capture(self) -> None:
         cuda = self._xp.cuda
         try:
-            # A blocking stream would have a call to the legacy stream, from wherever, end the capture.
+            # With a blocking stream, any call to the legacy stream would end the capture.
             stream = cuda.Stream(non_blocking=True)
             with stream, cuda.using_allocator(_no_memory):
                 graphs = [self._captured(walk, stream) for walk in self._walks]
             for graph in graphs:
-                graph.upload()  # now, and not in whichever step launches it first: that one may be timed
+                graph.upload()  # now, since the step that launches it first may be timed
             self._graphs = graphs
-        except Exception as error:  # noqa: BLE001 - whatever it is, the step itself is the judge of it
+        except Exception as error:  # noqa: BLE001 - the step itself will raise it again
             self.refusal = f"{type(error).__name__}: {error}"
 
     def _captured(self, walk: Walk, stream: Any) -> Any:
-        """Record what a walk enqueues.  Calls of this thread that wait, or that take memory, are refused meanwhile."""
+        """Capture what a walk enqueues; the driver rejects calls of this thread that wait or allocate memory."""
         stream.begin_capture(self._xp.cuda.runtime.streamCaptureModeThreadLocal)
         try:
             walk()
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error says more
+            with contextlib.suppress(Exception):  # the first error is the cause
                 stream.end_capture()
             raise
         return stream.end_capture()

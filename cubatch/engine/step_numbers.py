@@ -1,7 +1,7 @@
 """
-What changes from step to step, in the device's memory: a launch that reads it there is the same in every step.
+Numbers that change from step to step, in the device's memory: a launch that reads them there is the same in every step.
 
-So launches are prepared once, and a CUDA graph of them (`step_graphs`) can be replayed as it is.
+So launches are prepared once, and a CUDA graph of them (`step_graphs`) can be replayed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 class StepNumbers:
     """
-    The numbers of a pass and of a step, and the learning rate, where kernels read them.
+    The numbers of the pass and of the optimiser step, and the learning rate, where kernels read them.
 
     Passes and steps differ once gradients of several batches were added up.
 
@@ -21,9 +21,9 @@ class StepNumbers:
         xp: The array module that owns the memory.
 
     Attributes:
-        passes: int32 array of one: which pass over a batch it is, from 1; draws the masks of dropout.
-        updates: int32 array of one: which step of the optimiser it is, from 1.
-        rate: float32 array of one: the learning rate of that.
+        passes: int32 array of one element: the number of the pass over a batch, from 1; draws the masks of dropout.
+        updates: int32 array of one element: the number of the optimiser step, from 1.
+        rate: float32 array of one element: the learning rate of that step.
 
     Example:
         >>> numbers = StepNumbers(np)
@@ -42,10 +42,10 @@ class StepNumbers:
         """
         Set all of them, before the step is enqueued.
 
-        CuPy fills by a launch that takes the value as an argument: steps that are still to run keep theirs, and the
-        host waits for nothing.
+        CuPy fills an array by a launch with the value as an argument. So steps in the queue keep their values, and the
+        host does not wait.
         """
-        if passes == updates:  # as a rule: one launch
+        if passes == updates:  # the usual case: one launch
             self._both.fill(passes)
         else:
             self.passes.fill(passes)

@@ -1,8 +1,8 @@
 """
-How elements are stored: NumPy's types by dtype, and conversion from and to float32.
+Storage of elements: NumPy's types by dtype, and conversion from and to float32.
 
-Where kernels run, bfloat16 is its bits in uint16, since CuPy's arrays have no such type.  On NumPy's own calls
-it is the type of ml_dtypes, which converts by itself; only tests run that.
+For kernels, bfloat16 is its bits in uint16, since CuPy's arrays have no such type. For NumPy's own calls it is the type
+of ml_dtypes, which converts by itself; only tests use that.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _QUIET_NAN = 0x7FFF
 
 def element_type(dtype: str, library: str) -> Any:
     """
-    Give NumPy's type for the elements of a dtype.
+    Return NumPy's type for the elements of a dtype.
 
     Args:
         dtype: "float32", "tf32", "float16" or "bfloat16"; the tests' "float64" too.
-        library: "cubatch" or "im2col": who computes with them.
+        library: "cubatch" or "im2col": what computes with them.
 
     Raises:
         MissingDependency: If it is bfloat16 without kernels, and ml_dtypes is not installed.
@@ -45,17 +45,17 @@ def element_type(dtype: str, library: str) -> Any:
 
 
 def sum_type(dtype: str) -> Any:
-    """Give NumPy's type for statistics, master weights and optimiser state of a dtype: at least float32."""
+    """Return NumPy's type for statistics, master weights and optimiser state of a dtype: at least float32."""
     return np.float64 if dtype == "float64" else np.float32
 
 
 def encoded(values: Any, kind: Any) -> Any:
     """
-    Round numbers to how they are stored: to nearest, ties to even.
+    Round numbers to their storage type: to nearest, ties to even.
 
     Args:
         values: An array of floats, of NumPy or CuPy.
-        kind: What `element_type` gives.
+        kind: A result of `element_type`.
 
     Example:
         >>> encoded(np.array([1.0, -2.0], np.float32), np.uint16).tolist() == [0x3F80, 0xC000]
@@ -70,7 +70,7 @@ def encoded(values: Any, kind: Any) -> Any:
 
 def decoded(stored: Any) -> Any:
     """
-    Give stored numbers as float32, or float64 where they are that.
+    Return stored numbers as float32; float64 stays float64.
 
     Example:
         >>> decoded(np.array([0x3F80, 0xC000], np.uint16)).tolist()

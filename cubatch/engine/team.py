@@ -1,10 +1,9 @@
 """
-Threads that walk one batch together: each member takes a shard of the samples.
+Threads that compute one batch together: each member takes a shard of the samples.
 
-A step of the engine is one region: every member runs the same code on its own samples, and they
-meet only where the batch meets (the statistics of batch norm, the sum of gradients).  Waking a
-sleeping thread costs tens of microseconds, as much as a small layer, so there is one region per
-step rather than one per layer.  BLAS is held to one thread per member meanwhile.
+In a step of the engine every member runs the same code on its own samples. They meet only for the statistics of batch
+norm and the sum of gradients. Waking a sleeping thread takes tens of microseconds, as long as a small layer. So all
+members run a whole step at once, not layer by layer. BLAS is limited to one thread for each member in that time.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Team:
         self._members: list[_Member] = []
         if size > 1:
             _BLAS.hold()
-            self._end = weakref.finalize(self, _end, self._members)  # also of a team that nobody closed
+            self._end = weakref.finalize(self, _end, self._members)  # also of a team that is not closed
             self._end.atexit = False
         try:
             for rank in range(1, size):
@@ -76,7 +75,7 @@ class Team:
         if self.size == 1:
             work(0)
             return
-        with Interrupts():  # one between two locks would leave a member that waits for ever
+        with Interrupts():  # one between two locks would leave a member waiting forever
             self._run_together(work)
 
     def _run_together(self, work: Callable[[int], object]) -> None:
@@ -91,12 +90,7 @@ class Team:
                 raise error
 
     def barrier(self, rank: int) -> None:
-        """
-        Wait, inside a region, until every member has come here; raises when one has failed instead.
-
-        Args:
-            rank: The caller's rank.
-        """
+        """Wait, during `run`, until every member has called this; raises if one has failed instead."""
         if self.size == 1:
             return
         if self._seen is None:
@@ -106,12 +100,7 @@ class Team:
 
     @contextlib.contextmanager
     def seen_waiting(self, seen: Callable[[int, Callable[[], object]], object]) -> Iterator[None]:
-        """
-        Let something see how long the members wait.
-
-        Args:
-            seen: Called in the place of each wait, with the rank and what waits.
-        """
+        """Call `seen` with the rank and the wait instead of each wait, inside the context."""
         self._seen = seen
         try:
             yield
@@ -120,17 +109,17 @@ class Team:
 
     def sum(self, rank: int, array: Any) -> None:
         """
-        Replace every member's array by the sum of all, inside a region.
+        Replace every member's array by the sum of all, during `run`.
 
-        The sum is taken in order of rank by every member, so all hold the same bits.
+        Every member adds in order of rank, so all get the same bits.
 
         Args:
             rank: The caller's rank.
-            array: A small array, overwritten; all members' have one shape.
+            array: A small array, overwritten; of one shape for all members.
         """
         if self.size == 1:
             return
-        # Slots take turns: whoever writes one again has met all others since, who had read it by then.
+        # Two slots alternate: before a member writes one again, it has met all others, who had read it by then.
         slots = self._slots[self._sums[rank] % 2]
         self._sums[rank] += 1
         slots[rank] = array.copy()
@@ -141,7 +130,7 @@ class Team:
 
     def shard(self, n: int, rank: int) -> slice:
         """
-        Give the samples of a batch of n that a member works on; sizes differ by one at most.
+        Return the range of a member's samples in a batch of n; sizes differ by at most 1.
 
         Example:
             >>> with Team(2) as team:
@@ -153,7 +142,7 @@ class Team:
         return slice(start, start + share + (rank < extra))
 
     def close(self) -> None:
-        """End the threads and give BLAS its threads back; a closed team cannot run again."""
+        """End the threads and release BLAS's limit; a closed team cannot run again."""
         if self.size > 1:
             self._end()
 
@@ -176,7 +165,7 @@ def _end(members: list[_Member]) -> None:
 
 
 class _Blas:
-    """One thread per call while any team of several is open, then as before, in whatever order the teams end."""
+    """Limits BLAS to one thread for each call while any team of several members is open."""
 
     def __init__(self) -> None:
         self._lock, self._teams = threading.RLock(), 0  # a team may be collected in here
@@ -200,10 +189,10 @@ _BLAS = _Blas()
 
 class _Barrier:
     """
-    Where members meet; as `threading.Barrier`, whose sleepers take several times as long to wake as a meeting lasts.
+    A meeting point of the members that is faster than `threading.Barrier`, whose sleepers wake slowly.
 
-    Who waits lets go of the interpreter over and over, by `select` of nothing, since `time.sleep(0)` sleeps as long as
-    the kernel's timers are coarse, 50 us; after SPINS of that it naps, for whoever is missing may need its core.
+    A waiting member releases the interpreter repeatedly, by `select` of nothing. `time.sleep(0)` would sleep for 50 us,
+    the resolution of the kernel's timers. After SPINS of these it sleeps, since a missing member may need its core.
     """
 
     SPINS, NAP_SECONDS = 200, 5e-5
@@ -214,7 +203,7 @@ class _Barrier:
         self.broken = False
 
     def wait(self) -> None:
-        """Wait until every member has come here; raise BrokenBarrierError when one has failed instead."""
+        """Wait until every member has come; raise BrokenBarrierError if one has failed instead."""
         with self._lock:
             meeting = self._meetings
             self._arrived += 1
@@ -229,16 +218,16 @@ class _Barrier:
             raise threading.BrokenBarrierError
 
     def abort(self) -> None:
-        """Send away who waits, and who will."""
+        """Make all present and future waits raise."""
         self.broken = True
 
     def reset(self) -> None:
-        """Begin anew, when nobody waits any more."""
+        """Start again, when no member waits any more."""
         self._arrived, self.broken = 0, False
 
 
 class _Member:
-    """One sleeping thread; two locks hand the work over and back, the cheapest signal Python has."""
+    """A sleeping thread; two locks hand the work over and back, the fastest signal in Python."""
 
     def __init__(self, rank: int, barrier: _Barrier) -> None:
         self._rank, self._barrier = rank, barrier
@@ -274,7 +263,7 @@ class _Member:
 def _attempt(work: Callable[[int], object], rank: int, barrier: _Barrier) -> BaseException | None:
     try:
         work(rank)
-    except BaseException as error:  # noqa: BLE001  (kept for the caller, whatever it is; the others must not wait forever)
+    except BaseException as error:  # noqa: BLE001 - raised by the caller; the others must not wait forever
         barrier.abort()
         return error
     return None

@@ -1,8 +1,8 @@
 """
 Tokens: how a vision transformer begins and ends (Dosovitskiy et al., 2020, arXiv:2010.11929).
 
-A learned class token is put before the pixels, a learned position is added to each; in the end the class token alone
-is read.
+A learned class token is put before the pixels, and a learned position is added to each. At the end only the class
+token is read.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ def tokens(x: Any, token: Any, position: Any, *, out: Any = None) -> Any:
     Put a class token before the pixels of each sample, and add a position to each.
 
     Args:
-        x: Activations (n, ..., c), C-contiguous: t positions.
+        x: Activations (n, ..., c): t positions.
         token: The class token (c,).
-        position: What is added (t + 1, c).
-        out: Where y goes: (t + 1) c elements for each sample, C-contiguous. None allocates (n, t + 1, 1, c).
-
-    Returns:
-        y, which is `out` where that was given.
+        position: The positions (t + 1, c).
+        out: Where y goes: (t + 1) c elements for each sample. None allocates (n, t + 1, 1, c).
 
     Example:
         >>> import numpy as np
@@ -47,14 +44,14 @@ def tokens_backward(
     workspace: Any = None,  # noqa: ARG001
 ) -> None:
     """
-    Give the gradients by the pixels, the class token and the positions.
+    Compute the gradients by the pixels, the class token and the positions.
 
     Args:
-        dy: Gradient by the output, (t + 1) c elements for each sample, C-contiguous.
-        dtoken: Where the gradient by the class token goes: (c,). Overwritten.
-        dposition: Where the gradient by the positions goes: (t + 1, c). Overwritten.
-        out: Where dx goes: t c elements for each sample. None if it is not wanted.
-        workspace: Not used: the array library's sum needs none; hand-written kernels do.
+        dy: Gradient by the output, (t + 1) c elements for each sample.
+        dtoken: Gradient by the class token (c,).
+        dposition: Gradient by the positions (t + 1, c).
+        out: Gradient by the pixels: t c elements for each sample. None leaves it out.
+        workspace: Used by kernels only.
 
     Example:
         >>> import numpy as np
@@ -73,14 +70,7 @@ def tokens_backward(
 
 def class_token(x: Any, *, out: Any = None) -> Any:
     """
-    Read the first position of each sample.
-
-    Args:
-        x: Activations (n, h, w, c), C-contiguous.
-        out: Where y goes: c elements for each sample. None allocates (n, 1, 1, c).
-
-    Returns:
-        y, which is `out` where that was given.
+    Copy the first position of each sample of (n, h, w, c); None allocates (n, 1, 1, c).
 
     Example:
         >>> import numpy as np
@@ -94,17 +84,7 @@ def class_token(x: Any, *, out: Any = None) -> Any:
 
 
 def class_token_backward(dy: Any, *, x_shape: tuple[int, ...], out: Any = None) -> Any:
-    """
-    Give the gradient to the first position of each sample, and zero to the others.
-
-    Args:
-        dy: Gradient by the output, c elements for each sample, C-contiguous.
-        x_shape: Shape of the forward pass's input, (n, h, w, c).
-        out: Where dx goes. None allocates it.
-
-    Returns:
-        dx, which is `out` where that was given.
-    """
+    """Return the gradient by the input (n, h, w, c): dy at the first position, zero at the others."""
     xp, (n, *_, c) = of(dy), x_shape
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
     rows = dx.reshape(n, -1, c)

@@ -1,9 +1,8 @@
 """
-Training: epochs over a data set, and the accuracy on images that were not trained on.
+Training: epochs over a data set, and the accuracy on test images.
 
-An optimiser's step is of one batch, or of several whose gradients are added up where the batch that is wanted does not
-fit.  Several devices share it, each rank with a run of its own, whose sums meet.  A run that is kept in a file goes on
-from there.
+An optimiser step uses one batch, or the summed gradients of several if the wanted batch does not fit. Several devices
+share a step, each rank with its own run. A run with a checkpoint file continues from there.
 """
 
 from __future__ import annotations
@@ -71,31 +70,29 @@ def train(
     arXiv:1608.03983).
 
     Args:
-        network: Ends in logits, one for each class; weights that it has are where training begins.
-        data: Folder with MNIST's four files, or others of their names and format; or both sets, as `load_mnist` gives
-            them.
+        network: Ends in logits, one for each class; its weights are the start of the training.
+        data: Folder with MNIST's four files, or others of their names and format; or both sets, as from `load_mnist`.
         batch_size: Samples that go through together, at most the training set.
         device: A device in this machine.
-        target_batch_size: Samples of a step of the optimiser, a multiple of the batch size: the gradients of so many
-            batches are added up. Loss and gradient are those of the large batch, but batch norms see a batch of
-            `batch_size` at a time. None: one batch a step.
-        exchange: Sums the gradients of several ranks, which all call this alike: both sizes are then those of this one,
-            and may differ; files are written by rank 0.
+        target_batch_size: Samples of an optimiser step, a multiple of the batch size: gradients of several batches are
+            added up. Loss and gradient are those of the large batch, but batch norms use `batch_size` samples at a
+            time. None: one batch for each step.
+        exchange: Sums the gradients of several ranks, which all call this alike. Both sizes are then those of this
+            rank, and may differ; files are written by rank 0.
         dtype: Storage of parameters and activations, see `Model`.
         epochs: Passes over the training set.
-        learning_rate: Where the learning rate starts.
-        schedule: "cosine", or "constant": it stays there.
-        patience: End after so many epochs without a higher test accuracy than before them; None: train all epochs.
+        learning_rate: First learning rate.
+        schedule: "cosine" or "constant".
+        patience: End after this number of epochs without a higher test accuracy; None: train all epochs.
         optimizer: "sgd", "momentum" or "adam".
-        recompute: Forget activations and compute them again in the backward pass.
+        recompute: Discard activations and compute them again in the backward pass.
         seed: Draws parameters, order and dropout masks.
-        save: Where the weights go when training ends, as `save_weights` has it; those of the last epoch.
-        checkpoint: Keeps the run after every epoch, and goes on with it if the file is there, on the same machine to
-            the bit, on a GPU where the same kernels are chosen; a run that had ended is given back as it is.
-        checkpoint_seconds: It is also kept within an epoch where so much time has gone by; 0: after every step. With
-            Ctrl-C it is kept once the step, or the test after an epoch, is done, except by several devices; a second
-            one ends it at once.
-        context: Runs the operations on hand-written kernels; None runs them on the array library's calls.
+        save: File for the final weights, as from `save_weights`.
+        checkpoint: File for the run, written after every epoch. If it exists, the run continues from it. The same
+            machine gives the same bits, on a GPU with the same kernels. A finished run is returned as it is.
+        checkpoint_seconds: Interval of further checkpoints within an epoch; 0: after every step. Except with several
+            devices, Ctrl-C writes one after the current step or test and ends; a second Ctrl-C ends at once.
+        context: Runs the operations on hand-written kernels; None uses the array library's calls.
         progress: Called after every epoch of this call.
         stepped: Called after every step of the optimiser.
 
@@ -103,8 +100,8 @@ def train(
         Training: Loss, accuracy and speed of every epoch, those before a resumption included.
 
     Raises:
-        InvalidArgument: If an argument is out of range, the network does not fit the data, or the checkpoint was begun
-            with another argument.
+        InvalidArgument: If an argument is out of range, the network does not fit the data, or an argument differs from
+            the checkpoint's.
         InvalidData: If a file is missing or damaged.
         UnsupportedLayer: If the engine cannot run one of the layers.
     """
@@ -124,15 +121,15 @@ def train(
         "learning_rate": learning_rate, "schedule": schedule, "optimizer": optimizer, "seed": seed,
         "patience": patience,
     }  # fmt: skip
-    kept = checkpoints.Checkpoint(settings={}, conditions={})
+    resumed = checkpoints.Checkpoint(settings={}, conditions={})
     if checkpoint is not None:
         settings = {**recipe, "epochs": epochs, "recompute": recompute, "shares": share.sizes}
         settings |= _identity(network, training_set, test_set)
         draws_masks = any(node.layer.idle_in_inference for node in network.nodes)  # as dropout is
-        kept = checkpoints.resume(checkpoint, settings, conditions.arithmetic(device), draws_masks=draws_masks)
-    keeper = checkpoints.Keeper(checkpoint if share.is_first else None, checkpoint_seconds, kept)
-    records = [Epoch(**epoch) for epoch in kept.epochs]
-    losses, spent = list(kept.losses), kept.seconds
+        resumed = checkpoints.resume(checkpoint, settings, conditions.arithmetic(device), draws_masks=draws_masks)
+    keeper = checkpoints.Keeper(checkpoint if share.is_first else None, checkpoint_seconds, resumed)
+    records = [Epoch(**epoch) for epoch in resumed.epochs]
+    losses, spent = list(resumed.losses), resumed.seconds
     steps = len(training_set) // share.total
     with (
         _model(
@@ -142,8 +139,8 @@ def train(
         Model(network, device=device, dtype=dtype, share=model, context=context) as tested,
         Interrupts(are_held=checkpoint is not None and exchange is None) as stop,
     ):  # fmt: skip
-        if kept.arrays:
-            model.restore(kept.arrays)
+        if resumed.arrays:
+            model.restore(resumed.arrays)
         while len(records) < epochs and not _has_diverged(records) and not _has_stalled(records, patience):
             model.prepare(batch_size, None if whole == batch_size else whole)
             number, begun = len(records) + 1, time.perf_counter() - spent
@@ -155,7 +152,7 @@ def train(
                 losses.append(_step(model, images, labels, batch_size))
                 if stepped:
                     stepped(Step(done + 1, epochs * steps, number, losses[-1], accuracy_before))
-                if keeper.is_due or stop.is_asked:
+                if keeper.is_due or stop.has_come:
                     seconds = time.perf_counter() - begun
                     keeper.write(model.snapshot, epochs=_plain(records), losses=losses, seconds=seconds)
                     begun = time.perf_counter() - seconds  # writing is no part of training
@@ -163,7 +160,7 @@ def train(
             seconds = time.perf_counter() - begun
             if isinstance(model, DataParallel):
                 model.share_statistics()
-            model.release()  # beside its memory there may be no room for the test
+            model.release()  # the test may not fit in addition
             record = Epoch(
                 number=number,
                 loss=sum(losses) / len(losses),
@@ -191,14 +188,14 @@ def train(
 
 
 def _model(exchange: Exchange | None, network: Network, **options: Any) -> Model:
-    """Make the model that is trained: alone, or one rank's."""
+    """Return the model to train: alone, or a rank's."""
     if exchange is None:
         return Model(network, mode="training", **options)
     return DataParallel(network, exchange=exchange, **options)
 
 
 def _step(model: Model, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], batch_size: int) -> float:
-    """Take a step of the optimiser, of one batch or of several whose gradients are added up, and give the mean loss."""
+    """Take an optimiser step, from one batch or the sum of several, and return the mean loss."""
     loss = 0.0
     for start in range(0, len(labels), batch_size):
         part = slice(start, start + batch_size)
@@ -214,7 +211,7 @@ _SHARES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
     "constant": lambda _: 1.0,
 }
-"""What is left of the learning rate, by how much of the run is done."""
+"""Factor of the learning rate, by the share of the run that is done."""
 
 
 def _plain(records: Sequence[Epoch]) -> list[dict[str, Any]]:
@@ -226,7 +223,7 @@ def _has_diverged(records: Sequence[Epoch]) -> bool:
 
 
 def _has_stalled(records: Sequence[Epoch], patience: int | None) -> bool:
-    """Whether the last `patience` epochs brought no accuracy above the highest before them."""
+    """Return whether the last `patience` epochs brought no accuracy above the highest before them."""
     if patience is None or len(records) <= patience:
         return False
     before, since = records[:-patience], records[-patience:]
@@ -234,7 +231,7 @@ def _has_stalled(records: Sequence[Epoch], patience: int | None) -> bool:
 
 
 def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dict[str, Any]:
-    """Name by their contents what a run is of: layers, the weights it begins with, images and labels."""
+    """Return digests of a run's layers, initial weights, images and labels."""
     layers = np.frombuffer(repr(network.to_mapping()).encode(), np.uint8)
     given = {f"{layer}.{name}": array for layer, arrays in network.weights.items() for name, array in arrays.items()}
     parts = {"training images": training_set.images, "training labels": training_set.labels}
@@ -248,13 +245,13 @@ def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dic
 
 def accuracy(model: Model, test_set: Dataset, batch_size: int, exchange: Exchange | None = None) -> float:
     """
-    Give the share of images whose largest logit is their label's.
+    Return the share of images whose largest logit is their label's.
 
     Args:
-        model: One for inference, which is released in the end.
+        model: A model for inference, which is released at the end.
         test_set: The images; ranks share them.
-        batch_size: What the memory was found to have room for; no more go through together.
-        exchange: Sums what the ranks counted.
+        batch_size: Samples that fit; no more go through together.
+        exchange: Sums the counts of the ranks.
     """
     right, images = 0, len(test_set)
     rank, ranks = (exchange.rank, exchange.size) if exchange else (0, 1)
@@ -289,10 +286,10 @@ def check(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> None:
     """
-    Check that a network can be trained on a data set in this way.
+    Check that a network can be trained on a data set with these arguments.
 
     Raises:
-        InvalidArgument: If it cannot; says which argument, and what would do.
+        InvalidArgument: If it cannot; names the argument and valid values.
     """
     shape = training_set.images.shape[1:]
     if network.input_shape != shape:
@@ -312,7 +309,7 @@ def check(
     if not isinstance(learning_rate, int | float) or not 0 < learning_rate < math.inf:
         raise InvalidArgument("learning_rate", learning_rate, "a positive number")
     if not is_number(checkpoint_seconds) or not 0 <= checkpoint_seconds < math.inf:
-        raise InvalidArgument("checkpoint_seconds", checkpoint_seconds, "a number of seconds; 0 is after every step")
+        raise InvalidArgument("checkpoint_seconds", checkpoint_seconds, "a number of seconds, 0 for every step")
     for field, name, known in (("schedule", schedule, SCHEDULES), ("optimizer", optimizer, OPTIMIZERS)):
         if name not in known:
             raise InvalidArgument(field, name, "one of " + ", ".join(known))
@@ -331,8 +328,8 @@ def _check_sizes(images: int, batch_size: int, target_batch_size: int | None, to
 
 
 def _check_norms(network: Network, batch_size: int) -> None:
-    """Refuse what batch norm can learn nothing from: one value of a channel is its own mean, and leaves no variance."""
+    """Reject a batch norm over a single value, which has no variance."""
     for node in network.nodes:
         if node.layer.has_statistics and batch_size * math.prod(node.layer.input_shape[:2]) < 2:  # noqa: PLR2004
-            what = f"batch norm {node.name!r} sees one pixel of a sample, and a variance is of more than one value"
+            what = f"batch norm {node.name!r} sees one pixel of a sample, and a variance needs two values"
             raise InvalidArgument("batch_size", batch_size, f"at least 2: {what}")

@@ -1,4 +1,4 @@
-"""What a training run tells while it goes on, and gives in the end."""
+"""Records of a training run, while it goes on and at its end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cubatch.shown import Shown
 @attrs.frozen(kw_only=True)
 class Epoch:
     """
-    One pass over the training set.
+    A pass over the training set.
 
     Attributes:
         number: From 1.
         loss: Mean training loss over the epoch's batches.
-        test_accuracy: Share of the test images that are classified right after it.
-        seconds: Time of the training pass, reading the batches included, the test and checkpoints not.
+        test_accuracy: Share of the test images that are classified correctly after it.
+        seconds: Time of the training pass with the reading of batches, without the test and checkpoints.
         samples_per_second: Training images over those seconds.
     """
 
@@ -32,11 +32,11 @@ class Epoch:
 @attrs.frozen
 class Step:
     """
-    One step of the optimiser, as it is told while training goes on.
+    A step of the optimiser, as reported while training goes on.
 
     Attributes:
         done, total: Steps so far, this one included, and of the whole run.
-        epoch: Which pass it belongs to, from 1.
+        epoch: Number of the pass, from 1.
         loss: Of its batch.
         test_accuracy: After the epoch before; None in the first.
     """
@@ -51,18 +51,18 @@ class Step:
 @attrs.frozen(kw_only=True)
 class Training(Shown):
     """
-    What a training run gave.
+    The result of a training run.
 
     Attributes:
         model: Name of the network.
-        devices: How many share a step of the optimiser.
+        devices: Number of devices that share a step of the optimiser.
         batch_size: Samples that go through together, on one of them.
         target_batch_size: Samples of a step of the optimiser, of all of them.
-        dtype, learning_rate, schedule, optimizer, seed, patience: How it was trained.
+        dtype, learning_rate, schedule, optimizer, seed, patience: Settings of the run.
         parameters: Trainable parameters.
-        epochs: One record per epoch.
-        diverged: The loss left the range of numbers, and training ended there.
-        stopped_early: The accuracy had not risen for `patience` epochs, and training ended there.
+        epochs: A record for each epoch.
+        diverged: Whether training ended because the loss was not finite.
+        stopped_early: Whether training ended because the accuracy had not risen for `patience` epochs.
     """
 
     model: str
@@ -81,5 +81,5 @@ class Training(Shown):
     stopped_early: bool
 
     def to_mapping(self) -> dict[str, Any]:
-        """Give the run as a plain mapping, for JSON."""
+        """Return the run as a plain mapping, for JSON."""
         return attrs.asdict(self)

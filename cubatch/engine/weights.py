@@ -1,4 +1,4 @@
-"""What a network learns: how its parameters begin and lie, and what an optimiser keeps to step them."""
+"""Parameters of a network: initial values, layout in memory, and the optimiser's state."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cubatch.network.graph import Network
 
 _VECTOR_ELEMENTS = 8
 _TOKEN_DEVIATION = 0.02
-"""Of class tokens and positions, as DeiT begins (Touvron et al., 2020, arXiv:2012.12877)."""
+"""Of class tokens and positions, from DeiT (Touvron et al., 2020, arXiv:2012.12877)."""
 _PIECE = 1 << 20
-"""Elements that are converted from or to 16 bits at a time: what that takes is in no plan."""
+"""Elements that are converted from or to 16 bits at a time: memory that no plan includes."""
 
 
 def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
-    """Draw parameters (He et al., 2015, arXiv:1502.01852) into one flat float32 array, but for those that are given."""
+    """Return initial parameters in one flat float32 array: given, or drawn (He et al., 2015, arXiv:1502.01852)."""
     random = np.random.default_rng(seed)
     flat = np.zeros(network.parameters, dtype=np.float32)
     for layer, parameters in views(network, flat).items():
@@ -43,7 +43,7 @@ def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
 
 
 def statistics(network: Network, dtype: str, xp: Any) -> dict[str, dict[str, Any]]:
-    """Start the running statistics of batch norm, by layer and name: as they are given, else at 0 and 1."""
+    """Return the initial running statistics of batch norm, by layer and name: given ones, else 0 and 1."""
     kind = storage.sum_type(dtype)
     return {
         node.name: {
@@ -57,20 +57,20 @@ def statistics(network: Network, dtype: str, xp: Any) -> dict[str, dict[str, Any
 
 def places(network: Network) -> dict[tuple[str, str], slice]:
     """
-    Say where in a flat array each parameter lies, by layer and name, in the array's order.
+    Return the range of each parameter in a flat array, by layer and name, in the array's order.
 
-    Those of whole 16-byte vectors come first, so that kernels which load them find them aligned.
+    Parameters of whole 16-byte vectors come first, so that they are aligned for kernels that load vectors.
     """
     named = [(node.name, *item) for node in network.nodes for item in node.layer.parameter_shapes.items()]
-    found, start = {}, 0
+    parts, start = {}, 0
     for layer, name, shape in sorted(named, key=lambda item: math.prod(item[2]) % _VECTOR_ELEMENTS != 0):
-        found[layer, name] = slice(start, start + math.prod(shape))
-        start = found[layer, name].stop
-    return found
+        parts[layer, name] = slice(start, start + math.prod(shape))
+        start = parts[layer, name].stop
+    return parts
 
 
 def views(network: Network, flat: Any) -> dict[str, dict[str, Any]]:
-    """Cut a flat array into the parameters by layer and name."""
+    """Return views of a flat array's parameters by layer and name."""
     parts = places(network)
     return {
         node.name: {
@@ -83,20 +83,20 @@ def views(network: Network, flat: Any) -> dict[str, dict[str, Any]]:
 
 class Stepper:
     """
-    Steps parameters by their gradients, and keeps what that needs from step to step.
+    Steps parameters by their gradients, and holds the optimiser's state.
 
     Args:
-        flat: The parameters, as they are stored.
+        flat: The parameters, in their storage type.
         dtype: Their dtype.
         optimizer: "sgd", "momentum" or "adam".
         operations: The functions that compute.
         xp: The array module that owns the memory.
 
     Attributes:
-        master: float32 copy of 16-bit parameters, which is what is stepped; None where the parameters are.
+        master: float32 copy of 16-bit parameters, which steps change; None for wider parameters.
         state: The optimiser's arrays.
-        loss_scale: State of `loss_scale`; None where the loss is not scaled.
-        sums: Gradients added up since the last step, at least float32; None where each step has its own.
+        loss_scale: State of `loss_scale`; None if the loss is not scaled.
+        sums: Gradients added up since the last step, at least float32; None if each step has its own.
     """
 
     def __init__(self, flat: Any, *, dtype: str, optimizer: str, operations: Any, xp: Any) -> None:
@@ -110,15 +110,15 @@ class Stepper:
 
     @property
     def arrays(self) -> list[Any]:
-        """All that is kept."""
+        """All arrays of the state."""
         return [array for array in (self.master, *self.state, self.loss_scale, self.sums) if array is not None]
 
     def begin_sums(self) -> None:
-        """Have `accumulate` add gradients up, and `step` step by their sum."""
+        """Prepare for `accumulate`; `step` then uses the sum."""
         self.sums = self._begin()
 
     def accumulate(self, team: Team, gradients: Sequence[Any], rank: int) -> None:
-        """Add all members' gradients to the sum, each member its part of the parameters, once they all are there."""
+        """Add all members' gradients to the sum, each member its part of the parameters."""
         for piece in _pieces(team.shard(len(self._flat), rank)):
             for gradient in gradients:
                 self.sums[piece] += storage.decoded(gradient[piece])
@@ -127,12 +127,12 @@ class Stepper:
         self, team: Team, rank: int, gradients: Sequence[Any], *, number: Any, learning_rate: Any, workspace: Any
     ) -> None:
         """
-        Take a step, each member on its part of the parameters, once all members' gradients are there.
+        Take a step, each member on its part of the parameters, once all members' gradients are complete.
 
         Args:
-            team, rank: The members, and which of them this is.
+            team, rank: The members, and the rank of this one.
             gradients: Of each member, flat.
-            number: Of this step, from 1; as the operations take it.
+            number: Of this step, from 1; a number or an array.
             learning_rate: Of this step; likewise.
             workspace: 1-D uint8 array for this member.
         """
@@ -158,7 +158,7 @@ class Stepper:
             self.sums[part] = 0
 
     def _summed(self, team: Team, rank: int, part: slice, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Give the sum as the optimiser reads a gradient: rounded to the parameters' type, as one batch's would be."""
+        """Return the sum rounded to the parameters' type, as the gradient of one batch would be."""
         if self.sums.dtype == self._flat.dtype:
             return [self.sums]
         for piece in _pieces(part):

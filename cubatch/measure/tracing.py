@@ -28,7 +28,7 @@ PRODUCTS, COPIES, ELEMENTWISE, WAITING = "products", "copies", "elementwise", "w
 _PRODUCT_CALLS = frozenset({"matmul", "dot", "tensordot", "einsum"})
 _COPY_CALLS = frozenset({"copyto", "copy"})
 _PRODUCT_KERNELS = ("conv2d_", "gemm_", "heads_", "winograd_", "split_k_")
-_COPY_KERNELS = ("copy_", "nchw_to_", "nhwc_to_", "encode", "decode", "pack")
+_COPY_KERNELS = ("copy_", "transpose")
 _FILLER_BYTES, _MOST_FILLERS = 1 << 27, 1000
 
 

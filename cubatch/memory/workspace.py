@@ -140,7 +140,7 @@ def _linear(layer: layers.Linear, kind: str, itemsize: int, ending: frozenset[st
 
 
 def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, _kind: str, itemsize: int) -> Scratch:
-    vertical, horizontal = layer.window
+    vertical, horizontal = layer.axes
     channels = layer.input_shape[2]
     need = Pool(itemsize=itemsize, rows=vertical.out, vertical=vertical, horizontal=horizontal, channels=channels)
     return (need,), 1

@@ -226,17 +226,38 @@ def conv_shape(
     return ConvShape(vertical, horizontal, c, k, groups)
 
 
-@functools.lru_cache(maxsize=1024)
-def pool_axes(hw: Pair, rs: Pair, stride: Pair, pad: Pad, *, ceil_mode: bool = False) -> tuple[Axis, Axis]:
+class Window(NamedTuple):
     """
-    Work out the vertical and horizontal axis of a pooling window.
+    A pooling window.
+
+    Attributes:
+        r, s: Height and width.
+        stride: Vertical and horizontal stride; None for the height and the width.
+        pad: Rows and columns added at the top, bottom, left and right; fewer than the window has.
+        ceil_mode: Whether the last window may reach over the edge, so that every input is covered.
+        count_include_pad: Whether a mean divides by the window's extent in the padded input, not in the input.
+    """
+
+    r: int
+    s: int
+    stride: Pair | None = None
+    pad: Pad = (0, 0, 0, 0)
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+
+
+@functools.lru_cache(maxsize=1024)
+def pool_axes(hw: Pair, window: Window) -> tuple[Axis, Axis]:
+    """
+    Work out the vertical and horizontal axis of a pooling window over an input.
 
     Example:
-        >>> [axis.out for axis in pool_axes((7, 8), (2, 2), (2, 2), (0, 0, 0, 0), ceil_mode=True)]
+        >>> [axis.out for axis in pool_axes((7, 8), Window(2, 2, ceil_mode=True))]
         [4, 4]
     """
-    vertical = _axis(hw[0], rs[0], stride[0], 1, pad[:2], ceil=ceil_mode, name="window height")
-    horizontal = _axis(hw[1], rs[1], stride[1], 1, pad[2:], ceil=ceil_mode, name="window width")
+    down, right = window.stride or (window.r, window.s)
+    vertical = _axis(hw[0], window.r, down, 1, window.pad[:2], ceil=window.ceil_mode, name="window height")
+    horizontal = _axis(hw[1], window.s, right, 1, window.pad[2:], ceil=window.ceil_mode, name="window width")
     return vertical, horizontal
 
 

@@ -79,9 +79,9 @@ class LayerByLayer:
                 return np.maximum(x, 0)
             case layers.MaxPool2d():
                 self._saved[node.name] = np.empty((len(x), *layer.output_shape), np.uint8)
-                return f.max_pool2d(x, **_pool(layer), argmax=self._saved[node.name])
+                return f.max_pool2d(x, layer.window, argmax=self._saved[node.name])
             case layers.AvgPool2d():
-                return f.avg_pool2d(x, **_pool(layer), count_include_pad=layer.count_pad)
+                return f.avg_pool2d(x, layer.window)
             case layers.GlobalAvgPool():
                 return x.mean((1, 2), keepdims=True)
             case layers.Flatten():
@@ -119,9 +119,9 @@ class LayerByLayer:
             case layers.ReLU():
                 return [np.where(x > 0, dy, 0)]
             case layers.MaxPool2d():
-                return [f.max_pool2d_backward(dy, self._saved[node.name], x_shape=x.shape, **_pool(layer))]
+                return [f.max_pool2d_backward(dy, self._saved[node.name], layer.window, x_shape=x.shape)]
             case layers.AvgPool2d():
-                return [f.avg_pool2d_backward(dy, x_shape=x.shape, **_pool(layer), count_include_pad=layer.count_pad)]
+                return [f.avg_pool2d_backward(dy, layer.window, x_shape=x.shape)]
             case layers.GlobalAvgPool():
                 return [np.broadcast_to(dy / (x.shape[1] * x.shape[2]), x.shape)]
             case layers.Flatten():
@@ -144,7 +144,3 @@ class LayerByLayer:
 
 def _window(layer):
     return {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
-
-
-def _pool(layer):
-    return {"r": layer.r, "s": layer.s, "stride": layer.stride, "pad": layer.pad, "ceil_mode": layer.ceil}

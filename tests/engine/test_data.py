@@ -130,6 +130,7 @@ def test_plain_and_packed_files_may_be_mixed(tmp_path):
         (IMAGES[0], np.zeros(4), "do not match"),
         (IMAGES, np.zeros((3, 1)), "do not match"),
         (np.zeros((0, 4, 5)), np.zeros(0), "do not match"),
+        (np.zeros((3, 0, 0)), np.zeros(3), "do not match"),
         (np.full((3, 4, 5), 9), np.zeros(3), "the same"),
     ],
 )
@@ -210,7 +211,7 @@ def server(monkeypatch):
 
 
 def test_a_download_fetches_what_is_missing(server, tmp_path):
-    """Four files arrive and can be read; a second call asks for nothing; a damaged one is fetched again."""
+    """Four files arrive and can be read; a second call requests nothing."""
     served, asked = server
     folder = tmp_path / "new" / "mnist"
     data.download_mnist(folder)
@@ -220,18 +221,9 @@ def test_a_download_fetches_what_is_missing(server, tmp_path):
     asked.clear()
     data.download_mnist(str(folder))
     assert asked == []
-    (folder / "train-labels-idx1-ubyte.gz").write_bytes(b"\x1f\x8bdamaged")
-    data.download_mnist(folder)
-    assert asked == ["train-labels-idx1-ubyte.gz"]
-    assert len(data.load_mnist(folder)[0]) == 5
 
 
-def of_floats(content):
-    """Pack an IDX file under another type of elements."""
-    return gzip.compress(b"\0\0\x0d" + content[3:])
-
-
-@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (bytes, ".gz"), (bytes, ""), (of_floats, ".gz")])
+@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (bytes, "")])
 def test_a_download_leaves_another_data_set_as_it_is(server, tmp_path, pack, ending):
     """Fashion-MNIST has the names of MNIST's files: it is refused, byte for byte the same, and nothing is fetched."""
     _, asked = server
@@ -240,31 +232,6 @@ def test_a_download_leaves_another_data_set_as_it_is(server, tmp_path, pack, end
     with pytest.raises(InvalidData, match=r"t10k-labels-idx1-ubyte.*: is not MNIST's.*Name another folder"):
         data.download_mnist(tmp_path)
     assert (own.read_bytes(), asked, list(tmp_path.iterdir())) == (content, [], [own])
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"<html>please log in</html>", bytes(100), gzip.compress(b"\0")],
-    ids=["empty", "page", "zeros", "packed"],
-)
-def test_a_file_that_begins_unlike_idx_is_fetched_again(server, tmp_path, content):
-    """A transfer that was cut off before its first byte, or a page in the place of a file, is nobody's data set."""
-    _, asked = server
-    data.download_mnist(tmp_path)
-    asked.clear()
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)
-    data.download_mnist(tmp_path)
-    assert asked == ["train-images-idx3-ubyte.gz"]
-    assert len(data.load_mnist(tmp_path)[0]) == 5
-
-
-def test_a_file_that_would_be_read_before_the_one_fetched_is_refused(server, tmp_path):
-    """Unpacked it comes first, so that nothing fetched beside it would be read."""
-    _, asked = server
-    (tmp_path / "train-images-idx3-ubyte").touch()
-    with pytest.raises(InvalidData, match=r"train-images-idx3-ubyte.*: is not MNIST's.*Name another folder"):
-        data.download_mnist(tmp_path)
-    assert asked == []
 
 
 def test_files_that_are_there_unpacked_are_not_fetched(server, tmp_path):
@@ -308,48 +275,15 @@ def test_a_place_that_cannot_be_written_is_refused(server, tmp_path):
         data.download_mnist(tmp_path / "file" / "mnist")
 
 
-def test_a_packed_file_is_unpacked_no_further_than_it_should_hold(tmp_path):
-    """256 KiB that unpack to 256 MiB, or 3000 such parts, take neither memory nor time: the header says how much."""
-    path = tmp_path / "images"
-    part = gzip.compress(bytes(2**20))
-    path.write_bytes(gzip.compress(idx(IMAGES)) + part * 64)
-    tracemalloc.start()
-    with pytest.raises(InvalidData, match=r"should hold 60 elements of shape .*, holds more"):
-        data.read_idx(path)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 2**20  # one part alone has as much
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_memory_is_taken_as_elements_come_and_not_as_they_are_promised(tmp_path, pack):
-    """A header of 16 bytes that promises 4 GiB is not believed."""
-    path = tmp_path / "images"
-    path.write_bytes(pack(bytes([0, 0, 8, 1]) + struct.pack(">I", 2**32 - 1) + bytes(100)))
-    tracemalloc.start()
-    with pytest.raises(InvalidData, match=r"should hold 4294967295 elements .*, holds 100"):
-        data.read_idx(path)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 8 * 2**20
-
-
 def test_too_many_dimensions_and_impossible_names_are_refused(tmp_path):
     """255 dimensions, and names that no file can have."""
     many = tmp_path / "many"
     many.write_bytes(bytes([0, 0, 8, 255]) + b"\0\0\0\1" * 255 + b"x")
     for path, says in (
-        (many, "says it has 255 dimensions"),
+        (many, "255 dimensions"),
         ("x" * 5000, "File name too long"), ("a\0b", "null"),
     ):  # fmt: skip
         with pytest.raises(InvalidData, match=says):
             data.read_idx(path)
     with pytest.raises(InvalidData, match="has neither"):
         data.load_mnist("x" * 5000)
-
-
-def test_images_of_no_pixels_are_refused_before_a_mean_is_taken_of_them(tmp_path):
-    """NumPy would warn of an empty slice first."""
-    write_set(tmp_path, np.zeros((3, 0, 0)), np.zeros(3))
-    with pytest.raises(InvalidData, match="do not match"):
-        data.load_mnist(tmp_path)

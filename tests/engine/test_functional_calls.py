@@ -12,7 +12,7 @@ from cubatch.engine import backend, functional
 from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument
 from cubatch.memory import conv_blocks
-from cubatch.network.windows import conv_shape
+from cubatch.network.windows import Window, conv_shape
 from tests import reference
 
 
@@ -51,15 +51,17 @@ def _large_calls():
         "linear": lambda: f.linear(rows, w[:, 0, 0], b, out=big.reshape(-1, 16), relu=True),
         "linear_dgrad": lambda: f.linear_dgrad(big.reshape(-1, 16), w[:, 0, 0].copy(), out=rows),
         "linear_wgrad": lambda: f.linear_wgrad(rows, big.reshape(-1, 16), dw=new(16, 16), db=b),
-        "max_pool2d": lambda: f.max_pool2d(x, r=2, s=2, out=pooled, argmax=argmax, workspace=room),
+        "max_pool2d": lambda: f.max_pool2d(x, Window(2, 2), out=pooled, argmax=argmax, workspace=room),
         "max_pool2d_backward": lambda: f.max_pool2d_backward(
-            pooled, argmax, x_shape=x.shape, r=2, s=2, out=x, workspace=room
+            pooled, argmax, Window(2, 2), x_shape=x.shape, out=x, workspace=room
         ),
         "max_pool2d_backward overlapping": lambda: f.max_pool2d_backward(
-            pooled, argmax, x_shape=x.shape, r=3, s=3, stride=(2, 2), pad=(1, 1, 1, 1), out=x, workspace=room
+            pooled, argmax, Window(3, 3, (2, 2), (1, 1, 1, 1)), x_shape=x.shape, out=x, workspace=room
         ),
-        "avg_pool2d": lambda: f.avg_pool2d(x, r=2, s=2, out=pooled, workspace=room),
-        "avg_pool2d_backward": lambda: f.avg_pool2d_backward(pooled, x_shape=x.shape, r=2, s=2, out=x, workspace=room),
+        "avg_pool2d": lambda: f.avg_pool2d(x, Window(2, 2), out=pooled, workspace=room),
+        "avg_pool2d_backward": lambda: f.avg_pool2d_backward(
+            pooled, Window(2, 2), x_shape=x.shape, out=x, workspace=room
+        ),
         "global_avg_pool": lambda: f.global_avg_pool(x, out=rows[:24]),
         "global_avg_pool_backward": lambda: f.global_avg_pool_backward(rows[:24], x_shape=x.shape, out=x),
         "relu": lambda: f.relu(x, out=big),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cubatch.engine import functional
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks as scratch_blocks
-from cubatch.network.windows import pool_axes
+from cubatch.network.windows import Window, pool_axes
 from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine.slopes import U, check_gradient
@@ -39,10 +39,7 @@ def poolings(draw):
 
 def _pool_workspace(case):
     n, h, w, c = case["x"]
-    options = case["options"]
-    v, q = pool_axes(
-        (h, w), (options["r"], options["s"]), options["stride"], options["pad"], ceil_mode=options["ceil_mode"]
-    )
+    v, q = pool_axes((h, w), Window(**case["options"]))
     need = scratch_blocks.Pool(itemsize=8, rows=v.out, vertical=v, horizontal=q, channels=c)
     return np.full(scratch_blocks.workspace_bytes([need], n, 0 if case["rows_only"] else 2**20), 0xFF, dtype=np.uint8)
 
@@ -54,7 +51,7 @@ def test_max_pool2d_takes_the_first_of_the_largest(case):
     x = np.random.default_rng(case["seed"]).integers(-2, 3, case["x"]).astype(np.float64)
     want, winner = reference.max_pool2d(x, **case["options"])
     argmax = np.full(want.shape, 0xEE, np.uint8)
-    y = functional.max_pool2d(x, **case["options"], argmax=argmax, workspace=_pool_workspace(case))
+    y = functional.max_pool2d(x, Window(**case["options"]), argmax=argmax, workspace=_pool_workspace(case))
     np.testing.assert_array_equal(y, want)
     np.testing.assert_array_equal(argmax, winner)
 
@@ -68,11 +65,12 @@ def test_max_pool2d_with_relu_is_relu_then_max_pool2d(case):
     clamped = np.maximum(x, 0)
     want, winner = reference.max_pool2d(clamped, **case["options"])
     argmax, workspace = np.empty(want.shape, np.uint8), _pool_workspace(case)
-    y = functional.max_pool2d(x, **case["options"], relu=True, argmax=argmax, workspace=workspace)
+    window = Window(**case["options"])
+    y = functional.max_pool2d(x, window, relu=True, argmax=argmax, workspace=workspace)
     np.testing.assert_array_equal(y, want)
     dy = random.integers(-4, 5, want.shape).astype(np.float64)
-    fused = functional.max_pool2d_backward(dy, argmax, x_shape=x.shape, **case["options"], workspace=workspace)
-    plain = functional.max_pool2d_backward(dy, winner.astype(np.uint8), x_shape=x.shape, **case["options"])
+    fused = functional.max_pool2d_backward(dy, argmax, window, x_shape=x.shape, workspace=workspace)
+    plain = functional.max_pool2d_backward(dy, winner.astype(np.uint8), window, x_shape=x.shape)
     np.testing.assert_array_equal(fused, plain * (clamped > 0))
 
 
@@ -94,8 +92,8 @@ def test_max_pool2d_backward_gives_each_gradient_to_its_winner(case):
     dx = functional.max_pool2d_backward(
         dy,
         winner.astype(np.uint8),
+        Window(**options),
         x_shape=x.shape,
-        **options,
         out=np.full(x.shape, np.nan),
         workspace=_pool_workspace(case),
     )
@@ -109,12 +107,12 @@ def test_avg_pool2d_divides_by_what_it_counts(case, include):
     random = np.random.default_rng(case["seed"])
     x, options = random.uniform(-1, 1, case["x"]), {**case["options"], "count_include_pad": include}
     want, workspace = reference.avg_pool2d(x, **options), _pool_workspace(case)
-    y = functional.avg_pool2d(x, **options, workspace=workspace)
+    y = functional.avg_pool2d(x, Window(**options), workspace=workspace)
     taps = options["r"] * options["s"]
     bound = gamma(taps + 2, UNIT_ROUNDOFF["float64"]) * reference.avg_pool2d(abs(x), **options)
     assert_within(y, want, bound, axes="npqc", label=str(case))
     dy, other = random.standard_normal(y.shape), random.standard_normal(x.shape)
-    dx = functional.avg_pool2d_backward(dy, x_shape=x.shape, **options, workspace=workspace)
+    dx = functional.avg_pool2d_backward(dy, Window(**options), x_shape=x.shape, workspace=workspace)
     # The pooling is linear, so its gradient is its transpose: <dy, pool(v)> = <dx, v> for every v.
     assert (dx * other).sum() == pytest.approx(
         (dy * reference.avg_pool2d(other, **options)).sum(), rel=1e-10, abs=1e-10

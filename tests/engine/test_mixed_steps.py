@@ -12,6 +12,7 @@ from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Flatten, HardSwish, Linear, MaxPool2d, ReLU
+from cubatch.network.windows import Window
 from tests.engine import rounded
 
 HERE = probe.device("cpu")
@@ -70,7 +71,7 @@ class ByHand:
             )  # fmt: skip
         positive = np.maximum(normal, 0)
         argmax = np.empty((len(x), 4, 4, 8), np.uint8)
-        pooled = f.max_pool2d(positive, r=2, s=2, argmax=argmax)
+        pooled = f.max_pool2d(positive, Window(2, 2), argmax=argmax)
         second = rounded(f.conv2d(pooled, grouped["w"], grouped["b"], groups=2))
         swished = rounded(f.activation(second, kind="hard_swish"))
         flattened = swished.reshape(len(x), -1)
@@ -85,7 +86,7 @@ class ByHand:
         back = rounded(f.activation_backward(back, second, kind="hard_swish"))
         f.conv2d_wgrad(pooled, back, dw=grads["grouped"]["w"], db=grads["grouped"]["b"], groups=2)
         back = rounded(f.conv2d_dgrad(back, grouped["w"], x_shape=pooled.shape, groups=2))
-        back = f.max_pool2d_backward(back, argmax, x_shape=positive.shape, r=2, s=2)
+        back = f.max_pool2d_backward(back, argmax, Window(2, 2), x_shape=positive.shape)
         back = np.where(positive > 0, back, np.float32(0))
         if self.normalised:
             back = rounded(

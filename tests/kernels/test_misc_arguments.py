@@ -9,6 +9,7 @@ from cubatch.engine.native import activations, losses, norm, optim, pointwise, p
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
+from cubatch.network.windows import Window
 
 
 def _f32(*shape):
@@ -30,9 +31,9 @@ WRONG = {
     "range placed": (lambda c: pointwise.slice_channels_backward(c, X, 1, out=_f32(2, 4, 5, 9)), "out"),
     "other ranges": (lambda c: pointwise.slice_channels_backward(c, X, 1, parts=X, out=_f32(2, 4, 4, 9)), "parts"),
     "mask": (lambda c: pointwise.dropout_backward(c, X, np.zeros(3, np.bool_), p=0.5), "mask"),
-    "pooled": (lambda c: pooling.max_pool2d(c, X, r=2, s=2, out=_f32(2, 2, 2, 4)), "out"),
-    "winners": (lambda c: pooling.max_pool2d(c, X, r=2, s=2, argmax=np.zeros((2, 2, 2, 4), np.uint8)), "argmax"),
-    "gradient": (lambda c: pooling.avg_pool2d_backward(c, X, x_shape=(2, 4, 4, 8), r=2, s=2), "dy"),
+    "pooled": (lambda c: pooling.max_pool2d(c, X, Window(2, 2), out=_f32(2, 2, 2, 4)), "out"),
+    "winners": (lambda c: pooling.max_pool2d(c, X, Window(2, 2), argmax=np.zeros((2, 2, 2, 4), np.uint8)), "argmax"),
+    "gradient": (lambda c: pooling.avg_pool2d_backward(c, X, Window(2, 2), x_shape=(2, 4, 4, 8)), "dy"),
     "factors": (lambda c: scaling.scale(c, X, _f32(2, 8)), "s"),
     "scale": (lambda c: norm.batch_norm_apply(c, X, _f32(7), _f32(8), mean=_f32(8), inv_std=_f32(8)), "gamma"),
     "labels": (lambda c: losses.softmax_cross_entropy(c, _f32(4, 3), np.zeros(3, np.int32)), "labels"),

@@ -9,6 +9,7 @@ import pytest
 
 from cubatch.engine.native import activations, norm, pooling
 from cubatch.kernels.workspace.misc import batch_norm_backward_workspace
+from cubatch.network.windows import Window
 from tests.cpusim.simulator import Simulator
 from tests.kernels.cases import reserved
 from tests.kernels.conftest import BUILD, Target
@@ -40,11 +41,11 @@ def test_pooling_offsets_reach_past_32_bits(last_block):
     x, y = reserved(shape, np.float16), reserved((shape[0], 16, 16, 64), np.float16)
     argmax = reserved(y.shape, np.uint8)
     x[-1, -2:, -2:] = np.float16([[1, 2], [4, 3]])[:, :, None]
-    pooling.max_pool2d(last_block.context(), x, r=2, s=2, out=y, argmax=argmax)
+    pooling.max_pool2d(last_block.context(), x, Window(2, 2), out=y, argmax=argmax)
     assert (y[-1, -1, -1] == 4).all()
     assert (argmax[-1, -1, -1] == 3).all()
 
-    pooling.max_pool2d_backward(last_block.context(), y, argmax, x_shape=shape, r=2, s=2, out=x)
+    pooling.max_pool2d_backward(last_block.context(), y, argmax, Window(2, 2), x_shape=shape, out=x)
     np.testing.assert_array_equal(x[-1, -1, -2:, 0], [4, 0])  # the last block has the last row
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine import functional, optim
+from cubatch.network.windows import Window
 from tests.thorough import examples
 
 torch = pytest.importorskip("torch")
@@ -70,23 +71,23 @@ def test_pooling_and_gradients(rs, stride, padded, ceil_mode, include, hw, seed)
     random = np.random.default_rng(seed)
     x = random.integers(-2, 3, (2, *hw, 3)).astype(np.float64)
     one = 1 if padded else 0
-    options = {"r": rs[0], "s": rs[1], "stride": stride, "pad": (one, one, one, one), "ceil_mode": ceil_mode}
+    window = Window(*rs, stride, (one, one, one, one), ceil_mode, include)
     theirs = {"kernel_size": rs, "stride": stride, "padding": one, "ceil_mode": ceil_mode}
     tx = _nchw(x)
     ty = F.max_pool2d(tx, **theirs)
     winners = np.empty(_nhwc(ty).shape, np.uint8)
-    y = functional.max_pool2d(x, **options, argmax=winners)
+    y = functional.max_pool2d(x, window, argmax=winners)
     np.testing.assert_array_equal(y, _nhwc(ty))
     dy = random.standard_normal(y.shape)
     ty.backward(_nchw(dy, grad=False))
     np.testing.assert_allclose(
-        functional.max_pool2d_backward(dy, winners, x_shape=x.shape, **options), _nhwc(tx.grad), **CLOSE
+        functional.max_pool2d_backward(dy, winners, window, x_shape=x.shape), _nhwc(tx.grad), **CLOSE
     )
     tx.grad = None
     ty = F.avg_pool2d(tx, **theirs, count_include_pad=include)
     ty.backward(_nchw(dy, grad=False))
-    np.testing.assert_allclose(functional.avg_pool2d(x, **options, count_include_pad=include), _nhwc(ty), **CLOSE)
-    dx = functional.avg_pool2d_backward(dy, x_shape=x.shape, **options, count_include_pad=include)
+    np.testing.assert_allclose(functional.avg_pool2d(x, window), _nhwc(ty), **CLOSE)
+    dx = functional.avg_pool2d_backward(dy, window, x_shape=x.shape)
     np.testing.assert_allclose(dx, _nhwc(tx.grad), **CLOSE)
 
 

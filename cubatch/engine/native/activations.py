@@ -18,10 +18,10 @@ ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard
 
 def activation_code(kind: str) -> int:
     """
-    Give the number that kernels know an activation by.
+    Return the number of an activation in the kernels.
 
     Raises:
-        InvalidArgument: If the kind is not known.
+        InvalidArgument: If the kind is unknown.
 
     Example:
         >>> activation_code("relu")
@@ -33,29 +33,17 @@ def activation_code(kind: str) -> int:
 
 
 def relu(context: Context, x: Any, *, out: Any = None) -> Any:
-    """Clamp at zero; `out` may be x."""
+    """Launch the kernel of `functional.relu`."""
     return activation(context, x, kind="relu", out=out)
 
 
-def relu_backward(context: Context, dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
-    """Pass the gradient where ReLU's output is not 0; as `functional.relu_backward`."""
-    return activation_backward(context, dy, y, kind="relu", out=out, workspace=workspace)
+def relu_backward(context: Context, dy: Any, y: Any, *, out: Any = None) -> Any:
+    """Launch the kernel of `functional.relu_backward`."""
+    return activation_backward(context, dy, y, kind="relu", out=out)
 
 
-def activation(
-    context: Context,
-    x: Any,
-    *,
-    kind: str,
-    out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
-) -> Any:
-    """
-    Apply an activation function; arguments and result are those of `functional.activation`.
-
-    Raises:
-        InvalidArgument: If the kind is not known or types differ.
-    """
+def activation(context: Context, x: Any, *, kind: str, out: Any = None) -> Any:
+    """Launch the kernel of `functional.activation`."""
     y = of(x).empty_like(x) if out is None else out
     check(x.dtype, x.shape, x=x, out=y)
     arguments = [x, y, np.int64(x.size), np.int32(activation_code(kind))]
@@ -63,23 +51,8 @@ def activation(
     return y
 
 
-def activation_backward(
-    context: Context,
-    dy: Any,
-    saved: Any,
-    *,
-    kind: str,
-    out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
-) -> Any:
-    """
-    Give the gradient by an activation function's input; as `functional.activation_backward`.
-
-    `out` may be dy, or saved.
-
-    Raises:
-        InvalidArgument: If the kind is not known or types differ.
-    """
+def activation_backward(context: Context, dy: Any, saved: Any, *, kind: str, out: Any = None) -> Any:
+    """Launch the kernel of `functional.activation_backward`; `out` may also be `saved`."""
     dx = of(dy).empty_like(dy) if out is None else out
     check(dy.dtype, dy.shape, dy=dy, saved=saved, out=dx)
     arguments = [dy, saved, dx, np.int64(dy.size), np.int32(activation_code(kind))]

@@ -1,4 +1,4 @@
-"""What kernels are told about arrays: how elements are stored, how wide loads may be, which rows a block owns."""
+"""Arrays as arguments of kernels: type of the elements, width of loads, rows of a block."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 def dtype_of(array: Any) -> str:
     """
-    Name how an array's elements are stored; bfloat16 is kept as its bits, in uint16.
+    Return the dtype of an array's elements; bfloat16 is stored as its bits, in uint16.
 
     Raises:
-        InvalidArgument: If no kernel stores elements so.
+        InvalidArgument: If no kernel takes such elements.
 
     Example:
         >>> dtype_of(np.zeros(1, np.float16)), dtype_of(np.zeros(1, np.uint16))
@@ -38,15 +38,15 @@ def dtype_of(array: Any) -> str:
 
 def in_memory(like: Any, value: Any, kind: Any) -> Any:
     """
-    Give a number as an array of one element, where kernels read what changes from step to step.
+    Return a number as an array of one element, where kernels read numbers that change from step to step.
 
     Args:
-        like: An array of the module that should allocate.
+        like: An array of the module that allocates.
         value: A number, or such an array, which is checked.
         kind: NumPy's type of the element.
 
     Raises:
-        InvalidArgument: If it is an array of another kind.
+        InvalidArgument: If it is an array of another type or shape.
 
     Example:
         >>> in_memory(np.zeros(3), 0.5, np.float32)
@@ -60,17 +60,17 @@ def in_memory(like: Any, value: Any, kind: Any) -> Any:
 
 def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> None:
     """
-    Check that arrays are C-contiguous, of one type and of one shape, as kernels take them to be; None passes.
+    Check that arrays are C-contiguous, of one type and of one shape; None passes.
 
-    A kernel would read or write beyond the end of an array that is smaller.
+    A kernel would access memory beyond the end of a smaller array.
 
     Args:
         dtype: NumPy's type of their elements.
-        shape: Their extents; None where they differ.
-        arrays: By the name that an error gives.
+        shape: Their extents; None for any.
+        arrays: By the name that an error shows.
 
     Raises:
-        InvalidArgument: Naming the first that is otherwise.
+        InvalidArgument: Naming the first that differs.
 
     Example:
         >>> check(np.float32, (3,), mean=np.zeros(3, np.float32), out=None)
@@ -88,12 +88,12 @@ def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> N
 
 def vector_width(context: Context, channels: int, *arrays: Any) -> int:
     """
-    Choose how many elements of a row a thread loads at once: 16 bytes, or one where rows or addresses forbid that.
+    Return how many elements of a row a thread loads at once: 16 bytes, or one where rows or addresses forbid that.
 
     Args:
-        context: Tells alignment.
+        context: Checks alignment.
         channels: Elements of a row.
-        arrays: All that are read or written so; of one type.
+        arrays: All that are read or written in this way; of one type.
 
     Example:
         >>> x = np.zeros((8, 6), np.float32)
@@ -108,9 +108,9 @@ def vector_width(context: Context, channels: int, *arrays: Any) -> int:
 @contextlib.contextmanager
 def sharing_workspace() -> Iterator[None]:
     """
-    Let all operations that are bound inside, and given no workspace, use the same: no two of them run at a time.
+    Share one allocated workspace among all operations bound inside the context; no two of them may run at a time.
 
-    Sets of arrays that a kernel is timed on in turn would else have one each, of up to gigabytes in all.
+    Each set of arrays that a kernel is timed on would otherwise have its own, gigabytes in total.
     """
     token = _shared.set([])
     try:
@@ -121,7 +121,7 @@ def sharing_workspace() -> Iterator[None]:
 
 def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
     """
-    Check the workspace a caller gave, or allocate one where none was given; one for all `sharing_workspace`.
+    Check the caller's workspace, or allocate one if it is None; a shared one inside `sharing_workspace`.
 
     Raises:
         InvalidArgument: If the workspace is too small.
@@ -144,7 +144,7 @@ def floats(workspace: Any, count: int, *, start: int = 0) -> Any:
 
 
 def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]:
-    """Give the extents in the order in which the kernels over tiles of rows take them."""
+    """Return the extents in the order in which the kernels over tiles of rows take them."""
     return [
         np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(channels), np.int32(tiles.lanes),
         np.int32(tiles.vector),
@@ -158,7 +158,7 @@ def element_grid(array: Any) -> tuple[int, int, int]:
 
 def column_grid(tiles: ColumnTiles) -> tuple[int, int, int]:
     """
-    Lay blocks over columns out in y and z: the columns are all positions of a sample, or its elements, and may be many.
+    Return a grid whose blocks of columns are laid out in y and z: there may be more than y alone can hold.
 
     Example:
         >>> column_grid(ColumnTiles(vector=4, lanes=32, blocks=65537, tiles=1, rows_per_tile=32))
@@ -170,14 +170,10 @@ def column_grid(tiles: ColumnTiles) -> tuple[int, int, int]:
 
 def check_shape(name: str, array: Any, wanted: tuple[int, ...]) -> None:
     """
-    Check an array's shape: a kernel would write beyond an array that is smaller.
+    Check an array's shape: a kernel would write beyond the end of a smaller array.
 
     Raises:
-        InvalidArgument: If it is another.
-
-    Example:
-        >>> import numpy as np
-        >>> check_shape("out", np.zeros((2, 3)), (2, 3))
+        InvalidArgument: If it differs.
     """
     if tuple(array.shape) != tuple(wanted):
         raise InvalidArgument(name, tuple(array.shape), f"of shape {tuple(wanted)}")

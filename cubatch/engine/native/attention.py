@@ -1,9 +1,9 @@
 """
 Attention on hand-written kernels: linear layers, and between them a product of heads, a softmax and another product.
 
-In inference heads of at most 64 channels go another way, on which neither scores nor weights are stored.  Else these
-are stored as activations are: of 16 bits so are the scores, before the softmax is written over them.  Their rows are
-padded, see `kernels.padding.stored_row`; no kernel reads or writes the padding.
+In inference, heads of at most 64 channels use a kernel that stores neither scores nor weights. Otherwise both are
+stored with the type of the activations; the softmax overwrites the scores. Their rows are padded, see
+`kernels.padding.stored_row`; no kernel reads or writes the padding.
 """
 
 from __future__ import annotations
@@ -39,33 +39,18 @@ def attention(
     x: Any,
     w_in: Any,
     w_out: Any,
+    *,
     b_in: Any = None,
     b_out: Any = None,
-    *,
     heads: int,
     keep: Sequence[Any] | None = None,
     out: Any = None,
     workspace: Any = None,
 ) -> Any:
     """
-    Let every position read all positions of its sample; as `functional.attention`.
+    Launch the kernels of `functional.attention`; rows of the weights in `keep` have `stored_row` elements.
 
-    Args:
-        context: Where it runs.
-        x: Activations (n, ..., c), C-contiguous: t positions.
-        w_in, w_out: Projections (3c, c) and (c, c), of x's type, as all else.
-        b_in, b_out: Their biases (3c,) and (c,), or None.
-        heads: Number of heads; divides c.
-        keep: Where queries, keys and values, the weights (in rows of `stored_row` elements) and the mixed values go.
-            None keeps none.
-        out: Where y goes; not x. None allocates it.
-        workspace: 1-D uint8 array of `workspace.attention.attention_workspace` bytes. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
-
-    Raises:
-        InvalidArgument: If types or shapes differ or the workspace is too small.
+    The workspace has `attention_scratch.attention_workspace` bytes.
     """
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
     y = of(x).empty_like(x) if out is None else out
@@ -105,7 +90,7 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
         context: Where it runs.
         qkv: Queries, keys and values (n, t, 3c), by head.
         heads: Number of heads, of at most `WIDEST_HEAD` channels.
-        out: Where the mixed values go: (n, t, c).
+        out: Receives the mixed values (n, t, c).
 
     Raises:
         InvalidArgument: If types or shapes differ, or heads are too wide.
@@ -113,7 +98,7 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     n, t, c = out.shape
     width = c // heads
     if width > WIDEST_HEAD:
-        raise InvalidArgument("heads", heads, f"so many that each has at most {WIDEST_HEAD} of {c} channels")
+        raise InvalidArgument("heads", heads, f"enough for at most {WIDEST_HEAD} of {c} channels each")
     check(out.dtype, (n, t, 3 * c), qkv=qkv)
     check(out.dtype, out.shape, out=out)
     grid = (n * -(-t // QUERIES), heads, 1)
@@ -138,25 +123,9 @@ def attention_backward(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the gradients by attention's input and its projections; as `functional.attention_backward`.
+    Launch the kernels of `functional.attention_backward`.
 
-    Args:
-        context: Where it runs.
-        dy: Gradient by the output (n, ..., c), C-contiguous.
-        x: The forward pass's input.
-        w_in, w_out: The projections.
-        heads: Number of heads.
-        saved: What the forward pass kept.
-        dw_in, dw_out: Where the gradients by the projections go. Overwritten.
-        db_in, db_out: Where those by their biases go, or None. Overwritten.
-        out: Where dx goes; may be dy. None allocates it.
-        workspace: 1-D uint8 array of `workspace.attention.attention_backward_workspace` bytes. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
-
-    Raises:
-        InvalidArgument: If types or shapes differ or the workspace is too small.
+    The workspace has `attention_scratch.attention_backward_workspace` bytes.
     """
     n, t, c = len(x), math.prod(x.shape[1:-1]), x.shape[-1]
     dx, width, dtype = of(dy).empty_like(dy) if out is None else out, c // heads, product_dtype(context, x)
@@ -185,7 +154,7 @@ def attention_backward(
 
 
 def _cut(workspace: Any, sizes: Iterable[int], dtype: Any) -> Iterator[Any]:
-    """View areas of so many bytes, one behind the other."""
+    """View consecutive areas of the given sizes in bytes."""
     begin = 0
     for size in sizes:
         yield view(workspace, (size // dtype.itemsize,), dtype, offset=begin)
@@ -193,12 +162,7 @@ def _cut(workspace: Any, sizes: Iterable[int], dtype: Any) -> Iterator[Any]:
 
 
 def _as(array: Any, shape: tuple[int, ...]) -> Any:
-    """
-    Return an array, or the beginning of an area that was rounded up, as a view of another shape.
-
-    Raises:
-        InvalidArgument: If it has too few elements, as rows that are not padded (see `stored_row`).
-    """
+    """View the beginning of an array, which may have been rounded up, with another shape."""
     if array.size < math.prod(shape):
         raise InvalidArgument("array", array.shape, f"at least {math.prod(shape)} elements, for a shape of {shape}")
     return array.reshape(-1)[: math.prod(shape)].reshape(shape)

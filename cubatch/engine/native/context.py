@@ -1,4 +1,4 @@
-"""What an operation needs to launch kernels: the device's facts, which variant, and who launches."""
+"""What an operation needs to launch kernels: facts of the device, the choice of variants, and the launcher."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Launcher(Protocol):
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> Callable[[], None]:
         """
-        Prepare a launch: what comes back runs the kernel, or enqueues it, each time it is called.
+        Return a function that runs the kernel, or enqueues it, each time it is called.
 
         Args:
-            kernel: Which.
+            kernel: The kernel.
             grid: Blocks in x, y and z.
-            arguments: In the order of its parameters: arrays and None go as pointers, NumPy scalars by value.
+            arguments: In the order of its parameters: arrays and None are passed as pointers, NumPy scalars by value.
         """
         ...
 
 
-def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - see below
-    """Choose without measuring, so without launching: the variant that the cost model puts first."""
+def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - a chooser
+    """Choose without measuring: the variant that the cost model ranks first."""
     return ranking.first_ranked(problem, device)
 
 
@@ -65,11 +65,11 @@ class Context:
 
     def choose(self, problem: Problem, run: Callable[[SplitKernel], object] | None = None) -> SplitKernel:
         """
-        Give the variant that runs a problem, and its slices.
+        Return the variant that runs a problem, and its slices.
 
         Args:
             problem: What is computed.
-            run: Launches a variant on the arrays, overwriting the result; None: choose without trying.
+            run: Launches a variant on the arrays, overwriting the result; None: choose without a trial launch.
         """
         prepare = None if run is None else functools.partial(backend.prepare, run)
         chosen = self.chooser(problem, self.device, prepare)
@@ -79,18 +79,18 @@ class Context:
         return next((SplitKernel.modelled(problem, other, self.device) for other in others), chosen)
 
     def launch(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> None:
-        """Launch now, or with every repetition inside `backend.prepare`; an empty grid is no launch."""
+        """Launch now, or with every repetition inside `backend.prepare`; an empty grid is not launched."""
         if all(grid):
             backend.call(self.launcher.bind(kernel, grid, tuple(arguments)))
 
     @staticmethod
     def address(array: Any) -> int:
-        """Give where an array starts; 0 for a missing one."""
+        """Return the address of an array; 0 for None."""
         if array is None:
             return 0
         return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
     @classmethod
     def aligned(cls, array: Any, num_bytes: int) -> bool:
-        """Tell whether an array starts at a multiple of some bytes; a missing one does."""
+        """Return whether an array starts at a multiple of `num_bytes`; None does."""
         return cls.address(array) % num_bytes == 0

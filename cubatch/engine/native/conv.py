@@ -1,16 +1,11 @@
 """
 Convolution as a matrix product on simt, mma and hopper kernels: an operand is gathered and never stored.
 
-    product     forward y          gradient dx, per phase      gradient dw
-    gemm_m      output pixels      input pixels of the phase   output channels k
-    gemm_n      k                  c                           filter taps r,s,c
-    gemm_k      r,s,c              taps of the phase, k        output pixels
+A 1x1 convolution with stride 1 and no padding is a plain product and goes to `gemm`. A depthwise one goes to
+`depthwise` if that has a kernel. `engine.conv` has the table of products.
 
-A 1x1 convolution that moves nothing is a plain product and goes to `gemm`; a depthwise one to `depthwise`
-where that has a kernel.  Arguments are those of `functional`, after where it runs; `fused` is one more.
-
-An input may be stored with more channels than the filter has, zeros (see `kernels.padding`): the filter is then
-copied beside as many, and so much of its gradient is computed.
+An input may be stored with more channels than the filter has, all zero (see `kernels.padding`). The filter is then
+copied into one with that number of channels; its gradient is computed with that number too.
 """
 
 from __future__ import annotations
@@ -41,25 +36,9 @@ def conv2d(
     relu: bool = False, out: Any = None, workspace: Any = None, fused: Fused = PLAIN,
 ) -> Any:  # fmt: skip
     """
-    Convolve; as `functional.conv2d`.
+    Launch the kernels of `functional.conv2d`.
 
-    Args:
-        context: Where it runs.
-        x: Activations (n, h, w, c), C-contiguous; of one group c may be more than the filter's, if those are zeros.
-        w: Filter (k, r, s, c / groups), C-contiguous.
-        b: Bias (k,), or None.
-        stride: Vertical and horizontal stride.
-        pad: Zeros at the top, bottom, left and right.
-        dilation: Vertical and horizontal dilation.
-        groups: Groups of channels that see nothing of each other.
-        scale, shift, residual, relu: As in `functional.conv2d`; short for what `Fused` has.
-        out: Where y goes: (n, p, q, k), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array of `product_scratch.conv2d_workspace` bytes. None allocates one where it is needed.
-        fused: What else happens to y before it is stored; where it is given, alone.
-
-    Raises:
-        InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
-            2^31 elements, or the workspace is too small.
+    The workspace has `product_scratch.conv2d_workspace` bytes. `fused` replaces scale, shift, residual and relu.
     """
     wide, workspace = _as_wide(x, w, groups, workspace)
     if wide is not w:
@@ -68,9 +47,7 @@ def conv2d(
     y_shape = _y_shape(shape, len(x))
     y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
     if fused is PLAIN and scale is residual is None and supports(shape):
-        return depthwise.conv2d(
-            context, x, w, b, stride=stride, pad=pad, dilation=dilation, groups=groups, relu=relu, out=y
-        )  # fmt: skip
+        return depthwise.forward(context, shape, x, w, b, relu=relu, out=y)
     check(x.dtype, x.shape, x=x)
     check(x.dtype, w.shape, w=w)
     check(x.dtype, y_shape, out=y)
@@ -78,14 +55,14 @@ def conv2d(
         fused = Fused(scale=scale, shift=shift, residual=residual, activation="relu" if relu else "none")
     problem = conv2d_fprop_problem(context, x, w, shape)
     launch(
-        context, problem, x, w, b, y, rows=len(x) * shape.pixels, columns=shape.k, fused=fused,
+        context, problem, x, w, y, bias=b, rows=len(x) * shape.pixels, columns=shape.k, fused=fused,
         conv=_forward(shape), batch=len(x), workspace=workspace,
     )  # fmt: skip
     return y
 
 
 def conv2d_fprop_problem(context: Context, x: Any, w: Any, shape: ConvShape) -> Problem:
-    """Describe a forward pass, as `context.choose` and `statistics_tiles` take it."""
+    """Return the problem of a forward pass."""
     vector = vector_of(context, (shape.c // shape.groups,), x, w)
     return conv2d_problem(Pass.FPROP, shape, len(x), product_dtype(context, x), vector)
 
@@ -96,34 +73,14 @@ def conv2d_dgrad(
     out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Give the gradient by a convolution's input; as `functional.conv2d_dgrad`.
+    Launch the kernels of `functional.conv2d_dgrad`; all phases of a stride are one launch.
 
-    The phases of the stride are one launch; a phase without taps writes zeros, or what is fused.
-
-    Args:
-        context: Where it runs.
-        dy: Gradient by the output (n, p, q, k), C-contiguous.
-        w: Filter (k, r, s, c / groups), C-contiguous.
-        x_shape: Shape of the input (n, h, w, c).
-        stride: As in the forward pass.
-        pad: As in the forward pass.
-        dilation: As in the forward pass.
-        groups: As in the forward pass.
-        residual: Added; of dx's shape. May be `out`.
-        positive: Output of a ReLU, of dx's shape: dx is zero where that is not positive.
-        out: Where dx goes: (n, h, w, c), C-contiguous; None allocates it.
-        workspace: 1-D uint8 array of `product_scratch.conv2d_workspace` bytes. None allocates one.
-
-    Raises:
-        InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
-            2^31 elements, or the workspace is too small.
+    The workspace has `product_scratch.conv2d_workspace` bytes.
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
     if residual is positive is None and supports(shape):
-        return depthwise.conv2d_dgrad(
-            context, dy, w, x_shape=x_shape, stride=stride, pad=pad, dilation=dilation, groups=groups, out=dx
-        )  # fmt: skip
+        return depthwise.dgrad(context, shape, dy, w, out=dx)
     check(dy.dtype, _y_shape(shape, x_shape[0]), dy=dy)
     check(dy.dtype, w.shape, w=w)
     check(dy.dtype, x_shape, out=dx)
@@ -133,7 +90,7 @@ def conv2d_dgrad(
     first = (-(-v.size // v.stride), -(-h.size // h.stride))
     conv = geometry(shape, first, (v.size // v.stride, h.size // h.stride))
     launch(
-        context, problem, dy, w, None, dx, rows=len(dy) * v.size * h.size, columns=shape.c,
+        context, problem, dy, w, dx, rows=len(dy) * v.size * h.size, columns=shape.c,
         fused=Fused(residual=residual, mask=positive), conv=conv, batch=len(dy), workspace=workspace,
     )  # fmt: skip
     return dx
@@ -144,34 +101,17 @@ def conv2d_wgrad(
     dilation: Pair = (1, 1), groups: int = 1, workspace: Any = None, fused: Fused = PLAIN,
 ) -> Any:  # fmt: skip
     """
-    Give the gradients by a convolution's filter and bias; as `functional.conv2d_wgrad`.
+    Launch the kernels of `functional.conv2d_wgrad`.
 
-    Args:
-        context: Where it runs.
-        x: The forward pass's input (n, h, w, c), C-contiguous, as that took it.
-        dy: Gradient by the output (n, p, q, k), C-contiguous.
-        dw: Where the filter's gradient goes: (k, r, s, c / groups), C-contiguous.
-        db: Where the bias's gradient goes: (k,), or None.
-        stride: As in the forward pass.
-        pad: As in the forward pass.
-        dilation: As in the forward pass.
-        groups: As in the forward pass.
-        workspace: 1-D uint8 array of `product_scratch.conv2d_workspace` bytes, of `depthwise_wgrad_workspace`
-            where a depthwise kernel computes it. None allocates one.
-        fused: What else happens to dw before it is stored: residual=dw adds to what is there.
-
-    Raises:
-        InvalidArgument: If arrays do not go together, the pass does not take what is fused (see `Fused`), an image has
-            2^31 elements, or the workspace is too small.
+    The workspace has `product_scratch.conv2d_workspace` bytes, or `depthwise_wgrad_workspace`. With `fused.residual=dw`
+    the gradient is added to dw.
     """
     wide, rest = _as_wide(x, dw, groups, workspace)
     if wide is not dw and fused.residual is not None:
         fused = Fused(residual=copy_channels(context, fused.residual, out=wide))
     shape = conv_shape(x.shape[1:], wide.shape, stride, pad, dilation, groups)
     if fused is PLAIN and supports(shape):
-        return depthwise.conv2d_wgrad(
-            context, x, dy, dw=dw, db=db, stride=stride, pad=pad, dilation=dilation, groups=groups, workspace=workspace
-        )  # fmt: skip
+        return depthwise.wgrad(context, shape, x, dy, dw=dw, db=db, workspace=workspace)
     check(x.dtype, x.shape, x=x)
     check(x.dtype, _y_shape(shape, len(x)), dy=dy)
     check(x.dtype, dw.shape, dw=dw)
@@ -179,7 +119,7 @@ def conv2d_wgrad(
     vector = vector_of(context, (shape.c // groups, shape.k // groups), x, dy)
     problem = conv2d_problem(Pass.WGRAD, shape, len(x), product_dtype(context, x), vector)
     launch(
-        context, problem, dy, x, None, wide, rows=shape.k, columns=shape.filter_elements // shape.k, fused=fused,
+        context, problem, dy, x, wide, rows=shape.k, columns=shape.filter_elements // shape.k, fused=fused,
         conv=_forward(shape), batch=len(x), workspace=rest,
     )  # fmt: skip
     if wide is not dw:
@@ -190,7 +130,7 @@ def conv2d_wgrad(
 
 
 def _as_wide(x: Any, w: Any, groups: int, workspace: Any) -> tuple[Any, Any]:
-    """Make room for a filter of as many channels as the input is stored with; give it and the rest of the workspace."""
+    """Return a filter with the number of channels that the input is stored with, and the rest of the workspace."""
     channels = x.shape[-1]
     if groups != 1 or channels == w.shape[-1] or channels != stored_channels(w.shape[-1]):
         return w, workspace

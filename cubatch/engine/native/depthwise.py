@@ -1,7 +1,8 @@
 """
 Depthwise convolution on kernels/depthwise: filters 3x3, 5x5 and 7x7, stride 1 and 2, any pad.
 
-Arguments are those of `functional`; what `supports` refuses goes to the grouped kernels.
+Arguments are those of `functional.conv2d` and its gradients, with the shape of a convolution that `supports` accepts;
+`native.conv` runs all others on the grouped kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, check_shape, dtype_of, floats, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
@@ -25,12 +25,10 @@ from cubatch.kernels.workspace.depthwise_grid import (
     depthwise_vector,
     depthwise_wgrad_workspace,
     sums_kernel,
-    supports,
 )
 from cubatch.network import windows
-from cubatch.network.windows import ConvShape, Pad, Pair, conv_shape
+from cubatch.network.windows import ConvShape, Pair
 
-_NO_PAD = (0, 0, 0, 0)
 _SLAB_VECTORS = 32  # of kernels/depthwise/convolve.cuh
 
 # Window of kernels/depthwise/window.cuh.
@@ -42,62 +40,27 @@ _WINDOW = np.dtype(
 )
 
 
-def conv2d(
-    context: Context, x: Any, w: Any, b: Any = None, *, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
-    dilation: Pair = (1, 1), groups: int = 1, relu: bool = False, out: Any = None, workspace: Any = None,
-) -> Any:  # fmt: skip
-    """
-    Convolve depthwise; arguments as `functional.conv2d`, after where it runs. No workspace is needed.
-
-    Raises:
-        InvalidArgument: If arrays do not go together, or `supports` is False for their shapes.
-    """
-    del workspace
-    shape = _shape(x.shape, w.shape, stride, pad, dilation, groups)
-    y_shape = (len(x), shape.vertical.out, shape.horizontal.out, shape.c)
-    y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
-    check(x.dtype, x=x, w=w, b=b, out=y)
-    check_shape("out", y, y_shape)
+def forward(context: Context, shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any) -> Any:
+    """Launch the kernel of the forward pass."""
+    check(x.dtype, x=x, w=w, b=b, out=out)
+    check_shape("out", out, (len(x), shape.vertical.out, shape.horizontal.out, shape.c))
     rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
-    _convolve(context, shape, (x, w, b, y), rows, columns, relu=relu)
-    return y
+    _convolve(context, shape, (x, w, b, out), rows, columns, relu=relu)
+    return out
 
 
-def conv2d_dgrad(
-    context: Context, dy: Any, w: Any, *, x_shape: tuple[int, int, int, int], stride: Pair = (1, 1),
-    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, out: Any = None, workspace: Any = None,
-) -> Any:  # fmt: skip
-    """
-    Give the gradient by the input; arguments as `functional.conv2d_dgrad`. No workspace is needed.
-
-    Raises:
-        InvalidArgument: If arrays do not go together, or `supports` is False for their shapes.
-    """
-    del workspace
-    shape = _shape(x_shape, w.shape, stride, pad, dilation, groups)
-    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
-    check(dy.dtype, dy=dy, w=w, out=dx)
-    check_shape("dy", dy, (x_shape[0], shape.vertical.out, shape.horizontal.out, shape.c))
-    check_shape("out", dx, x_shape)
+def dgrad(context: Context, shape: ConvShape, dy: Any, w: Any, *, out: Any) -> Any:
+    """Launch the kernel of the gradient by the input."""
+    check(dy.dtype, dy=dy, w=w, out=out)
+    check_shape("dy", dy, (len(out), shape.vertical.out, shape.horizontal.out, shape.c))
+    check_shape("out", out, (len(out), shape.vertical.size, shape.horizontal.size, shape.c))
     rows, columns = _backward(shape.vertical), _backward(shape.horizontal)
-    _convolve(context, shape, (dy, w, None, dx), rows, columns, turned=True)
-    return dx
+    _convolve(context, shape, (dy, w, None, out), rows, columns, turned=True)
+    return out
 
 
-def conv2d_wgrad(
-    context: Context, x: Any, dy: Any, *, dw: Any, db: Any = None, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
-    dilation: Pair = (1, 1), groups: int = 1, workspace: Any = None,
-) -> Any:  # fmt: skip
-    """
-    Give the gradients by filter and bias; arguments as `functional.conv2d_wgrad`.
-
-    Args:
-        workspace: uint8 array of `workspace.depthwise.depthwise_wgrad_workspace` bytes. None allocates one.
-
-    Raises:
-        InvalidArgument: If arrays do not go together, the workspace is too small, or `supports` is False.
-    """
-    shape = _shape(x.shape, dw.shape, stride, pad, dilation, groups)
+def wgrad(context: Context, shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any) -> Any:
+    """Launch the kernels of the gradients by filter and bias; `depthwise_wgrad_workspace` is the workspace's size."""
     check(x.dtype, x=x, dy=dy, dw=dw, db=db)
     check_shape("dy", dy, (len(x), shape.vertical.out, shape.horizontal.out, shape.c))
     dtype, row = dtype_of(x), (shape.taps + 1) * shape.c
@@ -106,7 +69,7 @@ def conv2d_wgrad(
     sums = depthwise_sums(shape, len(x), vector, dtype, context.device)
     partials = floats(scratch, sums.blocks * row)
     rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
-    window = _window(rows, columns, shape.c, len(x), sums.strip_rows, sums.slab_vectors)
+    window = _window(rows, columns, shape.c, len(x), strip_rows=sums.strip_rows, slab_vectors=sums.slab_vectors)
     taps, down = shape.vertical.taps, shape.vertical.stride
     kernel = sums_kernel(shape, vector, dtype)
     if vector > 1:
@@ -123,7 +86,7 @@ def conv2d_wgrad(
 
 class _Axis(NamedTuple):
     """
-    One axis as a pass sees it, in the terms of kernels/depthwise/window.cuh.
+    An axis in a pass, in the terms of kernels/depthwise/window.cuh.
 
     Attributes:
         size: Extent of the input.
@@ -139,18 +102,17 @@ class _Axis(NamedTuple):
 
     @property
     def origins(self) -> Pair:
-        """The input that group 0 begins to read at, and its first output, which may be -1."""
+        """The first input that group 0 reads, and its first output, which may be -1."""
         first = -self.pad // self.up
         return first, first * self.up + self.pad
 
     @property
     def groups(self) -> int:
-        """Groups of outputs."""
         return -(-(self.out - self.origins[1]) // self.up)
 
     @property
     def strips(self) -> int:
-        """Strips side by side, where this is the horizontal axis."""
+        """Strips next to each other, on the horizontal axis."""
         return -(-self.groups // (DEPTHWISE_COLUMNS // self.up))
 
 
@@ -160,22 +122,6 @@ def _forward(axis: windows.Axis) -> _Axis:
 
 def _backward(axis: windows.Axis) -> _Axis:
     return _Axis(axis.out, axis.size, axis.taps - 1 + axis.offset, up=axis.stride)
-
-
-def _shape(
-    x_shape: tuple[int, ...], w_shape: tuple[int, ...], stride: Pair, pad: Pad, dilation: Pair, groups: int
-) -> ConvShape:
-    _, h, w, c = x_shape
-    k, r, s, group_c = w_shape
-    shape = conv_shape((h, w, c), (k, r, s, group_c), stride, pad, dilation, groups)
-    if not supports(shape):
-        raise InvalidArgument(
-            "w",
-            w_shape,
-            "one filter per channel, 3x3, 5x5 or 7x7, of stride 1 or 2 and dilation 1",
-            "Use the grouped kernels.",
-        )
-    return shape
 
 
 def _vector(context: Context, shape: ConvShape, *arrays: Any) -> int:
@@ -188,25 +134,14 @@ def _convolve(
     context: Context, shape: ConvShape, arrays: tuple[Any, ...], rows: _Axis, columns: _Axis, *,
     relu: bool = False, turned: bool = False,
 ) -> None:  # fmt: skip
-    """
-    Launch a pass that writes each of its outputs: choose variant, grid and strips.
-
-    Args:
-        context: Where it runs.
-        shape: Of the convolution.
-        arrays: Input, filter, bias or None, and output.
-        rows: The vertical axis.
-        columns: The horizontal axis.
-        relu: Clamp the output at zero.
-        turned: Whether the taps are turned around, as in the gradient by the input.
-    """
+    """Launch a pass that writes each of its outputs; with `turned`, the taps are turned around, as in dgrad."""
     x, w, bias, y = arrays
     vector = _vector(context, shape, *arrays)
     vectors = shape.c // vector
     slabs = -(-vectors // _SLAB_VECTORS)
     slab_vectors = -(-vectors // slabs)
     strip_rows = depthwise_strip_rows(rows.groups, len(x) * columns.strips * vectors, context.device)
-    window = _window(rows, columns, shape.c, len(x), strip_rows, slab_vectors)
+    window = _window(rows, columns, shape.c, len(x), strip_rows=strip_rows, slab_vectors=slab_vectors)
     threads = int(window["num_items"]) * slab_vectors
     if threads >= LIMIT:
         raise InvalidArgument("x", x.shape, f"of fewer samples: {threads} threads are more than a launch can number")
@@ -226,7 +161,7 @@ def _convolve(
         context.launch(kernel, grid, (x, w, bias, y, window, floor))
 
 
-def _window(rows: _Axis, columns: _Axis, c: int, samples: int, strip_rows: int, slab_vectors: int) -> np.void:
+def _window(rows: _Axis, columns: _Axis, c: int, samples: int, *, strip_rows: int, slab_vectors: int) -> np.void:
     (in_top, out_top), (in_left, out_left) = rows.origins, columns.origins
     strips = -(-rows.groups // strip_rows)
     extents = (rows.size, columns.size, rows.out, columns.out, c)

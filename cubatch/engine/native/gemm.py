@@ -32,8 +32,8 @@ def gemm(
         bias: (n,), or None. Layout "nt" only.
         layout: "nn", "nt" or "tn".
         out: Where it goes: (m, n); None allocates it.
-        workspace: 1-D uint8 array of `products.product_workspace` bytes. None allocates one where it is needed.
-        fused: What else happens to the result; what of it a layout takes, `Fused` says.
+        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes. None allocates one where it is needed.
+        fused: Further terms of the result; `Fused` lists those of each layout.
 
     Returns:
         The product, which is `out` where that was given.
@@ -47,17 +47,31 @@ def gemm(
     check(a.dtype, b.shape, b=b)
     check(a.dtype, (problem.m, problem.n), out=result)
     launch(
-        context, problem, a, b, bias, result, rows=problem.m, columns=problem.n, fused=fused, workspace=workspace
+        context, problem, a, b, result, bias=bias, rows=problem.m, columns=problem.n, fused=fused, workspace=workspace
     )  # fmt: skip
     return result
 
 
 def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Problem:
     """
-    Describe a product, as `context.choose` and `statistics_tiles` take it.
+    Return the problem of a product.
 
     Raises:
-        InvalidArgument: If matrices do not go together, are too large, or the layout is none of the three.
+        InvalidArgument: If matrices do not fit, are too large, or the layout is none of the three.
+    """
+    m, n, gemm_k = extents(a, b, layout)
+    if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
+        raise InvalidArgument("a, b", (a.shape, b.shape), f"with rows shorter than {_LONGEST_ROW} elements")
+    vector = vector_of(context, (a.shape[1], b.shape[1]), a, b)
+    return Problem(f"gemm_{layout}", product_dtype(context, a), m, n, gemm_k, vector=vector)
+
+
+def extents(a: Any, b: Any, layout: str) -> tuple[int, int, int]:
+    """
+    Return m, n and k of a product.
+
+    Raises:
+        InvalidArgument: If matrices do not fit, or the layout is none of the three.
     """
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
@@ -66,7 +80,4 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
         raise InvalidArgument(
             "b", b.shape, f"with {gemm_k} elements to sum over, as a of {a.shape} has in layout {layout}"
         )
-    if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
-        raise InvalidArgument("a, b", (a.shape, b.shape), f"with rows shorter than {_LONGEST_ROW} elements")
-    vector = vector_of(context, (a.shape[1], b.shape[1]), a, b)
-    return Problem(f"gemm_{layout}", product_dtype(context, a), m, n, gemm_k, vector=vector)
+    return m, n, gemm_k

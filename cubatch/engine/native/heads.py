@@ -1,4 +1,4 @@
-"""Matrix products of each head of each sample on hand-written kernels: what attention has between its projections."""
+"""Matrix products of each head of each sample on hand-written kernels, between the projections of attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PRODUCT = np.dtype(
 @attrs.frozen(eq=False)
 class Heads:
     """
-    A matrix of each head of each sample, as it lies in an array.
+    A matrix of each head of each sample, and its layout in an array.
 
     Attributes:
         array: C-contiguous, (n, ...).
@@ -45,13 +45,13 @@ class Heads:
 
     @classmethod
     def side_by_side(cls, array: Any, heads: int, width: int, part: int = 0) -> Heads:
-        """View rows (n, t, parts x heads x width): of one of the parts, `width` columns of each head."""
+        """View one part of rows (n, t, parts x heads x width): `width` columns of each head."""
         _, t, stride = array.shape
         return cls(array, heads, t, width, part * heads * width, width, stride)
 
     @classmethod
     def one_by_one(cls, array: Any, columns: int | None = None) -> Heads:
-        """View matrices (n, heads, rows, stride), of whose rows the first `columns` elements count. None: all do."""
+        """View matrices (n, heads, rows, stride), of whose rows the first `columns` elements are used. None: all."""
         _, heads, rows, stride = array.shape
         return cls(array, heads, rows, columns or stride, 0, rows * stride, stride)
 
@@ -64,30 +64,30 @@ def multiply_heads(
 
     Args:
         context: Where it runs.
-        layout: "nt": b is turned; "nn": neither; "tn": a is.
-        a, b: The factors, as they lie.
-        out: Where the products go.
+        layout: "nt": b is transposed; "nn": neither; "tn": a is.
+        a, b: The factors.
+        out: Receives the products.
         factor: Of each result, in float32 before it is stored.
 
     Raises:
-        InvalidArgument: If types or extents do not go together, or a sample has 2^31 elements or more.
+        InvalidArgument: If types or extents do not fit, or a sample has 2^31 elements or more.
     """
     m, k = (a.rows, a.columns) if layout[0] == "n" else (a.columns, a.rows)
-    found, n = (b.rows, b.columns) if layout[1] == "n" else (b.columns, b.rows)
-    if (found, out.rows, out.columns, b.heads, out.heads) != (k, m, n, a.heads, a.heads):
+    b_k, n = (b.rows, b.columns) if layout[1] == "n" else (b.columns, b.rows)
+    if (b_k, out.rows, out.columns, b.heads, out.heads) != (k, m, n, a.heads, a.heads):
         raise InvalidArgument("b, out", (b, out), f"matrices that go with a of {(m, k)} in layout {layout}")
     samples = len(a.array)
-    for name, one in (("a", a), ("b", b), ("out", out)):
-        check(a.array.dtype, **{name: one.array})
-        if len(one.array) != samples:
-            raise InvalidArgument(name, len(one.array), f"{samples} samples")
-        if math.prod(one.array.shape[1:]) >= _LIMIT:
-            raise InvalidArgument(name, one.array.shape, "of fewer than 2^31 elements a sample")
+    for name, matrix in (("a", a), ("b", b), ("out", out)):
+        check(a.array.dtype, **{name: matrix.array})
+        if len(matrix.array) != samples:
+            raise InvalidArgument(name, len(matrix.array), f"{samples} samples")
+        if math.prod(matrix.array.shape[1:]) >= _LIMIT:
+            raise InvalidArgument(name, matrix.array.shape, "of fewer than 2^31 elements a sample")
     product = np.zeros((), dtype=_PRODUCT)
-    for name, one in zip("abc", (a, b, out), strict=True):
-        product[name] = (math.prod(one.array.shape[1:]), one.head_stride, one.stride)
+    for name, matrix in zip("abc", (a, b, out), strict=True):
+        product[name] = (math.prod(matrix.array.shape[1:]), matrix.head_stride, matrix.stride)
     product["m"], product["n"], product["k"], product["factor"] = m, n, k, factor
     tiles = -(-m // HEADS_TILE) * -(-n // HEADS_TILE)
-    firsts = [one.array.reshape(-1)[one.begin :] for one in (a, b, out)]
+    firsts = [matrix.array.reshape(-1)[matrix.begin :] for matrix in (a, b, out)]
     kernel = find(f"heads_{layout}", dtype_of(a.array), context.device)
     context.launch(kernel, (samples * tiles, a.heads, 1), [*firsts, product[()]])

@@ -1,8 +1,8 @@
 """
-Launches of kernels/hopper: tensor maps of the operands, and the walk of a persistent grid over tiles and gemm_k.
+Launches of kernels/hopper: tensor maps of the operands, and the order of a persistent grid over tiles and gemm_k.
 
-`product` chooses the variant and hands the launch on; `tensor_map.can_gather` has said that the maps exist.  In tf32 it
-has B transposed before, where that does not lie along gemm_k.
+`product` chooses the variant and calls `launch`; `tensor_map.can_gather` decides whether the maps exist. In tf32,
+`product` transposes B first unless it is contiguous along gemm_k.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from cubatch.engine.native.activations import activation_code
 from cubatch.engine.native.arrays import dtype_of
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.layout import to_nhwc
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.cost_model import BOX_CHANNELS, tiles
 from cubatch.kernels.problem import Problem
@@ -43,8 +42,8 @@ Launch = tuple[TensorMap, TensorMap, dict[str, int]]
 
 
 def launch(
-    context: Context, chosen: Kernel, problem: Problem, a: Any, b: Any, ends: tuple[Any, ...], partials: Any,
-    output: Any, *, conv: Any, batch: int,
+    context: Context, chosen: Kernel, problem: Problem, a: Any, b: Any, *, ends: tuple[Any, ...], partials: Any,
+    output: Any, conv: Any, batch: int,
 ) -> None:  # fmt: skip
     """
     Launch a variant of kernels/hopper; of a strided gradient the phases that change something, four in a launch.
@@ -53,10 +52,9 @@ def launch(
         context: Where it runs.
         chosen: The variant.
         problem: Extents.
-        a: Left operand.
-        b: Right operand; in tf32 as `transpose` leaves it.
+        a, b: Left and right operand; in tf32, B is contiguous along gemm_k.
         ends: out, bias, scale, shift, residual, mask.
-        partials: Where the slices of a split product go; None where it is not split.
+        partials: Receives the slices of a split product; None if it is not split.
         output: A record `structs.OUTPUT`.
         conv: Of a convolution, its `product.geometry`.
         batch: Of a convolution, its samples.
@@ -64,14 +62,14 @@ def launch(
     if problem.operation.startswith("gemm"):
         launches = [_gemm(chosen, problem, a, b)]
     elif problem.operation == "conv2d_fprop":
-        launches = [_fprop(chosen, problem, a, b, _shape(conv), batch)]
+        launches = [_fprop(chosen, problem, a, b, _shape(conv), batch=batch)]
     elif problem.operation == "conv2d_wgrad":
-        launches = [_wgrad(chosen, problem, a, b, _shape(conv), batch)]
+        launches = [_wgrad(chosen, problem, a, b, _shape(conv), batch=batch)]
     else:
         shape = _shape(conv)
         # Where no tap reads, zeros would be added to what is there.
-        found = working_phases(shape) if _adds_to_itself(context, ends, output) else phases(shape)
-        launches = [_dgrad(chosen, a, b, shape, phase, batch) for phase in found]
+        needed = working_phases(shape) if _adds_to_itself(context, ends, output) else phases(shape)
+        launches = [_dgrad(chosen, a, b, shape, phase, batch=batch) for phase in needed]
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]
     maps = _stored_maps(context, problem, ends, output, tile)
@@ -96,24 +94,8 @@ def launch(
         context.launch(chosen, (blocks, 1, 1), arguments)
 
 
-def transpose(context: Context, b: Any, *, out: Any) -> Any:
-    """
-    Lay B along gemm_k, which is the first axis of b: (k, n) becomes (n, k), a filter (k, r, s, c) becomes (r, s, c, k).
-
-    Args:
-        context: Where it runs.
-        b: float32, C-contiguous.
-        out: As many elements, in one row.
-
-    Returns:
-        out.
-    """
-    gemm_k = len(b)
-    return to_nhwc(context, b.reshape(1, gemm_k, 1, -1), out=out.reshape(1, 1, -1, gemm_k)).reshape(-1)
-
-
 def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> bool:
-    """Tell whether a gradient is added to what is in its place, and nothing else happens to it."""
+    """Return whether a gradient is only added to the values in its place."""
     out, *_, residual, mask = ends
     is_whole = residual is not None and mask is None and output["slices"] == 1
     return is_whole and context.address(residual) == context.address(out)
@@ -146,7 +128,7 @@ def _stored_maps(
 
 
 def _tile(chosen: Kernel) -> tuple[Tile, int, int]:
-    """Give the tile, the blocks of a cluster, and how many columns of B each of them loads."""
+    """Return the tile, the blocks of a cluster, and how many columns of B each block loads."""
     if chosen.tile is None:
         raise InvalidArgument("kernel", chosen.name, "a kernel with a tile")
     cluster = chosen.tile.cluster or 1
@@ -167,33 +149,33 @@ def _gemm(chosen: Kernel, problem: Problem, a: Any, b: Any) -> Launch:
     return a_map, b_map, {"m": problem.m, "n": problem.n, "steps": -(-problem.k // tile.k)}
 
 
-def _fprop(chosen: Kernel, problem: Problem, x: Any, w: Any, shape: ConvShape, batch: int) -> Launch:
+def _fprop(chosen: Kernel, problem: Problem, x: Any, w: Any, shape: ConvShape, *, batch: int) -> Launch:
     tile, _, share = _tile(chosen)
     depth = -(-shape.c // tile.k)
     walk = {"m": problem.m, "n": shape.k, "steps": shape.taps * depth, "depth": depth}
     filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (tile.k, 1, share))
     box = (tile.k, tile.m)
     return (
-        _image(chosen, x, shape.c, shape.vertical, shape.horizontal, batch, box),
+        _image(chosen, x, shape.c, (shape.vertical, shape.horizontal), batch, box=box),
         filters,
         walk | _gathered(shape.vertical, shape.horizontal),
     )
 
 
-def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape, batch: int) -> Launch:
+def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape, *, batch: int) -> Launch:
     tile, _, _ = _tile(chosen)
     box = (BOX_CHANNELS, tile.k)
     walk = {"m": shape.k, "n": shape.c, "steps": -(-problem.k // tile.k), "depth": -(-shape.c // BOX_CHANNELS)}
     gradient = TensorMap(dy, chosen.dtype, (shape.k, problem.k), box)
     return (
         gradient,
-        _image(chosen, x, shape.c, shape.vertical, shape.horizontal, batch, box),
+        _image(chosen, x, shape.c, (shape.vertical, shape.horizontal), batch, box=box),
         walk | _gathered(shape.vertical, shape.horizontal),
     )
 
 
-def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, batch: int) -> Launch:
-    """Describe one phase of the input's gradient: a convolution of dy at stride 1 with the taps that it sees."""
+def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, *, batch: int) -> Launch:
+    """Return the launch of one phase: a convolution of dy at stride 1 with the taps that the phase reads."""
     tile, _, share = _tile(chosen)
     depth = -(-shape.k // tile.k)
     taps_w = shape.horizontal.taps
@@ -204,7 +186,7 @@ def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, batc
         "out_h": shape.vertical.size, "out_w": shape.horizontal.size, "out_stride_h": shape.vertical.stride,
         "out_stride_w": shape.horizontal.stride, "out_top": phase.top, "out_left": phase.left,
     }  # fmt: skip
-    gradient = _image(chosen, dy, shape.k, phase.vertical, phase.horizontal, batch, (tile.k, tile.m))
+    gradient = _image(chosen, dy, shape.k, (phase.vertical, phase.horizontal), batch, box=(tile.k, tile.m))
     if chosen.dtype == "tf32":
         filters = TensorMap(w, chosen.dtype, (shape.k, shape.c, shape.taps), (tile.k, share, 1))
     else:
@@ -213,10 +195,11 @@ def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, batc
 
 
 def _image(
-    chosen: Kernel, array: Any, channels: int, vertical: Axis, horizontal: Axis, batch: int, box: tuple[int, int]
+    chosen: Kernel, array: Any, channels: int, axes: tuple[Axis, Axis], batch: int, *, box: tuple[int, int]
 ) -> TensorMap:
-    """Describe images of which the pixels under a window's taps are gathered."""
-    works = vertical.taps and horizontal.taps  # else nothing is copied, and the map is of whatever there is
+    """Return the map of images of which the pixels under a window's taps are gathered."""
+    vertical, horizontal = axes
+    works = vertical.taps and horizontal.taps  # else nothing is copied, and any map will do
     window = window_of(vertical, horizontal) if works else Window((1, 1), (0, 0), (0, 0))
     return TensorMap(array, chosen.dtype, (channels, horizontal.size, vertical.size, batch), box, window)
 
@@ -231,7 +214,7 @@ def _gathered(vertical: Axis, horizontal: Axis) -> dict[str, int]:
 
 
 def _shape(conv: Any) -> ConvShape:
-    """Give the convolution that `product.geometry` packed for the kernels."""
+    """Return the convolution that `product.geometry` packed for the kernels."""
     facts = {name: int(conv[name]) for name in ("h", "w", "c", "p", "q", "k", "r", "s", "top", "left")}
     vertical = Axis(facts["h"], facts["p"], facts["r"], int(conv["stride_h"]), int(conv["step_h"]), -facts["top"])
     horizontal = Axis(facts["w"], facts["q"], facts["s"], int(conv["stride_w"]), int(conv["step_w"]), -facts["left"])

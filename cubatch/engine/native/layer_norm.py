@@ -23,16 +23,8 @@ def layer_norm(
     eps: float = 1e-6,
     statistics: Any = None,
     out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> Any:
-    """
-    Normalise each position by the mean and variance of its channels; as `functional.layer_norm`.
-
-    What is kept is float32.
-
-    Raises:
-        InvalidArgument: If types or shapes differ.
-    """
+    """Launch the kernel of `functional.layer_norm`; statistics are float32."""
     y, channels = of(x).empty_like(x) if out is None else out, x.shape[-1]
     check(x.dtype, x.shape, x=x, out=y)
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
@@ -57,37 +49,30 @@ def layer_norm_backward(
     out: Any = None,
     workspace: Any = None,
 ) -> Any:
-    """
-    Give the gradients by layer norm's input, scale and shift; as `functional.layer_norm_backward`.
-
-    The workspace is of `workspace.misc.batch_norm_backward_workspace` bytes.
-
-    Raises:
-        InvalidArgument: If types or shapes differ or the workspace is too small.
-    """
+    """Launch the kernels of `functional.layer_norm_backward`, with `batch_norm_backward_workspace` bytes."""
     dx, channels = of(dy).empty_like(dy) if out is None else out, x.shape[-1]
     statistics = statistics.reshape(-1)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
     check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma, dbeta=dbeta)
     check(np.float32, (2 * (x.size // channels),), statistics=statistics)
-    parameter_sums(context, dy, x, statistics, dgamma, dbeta, workspace)
+    parameter_sums(context, dy, x, statistics=statistics, dgamma=dgamma, dbeta=dbeta, workspace=workspace)
     grid, arguments = _row_grid(context, dy, x, dx)
     context.launch(variant.find("layer_norm_backward", dtype_of(x)), grid, [dy, x, gamma, statistics, dx, *arguments])
     return dx
 
 
 def parameter_sums(
-    context: Context, dy: Any, x: Any, statistics: Any, dgamma: Any, dbeta: Any, workspace: Any
-) -> None:  # fmt: skip
+    context: Context, dy: Any, x: Any, *, statistics: Any, dgamma: Any, dbeta: Any, workspace: Any
+) -> None:
     """
-    Sum dy times what gamma is multiplied by, and dy, over all positions.
+    Sum dy times the factor of gamma, and dy, over all positions.
 
     Args:
         context: Where it runs.
         dy: Gradient by the output (..., c).
         x: The forward pass's input.
-        statistics: Mean and inverse deviation of each position, flat; None where x is not normalised.
-        dgamma, dbeta: Where the sums go: (c,).
+        statistics: Mean and inverse deviation of each position, flat; None if x is not normalised.
+        dgamma, dbeta: Receive the sums (c,).
         workspace: 1-D uint8 array of `workspace.misc.batch_norm_backward_workspace` bytes. None allocates one.
     """
     dtype, channels = dtype_of(x), x.shape[-1]
@@ -109,7 +94,7 @@ def parameter_sums(
 
 
 def _row_grid(context: Context, *arrays: Any) -> tuple[tuple[int, int, int], list[object]]:
-    """Give the grid over rows of arrays (..., c), and rows, channels, lanes and vector."""
+    """Return the grid over rows of arrays (..., c), and rows, channels, lanes and vector."""
     channels = arrays[0].shape[-1]
     rows, vector = arrays[0].size // channels, vector_width(context, channels, *arrays)
     lanes = row_lanes(rows, channels // vector, context.device)

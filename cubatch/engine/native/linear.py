@@ -1,4 +1,4 @@
-"""Fully connected layers: one matrix product per pass; arguments as in `functional`."""
+"""Fully connected layers: one matrix product per pass."""
 
 from __future__ import annotations
 
@@ -16,23 +16,7 @@ def linear(
     context: Context, x: Any, w: Any, b: Any = None, *, scale: Any = None, shift: Any = None, residual: Any = None,
     relu: bool = False, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
-    """
-    Multiply the last axis by a filter; as `functional.linear`.
-
-    Args:
-        context: Where it runs.
-        x: Activations (..., c), C-contiguous.
-        w: Filter (k, c).
-        b: Bias (k,), or None.
-        scale, shift: float32 (k,), both or none: a batch norm.
-        residual: Added; of y's shape. May be `out`.
-        relu: Clamp y at zero, at last.
-        out: Where y goes: (..., k); None allocates it.
-        workspace: 1-D uint8 array of `product_scratch.linear_workspace` bytes. None allocates one where it is needed.
-
-    Raises:
-        InvalidArgument: If arrays do not go together or the workspace is too small.
-    """
+    """Launch the kernels of `functional.linear`; the workspace has `product_scratch.linear_workspace` bytes."""
     k, c = w.shape
     y = of(x).empty((*x.shape[:-1], k), dtype=x.dtype) if out is None else out
     check(x.dtype, (*x.shape[:-1], c), x=x)
@@ -48,21 +32,7 @@ def linear_dgrad(
     context: Context, dy: Any, w: Any, *, residual: Any = None, positive: Any = None, out: Any = None,
     workspace: Any = None,
 ) -> Any:  # fmt: skip
-    """
-    Give the gradient by a linear layer's input; as `functional.linear_dgrad`.
-
-    Args:
-        context: Where it runs.
-        dy: Gradient by the output (..., k), C-contiguous.
-        w: Filter (k, c).
-        residual: Added; of dx's shape. May be `out`.
-        positive: Output of a ReLU, of dx's shape: dx is zero where that is not positive.
-        out: Where dx goes: (..., c); None allocates it.
-        workspace: 1-D uint8 array of `products.linear_dgrad_workspace` bytes. None allocates one.
-
-    Raises:
-        InvalidArgument: If arrays do not go together or the workspace is too small.
-    """
+    """Launch the kernels of `functional.linear_dgrad`; the workspace has `product_scratch.linear_workspace` bytes."""
     k, c = w.shape
     dx = of(dy).empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
     check(dy.dtype, (*dy.shape[:-1], k), dy=dy)
@@ -75,20 +45,7 @@ def linear_dgrad(
 
 
 def linear_wgrad(context: Context, x: Any, dy: Any, *, dw: Any, db: Any = None, workspace: Any = None) -> Any:
-    """
-    Give the gradients by a linear layer's filter and bias; as `functional.linear_wgrad`.
-
-    Args:
-        context: Where it runs.
-        x: The forward pass's input (..., c), C-contiguous.
-        dy: Gradient by the output (..., k), C-contiguous.
-        dw: Where the filter's gradient goes: (k, c).
-        db: Where the bias's gradient goes: (k,), or None.
-        workspace: 1-D uint8 array of `products.linear_wgrad_workspace` bytes. None allocates one.
-
-    Raises:
-        InvalidArgument: If arrays do not go together or the workspace is too small.
-    """
+    """Launch the kernels of `functional.linear_wgrad`; the workspace has `product_scratch.linear_workspace` bytes."""
     k, c = dw.shape
     check(x.dtype, (*dy.shape[:-1], c), x=x)
     check(x.dtype, (*x.shape[:-1], k), dy=dy)

@@ -13,14 +13,8 @@ from cubatch.kernels import variant
 from cubatch.kernels.workspace.misc import row_blocks, row_lanes, softmax_cross_entropy_workspace
 
 
-def softmax(
-    context: Context,
-    x: Any,
-    *,
-    out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
-) -> Any:
-    """Turn the last axis into probabilities; arguments and result are those of `functional.softmax`."""
+def softmax(context: Context, x: Any, *, out: Any = None) -> Any:
+    """Launch the kernel of `functional.softmax`."""
     y = of(x).empty_like(x) if out is None else out
     softmax_rows(context, x, x.shape[-1], out=y)
     return y
@@ -28,13 +22,13 @@ def softmax(
 
 def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
     """
-    Turn the first elements of every row of the last axis into probabilities; padding behind them stays untouched.
+    Turn the first elements of every row of the last axis into probabilities; the padding behind them is not touched.
 
     Args:
         context: Where it runs.
-        x: Scores (..., stride), C-contiguous.
+        x: Scores (..., stride).
         columns: Elements of a row that are scores; at most `stride`.
-        out: Where the probabilities go: of x's shape, may be x.
+        out: Receives the probabilities: of x's shape, may be x.
 
     Raises:
         InvalidArgument: If types or shapes differ.
@@ -46,15 +40,8 @@ def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
     context.launch(variant.find("softmax", dtype_of(x)), grid, arguments)
 
 
-def softmax_backward(
-    context: Context,
-    dy: Any,
-    y: Any,
-    *,
-    out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
-) -> Any:
-    """Give the gradient by softmax's input; arguments and result are those of `functional.softmax_backward`."""
+def softmax_backward(context: Context, dy: Any, y: Any, *, out: Any = None) -> Any:
+    """Launch the kernel of `functional.softmax_backward`."""
     dx = of(dy).empty_like(dy) if out is None else out
     softmax_rows_backward(context, dy, y, dy.shape[-1], out=dx)
     return dx
@@ -81,23 +68,9 @@ def softmax_cross_entropy(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the mean cross-entropy of softmax(logits) with the labels, and its gradient.
+    Launch the kernels of `functional.softmax_cross_entropy`; labels are int32, the scale is float32.
 
-    Args:
-        context: Where it runs.
-        logits: Scores (..., classes), C-contiguous.
-        labels: int32 (...) in [0, classes); another number counts as no class at all.
-        loss: Where the loss goes: a float64 array of one element; None allocates it.
-        dlogits: Where the gradient goes: the shape of logits, may be logits itself. None allocates it.
-        count: Positions the mean is taken over; None for those handed in.
-        scale: float32 array of one element that the gradient is multiplied by; None for 1.
-        workspace: 1-D uint8 array of `workspace.misc.softmax_cross_entropy_workspace` bytes. None allocates one.
-
-    Returns:
-        The loss: `loss` where that was given.
-
-    Raises:
-        InvalidArgument: If types differ or the workspace is too small.
+    The workspace has `workspace.misc.softmax_cross_entropy_workspace` bytes.
     """
     xp = of(logits)
     loss = xp.empty(1, dtype=np.float64) if loss is None else loss

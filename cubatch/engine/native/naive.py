@@ -1,7 +1,7 @@
 """
-Products and convolutions on kernels/naive: one thread, one output, no condition on anything.
+Products and convolutions on kernels/naive: one thread computes one output, for any shapes.
 
-Slow; the second opinion on the other families, and the first rung of the ladder that the others are measured on.
+Slow: a second implementation to test the other families against, and the baseline of their measurements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, check_shape, dtype_of
 from cubatch.engine.native.context import Context
-from cubatch.errors import InvalidArgument
+from cubatch.engine.native.gemm import extents
 from cubatch.kernels.variant import find
 from cubatch.network.windows import ConvShape, Pad, Pair, conv_shape
 
@@ -33,28 +33,8 @@ _CONVOLUTION = np.dtype(
 def gemm(
     context: Context, a: Any, b: Any, bias: Any = None, *, layout: str = "nt", relu: bool = False, out: Any = None
 ) -> Any:
-    """
-    Multiply matrices: out[m, n] = bias[n] + sum over k of a[m, k] * b[k, n].
-
-    Args:
-        context: Where it runs.
-        a: (m, k), or (k, m) where the layout's first letter is t.
-        b: (k, n), or (n, k) where its second letter is t.
-        bias: (n,), or None.
-        layout: "nn", "nt" or "tn".
-        relu: Clamp the result at zero.
-        out: Where it goes: (m, n); None allocates it.
-
-    Raises:
-        InvalidArgument: If matrices do not go together, or the layout is none of the three.
-    """
-    if layout not in {"nn", "nt", "tn"}:
-        raise InvalidArgument("layout", layout, "nn, nt or tn")
-    (m, gemm_k), (b_k, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))
-    if b_k != gemm_k:
-        raise InvalidArgument(
-            "b", b.shape, f"with {gemm_k} elements to sum over, as a of {a.shape} has in layout {layout}"
-        )
+    """Launch the kernel of a matrix product, with the arguments of `gemm.gemm`."""
+    m, n, gemm_k = extents(a, b, layout)
     result = of(a).empty((m, n), dtype=a.dtype) if out is None else out
     check(a.dtype, a=a, b=b, bias=bias, out=result)
     check_shape("out", result, (m, n))
@@ -66,50 +46,47 @@ def gemm(
 
 def conv2d(
     context: Context, x: Any, w: Any, b: Any = None, *, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
-    dilation: Pair = (1, 1), groups: int = 1, relu: bool = False, out: Any = None, workspace: Any = None,
+    dilation: Pair = (1, 1), groups: int = 1, relu: bool = False, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Convolve; arguments as `functional.conv2d`, after where it runs. No workspace is needed."""
-    del workspace
+    """Launch the kernel of `functional.conv2d`."""
     shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
     y_shape = (len(x), shape.vertical.out, shape.horizontal.out, shape.k)
     y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
     check(x.dtype, x=x, w=w, b=b, out=y)
     check_shape("out", y, y_shape)
-    _launch(context, "conv2d_fprop", shape, len(x), y.size, (x, w, b, y), relu=relu)
+    _launch(context, "conv2d_fprop", shape, (x, w, b, y), samples=len(x), outputs=y.size, relu=relu)
     return y
 
 
 def conv2d_dgrad(
     context: Context, dy: Any, w: Any, *, x_shape: tuple[int, int, int, int], stride: Pair = (1, 1),
-    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, out: Any = None, workspace: Any = None,
+    pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Give the gradient by the input; arguments as `functional.conv2d_dgrad`. No workspace is needed."""
-    del workspace
+    """Launch the kernel of `functional.conv2d_dgrad`."""
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
     check(dy.dtype, dy=dy, w=w, out=dx)
     check_shape("dy", dy, (x_shape[0], shape.vertical.out, shape.horizontal.out, shape.k))
     check_shape("out", dx, x_shape)
-    _launch(context, "conv2d_dgrad", shape, len(dy), dx.size, (dy, w, dx))
+    _launch(context, "conv2d_dgrad", shape, (dy, w, dx), samples=len(dy), outputs=dx.size)
     return dx
 
 
 def conv2d_wgrad(
     context: Context, x: Any, dy: Any, *, dw: Any, db: Any = None, stride: Pair = (1, 1), pad: Pad = _NO_PAD,
-    dilation: Pair = (1, 1), groups: int = 1, workspace: Any = None,
+    dilation: Pair = (1, 1), groups: int = 1,
 ) -> Any:  # fmt: skip
-    """Give the gradients by filter and bias; arguments as `functional.conv2d_wgrad`. No workspace is needed."""
-    del workspace
+    """Launch the kernel of `functional.conv2d_wgrad`."""
     shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
     check(x.dtype, x=x, dy=dy, dw=dw, db=db)
     check_shape("dy", dy, (len(x), shape.vertical.out, shape.horizontal.out, shape.k))
     outputs = dw.size + (0 if db is None else shape.k)
-    _launch(context, "conv2d_wgrad", shape, len(x), outputs, (x, dy, dw, db))
+    _launch(context, "conv2d_wgrad", shape, (x, dy, dw, db), samples=len(x), outputs=outputs)
     return dw
 
 
 def _launch(
-    context: Context, operation: str, shape: ConvShape, samples: int, outputs: int, arrays: tuple[Any, ...], *,
+    context: Context, operation: str, shape: ConvShape, arrays: tuple[Any, ...], *, samples: int, outputs: int,
     relu: bool = False,
 ) -> None:  # fmt: skip
     v, h = shape.vertical, shape.horizontal

@@ -1,8 +1,7 @@
 """
 Batch norm on hand-written kernels: moments of tiles of rows, merged in one order, then one pass over the elements.
 
-On a GPU there is one member, which is handed the whole batch: `count` is its number of positions, and
-a sum over members is what it sums anyway, so `reduce` is never called.
+On a GPU one member receives the whole batch: `count` is its number of positions, and `reduce` is never called.
 """
 
 from __future__ import annotations
@@ -51,31 +50,12 @@ def batch_norm_train(
     workspace: Any = None,
 ) -> Any:
     """
-    Normalise each channel by the batch's mean and variance, as `functional.batch_norm_train`.
+    Launch the kernels of `functional.batch_norm_train`; statistics are float32, parameters have x's type.
 
-    Args:
-        context: Where it runs.
-        x: Activations (..., c).
-        gamma: Scale (c,), of x's type.
-        beta: Shift (c,), of x's type.
-        mean: Where the batch's mean goes: (c,), float32, as are the three below.
-        inv_std: Where 1 / sqrt(variance + eps) goes.
-        running_mean: Decaying mean, updated; None for none.
-        running_var: Decaying unbiased variance, updated; None for none.
-        momentum: Weight of this batch in the running statistics.
-        eps: Added to the variance.
-        count: Positions of the whole batch, which must be those of x.
-        reduce: Not called.
-        residual: Added; of y's shape. May be `out`.
-        relu: Clamp y at zero, at last.
-        out: Where y goes; may be x. None allocates it.
-        workspace: 1-D uint8 array of `workspace.misc.batch_norm_workspace` bytes. None allocates one.
-
-    Returns:
-        y, which is `out` where that was given.
+    The workspace has `workspace.misc.batch_norm_workspace` bytes.
 
     Raises:
-        InvalidArgument: If types or counts differ or the workspace is too small.
+        InvalidArgument: If types differ, `count` is not the positions of x, or the workspace is too small.
     """
     dtype, channels = dtype_of(x), x.shape[-1]
     y = of(x).empty_like(x) if out is None else out
@@ -125,15 +105,14 @@ def batch_norm_finish(
     workspace: Any = None,
 ) -> None:
     """
-    Turn moments of tiles into the batch's statistics, whoever worked them out: a pass of its own or an epilogue.
+    Merge the moments of tiles into the batch's statistics.
 
     Args:
         context: Where it runs.
         partials: Count, mean and sum of squared deviations: float32 (tiles, 3, c), flat.
         tiles: Tiles of rows.
-        dtype: Storage of the activations, whose compiled unit is used.
-        origin: What the partials' means are distances to: (c,), of the activations' type. None where they are means.
-        mean: As in `batch_norm_train`, which the others are as well.
+        origin: What the means in `partials` are distances to: (c,), of the activations' type.
+        mean, inv_std, running_mean, running_var, momentum, eps: As in `batch_norm_train`.
         workspace: 1-D uint8 array of `workspace.misc.batch_norm_finish_workspace` bytes. None allocates one.
     """
     channels = len(mean)
@@ -166,8 +145,9 @@ def batch_norm_apply(
     context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, residual: Any = None,
     relu: bool = False, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Normalise by statistics that are known: y = gamma * (x - mean) * inv_std + beta; arguments as in training."""
-    return _apply(context, x, gamma, beta, mean, inv_std, 0.0, residual, is_variance=False, relu=relu, out=out)
+    """Normalise by given statistics: y = gamma * (x - mean) * inv_std + beta; arguments as in training."""
+    statistics = {"mean": mean, "spread": inv_std, "is_variance": False}
+    return _apply(context, x, gamma, beta, **statistics, eps=0.0, residual=residual, relu=relu, out=out)
 
 
 def batch_norm_inference(
@@ -182,28 +162,16 @@ def batch_norm_inference(
     residual: Any = None,
     relu: bool = False,
     out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> Any:
-    """Normalise each channel by the running statistics; `out` may be x, other arguments as in training."""
-    return _apply(
-        context, x, gamma, beta, running_mean, running_var, eps, residual, is_variance=True, relu=relu, out=out
-    )
+    """Launch the kernel of `functional.batch_norm_inference`."""
+    statistics = {"mean": running_mean, "spread": running_var, "is_variance": True}
+    return _apply(context, x, gamma, beta, **statistics, eps=eps, residual=residual, relu=relu, out=out)
 
 
 def _apply(
-    context: Context,
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    mean: Any,
-    spread: Any,
-    eps: float,
-    residual: Any,
-    *,
-    is_variance: bool,
-    relu: bool,
-    out: Any,
-) -> Any:
+    context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, spread: Any, is_variance: bool, eps: float,
+    residual: Any, relu: bool, out: Any,
+) -> Any:  # fmt: skip
     y = of(x).empty_like(x) if out is None else out
     channels = x.shape[-1]
     check(x.dtype, x.shape, x=x, residual=residual, out=y)
@@ -243,14 +211,7 @@ def fold_batch_norms(
     scales: Sequence[Any],
     shifts: Sequence[Any],
 ) -> None:
-    """
-    Turn batch norms into factors and terms of the products before them, as `functional.fold_batch_norms`.
-
-    A launch folds 32 norms; parameters are of the activations' type, all else float32.
-
-    Raises:
-        InvalidArgument: If types or shapes differ.
-    """
+    """Launch the kernel of `functional.fold_batch_norms` for each 32 norms; all but parameters is float32."""
     rows = list(zip(gammas, betas, biases, means, variances, scales, shifts, epsilons, strict=True))
     for *arrays, _ in rows:
         stored, wide = arrays[:3], arrays[3:]
@@ -281,27 +242,12 @@ def batch_norm_backward(
     workspace: Any = None,
 ) -> Any:
     """
-    Give the gradients by batch norm's input, scale and shift, as `functional.batch_norm_backward`.
+    Launch the kernels of `functional.batch_norm_backward`; statistics are float32, parameters have x's type.
 
-    Args:
-        context: Where it runs.
-        dy: Gradient by the output (..., c).
-        x: The forward pass's input.
-        gamma: Scale (c,), of x's type, as are the gradients.
-        mean: As the forward pass left it, float32.
-        inv_std: As the forward pass left it, float32.
-        dgamma: Where the gradient by the scale goes: (c,). Overwritten.
-        dbeta: Where the gradient by the shift goes: (c,). Overwritten.
-        count: Positions of the whole batch, which must be those of x.
-        reduce: Not called.
-        out: Where dx goes; may be dy. None allocates it.
-        workspace: 1-D uint8 array of `workspace.misc.batch_norm_backward_workspace` bytes. None allocates one.
-
-    Returns:
-        dx, which is `out` where that was given.
+    The workspace has `workspace.misc.batch_norm_backward_workspace` bytes.
 
     Raises:
-        InvalidArgument: If types or counts differ or the workspace is too small.
+        InvalidArgument: If types differ, `count` is not the positions of x, or the workspace is too small.
     """
     dtype, channels = dtype_of(x), x.shape[-1]
     dx = of(dy).empty_like(dy) if out is None else out

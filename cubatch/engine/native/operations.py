@@ -1,8 +1,9 @@
-"""The engine's operations on hand-written kernels, under the names that `functional` has them by."""
+"""The engine's operations on hand-written kernels, under their names in `functional`."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Never
@@ -29,22 +30,28 @@ _MODULES = (activations, attention, conv, layer_norm, linear, losses, norm, opti
 
 
 def written() -> dict[str, Callable[..., Any]]:
-    """Give the operations that hand-written kernels do, by name."""
+    """Return the operations that hand-written kernels do, by name."""
     return {name: getattr(module, name) for module in _MODULES for name in functional.__all__ if hasattr(module, name)}
 
 
 def operations(context: Context) -> SimpleNamespace:
     """
-    Bind every operation to where it runs; each is then called as the one of `functional` of that name.
+    Bind every operation to a context; each is then called like the function of that name in `functional`.
 
-    One that no kernel does raises UnsupportedLayer when it is called.
+    An operation that no kernel does raises UnsupportedLayer when it is called.
 
     Args:
         context: The device, the launcher and the choice of variants.
     """
     missing = {name: functools.partial(_has_no_kernel, name) for name in functional.__all__}
-    found = {name: functools.partial(function, context) for name, function in written().items()}
-    return SimpleNamespace(**missing | found)
+    bound = {name: functools.partial(_run, function, context) for name, function in written().items()}
+    return SimpleNamespace(**missing | bound)
+
+
+def _run(function: Callable[..., Any], context: Context, *args: Any, workspace: Any = None, **options: Any) -> Any:
+    if "workspace" in inspect.signature(function).parameters:
+        options["workspace"] = workspace
+    return function(context, *args, **options)
 
 
 def _has_no_kernel(name: str, *_: object, **__: object) -> Never:

@@ -1,10 +1,10 @@
 """
 Update rules over flat arrays on hand-written kernels, a whole step in one pass.
 
-Where parameters have 16 bits, the step is taken on a float32 `master` copy of them, and the state is
-float32 too: a weight plus a small step would round back to the weight.  Whether a step is skipped, and what its
-gradient is divided by, the kernels read from the state of `loss_scale`: the host never waits for it.  Learning rate
-and step they read from memory too; given as numbers, they are put there.
+For parameters of 16 bits, a step changes a float32 `master` copy, and the state is float32 too. A small step added to a
+16-bit weight would round to that weight. The kernels read from the state of `loss_scale` whether to skip a step and
+what to divide the gradient by, so the host never waits. They also read learning rate and step from memory; numbers
+are copied there.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ def sgd(
     weight_decay: float = 0.0,
     master: Any = None,
     scaling: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> None:
     """
-    Step down the gradient, as `optim.sgd`.
+    Launch the kernel of `optim.sgd`.
 
     Args:
         context: Where it runs.
         parameters: Flat array w, overwritten.
-        gradients: The gradient, of w's type; one part, since one member runs on a GPU.
-        lr: Learning rate: a number, or a float32 array of one.
+        gradients: The gradient, of w's type; one array, since one member runs on a GPU.
+        lr: Learning rate: a number, or a float32 array of one element.
         weight_decay: Coefficient of the penalty on squared weights.
-        master: float32 copy of w that the step is taken on; None where w is float32 itself.
-        scaling: State of `loss_scale`, float32 (4,); None where the loss is not scaled.
-        workspace: Not used.
+        master: float32 copy of w that the step changes; None if w is float32.
+        scaling: State of `loss_scale`, float32 (4,); None if the loss is not scaled.
 
     Raises:
         InvalidArgument: If types differ, there are several gradients, or 16-bit parameters have no master copy.
     """
-    _step(context, "sgd", parameters, gradients, (), master, scaling, [_rate(parameters, lr), weight_decay])
+    numbers = [_rate(parameters, lr), weight_decay]
+    _step(context, "sgd", parameters, gradients, state=(), master=master, scaling=scaling, numbers=numbers)
 
 
 def momentum(
@@ -65,11 +64,12 @@ def momentum(
     weight_decay: float = 0.0,
     master: Any = None,
     scaling: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> None:
-    """Step along a decaying sum of gradients, as `optim.momentum`; velocity is float32, the others as in `sgd`."""
+    """Launch the kernel of `optim.momentum`; velocity is float32, other arguments as in `sgd`."""
     numbers = [_rate(parameters, lr), factor, weight_decay]
-    _step(context, "momentum", parameters, gradients, (velocity,), master, scaling, numbers)
+    _step(
+        context, "momentum", parameters, gradients, state=(velocity,), master=master, scaling=scaling, numbers=numbers
+    )
 
 
 def adam(
@@ -86,34 +86,21 @@ def adam(
     weight_decay: float = 0.0,
     master: Any = None,
     scaling: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
 ) -> None:
-    """
-    Step by Adam, as `optim.adam`.
-
-    Mean and square are float32, step a number or an int32 array of one, the others as in `sgd`.
-    """
-    # Of a decay of 0 the kernel's 1 - b^t, which is -expm1(t log b), is 1 as it should be.
+    """Launch the kernel of `optim.adam`; mean and square are float32, step is a number or an int32 array."""
+    # For a decay of 0 the kernel's 1 - b^t = -expm1(t log b) is 1, as it must be.
     decays = [number for beta in betas for number in (beta, 1 - beta, math.log(beta) if beta else -math.inf)]
     numbers = [in_memory(parameters, step, np.int32), _rate(parameters, lr), *decays, eps, weight_decay]
-    _step(context, "adam", parameters, gradients, (mean, square), master, scaling, numbers)
+    _step(context, "adam", parameters, gradients, state=(mean, square), master=master, scaling=scaling, numbers=numbers)
 
 
 def update_loss_scale(
     context: Context, state: Any, gradients: Sequence[Any], *, interval: int = INTERVAL, workspace: Any = None
 ) -> None:
     """
-    Look for gradients that are not finite and set the scale, as `loss_scale.update_loss_scale`.
+    Launch the kernels of `loss_scale.update_loss_scale`.
 
-    Args:
-        context: Where it runs.
-        state: float32 (4,), overwritten.
-        gradients: The gradient, flat; one part, since one member runs on a GPU.
-        interval: Steps that must go well before the scale is doubled.
-        workspace: 1-D uint8 array of `workspace.misc.loss_scale_workspace` bytes. None allocates one.
-
-    Raises:
-        InvalidArgument: If types differ, there are several gradients, or the workspace is too small.
+    The workspace has `workspace.misc.loss_scale_workspace` bytes.
     """
     gradient = _whole(gradients)
     dtype = dtype_of(gradient)
@@ -142,6 +129,7 @@ def _step(
     rule: str,
     parameters: Any,
     gradients: Sequence[Any],
+    *,
     state: Sequence[Any],
     master: Any,
     scaling: Any,

@@ -1,4 +1,4 @@
-"""Pooling on hand-written kernels: a thread for each result, which gathers what belongs to it."""
+"""Pooling on hand-written kernels: a thread for each result, which gathers its inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.workspace.misc import THREADS
 from cubatch.network.layers.pooling import MOST_TAPS
-from cubatch.network.windows import Pad, Pair, pool_axes
+from cubatch.network.windows import Window, pool_axes
 
-_NO_PAD = (0, 0, 0, 0)
 # PoolShape of kernels/misc/pooling.cu.
 _SHAPE = np.dtype(
     [
@@ -30,120 +29,71 @@ _SHAPE = np.dtype(
 
 
 def max_pool2d(
-    context: Context,
-    x: Any,
-    *,
-    r: int,
-    s: int,
-    stride: Pair | None = None,
-    pad: Pad = _NO_PAD,
-    ceil_mode: bool = False,
-    relu: bool = False,
-    out: Any = None,
-    argmax: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
+    context: Context, x: Any, window: Window, *, relu: bool = False, out: Any = None, argmax: Any = None
 ) -> Any:
-    """
-    Take the largest value of each window; arguments and result are those of `functional.max_pool2d`.
-
-    Raises:
-        InvalidArgument: If nothing would come out, the window has too many taps, or types differ.
-    """
-    if r * s > MOST_TAPS:
-        raise InvalidArgument("r * s", r * s, f"at most {MOST_TAPS}", "The winning tap is kept in one byte.")
-    axes = pool_axes(x.shape[1:3], (r, s), stride or (r, s), pad, ceil_mode=ceil_mode)
+    """Launch the kernel of `functional.max_pool2d`."""
+    taps = window.r * window.s
+    if taps > MOST_TAPS:
+        raise InvalidArgument("r * s", taps, f"at most {MOST_TAPS}", "The winning tap is kept in one byte.")
+    axes = pool_axes(x.shape[1:3], window)
     y = _output(x, axes, out)
     check(np.uint8, y.shape, argmax=argmax)
     vector = _vector(context, x, y, argmax)
-    first_wins = not (relu or any(axis.reaches_out for axis in axes))  # it has nobody to beat, be it a NaN
+    first_wins = not (relu or any(axis.reaches_out for axis in axes))  # it has no competitor, even if it is a NaN
     context.launch(
         variant.find("max_pool2d", dtype_of(x)),
         _grid(y.shape, vector),
-        [x, y, argmax, _shape(x.shape, axes, pad), np.int32(first_wins), np.int32(relu), np.int32(vector)],
+        [x, y, argmax, _shape(x.shape, axes, window), np.int32(first_wins), np.int32(relu), np.int32(vector)],
     )
     return y
 
 
 def max_pool2d_backward(
-    context: Context,
-    dy: Any,
-    argmax: Any,
-    *,
-    x_shape: tuple[int, int, int, int],
-    r: int,
-    s: int,
-    stride: Pair | None = None,
-    pad: Pad = _NO_PAD,
-    ceil_mode: bool = False,
-    out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
+    context: Context, dy: Any, argmax: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None
 ) -> Any:
-    """Give each window's gradient to the input that won it; as `functional.max_pool2d_backward`."""
-    axes = pool_axes(x_shape[1:3], (r, s), stride or (r, s), pad, ceil_mode=ceil_mode)
+    """Launch the kernel of `functional.max_pool2d_backward`."""
+    axes = pool_axes(x_shape[1:3], window)
     dx = _gradient(dy, x_shape, axes, out)
     check(np.uint8, dy.shape, argmax=argmax)
     vector = _vector(context, dy, dx, argmax)
     context.launch(
         variant.find("max_pool2d_backward", dtype_of(dy)),
         _grid(x_shape, vector),
-        [dy, argmax, dx, _shape(x_shape, axes, pad), np.int32(vector)],
+        [dy, argmax, dx, _shape(x_shape, axes, window), np.int32(vector)],
     )
     return dx
 
 
-def avg_pool2d(
-    context: Context,
-    x: Any,
-    *,
-    r: int,
-    s: int,
-    stride: Pair | None = None,
-    pad: Pad = _NO_PAD,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
-) -> Any:
-    """Take the mean of each window; arguments and result are those of `functional.avg_pool2d`."""
-    axes = pool_axes(x.shape[1:3], (r, s), stride or (r, s), pad, ceil_mode=ceil_mode)
+def avg_pool2d(context: Context, x: Any, window: Window, *, out: Any = None) -> Any:
+    """Launch the kernel of `functional.avg_pool2d`."""
+    axes = pool_axes(x.shape[1:3], window)
     y = _output(x, axes, out)
     vector = _vector(context, x, y)
     context.launch(
         variant.find("avg_pool2d", dtype_of(x)),
         _grid(y.shape, vector),
-        [x, y, _shape(x.shape, axes, pad, count_include_pad=count_include_pad), np.int32(vector)],
+        [x, y, _shape(x.shape, axes, window), np.int32(vector)],
     )
     return y
 
 
 def avg_pool2d_backward(
-    context: Context,
-    dy: Any,
-    *,
-    x_shape: tuple[int, int, int, int],
-    r: int,
-    s: int,
-    stride: Pair | None = None,
-    pad: Pad = _NO_PAD,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    out: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
+    context: Context, dy: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None
 ) -> Any:
-    """Spread each window's gradient evenly over the inputs it averaged; as `functional.avg_pool2d_backward`."""
-    axes = pool_axes(x_shape[1:3], (r, s), stride or (r, s), pad, ceil_mode=ceil_mode)
+    """Launch the kernel of `functional.avg_pool2d_backward`."""
+    axes = pool_axes(x_shape[1:3], window)
     dx = _gradient(dy, x_shape, axes, out)
     vector = _vector(context, dy, dx)
     context.launch(
         variant.find("avg_pool2d_backward", dtype_of(dy)),
         _grid(x_shape, vector),
-        [dy, dx, _shape(x_shape, axes, pad, count_include_pad=count_include_pad), np.int32(vector)],
+        [dy, dx, _shape(x_shape, axes, window), np.int32(vector)],
     )
     return dx
 
 
 def global_avg_pool(context: Context, x: Any, *, out: Any = None) -> Any:
-    """Take the mean of each sample's channels over all its pixels: (n, h, w, c) to (n, c)."""
+    """Launch the kernel of `functional.global_avg_pool`."""
     n, h, w, c = x.shape
     y = of(x).empty((n, c), dtype=x.dtype) if out is None else out
     check(x.dtype, x.shape, x=x)
@@ -155,7 +105,7 @@ def global_avg_pool(context: Context, x: Any, *, out: Any = None) -> Any:
 
 
 def global_avg_pool_backward(context: Context, dy: Any, *, x_shape: tuple[int, int, int, int], out: Any = None) -> Any:
-    """Spread each channel's gradient (n, c) evenly over its pixels; `out` is (n, h, w, c)."""
+    """Launch the kernel of `functional.global_avg_pool_backward`."""
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
     check(dy.dtype, (x_shape[0], x_shape[3]), dy=dy)
     check(dy.dtype, x_shape, out=dx)
@@ -194,15 +144,15 @@ def _vector(context: Context, first: Any, second: Any, argmax: Any = None) -> in
 
 
 def _grid(shape: tuple[int, ...], vector: int) -> Grid:
-    """Give each image blocks of its own, a thread for each of its vectors."""
+    """Return a grid with whole blocks for each image, and a thread for each of its vectors."""
     n, rows, columns, channels = shape
     return (n * -(-rows * columns * (channels // vector) // THREADS), 1, 1)
 
 
-def _shape(x_shape: tuple[int, ...], axes: Any, pad: Pad, *, count_include_pad: bool = False) -> Any:
+def _shape(x_shape: tuple[int, ...], axes: Any, window: Window) -> Any:
     _, h, w, c = x_shape
     v, u = axes
-    top, bottom, left, right = pad
-    counted = (-top, h + bottom, -left, w + right) if count_include_pad else (0, h, 0, w)
+    top, bottom, left, right = window.pad
+    counted = (-top, h + bottom, -left, w + right) if window.count_include_pad else (0, h, 0, w)
     values = (h, w, c, v.out, u.out, v.taps, u.taps, v.stride, u.stride, top, left, *counted)
     return np.array([values], dtype=_SHAPE)[0]

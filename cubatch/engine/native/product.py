@@ -1,8 +1,8 @@
 """
-One launch of a tiled kernel: a matrix product or a convolution as one, with everything fused into its end.
+One launch of a tiled kernel: a matrix product or a convolution as one, with everything fused into its epilogue.
 
-`conv`, `linear` and `gemm` say what the operands are; this module chooses the variant, cuts the grid,
-splits gemm_k and adds up its slices.
+`conv`, `linear` and `gemm` prepare the operands. This module chooses the variant, cuts the grid, splits gemm_k and adds
+up its slices.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from cubatch.engine.native import hopper, winograd
 from cubatch.engine.native.activations import activation_code
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
 from cubatch.engine.native.context import Context
+from cubatch.engine.native.layout import transpose
 from cubatch.errors import DeviceFailed, InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.cost_model import tiles
@@ -38,8 +39,8 @@ _MANY_SLICES = 32  # from which on the warps of such a block share them
 _REDUCED_OF_MANY = 128
 _FORWARD = ("conv2d_fprop", "gemm_nt")
 _OF_INPUT = ("conv2d_dgrad", "gemm_nn")
-# Which passes have what in their epilogue: kernels/common/epilogue.cuh.
-_MEANT_FOR = {
+# The passes whose epilogue has a term: kernels/common/epilogue.cuh.
+_TAKEN_BY = {
     "bias": _FORWARD, "scale": _FORWARD, "shift": _FORWARD, "activation": _FORWARD, "statistics": _FORWARD,
     "mask": _OF_INPUT,
 }  # fmt: skip
@@ -56,20 +57,20 @@ _WIDEST = 1 << 30  # pixels of a row of an image: positions further on are count
 @attrs.frozen(kw_only=True, eq=False)
 class Fused:
     """
-    What else happens to a product before it is stored; None leaves a step out.
+    Further terms of a product, applied before it is stored; None leaves a term out.
 
     y = activation(scale * product + shift + bias + residual), and zero where mask is not positive.
 
-    A pass takes what its layer can ask for: forward (fprop, nt) all but the mask, the gradient of an input (dgrad, nn)
-    residual and mask, the gradient of a filter (wgrad, tn) the residual.
+    A forward pass (fprop, nt) takes all terms but the mask. The gradient of an input (dgrad, nn) takes residual and
+    mask, the gradient of a filter (wgrad, tn) the residual.
 
     Attributes:
-        scale, shift: float32 (columns,), both or none: a batch norm folded for inference.
-        residual: Added; of the output's shape and type. May be the output itself.
+        scale, shift: float32 (columns,), both or none: a folded batch norm.
+        residual: Added; of the output's shape and type. May be the output.
         activation: "none", "relu", ...
         mask: Saved output of a ReLU, of the output's shape: its gradient passes where that was positive.
-        statistics: float32 (row tiles, 3, columns): count, mean and sum of squared deviations of product + bias for
-            each tile of rows, as `batch_norm_finish` takes them; see `statistics_tiles`.
+        statistics: Receives count, mean and sum of squared deviations of product + bias for each tile of rows.
+            float32 (`statistics_tiles`, 3, columns), as `batch_norm_finish` takes them.
     """
 
     scale: Any = None
@@ -84,18 +85,18 @@ PLAIN = Fused()
 
 
 def statistics_tiles(context: Context, problem: Problem) -> int:
-    """Count the tiles of rows whose statistics a product leaves: the first extent of `Fused.statistics`."""
+    """Return the number of tiles of rows in `Fused.statistics`."""
     return tiles(problem, _with_statistics(context, problem)[0])[0]
 
 
 def product_dtype(context: Context, array: Any) -> str:
-    """Name how an array is multiplied: as it is stored, or float32 as tf32 where the context lets it."""
+    """Return the dtype in which an array is multiplied: its own, or tf32 for float32 if the context allows it."""
     dtype = dtype_of(array)
     return "tf32" if context.tf32 and dtype == "float32" else dtype
 
 
 def vector_of(context: Context, extents: tuple[int, ...], *operands: Any) -> int:
-    """Choose how many elements the kernels load at once: as many as extents and addresses allow of `vectors`."""
+    """Return how many elements the kernels load at once: as many as extents and addresses allow of `vectors`."""
     return next(
         vector
         for vector in vectors(dtype_of(operands[0]))
@@ -106,10 +107,10 @@ def vector_of(context: Context, extents: tuple[int, ...], *operands: Any) -> int
 
 def divisor(number: int) -> tuple[int, int, int]:
     """
-    Give the multiplier and shift that divide by a number: see divide() in kernels/common/conv_geometry.cuh.
+    Return the number, and the multiplier and shift that divide by it: see divide() in kernels/common/conv_geometry.cuh.
 
     Args:
-        number: From 1 to 2^31 - 1; for 1 the kernels take a short cut.
+        number: From 1 to 2^31 - 1; the kernels treat 1 separately.
 
     Example:
         >>> number, multiplier, shift = divisor(7)
@@ -148,7 +149,7 @@ def geometry(shape: ConvShape, rows: tuple[int, int], short_rows: tuple[int, int
 
 def _as_convolution(problem: Problem) -> tuple[Any, int]:
     """
-    Describe a product as a 1x1 convolution, and count its images.
+    Return a product as the geometry of a 1x1 convolution, and its number of images.
 
     Rows are images of one pixel (nt; nn, the gradient of an input), or pixels of wide images (tn).
     """
@@ -164,41 +165,40 @@ def _as_convolution(problem: Problem) -> tuple[Any, int]:
 
 
 def launch(
-    context: Context, problem: Problem, a: Any, b: Any, bias: Any, out: Any, *,
+    context: Context, problem: Problem, a: Any, b: Any, out: Any, *, bias: Any = None,
     rows: int, columns: int, fused: Fused = PLAIN, conv: Any = _NO_CONV, batch: int = 0, workspace: Any = None,
 ) -> None:  # fmt: skip
     """
     Compute a product into `out`.
 
     Args:
-        context: Where it runs, and which variant.
+        context: Where it runs.
         problem: Extents.
-        a: Left operand.
-        b: Right operand.
+        a, b: Left and right operand.
+        out: Receives the result.
         bias: (columns,), or None.
-        out: Where the result goes.
         rows: Rows of the whole output.
         columns: Columns of the whole output, all groups.
-        fused: What else happens to it.
+        fused: Further terms.
         conv: Of a convolution, its `geometry`.
         batch: Of a convolution, its samples.
-        workspace: 1-D uint8 array of `products.product_workspace` bytes; None allocates one where it is needed.
+        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes; None allocates one if needed.
 
     Raises:
-        InvalidArgument: If arrays do not go together, the pass does not end with what is fused to it, the grid has too
-            many blocks, or the workspace is too small.
+        InvalidArgument: If arrays do not fit, the pass does not take a term, there are too many blocks, or the
+            workspace is too small.
     """
-    _check(problem.operation, out, rows, columns, bias, fused)
+    _check(problem.operation, out, bias, fused, rows=rows, columns=columns)
 
     def run(chosen: SplitKernel) -> None:
         _launch(
-            context, chosen, problem, a, b, bias, out,
+            context, chosen, problem, a, b, out=out, bias=bias,
             rows=rows, columns=columns, fused=fused, conv=conv, batch=batch, workspace=workspace,
         )  # fmt: skip
 
     if fused.statistics is not None:
         run(SplitKernel(_of_height(context, problem, fused.statistics)))  # whole sums in the block that owns them
-    else:  # what is read from the output's own memory would be lost to the first trial, where it matters
+    else:  # a trial would overwrite operands in the output's memory
         in_place = any(context.address(array) == context.address(out) for array in (fused.residual, fused.mask))
         _run_what_is_taken(context, problem, run, try_out=backend.is_preparing() or not in_place)
 
@@ -206,7 +206,7 @@ def launch(
 def _run_what_is_taken(
     context: Context, problem: Problem, run: Callable[[SplitKernel], None], *, try_out: bool
 ) -> None:
-    """Run the variant that is chosen, or where the driver refuses it one of another family, from then on."""
+    """Run the chosen variant; if the driver refuses it, one of another family, also from then on."""
     chosen = context.choose(problem, run if try_out else None)
     try:
         run(chosen)
@@ -220,20 +220,20 @@ def _run_what_is_taken(
 
 
 def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
-    """Choose a variant that computes statistics, and whose tiles of rows are those that they were made for."""
+    """Return a variant that computes statistics for as many tiles of rows as their array has."""
     candidates = _with_statistics(context, problem)
-    fits = (one for one in candidates if one.family != "hopper" and tiles(problem, one)[0] == len(statistics))
+    fits = (each for each in candidates if each.family != "hopper" and tiles(problem, each)[0] == len(statistics))
     return next(fits, candidates[0])
 
 
 def _with_statistics(context: Context, problem: Problem) -> list[Kernel]:
-    """List the variants whose blocks own rows of the output, the chosen one first."""
+    """Return the variants whose blocks own rows of the output, the chosen one first."""
     candidates = (context.choose(problem).kernel, *ranked(problem, context.device))
-    return [one for one in candidates if one.winograd is None]
+    return [each for each in candidates if each.winograd is None]
 
 
 def _launch(
-    context: Context, split: SplitKernel, problem: Problem, a: Any, b: Any, bias: Any, out: Any, *,
+    context: Context, split: SplitKernel, problem: Problem, a: Any, b: Any, *, out: Any, bias: Any,
     rows: int, columns: int, fused: Fused, conv: Any, batch: int, workspace: Any,
 ) -> None:  # fmt: skip
     """Launch one variant, and the sum of its slices."""
@@ -246,7 +246,7 @@ def _launch(
         check(np.float32, (tiles_m, 3, columns), statistics=fused.statistics)
     transposed = transposed_bytes(problem, chosen) // 4
     summed = count * rows * columns if count > 1 else 0
-    if transposed or summed:  # a variant that was forced may take more than those that are planned for
+    if transposed or summed:  # a forced variant may need more than the plan has
         needed = max(product_workspace(problem, context.device), 4 * (transposed + summed))
         workspace = take_workspace(workspace, out, needed)
     partials = floats(workspace, summed, start=transposed) if summed else None
@@ -263,7 +263,7 @@ def _launch(
         (out, bias, fused.scale, fused.shift, fused.residual, fused.mask),
     )
     if chosen.winograd is not None:
-        winograd.launch(context, chosen, problem, a, b, ends, output, conv=conv, workspace=workspace)
+        winograd.launch(context, chosen, problem, a, b, ends=ends, output=output, conv=conv, workspace=workspace)
         return
     if chosen.entry != chosen.operation:
         if not can_run(problem, chosen):
@@ -272,8 +272,12 @@ def _launch(
     extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
     product = np.array(extents, dtype=PRODUCT)[()]
     if chosen.family == "hopper":
-        b = hopper.transpose(context, b, out=floats(workspace, b.size)) if transposed else b
-        hopper.launch(context, chosen, problem, a, b, ends, partials, output, conv=conv, batch=batch)
+        if transposed:  # along gemm_k, the first axis of B: a filter (k, r, s, c) becomes (r, s, c, k)
+            turned = floats(workspace, b.size).reshape(-1, len(b))
+            b = transpose(context, b.reshape(len(b), -1), out=turned).reshape(-1)
+        hopper.launch(
+            context, chosen, problem, a, b, ends=ends, partials=partials, output=output, conv=conv, batch=batch
+        )
     else:
         grid = (grid_x, 1, problem.groups * count)
         context.launch(chosen, grid, (a, b, *ends, fused.statistics, partials, product, output, conv))
@@ -283,9 +287,9 @@ def _launch(
         context.launch(reduce, (-(-rows * columns // owned), 1, 1), (*ends, partials, output))
 
 
-def _check(operation: str, out: Any, rows: int, columns: int, bias: Any, fused: Fused) -> None:
+def _check(operation: str, out: Any, bias: Any, fused: Fused, *, rows: int, columns: int) -> None:
     given = {"bias": bias, "activation": None if fused.activation == "none" else fused.activation}
-    for name, operations in _MEANT_FOR.items():
+    for name, operations in _TAKEN_BY.items():
         value = given[name] if name in given else getattr(fused, name)
         if value is not None and operation not in operations:
             raise InvalidArgument(name, f"given to {operation}", "given to " + " or ".join(operations) + " alone")

@@ -30,12 +30,9 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
 
     Args:
         context: Where it runs.
-        x: Array (..., c), C-contiguous.
-        out: Where the sums go: (c,), of x's type. None allocates it.
+        x: Array (..., c).
+        out: Receives the sums (c,), of x's type. None allocates it.
         workspace: 1-D uint8 array of `workspace.misc.column_sums_workspace` bytes. None allocates one.
-
-    Returns:
-        The sums, which are `out` where that was given.
 
     Raises:
         InvalidArgument: If types differ or the workspace is too small.

@@ -15,7 +15,7 @@ from cubatch.kernels.workspace.misc import layer_scale_backward_workspace, walke
 
 
 def scale(context: Context, x: Any, s: Any, *, out: Any = None) -> Any:
-    """Multiply each channel of each sample by its factor; arguments and result are those of `functional.scale`."""
+    """Launch the kernel of `functional.scale`."""
     y = of(x).empty_like(x) if out is None else out
     check(x.dtype, x.shape, x=x, out=y)
     check(x.dtype, (x.shape[0], 1, 1, x.shape[3]), s=s)
@@ -25,17 +25,8 @@ def scale(context: Context, x: Any, s: Any, *, out: Any = None) -> Any:
     return y
 
 
-def scale_backward(
-    context: Context,
-    dy: Any,
-    x: Any,
-    s: Any,
-    *,
-    dx: Any = None,
-    ds: Any = None,
-    workspace: Any = None,  # noqa: ARG001 - none is needed
-) -> None:
-    """Give the gradients by what is scaled and by the factors; arguments are those of `functional.scale_backward`."""
+def scale_backward(context: Context, dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None) -> None:
+    """Launch the kernel of `functional.scale_backward`."""
     check(dy.dtype, dy.shape, dy=dy, x=x, dx=dx)
     check(dy.dtype, (dy.shape[0], 1, 1, dy.shape[3]), s=s, ds=ds)
     written = () if dx is None else (dx,)
@@ -46,42 +37,38 @@ def scale_backward(
 
 
 def layer_scale(context: Context, x: Any, gamma: Any, *, out: Any = None) -> Any:
-    """Multiply each channel by its factor, the same for all samples; as `functional.layer_scale`."""
+    """Launch the kernel of `functional.layer_scale`."""
     y, channels = of(x).empty_like(x) if out is None else out, x.shape[-1]
     check(x.dtype, (channels,), gamma=gamma)
-    one = (1, x.size // channels, 1, channels)  # all positions as those of one sample
-    scale(context, x.reshape(one), gamma.reshape(1, 1, 1, channels), out=y.reshape(one))
+    sample = (1, x.size // channels, 1, channels)  # all positions as those of one sample
+    scale(context, x.reshape(sample), gamma.reshape(1, 1, 1, channels), out=y.reshape(sample))
     return y
 
 
 def layer_scale_backward(
     context: Context, dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any = None, workspace: Any = None
 ) -> None:
-    """
-    Give the gradients by what is scaled and by the factors; as `functional.layer_scale_backward`.
-
-    The workspace is of `workspace.misc.layer_scale_backward_workspace` bytes.
-    """
+    """Launch the kernels of `functional.layer_scale_backward`, with `layer_scale_backward_workspace` bytes."""
     channels = x.shape[-1]
     check(x.dtype, x.shape, dy=dy, x=x, out=out)
     check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma)
     need = layer_scale_backward_workspace(x.size // channels, channels, dtype_of(x), context.device)
     workspace = take_workspace(workspace, x, need)
     unused = view(workspace, (channels,), x.dtype, offset=need - 4 * channels)  # the sums of dy alone
-    parameter_sums(context, dy, x, None, dgamma, unused, workspace)
+    parameter_sums(context, dy, x, statistics=None, dgamma=dgamma, dbeta=unused, workspace=workspace)
     if out is not None:
         layer_scale(context, dy, gamma, out=out)
 
 
 def sample_sums_grid(context: Context, shape: tuple[int, ...], vector: int, itemsize: int) -> tuple[Grid, list[object]]:
-    """Give each sample's channels to blocks that sum all its pixels: the grid, and channels, lanes and vector."""
+    """Return a grid with blocks that sum all pixels of a sample, and channels, lanes and vector."""
     n, h, w, c = shape
     tiles = walked_tiles(h * w, c, vector, itemsize, context.device)
     return (n, tiles.blocks, 1), [np.int32(c), np.int32(tiles.lanes), np.int32(vector)]
 
 
 def sample_walk_grid(context: Context, shape: tuple[int, ...], vector: int, itemsize: int) -> tuple[Grid, list[object]]:
-    """Cut each sample's pixels into tiles: the grid, and rows of a tile, channels, lanes and vector."""
+    """Cut each sample's pixels into tiles: return the grid, and rows of a tile, channels, lanes and vector."""
     n, h, w, c = shape
     tiles = walked_tiles(h * w, c, vector, itemsize, context.device, samples=n)
     grid = (n * tiles.tiles, tiles.blocks, 1)

@@ -16,12 +16,7 @@ from cubatch.kernels.workspace.misc import walked_tiles
 
 
 def tokens(context: Context, x: Any, token: Any, position: Any, *, out: Any = None) -> Any:
-    """
-    Put a class token before the pixels of each sample, and add a position to each; as `functional.tokens`.
-
-    Raises:
-        InvalidArgument: If types or shapes differ.
-    """
+    """Launch the kernel of `functional.tokens`."""
     n, (count, c) = len(x), position.shape
     y = of(x).empty((n, count, 1, c), dtype=x.dtype) if out is None else out
     check(x.dtype, (n, (count - 1) * c), x=x.reshape(n, -1))
@@ -42,38 +37,31 @@ def tokens(context: Context, x: Any, token: Any, position: Any, *, out: Any = No
 def tokens_backward(
     context: Context, dy: Any, *, dtoken: Any, dposition: Any, out: Any = None, workspace: Any = None
 ) -> None:
-    """
-    Give the gradients by the pixels, the class token and the positions; as `functional.tokens_backward`.
-
-    The workspace is of `workspace.misc.column_sums_workspace` bytes for n rows.
-
-    Raises:
-        InvalidArgument: If types or shapes differ or the workspace is too small.
-    """
+    """Launch the kernels of `functional.tokens_backward`, with `column_sums_workspace` bytes for n rows."""
     n, (count, c) = len(dy), dposition.shape
     errors = dy.reshape(n, -1)
     check(dy.dtype, (n, count * c), dy=errors)
     check(dy.dtype, (c,), dtoken=dtoken)
     column_sums(context, errors, out=dposition.reshape(-1), workspace=workspace)
-    copy_columns(context, dposition.reshape(1, -1), dtoken.reshape(1, -1), 0, 0, c)
+    copy_columns(context, dposition.reshape(1, -1), dtoken.reshape(1, -1), width=c)
     if out is not None:
         pixels = out.reshape(n, -1)
         check(dy.dtype, (n, (count - 1) * c), out=pixels)
-        copy_columns(context, errors, pixels, c, 0, (count - 1) * c)
+        copy_columns(context, errors, pixels, begin=c, width=(count - 1) * c)
 
 
 def class_token(context: Context, x: Any, *, out: Any = None) -> Any:
-    """Read the first position of each sample; as `functional.class_token`."""
+    """Launch the kernel of `functional.class_token`."""
     n, *_, c = x.shape
     y = of(x).empty((n, 1, 1, c), dtype=x.dtype) if out is None else out
     check(x.dtype, x.shape, x=x)
     check(x.dtype, (n, c), out=y.reshape(n, -1))
-    copy_columns(context, x.reshape(n, -1), y.reshape(n, -1), 0, 0, c)
+    copy_columns(context, x.reshape(n, -1), y.reshape(n, -1), width=c)
     return y
 
 
 def class_token_backward(context: Context, dy: Any, *, x_shape: tuple[int, ...], out: Any = None) -> Any:
-    """Give the gradient to the first position of each sample, and zero to the others."""
+    """Launch the kernel of `functional.class_token_backward`."""
     n, *_, c = x_shape
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
     check(dy.dtype, (n, c), dy=dy.reshape(n, -1))

@@ -1,8 +1,8 @@
 """
-Launches of kernels/winograd: filter and source transformed, products side by side, results transformed back.
+Launches of kernels/winograd: filter and source transformed, products next to each other, results transformed back.
 
-`product` chooses the variant and hands the launch on; `kernels.winograd.cut` has said that it may, and into which parts
-a batch falls whose tiles do not fit the scratch memory at once.
+`product` chooses the variant and calls `launch`. `kernels.winograd.cut` decides whether it takes a problem, and cuts a
+batch into parts whose tiles fit the scratch memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOTHING = (None,) * 7  # bias, scale, shift, residual, mask, statistics, partia
 
 
 def launch(
-    context: Context, chosen: Kernel, problem: Problem, a: Any, b: Any, ends: tuple[Any, ...], output: Any, *,
+    context: Context, chosen: Kernel, problem: Problem, a: Any, b: Any, *, ends: tuple[Any, ...], output: Any,
     conv: Any, workspace: Any,
 ) -> None:  # fmt: skip
     """
@@ -36,7 +36,7 @@ def launch(
         context: Where it runs.
         chosen: The variant.
         problem: Extents.
-        a: What is convolved: x, or the output's gradient.
+        a: The convolved array: x, or the output's gradient.
         b: The filter.
         ends: out, bias, scale, shift, residual, mask.
         output: A record `structs.OUTPUT`.

@@ -11,7 +11,7 @@ from attrs import field
 from cubatch.errors import InvalidSpec
 from cubatch.network.extents import PAIR, QUAD, Extents, at_least, check_flag, pair, quad, whole
 from cubatch.network.layer import Layer, plain
-from cubatch.network.windows import Axis, check_window, pool_axes
+from cubatch.network.windows import Axis, Window, check_window, pool_axes
 
 
 @attrs.frozen(kw_only=True)
@@ -35,15 +35,20 @@ class _Pool(Layer):
             raise InvalidSpec("pad", plain(self.pad), f"smaller than the window ({self.r} x {self.s})")
 
     @property
-    def window(self) -> tuple[Axis, Axis]:
+    def window(self) -> Window:
+        """The window by itself."""
+        return Window(self.r, self.s, self.stride, self.pad, self.ceil)
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
         """Geometry of the window over the input: vertical and horizontal."""
         h, w, _ = self.input_shape
-        return pool_axes((h, w), (self.r, self.s), self.stride, self.pad, ceil_mode=self.ceil)
+        return pool_axes((h, w), self.window)
 
     @property
     def output_shape(self) -> Extents:
         """(p, q, c)."""
-        vertical, horizontal = self.window
+        vertical, horizontal = self.axes
         return vertical.out, horizontal.out, self.input_shape[2]
 
 
@@ -91,6 +96,11 @@ class AvgPool2d(_Pool):
 
     type: ClassVar[str] = "avg_pool2d"
     count_pad: bool = field(default=True, validator=check_flag)
+
+    @property
+    def window(self) -> Window:
+        """The window by itself."""
+        return super().window._replace(count_include_pad=self.count_pad)
 
 
 @attrs.frozen(kw_only=True)

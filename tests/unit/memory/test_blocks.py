@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from cubatch.memory import blocks as scratch_blocks
 from cubatch.memory import conv_blocks
-from cubatch.network.windows import conv_shape, pool_axes
+from cubatch.network.windows import Window, conv_shape, pool_axes
 
 SHAPE = conv_shape((14, 15, 32), (64, 3, 3, 32), (1, 1), (1, 1, 1, 1), (1, 1), 1)
 STRIDED = conv_shape((14, 15, 32), (64, 3, 3, 16), (2, 2), (1, 1, 1, 1), (1, 1), 2)
 DEPTHWISE = conv_shape((14, 15, 32), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 32)
-VERTICAL, HORIZONTAL = pool_axes((14, 15), (3, 3), (2, 2), (1, 1, 1, 1))
+VERTICAL, HORIZONTAL = pool_axes((14, 15), Window(3, 3, (2, 2), (1, 1, 1, 1)))
 NEEDS = [
     *conv_blocks.conv2d_forward(SHAPE, 4),
     *conv_blocks.conv2d_wgrad(STRIDED, 4),

@@ -111,8 +111,8 @@ def test_a_kind_that_is_written_has_the_operations_that_its_facts_leave_to_it():
     """No forward operation where the output is the input's memory, no backward one where gradients are passed on."""
     for kind, ops in engine.TABLE.items():
         if ops is not engine.NOT_WRITTEN:
-            assert (ops.forward is None) == kind.aliases_input, kind
-            assert (ops.backward is None) == (kind.aliases_input or kind.passes_gradient), kind
+            assert (not ops.forward) == kind.aliases_input, kind
+            assert (not ops.backward) == (kind.aliases_input or kind.passes_gradient), kind
 
 
 @pytest.mark.parametrize("kind", [kind for kind, ops in engine.TABLE.items() if ops is engine.NOT_WRITTEN])
