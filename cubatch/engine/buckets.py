@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from cubatch.engine.weights import places
+from cubatch.engine.flat_parameters import places
 from cubatch.memory.schedule_records import Schedule
 
 

@@ -178,19 +178,21 @@ def download_mnist(folder: Path | str) -> None:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        missing = []
-        for name, expected in _MNIST_SHA256.items():
-            present = [path for path in (folder / name.removesuffix(".gz"), folder / name) if path.exists()]
-            for path in present:
-                if _digest(path) != expected:
-                    remedy = "Name another folder, or delete the file if it is damaged."
-                    raise InvalidData(str(path), "is not MNIST's, and is not replaced", remedy)
-            if not present:
-                missing.append(name)
+        missing = [name for name in _MNIST_SHA256 if not _is_there(folder, name)]
         for name in missing:
             _fetch(name, folder)
     except OSError as error:
         raise InvalidData(str(folder), f"cannot be written: {error}", "Name another folder.") from error
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    """Return whether a folder has one of MNIST's files; another file of that name is rejected."""
+    present = [path for path in (folder / name.removesuffix(".gz"), folder / name) if path.exists()]
+    for path in present:
+        if _digest(path) != _MNIST_SHA256[name]:
+            remedy = "Name another folder, or delete the file if it is damaged."
+            raise InvalidData(str(path), "is not MNIST's, and is not replaced", remedy)
+    return bool(present)
 
 
 def _fetch(name: str, folder: Path) -> None:

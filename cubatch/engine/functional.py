@@ -13,14 +13,13 @@ A function works in the calling thread, on the samples that it receives: members
 `backend.prepare()` binds a call to its arrays for fast repetition.
 """
 
-from cubatch.engine.activations import activation, activation_backward, relu, relu_backward
-from cubatch.engine.attention import attention, attention_backward
+from cubatch.engine.activation_functions import activation, activation_backward, relu, relu_backward
+from cubatch.engine.batch_norm import batch_norm_backward, batch_norm_inference, batch_norm_train, fold_batch_norms
 from cubatch.engine.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from cubatch.engine.layer_norm import layer_norm, layer_norm_backward
 from cubatch.engine.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.engine.loss_scale import update_loss_scale
 from cubatch.engine.losses import softmax, softmax_backward, softmax_cross_entropy
-from cubatch.engine.norm import batch_norm_backward, batch_norm_inference, batch_norm_train, fold_batch_norms
 from cubatch.engine.optim import adam, momentum, sgd
 from cubatch.engine.pointwise import (
     add,
@@ -31,7 +30,10 @@ from cubatch.engine.pointwise import (
     slice_channels,
     slice_channels_backward,
 )
-from cubatch.engine.pooling import (
+from cubatch.engine.scaling import layer_scale, layer_scale_backward, scale, scale_backward
+from cubatch.engine.self_attention import attention, attention_backward
+from cubatch.engine.tokens import class_token, class_token_backward, tokens, tokens_backward
+from cubatch.engine.window_pooling import (
     avg_pool2d,
     avg_pool2d_backward,
     global_avg_pool,
@@ -39,8 +41,6 @@ from cubatch.engine.pooling import (
     max_pool2d,
     max_pool2d_backward,
 )
-from cubatch.engine.scaling import layer_scale, layer_scale_backward, scale, scale_backward
-from cubatch.engine.tokens import class_token, class_token_backward, tokens, tokens_backward
 
 __all__ = [
     "activation",

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.engine import backend, loss_scale, storage, weights
-from cubatch.engine.weights import Stepper
+from cubatch.engine import backend, flat_parameters, loss_scale, storage
+from cubatch.engine.flat_parameters import Stepper
 from cubatch.errors import InvalidArgument
 from cubatch.network.graph import Network
 
@@ -41,7 +41,7 @@ class Learned:
         Writing to them changes the model. In training with 16 bits, the next step overwrites them with the master
         weights.
         """
-        return weights.views(self.network, self._flat)
+        return flat_parameters.views(self.network, self._flat)
 
     @property
     def states(self) -> dict[str, dict[str, Any]]:
@@ -65,7 +65,7 @@ class Learned:
     def trained(self) -> Network:
         """Return the network with its current weights in float32: the master weights, if there are any."""
         master = None if self._stepper is None else self._stepper.master
-        parameters = self.parameters if master is None else weights.views(self.network, master)
+        parameters = self.parameters if master is None else flat_parameters.views(self.network, master)
         learned: dict[str, dict[str, Any]] = {}
         for arrays in (parameters, self._states):
             for layer, by_name in arrays.items():
@@ -120,7 +120,7 @@ class Learned:
             state = {f"optimizer{number}": array for number, array in enumerate(self._stepper.state)}
             flats |= state | ({} if self._stepper.master is None else {"master": self._stepper.master})
             named = {} if self._scaling is None else {"loss_scale": self._scaling}
-        by_layer = {part: weights.views(self.network, flat) for part, flat in flats.items()}
+        by_layer = {part: flat_parameters.views(self.network, flat) for part, flat in flats.items()}
         for part, arrays in (by_layer | {"statistics": self._states}).items():
             for layer, by_name in arrays.items():
                 named |= {f"{part}.{layer}.{name}": array for name, array in by_name.items()}

@@ -25,8 +25,9 @@ from typing import Any, Self
 import attrs
 import numpy as np
 
-from cubatch.engine import backend, batch, functional, layers, storage, weights
+from cubatch.engine import backend, batch, flat_parameters, functional, layers, storage
 from cubatch.engine.arena import Arena, check_room, out_of_memory
+from cubatch.engine.flat_parameters import Stepper
 from cubatch.engine.learned import Learned
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operations import operations as on_kernels
@@ -35,7 +36,6 @@ from cubatch.engine.program import Program, Trace
 from cubatch.engine.step_graphs import StepGraphs
 from cubatch.engine.step_numbers import StepNumbers
 from cubatch.engine.team import Team
-from cubatch.engine.weights import Stepper
 from cubatch.errors import InvalidArgument, UnsupportedDtype, is_out_of_memory
 from cubatch.hardware.facts import Device
 from cubatch.memory.plan import Plan
@@ -120,8 +120,8 @@ class Model(Learned):
         self.learning_rate = learning_rate
         self._clock, self._updates, self._added = [0], 0, 0
         if share is None:
-            self._flat = self._xp.asarray(storage.encoded(weights.drawn(self.network, seed), self._kind))
-            self._states = weights.statistics(self.network, dtype, self._xp)
+            self._flat = self._xp.asarray(storage.encoded(flat_parameters.drawn(self.network, seed), self._kind))
+            self._states = flat_parameters.statistics(self.network, dtype, self._xp)
         else:
             if (share.network, share.dtype) != (self.network, dtype):
                 raise InvalidArgument("share", f"{share.dtype} {share.network.name}", f"a model of the same in {dtype}")
@@ -164,7 +164,7 @@ class Model(Learned):
         total: Any = None if self._stepper is None else self._stepper.sums
         if total is None:
             total = functools.reduce(self._xp.add, map(storage.decoded, self._whole))
-        return weights.views(self.network, total)
+        return flat_parameters.views(self.network, total)
 
     # --- preparing -----------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Model(Learned):
             self._stepper.begin_sums()
         ops = plan.schedule.ops if self._target is None else plan.schedule.ops[:-1]  # the last is the update
         self._losses = [self._xp.zeros(1, dtype=np.float64) for _ in range(plan.members)]
-        parameters, gradients = self.parameters, [weights.views(self.network, flat) for flat in self._gradients]
+        parameters, gradients = self.parameters, [flat_parameters.views(self.network, flat) for flat in self._gradients]
         works: list[list[list[Callable[[], object]]]] = []
         for _ in range(plan.copies):
             places = [self._place(plan, team, rank, parameters, gradients) for rank in range(plan.members)]

@@ -2,7 +2,7 @@
 Launches of attention between its projections, on cubatch kernels, and their predicted cost.
 
 Products between tokens run on tensor cores if elements have 16 bits, from sm_80 on, else on CUDA cores in float32.  The
-sources are kernels/attention/; `engine.native.attention` makes these launches.
+sources are kernels/attention/; `engine.native.self_attention` makes these launches.
 """
 
 from __future__ import annotations

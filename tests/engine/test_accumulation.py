@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cubatch.engine import storage
+from cubatch.engine.flat_parameters import Stepper
 from cubatch.engine.network import Model
 from cubatch.engine.team import Team
-from cubatch.engine.weights import Stepper
 from cubatch.errors import InvalidArgument
 from cubatch.memory.plan import ALIGNMENT
 from cubatch.memory.step_footprint import footprint

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import activations, backend, functional
+from cubatch.engine import activation_functions, backend, functional
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks
 from cubatch.network.layers import LAYERS
@@ -17,7 +17,7 @@ from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.thorough import examples
 
-KINDS = list(activations._CURVES)  # the references have formulas of their own
+KINDS = list(activation_functions._CURVES)  # the references have formulas of their own
 ROUNDINGS = 16
 """
 At most so many in a result: exp is good to 3 units in the last place (NumPy 1.17's release notes), which

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cubatch.engine import functional, loss_scale, optim, weights
+from cubatch.engine import flat_parameters, functional, loss_scale, optim
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.network.graph import Network
@@ -56,9 +56,13 @@ class ByHand:
 
     def gradients(self, shard, flat):
         """Go forward and back with a part of the batch; give its loss, write its gradients as they are stored."""
-        f, rounded, views = functional, self.rounded, weights.views(self.network, self.stored.astype(np.float32))
+        f, rounded, views = (
+            functional,
+            self.rounded,
+            flat_parameters.views(self.network, self.stored.astype(np.float32)),
+        )
         wide = np.empty(flat.shape, np.float32)
-        grads = weights.views(self.network, wide)
+        grads = flat_parameters.views(self.network, wide)
         conv, grouped, last = (views[name] for name in ("conv", "grouped", "last"))
         x, labels = self.x[shard].astype(np.float32), self.labels[shard]
         convolved = rounded(f.conv2d(x, conv["w"], conv["b"], pad=(1, 1, 1, 1)))

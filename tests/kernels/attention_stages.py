@@ -2,7 +2,7 @@
 Attention on kernels, stage by stage: each from what the stage before it stored, so that a bound is of one stage alone.
 
 What lies between the projections is kept by a forward pass in training; else it is read from the scratch memory, where
-`cubatch/engine/native/attention.py` has it one behind the other.
+`cubatch/engine/native/self_attention.py` has it one behind the other.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine.native import attention
+from cubatch.engine.native import self_attention
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.heads import Heads, multiply_heads
 from cubatch.errors import InvalidArgument
@@ -119,7 +119,7 @@ def test_attention_is_right_stage_by_stage(launcher, case, keeps):
     workspace, y = launcher.unwritten((need,), np.uint8), room(launcher, x.shape, x.dtype)
     keep = [launcher.unwritten((n, math.prod(shape[1:])), x.dtype) for shape in stages.shapes] if keeps else None
     given_ = {name: place(launcher, array) for name, array in p.items()}
-    attention.attention(
+    self_attention.attention(
         context, place(launcher, x), **given_, heads=heads, keep=keep, out=y, workspace=workspace
     )  # fmt: skip
     between = list(map(launcher.get, keep)) if keeps else stages.between(launcher.get(workspace), x.dtype, forward=True)
@@ -137,14 +137,14 @@ def test_its_gradients_are_right_stage_by_stage(launcher, case, in_place):
     stages, context = Stages(case["shape"], heads, dtype, str(case), device=launcher.device), launcher.context()
     given_ = {name: place(launcher, array) for name, array in p.items()}
     saved = [launcher.unwritten((n, math.prod(shape[1:])), x.dtype) for shape in stages.shapes]
-    attention.attention(
+    self_attention.attention(
         context, place(launcher, x), **given_, heads=heads, keep=saved, out=room(launcher, x.shape, x.dtype)
     )
     need = attention_backward_workspace((n, t, c), heads, dtype, launcher.device)
     workspace, errors = launcher.unwritten((need,), np.uint8), place(launcher, dy)
     gradients = {name: launcher.unwritten(array.shape, x.dtype) for name, array in p.items()}
     dx = errors if in_place else room(launcher, x.shape, x.dtype)
-    attention.attention_backward(
+    self_attention.attention_backward(
         context, errors, place(launcher, x), given_["w_in"], given_["w_out"], heads=heads, saved=saved, out=dx,
         workspace=workspace, **{f"d{name}": array for name, array in gradients.items()},
     )  # fmt: skip
@@ -180,12 +180,12 @@ def test_predictions_are_of_the_launches_that_are_made(launcher, monkeypatch, dt
         assert between == [(one.name, one.blocks) for one in expected]
 
     on = place(launcher, x)
-    found(lambda: attention.attention(context, on, **given_, heads=heads), Pass.FPROP, saves=False)
-    found(lambda: attention.attention(context, on, **given_, heads=heads, keep=saved), Pass.FPROP, saves=True)
+    found(lambda: self_attention.attention(context, on, **given_, heads=heads), Pass.FPROP, saves=False)
+    found(lambda: self_attention.attention(context, on, **given_, heads=heads, keep=saved), Pass.FPROP, saves=True)
     gradients = {f"d{name}": launcher.unwritten(array.shape, x.dtype) for name, array in p.items()}
     given_ = {name: array for name, array in given_.items() if name.startswith("w")}
     found(
-        lambda: attention.attention_backward(context, on, on, **given_, heads=heads, saved=saved, **gradients),
+        lambda: self_attention.attention_backward(context, on, on, **given_, heads=heads, saved=saved, **gradients),
         Pass.DGRAD,
         saves=True,
     )
@@ -203,7 +203,7 @@ def test_scores_may_rise_or_fall_from_step_to_step(launcher, rising):
     keys = rising * np.arange(t) * 0.09375
     qkv = np.stack([np.ones(t), keys, np.random.default_rng(0).uniform(-1, 1, t)], axis=-1).astype(np.float32)[None]
     out = room(launcher, (1, t, 1), np.float32)
-    attention.attend(launcher.context(), place(launcher, qkv), heads=1, out=out)
+    self_attention.attend(launcher.context(), place(launcher, qkv), heads=1, out=out)
     powers = np.exp(keys - keys.max())
     weights, values = powers / powers.sum(), decoded(qkv)[0, :, 2]
     within = gamma(2 * t + 8 * 5 + 20, 2.0**-24) * (weights @ abs(values))
@@ -214,7 +214,7 @@ def test_heads_that_are_too_wide_to_go_without_weights_are_refused(launcher):
     """The tile of a block holds 64 channels."""
     qkv, out = (launcher.put(np.ones((1, 2, width), np.float32)) for width in (195, 65))
     with pytest.raises(InvalidArgument, match="at most 64 of 65"):
-        attention.attend(launcher.context(), qkv, heads=1, out=out)
+        self_attention.attend(launcher.context(), qkv, heads=1, out=out)
 
 
 def test_matrices_that_do_not_go_together_are_refused(launcher):

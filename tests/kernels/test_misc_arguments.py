@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.engine.native import activations, losses, norm, optim, pointwise, pooling, reductions, scaling
+from cubatch.engine.native import (
+    activation_functions,
+    batch_norm,
+    losses,
+    optim,
+    pointwise,
+    reductions,
+    scaling,
+    window_pooling,
+)
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
@@ -19,10 +28,10 @@ def _f32(*shape):
 X = _f32(2, 4, 4, 8)
 # What is called, and the argument that its error must name.
 WRONG = {
-    "smaller out": (lambda c: activations.relu(c, X, out=_f32(2, 4, 4, 7)), "out"),
-    "other type": (lambda c: activations.relu(c, X, out=X.astype(np.float16)), "out"),
-    "float64": (lambda c: activations.relu(c, X.astype(np.float64)), "dtype"),
-    "strided": (lambda c: activations.relu(c, X[..., ::2]), "x"),
+    "smaller out": (lambda c: activation_functions.relu(c, X, out=_f32(2, 4, 4, 7)), "out"),
+    "other type": (lambda c: activation_functions.relu(c, X, out=X.astype(np.float16)), "out"),
+    "float64": (lambda c: activation_functions.relu(c, X.astype(np.float64)), "dtype"),
+    "strided": (lambda c: activation_functions.relu(c, X[..., ::2]), "x"),
     "branch": (lambda c: pointwise.add(c, [X, _f32(2, 4, 4, 9)]), "branch 1"),
     "one branch": (lambda c: pointwise.add(c, [X]), "branches"),
     "concatenated": (lambda c: pointwise.concat(c, [X, X], out=_f32(2, 4, 4, 15)), "out"),
@@ -31,11 +40,14 @@ WRONG = {
     "range placed": (lambda c: pointwise.slice_channels_backward(c, X, 1, out=_f32(2, 4, 5, 9)), "out"),
     "other ranges": (lambda c: pointwise.slice_channels_backward(c, X, 1, parts=X, out=_f32(2, 4, 4, 9)), "parts"),
     "mask": (lambda c: pointwise.dropout_backward(c, X, np.zeros(3, np.bool_), p=0.5), "mask"),
-    "pooled": (lambda c: pooling.max_pool2d(c, X, Window(2, 2), out=_f32(2, 2, 2, 4)), "out"),
-    "winners": (lambda c: pooling.max_pool2d(c, X, Window(2, 2), argmax=np.zeros((2, 2, 2, 4), np.uint8)), "argmax"),
-    "gradient": (lambda c: pooling.avg_pool2d_backward(c, X, Window(2, 2), x_shape=(2, 4, 4, 8)), "dy"),
+    "pooled": (lambda c: window_pooling.max_pool2d(c, X, Window(2, 2), out=_f32(2, 2, 2, 4)), "out"),
+    "winners": (
+        lambda c: window_pooling.max_pool2d(c, X, Window(2, 2), argmax=np.zeros((2, 2, 2, 4), np.uint8)),
+        "argmax",
+    ),
+    "gradient": (lambda c: window_pooling.avg_pool2d_backward(c, X, Window(2, 2), x_shape=(2, 4, 4, 8)), "dy"),
     "factors": (lambda c: scaling.scale(c, X, _f32(2, 8)), "s"),
-    "scale": (lambda c: norm.batch_norm_apply(c, X, _f32(7), _f32(8), mean=_f32(8), inv_std=_f32(8)), "gamma"),
+    "scale": (lambda c: batch_norm.batch_norm_apply(c, X, _f32(7), _f32(8), mean=_f32(8), inv_std=_f32(8)), "gamma"),
     "labels": (lambda c: losses.softmax_cross_entropy(c, _f32(4, 3), np.zeros(3, np.int32)), "labels"),
     "state": (lambda c: optim.momentum(c, _f32(8), [_f32(8)], _f32(7), lr=0.1), "state 0"),
     "workspace": (lambda c: reductions.column_sums(c, X, workspace=np.zeros(4, np.uint8)), "workspace"),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cubatch.engine.native import activations, norm, pooling
+from cubatch.engine.native import activation_functions, batch_norm, window_pooling
 from cubatch.kernels.workspace.misc import batch_norm_backward_workspace
 from cubatch.network.windows import Window
 from tests.cpusim.simulator import Simulator
@@ -29,7 +29,7 @@ def test_elementwise_offsets_reach_past_32_bits(last_block):
     size = 2**31 + 20
     x, y = reserved((size,), np.float16), reserved((size,), np.float16)
     x[-25:] = np.arange(25)
-    activations.relu(last_block.context(), x, out=y)
+    activation_functions.relu(last_block.context(), x, out=y)
     np.testing.assert_array_equal(y[-20:], np.arange(5, 25))
     assert not y[-25:-20].any()
 
@@ -41,11 +41,11 @@ def test_pooling_offsets_reach_past_32_bits(last_block):
     x, y = reserved(shape, np.float16), reserved((shape[0], 16, 16, 64), np.float16)
     argmax = reserved(y.shape, np.uint8)
     x[-1, -2:, -2:] = np.float16([[1, 2], [4, 3]])[:, :, None]
-    pooling.max_pool2d(last_block.context(), x, Window(2, 2), out=y, argmax=argmax)
+    window_pooling.max_pool2d(last_block.context(), x, Window(2, 2), out=y, argmax=argmax)
     assert (y[-1, -1, -1] == 4).all()
     assert (argmax[-1, -1, -1] == 3).all()
 
-    pooling.max_pool2d_backward(last_block.context(), y, argmax, Window(2, 2), x_shape=shape, out=x)
+    window_pooling.max_pool2d_backward(last_block.context(), y, argmax, Window(2, 2), x_shape=shape, out=x)
     np.testing.assert_array_equal(x[-1, -1, -2:, 0], [4, 0])  # the last block has the last row
 
 
@@ -56,7 +56,9 @@ def test_rows_times_channels_reach_past_32_bits(last_block):
     x[-3:] = np.arange(64)
     one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     weights = one.astype(np.float16), zero.astype(np.float16)
-    norm.batch_norm_inference(last_block.context(), x, *weights, running_mean=zero, running_var=one, eps=0.0, out=y)
+    batch_norm.batch_norm_inference(
+        last_block.context(), x, *weights, running_mean=zero, running_var=one, eps=0.0, out=y
+    )
     np.testing.assert_array_equal(y[-3:], x[-3:])
     assert y[-3:].any()
 
@@ -66,7 +68,7 @@ def test_rows_times_channels_reach_past_32_bits(last_block):
     device = last_block.device
     workspace = np.zeros(batch_norm_backward_workspace(rows, channels, "float16", device), np.uint8)
     dgamma, dbeta = np.zeros_like(weights[0]), np.zeros_like(weights[0])
-    norm.batch_norm_backward(
+    batch_norm.batch_norm_backward(
         last_block.context(), dy, x, weights[0], mean=zero, inv_std=one, dgamma=dgamma, dbeta=dbeta, out=dx,
         workspace=workspace,
     )  # fmt: skip

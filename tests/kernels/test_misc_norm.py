@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine.native import norm, reductions
+from cubatch.engine.native import batch_norm, reductions
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.workspace.misc import THREADS, summed_tiles
 from tests.checks import assert_within, gamma
@@ -81,7 +81,7 @@ def _train(launcher, x, gamma_, beta, shift, *, relu=False):
     y = room(launcher, x.shape, x.dtype, shift)
     mean, inv_std = (room(launcher, (c,), np.float32) for _ in range(2))
     running_mean, running_var = launcher.put(np.full(c, 2, np.float32)), launcher.put(np.full(c, 3, np.float32))
-    norm.batch_norm_train(
+    batch_norm.batch_norm_train(
         launcher.context(), place(launcher, x, shift), launcher.put(gamma_), launcher.put(beta), mean=mean,
         inv_std=inv_std, running_mean=running_mean, running_var=running_var, momentum=0.25, eps=EPS, relu=relu, out=y,
         count=x.size // c, reduce=lambda _: pytest.fail("one member has nobody to sum with"),
@@ -178,7 +178,7 @@ def test_moments_of_any_number_of_tiles_are_merged(launcher, tiles, channels):
 
     mean, inv_std = (room(launcher, (channels,), np.float32) for _ in range(2))
     flat = launcher.put(np.ascontiguousarray(partials).reshape(-1))
-    norm.batch_norm_finish(launcher.context(), flat, tiles, dtype="float32", mean=mean, inv_std=inv_std, eps=EPS)
+    batch_norm.batch_norm_finish(launcher.context(), flat, tiles, dtype="float32", mean=mean, inv_std=inv_std, eps=EPS)
 
     total = counts.sum(dtype=np.float64)
     want = (counts * means.astype(np.float64)).sum(axis=0) / total
@@ -201,7 +201,7 @@ def test_inference_normalises_by_running_statistics(launcher, shape, shift, dtyp
     var = random.uniform(0.5, 2, shape[-1]).astype(np.float32)
 
     y = room(launcher, shape, x.dtype, shift)
-    norm.batch_norm_inference(
+    batch_norm.batch_norm_inference(
         launcher.context(), place(launcher, x, shift), launcher.put(gamma_), launcher.put(beta),
         running_mean=launcher.put(mean), running_var=launcher.put(var), eps=EPS, out=y,
     )  # fmt: skip
@@ -221,7 +221,7 @@ def test_a_branch_is_added_to_what_is_normalised_and_written_over(launcher, shap
     inv_std = random.uniform(0.5, 2, shape[-1]).astype(np.float32)
     branch = drawn(random, shape, dtype)
     y = place(launcher, branch, shift)
-    norm.batch_norm_apply(
+    batch_norm.batch_norm_apply(
         launcher.context(), launcher.put(x), launcher.put(gamma_), launcher.put(beta), mean=launcher.put(mean),
         inv_std=launcher.put(inv_std), residual=y, relu=True, out=y,
     )  # fmt: skip
@@ -246,7 +246,7 @@ def test_folding_gives_the_scale_and_shift_of_every_norm(launcher, norms, dtype)
     epsilons = [1e-5 * (1 + number) for number in range(norms)]
     given = [None if number % 3 == 1 else array for number, array in enumerate(biases)]
     put = [[None if array is None else launcher.put(array) for array in arrays] for arrays in (gammas, betas, given)]
-    norm.fold_batch_norms(
+    batch_norm.fold_batch_norms(
         launcher.context(), *put, means=[launcher.put(mean) for mean in means],
         variances=[launcher.put(variance) for variance in variances], epsilons=epsilons, scales=scales, shifts=shifts,
     )  # fmt: skip
@@ -270,7 +270,7 @@ def test_backward_gives_all_three_gradients(launcher, shape, shift, dtype):
     inv_std = random.uniform(0.5, 2, c).astype(np.float32)
 
     dx, dgamma, dbeta = (room(launcher, s, x.dtype, at) for s, at in ((shape, shift), ((c,), 0), ((c,), 0)))
-    norm.batch_norm_backward(
+    batch_norm.batch_norm_backward(
         launcher.context(), place(launcher, dy, shift), place(launcher, x, shift), launcher.put(gamma_),
         mean=launcher.put(mean), inv_std=launcher.put(inv_std), dgamma=dgamma, dbeta=dbeta, count=rows, out=dx,
     )  # fmt: skip
@@ -325,7 +325,7 @@ def test_a_shard_of_a_batch_is_refused(launcher):
     _, x, gamma_, beta = _case((10, 4), "float32")
     mean, inv_std = (room(launcher, (4,), np.float32) for _ in range(2))
     with pytest.raises(InvalidArgument, match="no shard"):
-        norm.batch_norm_train(launcher.context(), x, gamma_, beta, mean=mean, inv_std=inv_std, count=20)
+        batch_norm.batch_norm_train(launcher.context(), x, gamma_, beta, mean=mean, inv_std=inv_std, count=20)
 
 
 def test_statistics_of_another_type_are_refused(launcher):
@@ -334,4 +334,4 @@ def test_statistics_of_another_type_are_refused(launcher):
     mean, inv_std = (room(launcher, (8,), np.float16) for _ in range(2))
     launched = SimpleNamespace(module=launcher.launcher.module, bind=lambda *_: pytest.fail("launched all the same"))
     with pytest.raises(InvalidArgument, match=r"mean.*float32"):
-        norm.batch_norm_train(launcher.context(launcher=launched), x, gamma_, beta, mean=mean, inv_std=inv_std)
+        batch_norm.batch_norm_train(launcher.context(launcher=launched), x, gamma_, beta, mean=mean, inv_std=inv_std)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine import functional
-from cubatch.engine.native import activations, pointwise
+from cubatch.engine.native import activation_functions, pointwise
 from cubatch.errors import InvalidArgument
 from tests.checks import assert_within
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
@@ -21,7 +21,7 @@ from tests.kernels.placing import place, room
 SIZES = st.sampled_from([1, 3, 8, 9, 100, 4096, 4097, 8200])
 SHIFTS = st.sampled_from([(0, 0), (0, 0), (1, 0), (0, 1), (1, 1)])
 SPECIAL = (-math.inf, -200.0, -3.0, -0.0, 0.0, 3.0, 6.0, 7.0, math.inf, math.nan)
-KINDS = activations.ACTIVATIONS[1:]
+KINDS = activation_functions.ACTIVATIONS[1:]
 
 
 def _sigmoid(x):
@@ -56,7 +56,7 @@ def test_activations_stay_within_the_rounding_of_their_formulas(launcher, kind, 
     """
     x = encoded(np.random.default_rng(size).uniform(-8, 8, size), dtype)
     y = room(launcher, x.shape, x.dtype, shifts[1])
-    activations.activation(launcher.context(), place(launcher, x, shifts[0]), kind=kind, out=y)
+    activation_functions.activation(launcher.context(), place(launcher, x, shifts[0]), kind=kind, out=y)
 
     want = FORMULAS[kind][0](decoded(x))
     magnitude = abs(want) if kind != "gelu" else abs(decoded(x)) * (1 + abs(decoded(x)))
@@ -73,7 +73,7 @@ def test_activation_gradients_are_dy_times_the_slope(launcher, kind, size, shift
     saved = encoded(FORMULAS[kind][0](decoded(x)), dtype) if saves_output else x
     dx = room(launcher, dy.shape, dy.dtype, shifts[1])
     arrays = place(launcher, dy, shifts[0]), place(launcher, saved, shifts[0])
-    activations.activation_backward(launcher.context(), *arrays, kind=kind, out=dx)
+    activation_functions.activation_backward(launcher.context(), *arrays, kind=kind, out=dx)
 
     y = decoded(saved)
     by_output = {
@@ -91,7 +91,7 @@ def test_kinks_infinities_and_nans_are_the_numpy_engines(launcher, kind):
     """Flat sides have slope zero even for an infinite dy, kinks PyTorch's slope, and a NaN stays one."""
     x = np.float32(SPECIAL)
     y = room(launcher, x.shape, x.dtype)
-    activations.activation(launcher.context(), place(launcher, x), kind=kind, out=y)
+    activation_functions.activation(launcher.context(), place(launcher, x), kind=kind, out=y)
     with np.errstate(all="ignore"):
         want = functional.activation(x, kind=kind)
         np.testing.assert_allclose(launcher.get(y), want, rtol=1e-6)
@@ -100,7 +100,7 @@ def test_kinks_infinities_and_nans_are_the_numpy_engines(launcher, kind):
             saved = finite if kind in {"relu6", "sigmoid", "hard_sigmoid"} else np.where(np.isfinite(x), x, 1)
             dx = room(launcher, x.shape, x.dtype)
             arrays = place(launcher, dy), place(launcher, saved.astype(np.float32))
-            activations.activation_backward(launcher.context(), *arrays, kind=kind, out=dx)
+            activation_functions.activation_backward(launcher.context(), *arrays, kind=kind, out=dx)
             wanted = functional.activation_backward(dy, saved.astype(np.float32), kind=kind)
             np.testing.assert_allclose(launcher.get(dx), wanted, rtol=1e-6)
 
@@ -110,7 +110,9 @@ def test_what_comes_back_to_a_nan_is_passed_on(launcher, kind, passed):
     """PyTorch gives -1, 0, 3, 7 and NaN these gradients where 2 comes back; only its vectors of relu6 give a NaN 0."""
     dy, saved = np.full(5, 2, np.float32), np.float32([0, 0, 3, 6 if kind == "relu6" else 7, np.nan])
     dx = room(launcher, dy.shape, dy.dtype)
-    activations.activation_backward(launcher.context(), launcher.put(dy), launcher.put(saved), kind=kind, out=dx)
+    activation_functions.activation_backward(
+        launcher.context(), launcher.put(dy), launcher.put(saved), kind=kind, out=dx
+    )
     np.testing.assert_array_equal(launcher.get(dx), passed)
     engines = {"relu": functional.relu_backward, "relu6": partial(functional.activation_backward, kind="relu6")}
     np.testing.assert_array_equal(engines[kind](dy, saved), passed)
@@ -124,17 +126,17 @@ def test_relu_works_in_place_and_so_does_its_gradient(launcher, size, dtype):
     x, dy = drawn(random, size, dtype), drawn(random, size, dtype)
     x.reshape(-1)[:1] = encoded(np.nan, dtype)
     y = place(launcher, x)
-    activations.relu(launcher.context(), y, out=y)
+    activation_functions.relu(launcher.context(), y, out=y)
     np.testing.assert_array_equal(decoded(launcher.get(y)), np.maximum(decoded(x), 0))
     want = np.where(decoded(x) <= 0, 0, decoded(dy))  # a NaN lets it pass
-    activations.relu_backward(launcher.context(), place(launcher, dy), y, out=y)
+    activation_functions.relu_backward(launcher.context(), place(launcher, dy), y, out=y)
     np.testing.assert_array_equal(decoded(launcher.get(y)), want)
 
 
 def test_an_unknown_activation_is_refused(launcher):
     """The error lists those there are."""
     with pytest.raises(InvalidArgument, match="hard_swish"):
-        activations.activation(launcher.context(), np.zeros(3, np.float32), kind="swash")
+        activation_functions.activation(launcher.context(), np.zeros(3, np.float32), kind="swash")
 
 
 @given(count=st.integers(2, 9), size=SIZES, shifts=SHIFTS, dtype=st.sampled_from(DTYPES), relu=st.booleans(),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine import functional
-from cubatch.engine.native import pooling
+from cubatch.engine.native import window_pooling
 from cubatch.errors import InvalidArgument
 from cubatch.network.windows import Window
 from tests import reference
@@ -58,7 +58,7 @@ def _max_pool(launcher, case, x, *, relu):
     y = room(launcher, want.shape, x.dtype, case["shift"])
     argmax = room(launcher, want.shape, np.uint8, case["winners_shift"])
     given_x = place(launcher, x, case["shift"])
-    pooling.max_pool2d(launcher.context(), given_x, Window(**case["window"]), relu=relu, out=y, argmax=argmax)
+    window_pooling.max_pool2d(launcher.context(), given_x, Window(**case["window"]), relu=relu, out=y, argmax=argmax)
     return decoded(launcher.get(y)), launcher.get(argmax)
 
 
@@ -103,7 +103,7 @@ def test_max_pool_backward_gives_each_gradient_to_its_winner(launcher, case, rel
 
     dx = room(launcher, x.shape, x.dtype, case["shift"])
     arrays = place(launcher, dy, case["shift"]), place(launcher, winners, case["winners_shift"])
-    pooling.max_pool2d_backward(launcher.context(), *arrays, Window(**window), x_shape=x.shape, out=dx)
+    window_pooling.max_pool2d_backward(launcher.context(), *arrays, Window(**window), x_shape=x.shape, out=dx)
 
     want, size = np.zeros(x.shape), np.zeros(x.shape)
     for n, p, q, c in np.ndindex(winners.shape):
@@ -131,7 +131,7 @@ def test_avg_pool_stays_within_the_rounding_of_its_sums(launcher, case, counts_p
 
     y = room(launcher, want.shape, x.dtype, case["shift"])
     given_x = place(launcher, x, case["shift"])
-    pooling.avg_pool2d(launcher.context(), given_x, Window(**window, count_include_pad=counts_pad), out=y)
+    window_pooling.avg_pool2d(launcher.context(), given_x, Window(**window, count_include_pad=counts_pad), out=y)
 
     size = reference.avg_pool2d(abs(decoded(x)), **window, count_include_pad=counts_pad)
     within = bound(r * s + 1, size, want, case["dtype"])
@@ -151,7 +151,7 @@ def test_avg_pool_backward_spreads_each_gradient_evenly(launcher, case, counts_p
 
     dx = room(launcher, case["x_shape"], dy.dtype, case["shift"])
     given_dy = place(launcher, dy, case["shift"])
-    pooling.avg_pool2d_backward(launcher.context(), given_dy, Window(**options), x_shape=case["x_shape"], out=dx)
+    window_pooling.avg_pool2d_backward(launcher.context(), given_dy, Window(**options), x_shape=case["x_shape"], out=dx)
 
     flat = decoded(dy).reshape(n, -1, c)
     want, size = ((matrix @ part).reshape(case["x_shape"]) for part in (flat, abs(flat)))
@@ -163,12 +163,12 @@ def test_pooling_takes_no_window_whose_taps_a_byte_cannot_number(launcher):
     """16 x 16 taps are more than a byte tells apart, beside "none"."""
     x = place(launcher, np.zeros((1, 16, 16, 4), np.float32))
     with pytest.raises(InvalidArgument, match="at most 254"):
-        pooling.max_pool2d(launcher.context(), x, Window(16, 16))
+        window_pooling.max_pool2d(launcher.context(), x, Window(16, 16))
 
 
 def test_max_pool_does_without_its_winners(launcher):
     """Inference hands in no array for them."""
     x = encoded(np.arange(2 * 4 * 4 * 4).reshape(2, 4, 4, 4), "float32")
     y = room(launcher, (2, 2, 2, 4), np.float32)
-    pooling.max_pool2d(launcher.context(), place(launcher, x), Window(2, 2), out=y)
+    window_pooling.max_pool2d(launcher.context(), place(launcher, x), Window(2, 2), out=y)
     np.testing.assert_array_equal(launcher.get(y), x[:, 1::2, 1::2])

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine.native import pooling, scaling
+from cubatch.engine.native import scaling, window_pooling
 from tests.checks import assert_within
 from tests.kernels.cases import DTYPES, bound, decoded, drawn
 from tests.kernels.placing import place, room
@@ -40,7 +40,7 @@ def test_global_pooling_is_the_mean_over_pixels(launcher, case):
     (x,) = _arrays(case, case["shape"])
     n, h, w, c = case["shape"]
     y = room(launcher, (n, c), x.dtype)
-    pooling.global_avg_pool(launcher.context(), place(launcher, x, case["shift"]), out=y)
+    window_pooling.global_avg_pool(launcher.context(), place(launcher, x, case["shift"]), out=y)
     want = decoded(x).mean(axis=(1, 2))
     within = bound(h * w + 1, abs(decoded(x)).mean(axis=(1, 2)), want, case["dtype"])
     assert_within(decoded(launcher.get(y)), want, within, axes="nc", label=f"global_avg_pool {case}")
@@ -53,7 +53,7 @@ def test_its_gradient_is_spread_evenly(launcher, case):
     n, h, w, c = case["shape"]
     (dy,) = _arrays(case, (n, c))
     dx = room(launcher, case["shape"], dy.dtype, case["shift"])
-    pooling.global_avg_pool_backward(launcher.context(), place(launcher, dy), x_shape=case["shape"], out=dx)
+    window_pooling.global_avg_pool_backward(launcher.context(), place(launcher, dy), x_shape=case["shape"], out=dx)
     want = np.broadcast_to(decoded(dy)[:, None, None] / (h * w), case["shape"])
     within = bound(1, abs(want), want, case["dtype"])
     assert_within(decoded(launcher.get(dx)), want, within, axes="nhwc", label=f"global_avg_pool_backward {case}")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.engine.native import activations, conv, gemm, norm
+from cubatch.engine.native import activation_functions, batch_norm, conv, gemm
 from cubatch.engine.native.product import Fused, statistics_tiles
 from cubatch.network.windows import conv_shape
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
@@ -78,7 +78,7 @@ def test_statistics_are_what_batch_norm_finish_takes(launcher):
     statistics = launcher.unwritten((tiles, 3, 8), np.float32)
     gemm.gemm(where, left, right, fused=Fused(statistics=statistics))
     mean, inv_std = launcher.unwritten((8,), np.float32), launcher.unwritten((8,), np.float32)
-    norm.batch_norm_finish(where, statistics.reshape(-1), tiles, mean=mean, inv_std=inv_std, dtype="float32")
+    batch_norm.batch_norm_finish(where, statistics.reshape(-1), tiles, mean=mean, inv_std=inv_std, dtype="float32")
     y = a.astype(np.float64) @ b.astype(np.float64).T
     assert_within(launcher.get(mean), y.mean(axis=0), gamma(300, 2.0**-24) * abs(y).max(), label="mean")
     want = 1 / np.sqrt(y.var(axis=0) + 1e-5)
@@ -87,4 +87,4 @@ def test_statistics_are_what_batch_norm_finish_takes(launcher):
 
 def test_every_activation_is_tested():
     """A new one belongs into this file."""
-    assert set(KINDS) == set(activations.ACTIVATIONS) - {"gelu"}
+    assert set(KINDS) == set(activation_functions.ACTIVATIONS) - {"gelu"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.engine.native.activations import activation_code
+from cubatch.engine.native.activation_functions import activation_code
 from cubatch.engine.native.arrays import dtype_of
 from cubatch.engine.native.context import Context
 from cubatch.errors import InvalidArgument

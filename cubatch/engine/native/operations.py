@@ -10,23 +10,36 @@ from typing import Any, Never
 
 from cubatch.engine import functional
 from cubatch.engine.native import (
-    activations,
-    attention,
+    activation_functions,
+    batch_norm,
     conv,
     layer_norm,
     linear,
     losses,
-    norm,
     optim,
     pointwise,
-    pooling,
     scaling,
+    self_attention,
     tokens,
+    window_pooling,
 )  # fmt: skip
 from cubatch.engine.native.context import Context
 from cubatch.errors import UnsupportedLayer
 
-_MODULES = (activations, attention, conv, layer_norm, linear, losses, norm, optim, pointwise, pooling, scaling, tokens)
+_MODULES = (
+    activation_functions,
+    self_attention,
+    conv,
+    layer_norm,
+    linear,
+    losses,
+    batch_norm,
+    optim,
+    pointwise,
+    window_pooling,
+    scaling,
+    tokens,
+)
 
 
 def written() -> dict[str, Callable[..., Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from cubatch.engine import backend
 from cubatch.engine.native import hopper, winograd
-from cubatch.engine.native.activations import activation_code
+from cubatch.engine.native.activation_functions import activation_code
 from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.layout import transpose
