@@ -40,12 +40,11 @@ from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
 from benchmarks.pages.modules import CLOSE
 from benchmarks.provenance import run_on
 from cubatch.errors import CubatchError
-from cubatch.frameworks import module_worker
+from cubatch.frameworks import heap, module_worker
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES, TorchModule
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
-from cubatch.measure import heap
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median_interval
 

@@ -26,9 +26,9 @@ from typing import Any
 from benchmarks.bench_module import UNBOUNDED, runner_of
 from benchmarks.modules import zoo
 from benchmarks.provenance import on_cpu
+from cubatch.frameworks import heap
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_module import MODES
-from cubatch.measure import heap
 
 MODULES = ("resnet50", "mobilenet_v3_large", "convnext_tiny")
 SIZES = {"inference": (16, 128), "training": (8, 32)}

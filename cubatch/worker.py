@@ -33,7 +33,8 @@ from typing import IO, Any, NoReturn
 import attrs
 
 from cubatch.errors import WorkerFailed
-from cubatch.measure import heap, replies
+from cubatch.frameworks import heap
+from cubatch.measure import replies
 from cubatch.measure.remote import identify
 from cubatch.measure.runner import FactoryRef, HoldsReference, KnowsFree, Runner
 from cubatch.measure.worker_setup import set_up_worker

@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from cubatch.measure import heap
+from cubatch.frameworks import heap
 from cubatch.tuning import machine_lock
 from tests.thorough import THOROUGH, examples
 

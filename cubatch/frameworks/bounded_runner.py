@@ -11,11 +11,11 @@ from typing import Any
 
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, OutOfMemory, OverLimit
+from cubatch.frameworks.memory_meter import HostMeter, Meter
 from cubatch.frameworks.memory_plan import MemoryPlan
+from cubatch.frameworks.page_faults import PageFaults
 from cubatch.frameworks.torch_memory import Peaks
 from cubatch.measure.clocks import HostClock
-from cubatch.measure.memory_meter import Meter, ResidentMeter
-from cubatch.measure.page_faults import PageFaults
 from cubatch.measure.runner import REFERENCE_SHARE, MemoryForecast, MemoryLook, MemoryReport, Remark
 from cubatch.units import first_line
 
@@ -179,7 +179,7 @@ class BoundedRunner(abc.ABC):
     @property
     def page_faults(self) -> list[dict[str, Any]]:
         """Return `PageFaults.rows` of the steps on a CPU; none on a GPU."""
-        return self._page_faults.rows if isinstance(self.meter, ResidentMeter) else []
+        return self._page_faults.rows if isinstance(self.meter, HostMeter) else []
 
     def report(self) -> MemoryReport:
         """Return what is known about memory."""
@@ -208,7 +208,7 @@ class BoundedRunner(abc.ABC):
 
     def hold_reference(self, repeats: int) -> bool:
         """Keep the prepared step as the reference; False on a GPU and if its batch takes much of the limit."""
-        if not isinstance(self.meter, ResidentMeter) or self._step is None:
+        if not isinstance(self.meter, HostMeter) or self._step is None:
             return False
         if self._batch_bytes > REFERENCE_SHARE * self._memory_limit:
             return False

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from cubatch.frameworks.bounded_runner import BoundedRunner
+from cubatch.frameworks.memory_meter import AllocatorMeter, HostMeter, Meter
 from cubatch.frameworks.torch_inputs import Inputs, random_like
 from cubatch.frameworks.torch_memory import Peaks, num_bytes
 from cubatch.frameworks.torch_step import StepKind
 from cubatch.measure import clocks
-from cubatch.measure.memory_meter import AllocatorMeter, Meter, ResidentMeter
 from cubatch.measure.runner import Remark
 
 _IMAGE_AXES = 4
@@ -51,7 +51,7 @@ class ModuleRunner(BoundedRunner):
         is_cuda = device.type == "cuda"
         super().__init__(
             clocks.torch_clock(device.index or 0) if is_cuda else clocks.HostClock(),
-            meter or (AllocatorMeter(torch.cuda, device) if is_cuda else ResidentMeter()),
+            meter or (AllocatorMeter(torch.cuda, device) if is_cuda else HostMeter()),
             memory_limit, dtype, num_bytes([*parameters, *buffers]),
         )  # fmt: skip
         self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs.on(device), kind

@@ -10,12 +10,11 @@ from typing import Any
 
 from cubatch import user_code
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks import module_source
+from cubatch.frameworks import garbage, module_source
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import is_shape, without_floats
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
-from cubatch.measure import garbage
 
 CALLABLE = "a function that can be imported and called without arguments"
 

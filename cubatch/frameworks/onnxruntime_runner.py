@@ -10,11 +10,11 @@ import numpy as np
 
 from cubatch.errors import CubatchError, DeviceNotAvailable, MissingDependency, OutOfMemory
 from cubatch.frameworks.bounded_runner import BoundedRunner
+from cubatch.frameworks.memory_meter import HostMeter, Meter, ProcessMeter
 from cubatch.frameworks.onnx_graph import Input, OnnxGraph
 from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware import probe
 from cubatch.measure import clocks
-from cubatch.measure.memory_meter import Meter, ProcessMeter, ResidentMeter
 from cubatch.measure.runner import MemoryLook
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -196,7 +196,7 @@ def runner(*, path: str, device: str, threads: int | None, memory_limit: int, se
     """Make the runner in a worker process; `device` is a `Device.address`."""
     found = probe.resolve(device)
     monitor = clocks.monitor_of(found.uuid)
-    meter = ResidentMeter() if found.kind == "cpu" else ProcessMeter(monitor)
+    meter = HostMeter() if found.kind == "cpu" else ProcessMeter(monitor)
     clock = clocks.HostClock() if found.kind == "cpu" else clocks.GpuHostClock(monitor)
     return OnnxRuntimeRunner(Path(path), found.kind, found.index, threads, memory_limit, seed, meter, clock)
 

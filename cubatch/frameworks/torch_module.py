@@ -9,7 +9,7 @@ from typing import Any, Self
 import attrs
 
 from cubatch.errors import InvalidArgument, MissingDependency
-from cubatch.frameworks import module_source, torch_memory
+from cubatch.frameworks import garbage, module_source, torch_memory
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_memory import Peaks
@@ -17,7 +17,6 @@ from cubatch.frameworks.torch_state import SavedState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
 from cubatch.hardware import probe, room
 from cubatch.hardware.facts import Device
-from cubatch.measure import garbage
 from cubatch.network.importers.torch_export import check_initialized
 
 MODES = ("inference", "training")

@@ -12,7 +12,7 @@ from cubatch.engine.exchange import Exchange
 from cubatch.engine.network import Model
 from cubatch.hardware import host, probe, reserve
 from cubatch.measure import clocks, kernel_context
-from cubatch.measure.memory_meter import ResidentMeter
+from cubatch.measure.resident_meter import ResidentMeter
 from cubatch.measure.runner import REFERENCE_SHARE
 from cubatch.network import models
 

@@ -9,9 +9,9 @@ import pytest
 
 import cubatch as cb
 from cubatch.frameworks import module_worker
+from cubatch.frameworks.memory_meter import AllocatorMeter
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe, room
-from cubatch.measure.memory_meter import AllocatorMeter
 
 torch = pytest.importorskip("torch")
 nn, MIB = torch.nn, 2**20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cubatch.measure import heap
+from cubatch.frameworks import heap
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -13,8 +13,8 @@ import cubatch as cb
 torch = pytest.importorskip("torch")  # first: a module that was skipped before is there in part only
 
 from cubatch.frameworks import torch_memory, torch_module  # noqa: E402
+from cubatch.frameworks.memory_meter import HostMeter  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs, random_like  # noqa: E402
-from cubatch.measure.memory_meter import ResidentMeter  # noqa: E402
 
 nn = torch.nn
 SHORT = {"device": "cpu", "budget": 0.5}
@@ -110,7 +110,7 @@ def test_a_module_is_left_as_it_was_after_an_error(stop):
 
 def test_no_size_above_the_memory_limit_is_run(monkeypatch):
     """The limit lies between two sizes by the walk, which is all that is told: the smaller fits, and none above it."""
-    monkeypatch.setattr(ResidentMeter, "peak", lambda self: None)
+    monkeypatch.setattr(HostMeter, "peak", lambda self: None)
     module = Recorder()
     subject = torch_module.TorchModule(
         module,

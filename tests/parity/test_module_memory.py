@@ -11,11 +11,10 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.errors import OverLimit  # noqa: E402
-from cubatch.frameworks import module_runner  # noqa: E402
+from cubatch.frameworks import heap, module_runner  # noqa: E402
+from cubatch.frameworks.memory_meter import HostMeter  # noqa: E402
 from cubatch.frameworks.torch_memory import num_bytes  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
-from cubatch.measure import heap  # noqa: E402
-from cubatch.measure.memory_meter import ResidentMeter  # noqa: E402
 
 nn = torch.nn
 MIB = 2**20
@@ -62,7 +61,7 @@ def on_device(monkeypatch):
 
     def chosen(module, base, each):
         device = Device(module, base, each)
-        monkeypatch.setattr(module_runner, "ResidentMeter", lambda: device)
+        monkeypatch.setattr(module_runner, "HostMeter", lambda: device)
         return lambda n: n * BATCH + base + each * n
 
     return chosen
@@ -232,7 +231,7 @@ class Greedy(Sized):
 
 def test_the_resident_set_bounds_what_is_tried_on_the_cpu():
     """With the real meter: 600 samples are 450 MiB by the walk, but would take 900, which 16 of them tell."""
-    meter = ResidentMeter()
+    meter = HostMeter()
     meter.start()
     if meter.peak() is None:
         pytest.skip("the resident set's high water is not told here")
@@ -246,7 +245,7 @@ def test_the_resident_set_bounds_what_is_tried_on_the_cpu():
 
 def test_a_module_in_the_users_process_leaves_its_allocator_alone(monkeypatch, malloc_is_not_chosen):
     """A size that takes 73 % of the limit is refused instead of calling `mallopt`, and no note claims a call."""
-    meter = ResidentMeter()
+    meter = HostMeter()
     meter.start()
     if meter.peak() is None:
         pytest.skip("the resident set's high water is not told here")

@@ -15,8 +15,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
-from cubatch.frameworks import module_worker  # noqa: E402
-from cubatch.measure import heap  # noqa: E402
+from cubatch.frameworks import heap, module_worker  # noqa: E402
 from cubatch.report.tables import common  # noqa: E402
 from cubatch.report.tables import store as tables  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402

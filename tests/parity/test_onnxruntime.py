@@ -19,9 +19,8 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from cubatch.errors import InvalidSpec  # noqa: E402
-from cubatch.frameworks import onnxruntime_runner  # noqa: E402
+from cubatch.frameworks import heap, onnxruntime_runner  # noqa: E402
 from cubatch.frameworks.onnx_graph import OnnxGraph  # noqa: E402
-from cubatch.measure import heap  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
 from tests.parity.onnx_files import SHAPE, Flattened, OfWords, Small, export  # noqa: E402
 

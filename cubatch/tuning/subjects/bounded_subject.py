@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 
 from cubatch.errors import DoesNotFit, InvalidArgument
+from cubatch.frameworks import page_faults
 from cubatch.hardware.facts import Device
 from cubatch.hardware.room import MemoryLimit
-from cubatch.measure import page_faults
 from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.runner import LearnsMemory, RunnerFactory
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain

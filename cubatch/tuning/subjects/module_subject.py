@@ -9,14 +9,13 @@ from typing import Any, Self
 import attrs
 
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks import module_worker
+from cubatch.frameworks import heap, module_worker
 from cubatch.frameworks.module_source import ModuleSource
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.frameworks.torch_module import check_kind
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
-from cubatch.measure import heap
 from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory
 from cubatch.tuning.notes import Note, note

@@ -13,13 +13,13 @@ import attrs
 
 from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
+from cubatch.frameworks import heap
 from cubatch.frameworks.onnx_graph import OnnxGraph
 from cubatch.frameworks.onnxruntime_runner import PROVIDERS
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.hardware import probe
 from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
-from cubatch.measure import heap
 from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory
 from cubatch.tuning.notes import Note

@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from cubatch.errors import DoesNotFit, NothingMeasured
+from cubatch.frameworks import page_faults
 from cubatch.hardware import load, probe
 from cubatch.hardware.room import MemoryLimit
-from cubatch.measure import page_faults
 from cubatch.measure.goal import Goal
 from cubatch.tuning import machine_lock, session
 from cubatch.tuning.limits import Limits
@@ -140,7 +140,7 @@ def test_page_faults_of_timings_that_do_not_count_are_not_told(path, monkeypatch
     """A run that is begun anew, since it is quiet now, has none to tell of; that of before had, and went on at 64."""
     with monkeypatch.context() as busy:
         busy.setattr(load, "between", lambda *_: load.Load(others=1.9, steal=0.0, num_cpus=2))
-        busy.setattr(page_faults, "told", lambda *_: ["At batch size 8 there were some."])
+        busy.setattr(page_faults, "describe", lambda *_: ["At batch size 8 there were some."])
         before = tune(path, 8, 64, kib=100, budget=0.3)
     assert "At batch size 8 there were some." in before.reasons
     monkeypatch.setattr(machine_lock, "is_quiet", lambda _: True)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from cubatch.measure import heap
+from cubatch.frameworks import heap
 
 MIB = 2**20
 NUM_BLOCKS = 40
 # Each shape's first step frees large blocks and keeps some kilobytes between them; those of the next are larger.
 STEPS = f"""
 import ctypes, sys
-from cubatch.measure import heap
-from cubatch.measure.memory_meter import ResidentMeter
+from cubatch.frameworks import heap
+from cubatch.frameworks.memory_meter import HostMeter
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
@@ -35,7 +35,7 @@ def step(size, kept):
 
 libc.free(libc.malloc(31 * {MIB}))  # from now on glibc has blocks of up to so much lie in the heap
 heap.own_process()
-meter = ResidentMeter()
+meter = HostMeter()
 if sys.argv[1] == "in order":
     meter.tidy()
 meter.start()
@@ -52,8 +52,8 @@ for size in (4 * {MIB}, 5 * {MIB}, 6 * {MIB}):
 # Large blocks of an earlier step are free, and small ones that a library keeps lie between them.
 HOLES = f"""
 import ctypes, threading
-from cubatch.measure import heap
-from cubatch.measure.memory_meter import ResidentMeter
+from cubatch.frameworks import heap
+from cubatch.frameworks.memory_meter import HostMeter
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
@@ -70,7 +70,7 @@ def is_between_them():
     return min(blocks)[0] <= block <= max(blocks)[0]
 
 heap.own_process()
-meter = ResidentMeter()
+meter = HostMeter()
 meter.tidy()
 for _ in range(2):  # steps of a module that is loaded start it twice
     meter.start()
@@ -81,8 +81,8 @@ print(is_between_them())
 # Blocks of 60 MiB together are freed in each step: glibc keeps 40 of them by itself, once it has met one.
 FIRST_STEPS = f"""
 import ctypes, resource, sys
-from cubatch.measure import heap
-from cubatch.measure.memory_meter import ResidentMeter
+from cubatch.frameworks import heap
+from cubatch.frameworks.memory_meter import HostMeter
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
@@ -142,7 +142,7 @@ def test_another_allocator_is_not_taken_for_glibcs(tmp_path):
         "void *malloc(size_t size) { return __libc_malloc(size); }\n"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "other.so", "other.c"], cwd=tmp_path, check=True)
-    ask = "from cubatch.measure import heap; print(heap.is_movable(), heap.settings('cpu'))"
+    ask = "from cubatch.frameworks import heap; print(heap.is_movable(), heap.settings('cpu'))"
     library = str(tmp_path / "other.so")
     clean = {name: value for name, value in os.environ.items() if name not in (*heap._CHOICES, "GLIBC_TUNABLES")}
     said = subprocess.run(
@@ -173,7 +173,7 @@ def faults(before, **variables):
     return int(done.stdout)
 
 
-NONE, SETTLED = "", "heap.own_process()\nResidentMeter().settle()"
+NONE, SETTLED = "", "heap.own_process()\nHostMeter().settle()"
 FREED = "libc.free(libc.malloc({} * 2**20))"
 FEW = 10  # of huge pages, where the system has them; else 256 a MiB
 

@@ -131,13 +131,6 @@ def put_together(held: Iterable[int] = ()) -> None:
     _set(_LARGEST)
 
 
-def trim() -> None:
-    """Return unused memory of the heap to the system."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
-
-
 def _is_glibc() -> bool:
     """Return whether `malloc` is glibc's: another allocator may be loaded before it."""
     libc = ctypes.CDLL(None)

@@ -6,15 +6,16 @@ import os
 
 import pytest
 
-from cubatch.measure import heap, memory_meter
-from cubatch.measure.memory_meter import RESIDENT_GRAIN, AllocatorMeter, ProcessMeter, ResidentMeter
+from cubatch.frameworks import heap
+from cubatch.frameworks.memory_meter import RESIDENT_GRAIN, AllocatorMeter, HostMeter, ProcessMeter
+from cubatch.measure import resident_meter
 
 MIB = 2**20
 
 
 def test_the_resident_set_is_told_at_its_peak():
     """128 MiB that were written and given back are found, within the grain; after a new start they are gone."""
-    meter = ResidentMeter()
+    meter = HostMeter()
     meter.start()
     if meter.peak() is None:
         pytest.skip("this kernel does not let the peak be reset")
@@ -27,8 +28,8 @@ def test_the_resident_set_is_told_at_its_peak():
 
 def test_where_the_peak_cannot_be_reset_nothing_is_told(monkeypatch, tmp_path):
     """A peak of before would be taken for the step's."""
-    monkeypatch.setattr(memory_meter, "_CLEAR", tmp_path / "no such folder" / "clear_refs")
-    meter = ResidentMeter()
+    monkeypatch.setattr(resident_meter, "_CLEAR", tmp_path / "no such folder" / "clear_refs")
+    meter = HostMeter()
     meter.start()
     assert meter.peak() is None
 
@@ -38,17 +39,17 @@ def test_a_heap_is_put_in_order_once(monkeypatch, malloc_is_not_chosen):
     if not heap.is_movable():
         pytest.skip("no glibc")
     monkeypatch.setattr(heap, "_is_owned", True)
-    meter = ResidentMeter()
+    meter = HostMeter()
     loose = meter.scatter
     assert meter.tidy()
     assert not meter.tidy()
     assert meter.scatter < loose
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
-    chosen = ResidentMeter()
+    chosen = HostMeter()
     assert not chosen.tidy()
     assert chosen.scatter == meter.scatter
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "0")  # all that is freed is kept, found again or not
-    kept = ResidentMeter()
+    kept = HostMeter()
     assert not kept.tidy()
     assert kept.scatter == loose
 
@@ -57,7 +58,7 @@ def test_a_meter_in_the_users_process_never_calls_mallopt(monkeypatch, malloc_is
     """Outside a worker the heap is not put in order, so readings are expected to scatter as widely as before."""
     calls = []
     monkeypatch.setattr(heap, "_set", calls.append)
-    meter = ResidentMeter()
+    meter = HostMeter()
     loose = meter.scatter
     meter.settle()
     assert not meter.tidy()

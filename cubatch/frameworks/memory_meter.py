@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cubatch.hardware import host
-from cubatch.measure import heap
+from cubatch.frameworks import heap
+from cubatch.measure.resident_meter import ResidentMeter
 
 if TYPE_CHECKING:
     from cubatch.hardware.nvml import Monitor
@@ -19,9 +18,6 @@ RESIDENT_GRAIN = 16 * 2**20
 
 _SCATTER, _TIDY_SCATTER = 1.0, 0.2
 """Without mallopt a step used twice the predicted memory: benchmarks/results/amd-epyc-2-threads."""
-
-_CLEAR = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"  # proc(5)
 
 
 class Meter(Protocol):
@@ -57,9 +53,9 @@ class Meter(Protocol):
         ...
 
 
-class ResidentMeter(Meter):
+class HostMeter(ResidentMeter, Meter):
     """
-    The resident set of this process, including memory that the C library has freed and kept.
+    The resident set of this process, with the heap kept in order on request.
 
     `settle` and `tidy` call `mallopt`, and so do nothing in the user's process: see `heap.is_owned`.
     """
@@ -67,7 +63,7 @@ class ResidentMeter(Meter):
     grain = RESIDENT_GRAIN
 
     def __init__(self) -> None:
-        self._start: int | None = None
+        super().__init__()
         self._is_movable, self._is_tidy = heap.is_owned() and heap.is_movable(), False
         self._held: list[int] = []
 
@@ -83,35 +79,19 @@ class ResidentMeter(Meter):
         self._is_tidy = True
         return True
 
-    def start(self) -> None:
-        """Return freed memory to the system and count from here."""
+    def trim(self) -> None:
+        """Return freed memory to the system, and keep large blocks apart from the rest if the heap is tidy."""
         if self._is_tidy:
             self.settle()  # free the blocks of an earlier start
-        gc.collect()
-        heap.trim()
+        super().trim()
         if self._is_tidy:
             self._held = heap.keep_apart()
-        self._start = host.process_bytes("VmRSS")
-        self.restart()
 
     def settle(self) -> None:
         """Put later blocks into the heap, so that the first size is not slower than others."""
         if self._is_movable:
             heap.put_together(self._held)
             self._held = []
-
-    def restart(self) -> None:
-        """Reset the peak, without a new start."""
-        try:
-            _CLEAR.write_text(_RESET_PEAK)
-        except OSError:  # not allowed in some sandboxes: the peak is unknown
-            self._start = None
-
-    def peak(self) -> int | None:
-        """Return the peak bytes above those at the start; None if /proc does not have them."""
-        if self._start is None or (peak := host.process_bytes("VmHWM")) is None:
-            return None
-        return max(0, peak - self._start)
 
 
 class AllocatorMeter(Meter):

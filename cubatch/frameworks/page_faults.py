@@ -11,7 +11,7 @@ import resource
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from cubatch.measure import heap
+from cubatch.frameworks import heap
 from cubatch.units import format_count, format_whole_percent
 
 _WORTH_NOTING = 0.05

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cubatch.measure import heap, page_faults
-from cubatch.measure.page_faults import PageFaults, describe
+from cubatch.frameworks import heap, page_faults
+from cubatch.frameworks.page_faults import PageFaults, describe
 
 # Steps that write blocks which are above glibc's largest threshold, and free them.
 STEPS = """
 import ctypes
-from cubatch.measure.page_faults import PageFaults, describe
+from cubatch.frameworks.page_faults import PageFaults, describe
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
