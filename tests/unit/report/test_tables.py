@@ -7,12 +7,10 @@ import math
 import attrs
 import pytest
 
-from cubatch.engine.training_run import Epoch
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
 from cubatch.memory.step_footprint import Footprint
-from cubatch.memory.thumb_rules import Rule
-from cubatch.report.tables import candidates, common, devices, footprint, store, training
+from cubatch.report.tables import candidates, common, devices, footprint, store
 from tests.unit.tables import row_of
 
 
@@ -25,42 +23,8 @@ def test_plain_gives_what_json_can_hold():
     }
 
 
-def test_candidates_show_plan_prediction_limit_and_every_reason():
-    """A size over the limit is listed and says so."""
-    found = [
-        Candidate(8, ("coulom n=1", "power of two"), 2**20, 0.002),
-        Candidate(512, ("asked for",), 2**31, over_limit=True),
-    ]
-    content = candidates.candidates(found, title="t")
-    assert row_of(content, 8) == {
-        "batch": 8, "predicted time": "2.00 ms", "memory plan": "1.00 MiB", "status": "",
-        "reasons": "coulom n=1, power of two",
-    }  # fmt: skip
-    assert row_of(content, 512)["predicted time"] is None
-    assert row_of(content, 512)["status"] == "over the limit"
-    assert content.notes
-    assert not candidates.candidates(found[1:], title="t").notes  # about a column that is not there
-
-
-def test_explain_shows_a_layer_at_a_size_and_names_the_channels_to_pad_once():
-    """3 channels where 8 are wanted is one sentence, however many candidates there are."""
-    row = {
-        "layer": "conv1", "layers": 4, "pass": "fprop", "tile": "128x128", "slices": 1, "blocks": 98,
-        "waves": 1, "last_wave": 0.61, "busiest_sm_blocks": 2, "fill": 0.61, "predicted_seconds": 2.15e-6,
-    }  # fmt: skip
-    asked = [row | {"batch_size": n, "padding": {"c": 8}} for n in (1, 2)]
-    content = candidates.explained([*asked, row | {"batch_size": 3, "layer": "fc", "padding": {}, "slices": 4}])
-    assert content.text().count("conv1 (c to 8)") == 1
-    assert "fc (" not in content.text()
-    assert row_of(content, 3)["tile"] == "128x128 / 4"
-    assert row_of(content, 1) == {
-        "batch": 1, "layer": "conv1", "alike": 4, "pass": "fprop", "tile": "128x128", "blocks": 98, "waves": 1,
-        "last wave": "61.0 %", "busiest SM": 2, "fill": "61.0 %", "time at best": "2.15 µs",
-    }  # fmt: skip
-
-
 def test_where_nothing_can_be_explained_there_is_no_table():
-    """Of a CPU, or of a GPU whose SMs are not known, a sentence is all."""
+    """On a CPU, or a GPU whose number of SMs is unknown, there is a sentence instead."""
     assert (candidates.explained([]).columns, len(candidates.explained([]).notes)) == ((), 1)
 
 
@@ -72,17 +36,6 @@ PLAN = Footprint(
          "activations": 2**21, "activation_gradients": 0, "workspace": 0},
     ),
 )  # fmt: skip
-
-
-def test_a_footprint_lists_the_parts_that_take_anything_and_marks_the_peak():
-    """In inference there are no gradients; the peak is less than the sum, which a note says."""
-    parts, layers = footprint.footprint(PLAN, title="t")
-    assert parts.rows == (("weights", "1.00 MiB"), ("activations", "2.00 MiB"), ("peak", "3.00 MiB"))
-    assert parts.marked == {2}
-    assert row_of(layers, "fc", "layer") == {
-        "layer": "fc", "type": "linear", "output": "7 x 7 x 64", "parameters": "1 000", "weights": "3.91 KiB",
-        "activations": "2.00 MiB", "gradients": None, "workspace": None,
-    }  # fmt: skip
 
 
 def test_both_modes_stand_side_by_side():
@@ -129,25 +82,6 @@ def test_one_mode_has_one_count():
     assert "1 820 elements per sample; times 4 is 7 280" in count
 
 
-def test_rules_of_thumb_stand_beside_the_plan_with_their_error():
-    """100 MiB where the plan says 400 MiB is 75 % too little."""
-    rule = Rule(name="2x the file", formula="twice the weights", value=100 * 2**20, computed=400 * 2**20, unit="bytes")
-    content = footprint.rules([rule], mode="training")
-    row = row_of(content, "2x the file", "rule")
-    assert (row["gives"], row["plan"], row["off by"]) == ("100.00 MiB", "400.00 MiB", "-75.0 %")
-
-
-def test_an_unknown_fact_of_a_device_stays_unknown():
-    """None beside devices that have the fact; a column that none has is not printed."""
-    known = Device(name="A", slug="a", num_sms=80, memory_bytes=2**34, compute_capability=(7, 0))
-    content = devices.devices([known, Device(name="B", slug="b")], title="t")
-    found = [row_of(content, name, "--device") for name in "ab"]
-    assert [(row["capability"], row["SMs"], row["memory"]) for row in found] == [
-        ("7.0", 80, "16.00 GiB"), (None, None, None),
-    ]  # fmt: skip
-    assert "threads" not in content.text()
-
-
 def test_a_gpu_of_this_machine_is_listed_under_what_means_it():
     """Two boards of one kind have one name in the catalogue, and each its place here."""
     here = [Device(name="Tesla T4", slug="t4", kind="cuda", live=True, index=index) for index in (0, 1)]
@@ -166,32 +100,3 @@ def test_kept_runs_are_told_apart_by_what_goes_in():
     )
     rows = store.runs([kept | {"identity": {"spec": spec}, "disturbed": []} for spec in specs], "store.db").rows
     assert [row[2:4] for row in rows] == [("mlp", "28x28x1"), ("relu", "7x5x3"), ("p.m:build", None), ("mlp", None)]
-
-
-def test_a_kept_run_shows_how_each_size_ended_and_what_is_unfinished():
-    """Timings without an outcome were cut off; a size without timings never ran."""
-    facts = {
-        "id": 3, "identity": {"spec": {"name": "mlp"}, "mode": "training"}, "conditions": {"numpy": "2.0"},
-        "state": "open", "updated": "2026-11-20T08:00:00Z", "notes": ["said before"], "disturbed": ["others were busy"],
-    }  # fmt: skip
-    measured = {
-        "timings": [{"batch_size": 8, "seconds": 0.002}, {"batch_size": 8, "seconds": 0.001}],
-        "outcomes": [{"batch_size": 64, "status": "out_of_memory", "stop_reason": "needs 2 GiB"}],
-    }
-    asked, conditions, timings = store.run(facts, measured)
-    assert all(part in asked.title for part in ("3", "mlp", "open"))
-    assert asked.rows == (("mode", "training"),)
-    assert conditions.rows == (("numpy", "2.0"),)
-    assert timings.rows == (
-        (8, 2, "1.00 ms", "2.00 ms", "unfinished", None), (64, 0, None, None, "out of memory", "needs 2 GiB"),
-    )  # fmt: skip
-    assert timings.notes == ("others were busy", "said before")
-
-
-def test_a_diverged_epoch_is_shown_and_explained():
-    """The loss that left the numbers is not known."""
-    done = Epoch(number=1, loss=math.nan, test_accuracy=0.098, seconds=2.0, samples_per_second=30_000.0)
-    content = training.epochs([done, attrs.evolve(done, number=2, loss=0.5)], title="t", diverged=True)
-    assert content.rows == ((1, None, "9.80 %", "2.00 s", "30 000"), (2, "0.5000", "9.80 %", "2.00 s", "30 000"))
-    assert len(content.notes) == 1
-    assert not training.epochs([done], title="t").notes
