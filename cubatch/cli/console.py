@@ -284,12 +284,15 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
 
 
 @contextlib.contextmanager
-def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[Callable[..., None]]:
+def progress(
+    description: str, *, is_counted: bool = False, now: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[..., None]]:
     """
-    Show the progress and remaining time of a job: as a bar on a terminal, else as lines.
+    Show the progress of a job: as a bar on a terminal, else as lines.
 
     Args:
         description: Text in front of the bar.
+        is_counted: Whether the lines have the work done and the remaining time too.
         now: The clock.
 
     Yields:
@@ -303,6 +306,9 @@ def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Ite
             if bar is not None:
                 bar(done, total, text)
                 return
+            if not is_counted:
+                line(text)
+                return
             moment = now()
             if first is None:
                 first = done, moment
@@ -315,14 +321,6 @@ def steps(description: str, *, now: Callable[[], float] = time.monotonic) -> Ite
 
 @contextlib.contextmanager
 def watching(model: str) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows events of tuning: as a bar on a terminal, else as lines."""
-    with progress_bar(f"tuning {model}") as bar:
-        line = progress_lines()
-
-        def show(event: Event) -> None:
-            if bar is not None:
-                bar(event.done, event.total, event.so_far)
-            elif event.kind != "end":  # the result follows
-                line(event.so_far)
-
-        yield show
+    """Yield a function that shows events of tuning."""
+    with progress(f"tuning {model}") as show:
+        yield lambda event: None if event.kind == "end" else show(event.done, event.total, event.so_far)

@@ -76,7 +76,7 @@ def study(
     folder = out or Path(f"cubatch-study-{name}")
     command = shlex.join(["cubatch", *sys.argv[1:]])
     try:
-        with console.steps(name) as show:
+        with console.progress(name, is_counted=True) as show:
             request = StudyRequest(
                 spec=spec, model=called, folder=folder, device=device, modes=(mode,) if mode else (), dtype=dtype,
                 optimizer=optimizer, data=data, max_batch_size=max_batch_size, memory_limit=memory_limit,

@@ -144,20 +144,16 @@ def _sizes(text: str) -> Any:
 
 @contextlib.contextmanager
 def _progress(model: str, epochs: int) -> Iterator[Callable[[Step], None]]:
-    """Yield a function that shows a step: as a bar on a terminal, else as a line every few seconds."""
-    with console.progress_bar(f"training {model}") as bar:
-        line = console.progress_lines()
+    """Yield a function that shows a step."""
+    with console.progress(f"training {model}") as show:
 
-        def show(step: Step) -> None:
-            now = f"epoch {step.epoch} of {epochs}, loss {step.loss:.4f}"
+        def show_step(step: Step) -> None:
+            text = f"epoch {step.epoch} of {epochs}, loss {step.loss:.4f}"
             if step.test_accuracy is not None:
-                now += f", test accuracy {100 * step.test_accuracy:.2f} %"
-            if bar is not None:
-                bar(step.done, step.total, now)
-            else:
-                line(now)
+                text += f", test accuracy {100 * step.test_accuracy:.2f} %"
+            show(step.done, step.total, text)
 
-        yield show
+        yield show_step
 
 
 def _tune(model: str, network: Network, **options: Any) -> TuningResult:

@@ -56,7 +56,7 @@ def event(message="", kind="timing", **best):
 def telling(monkeypatch, *events):
     """Put an autotune in place that tells of events, each at its second on the clock of the lines."""
     clock = [100.0]
-    monkeypatch.setattr(console, "progress_lines", partial(console.progress_lines, now=lambda: clock[0]))
+    monkeypatch.setattr(console, "progress", partial(console.progress, now=lambda: clock[0]))
 
     def autotune(spec, *, progress, **options):
         for second, told in events:
@@ -148,7 +148,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(monkeypatch, stream):
 def test_a_job_of_known_length_says_how_much_is_left(capfd):
     """2 of 10 were done before; 3 more took 6 s, so that the 5 that are left take about 10."""
     moments = iter([0.0, 0.0, 0.0, 6.0, 6.0])  # the lines begin; then each call looks, and its line as well
-    with console.steps("study", now=lambda: next(moments)) as show:
+    with console.progress("study", is_counted=True, now=lambda: next(moments)) as show:
         show(2, 10, "batch 7")
         next_line = capfd.readouterr().err
         show(5, 10, "batch 9")
@@ -159,7 +159,7 @@ def test_a_job_of_known_length_says_how_much_is_left(capfd):
 def test_seconds_of_a_job_are_rounded_and_have_their_unit(capfd):
     """4.32338 is more than anybody reads, and of what it is 10 is nowhere else said."""
     moments = iter([0.0, 6.0, 6.0])
-    with console.steps("study", now=lambda: next(moments)) as show:
+    with console.progress("study", is_counted=True, now=lambda: next(moments)) as show:
         show(4.32338, 10.0, "512 best so far", "s")
     assert capfd.readouterr().err == "cubatch: 6 s, 4.32 of 10 s: 512 best so far\n"
 

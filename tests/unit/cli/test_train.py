@@ -111,7 +111,7 @@ def test_interrupted_training_shows_the_epochs_that_are_done(run, train):
 
     assert code == 130
     assert out.count("98.00 %") == 1
-    assert err.endswith("cubatch: interrupted; nothing is kept (--checkpoint FILE keeps a run)\n")
+    assert err.endswith("cubatch: interrupted; nothing is saved; --checkpoint FILE saves a run\n")
 
 
 @pytest.mark.usefixtures("autotune")
@@ -124,10 +124,10 @@ def test_interrupted_training_says_where_it_is_kept(run, train, tmp_path, monkey
     code, _, err = run("train", "mnist-cnn", "--data", "here", "--batch-size", "32", "--checkpoint", str(kept))
 
     assert code == 130
-    assert err.endswith(f"cubatch: interrupted; the same command goes on from {kept}\n")
+    assert err.endswith(f"cubatch: interrupted; repeat the command to continue from {kept}\n")
     kept.unlink()
     assert run("train", "mnist-cnn", "--data", "here", "--batch-size", "32", "--checkpoint", str(kept))[2].endswith(
-        "cubatch: interrupted; nothing was kept yet\n"
+        "cubatch: interrupted; nothing was saved yet\n"
     )
 
 
@@ -209,7 +209,7 @@ def test_a_file_of_another_kind_is_refused_before_anything_is_done(run, train, o
 def test_steps_are_told_where_no_bar_is_drawn(run, train, monkeypatch):
     """A line now and then with epoch, loss and accuracy."""
     lines = []
-    monkeypatch.setattr("cubatch.cli.console.progress_lines", lambda: lines.append)
+    monkeypatch.setattr("cubatch.cli.console.progress_lines", lambda **_: lines.append)
     assert run("train", "mnist-cnn", "--data", "here", "--batch-size", "8", "--epochs", "3")[0] == 0
     train.stepped(Step(1, 9, 1, 2.30259, None))
     train.stepped(Step(5, 9, 2, 0.5, 0.9876))
