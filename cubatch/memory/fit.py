@@ -98,13 +98,11 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
     if target is not None:
         return cuts(work, target, limit)[-1]
     program = schedule_of(work.spec, work.mode, work.recompute, work.library)
-    spans = program.lifetimes
 
     def bound(size: int) -> int:
         members, shard = shards(program, size, work.device)
         sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library)
-        alive = max(bytes_alive(sizes, spans, len(program.ops)), default=0)
-        return sum(fixed_bytes(program, work, members).values()) + members * alive
+        return sum(fixed_bytes(program, work, members).values()) + members * int(bytes_alive(sizes, program).max())
 
     def fits(size: int) -> bool:
         return bound(size) <= limit and plan(work, size).total <= limit

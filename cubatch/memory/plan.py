@@ -7,19 +7,23 @@ allocated separately, for all steps.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory import workspace
 from cubatch.memory.schedule import schedule
-from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, Schedule
+from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, Buffer, Op, Schedule
 from cubatch.network.graph import INPUT, Spec, cached
 from cubatch.units import format_bytes
 from cubatch.workload import Workload
+
+Sizes = NDArray[Any]
+"""Bytes of several buffers: int64, or Python's integers if their sum may be larger."""
 
 ALIGNMENT = 256
 # Optimizer state, in copies of the parameters.
@@ -72,6 +76,11 @@ class Plan:
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
+    def buffer_bytes(self) -> Sizes:
+        """The sizes as an array."""
+        return np.array(self.sizes, dtype=_integer(self.sizes, len(self.sizes)))
+
+    @property
     def total(self) -> int:
         """Peak memory of the step in bytes."""
         return self.fixed_bytes + self.members * self.copies * self.arena_bytes
@@ -114,8 +123,8 @@ def plan(work: Workload, batch_size: int) -> Plan:
     """
     program = schedule_of(work.spec, work.mode, work.recompute, work.library)
     members, shard = shards(program, batch_size, work.device)
-    sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library)
-    offsets, arena = _place(sizes, program.lifetimes)
+    sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library).tolist()
+    offsets, arena = _place(sizes, program.lifetimes.tolist())
     return Plan(
         schedule=program,
         batch_size=batch_size,
@@ -165,12 +174,11 @@ def fixed_bytes(program: Schedule, work: Workload, members: int) -> dict[str, in
     itemsize = BYTES_PER_ELEMENT[work.dtype]
     wide = max(FLOAT32_BYTES, itemsize)
     parameters = program.network.parameters
-    states = sum(math.prod(shape) for node in program.network.nodes for shape in node.layer.state_shapes.values())
     training = program.mode == "training"
     # The optimizer updates parameters of half precision in float32: the master weights.
     copies = STATE_COPIES[work.optimizer] + (itemsize < FLOAT32_BYTES)
     return {
-        "weight_bytes": _align(parameters * itemsize) + _align(states * wide),
+        "weight_bytes": _align(parameters * itemsize) + _align(program.state_elements * wide),
         "gradient_bytes": members * _align(parameters * itemsize)  # each member sums its own
         + _align(parameters * wide * work.accumulate)
         if training
@@ -185,28 +193,34 @@ def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device, library: str) -> list[int]:
+def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device, library: str) -> Sizes:
     """Return the bytes of each buffer of a schedule, for one shard of `batch_size` samples."""
     itemsize = BYTES_PER_ELEMENT[dtype]
-    widths = {0: itemsize, FLOAT32_BYTES: max(FLOAT32_BYTES, itemsize)}
-    sizes = [
-        _align(buffer.elements * widths.get(buffer.itemsize, buffer.itemsize) * (batch_size if buffer.batched else 1))
-        for buffer in program.buffers
-    ]
-    for op in program.ops:
-        if op.workspace is not None:
-            sizes[op.workspace] = _align(
-                workspace.kernel_workspace_bytes(op, program, batch_size, dtype, device)
-                if library == "cubatch"
-                else workspace.im2col_workspace_bytes(op, program, batch_size, max(FLOAT32_BYTES, itemsize), device)
-            )
-    return sizes
+    wide = max(FLOAT32_BYTES, itemsize)
+    widths = {0: itemsize, FLOAT32_BYTES: wide}
+    representatives, groups = program.size_groups
+
+    def num_bytes(each: Buffer | Op) -> int:
+        if isinstance(each, Buffer):
+            samples = batch_size if each.batched else 1
+            return each.elements * widths.get(each.itemsize, each.itemsize) * samples
+        if library == "cubatch":
+            return workspace.kernel_workspace_bytes(each, program, batch_size, dtype, device)
+        return workspace.im2col_workspace_bytes(each, program, batch_size, wide, device)
+
+    sizes = [_align(num_bytes(each)) for each in representatives]
+    return np.array(sizes, dtype=_integer(sizes, len(groups)))[groups]
 
 
-def _place(sizes: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], int]:
+def _integer(sizes: Sequence[int], count: int) -> Any:
+    """Return a type that holds the sum of `count` such sizes: object stands for Python's unbounded integers."""
+    return np.int64 if max(sizes, default=0) * count < _INT64 else object
+
+
+def _place(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
     """Place the largest buffers first, each in the lowest gap between buffers that are alive at the same time."""
     offsets, count = [0] * len(sizes), 0
-    kind: Any = np.int64 if sum(sizes) < _INT64 else object  # Python's unbounded integers
+    kind = _integer(sizes, len(sizes))
     # Placed buffers by offset: start, end, first and last operation.
     placed = np.empty((4, len(sizes)), dtype=kind)
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
@@ -226,14 +240,9 @@ def _place(sizes: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], i
     return offsets, int(placed[1, :count].max(initial=0))
 
 
-def bytes_alive(sizes: list[int], spans: list[tuple[int, int]], ops: int) -> list[int]:
+def bytes_alive(sizes: Sizes, program: Schedule) -> Sizes:
     """Return the bytes alive during each operation: a lower bound of any placement."""
-    change = [0] * (max(ops, 1) + 1)  # a flatten on its own has buffers and no operations
-    for size, (first, last) in zip(sizes, spans, strict=True):
-        change[first] += size
-        change[last + 1] -= size
-    total, alive = 0, []
-    for delta in change[:-1]:
-        total += delta
-        alive.append(total)
-    return alive
+    change = np.zeros(max(len(program.ops), 1) + 1, dtype=sizes.dtype)  # a flatten on its own has no operations
+    np.add.at(change, program.lifetimes[:, 0], sizes)
+    np.subtract.at(change, program.lifetimes[:, 1] + 1, sizes)
+    return np.cumsum(change[:-1])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from cubatch.network.graph import Network, Node
+from cubatch.network.layer import extents
 from cubatch.network.passes import Pass
 
 PARTS = ("activations", "activation_gradients", "workspace")
@@ -120,8 +124,32 @@ class Schedule:
         return sum(self.buffers[number].elements for number in used if self.buffers[number].batched)
 
     @functools.cached_property
-    def lifetimes(self) -> list[tuple[int, int]]:
-        """First and last operation of every buffer, both included."""
+    def state_elements(self) -> int:
+        """Elements of all running statistics."""
+        return sum(math.prod(shape) for node in self.network.nodes for shape in node.layer.state_shapes.values())
+
+    @functools.cached_property
+    def size_groups(self) -> tuple[Sequence[Buffer | Op], NDArray[np.intp]]:
+        """A representative of each group of buffers of equal size, and each buffer's group; an `Op` for its scratch."""
+        scratch = {op.workspace: op for op in self.ops}
+        numbers: dict[object, int] = {}
+        representatives: list[Buffer | Op] = []
+        groups = []
+        for number, buffer in enumerate(self.buffers):
+            op = scratch.get(number)
+            if op is None:
+                key: object = buffer.elements, buffer.itemsize, buffer.batched
+            else:
+                key = op.kind, op.node and extents(op.node.layer), op.ending
+            if key not in numbers:
+                numbers[key] = len(representatives)
+                representatives.append(op or buffer)
+            groups.append(numbers[key])
+        return representatives, np.array(groups, dtype=np.intp)
+
+    @functools.cached_property
+    def lifetimes(self) -> NDArray[np.intp]:
+        """First and last operation of each buffer, both included, (buffers, 2)."""
         spans = [[len(self.ops), -1] for _ in self.buffers]
         for time, op in enumerate(self.ops):
             used = [*op.reads.values(), *op.writes.values(), *([] if op.workspace is None else [op.workspace])]
@@ -130,4 +158,4 @@ class Schedule:
         end = max(len(self.ops) - 1, 0)
         for number in self.given | self.results:
             spans[number] = [0 if number in self.given else min(spans[number][0], end), end]
-        return [(first, last) for first, last in spans]
+        return np.array(spans, dtype=np.intp).reshape(-1, 2)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import attrs
+import numpy as np
 
 from cubatch.checks import check_batch_size
 from cubatch.choices import Dtype, Library, Mode, Optimizer
@@ -112,8 +113,7 @@ def footprint_of(work: Workload, batch_size: int) -> Footprint:
         num_bytes = whole.members * whole.copies * shard_bytes
         parts[buffer.part] += num_bytes
         by_node[buffer.node][buffer.part] += num_bytes
-    alive = bytes_alive(list(whole.sizes), program.lifetimes, len(program.ops))
-    peak = max(range(len(alive)), key=alive.__getitem__, default=0)
+    peak = int(np.argmax(bytes_alive(whole.buffer_bytes, program)))
     node = program.ops[peak].node if program.ops else None
     itemsize = BYTES_PER_ELEMENT[work.dtype]
     shape = program.network.input_shape

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cubatch.hardware import catalogue
 from cubatch.memory import plan, schedule
 from cubatch.memory.fit import max_batch_size
 from cubatch.memory.step_footprint import footprint
 from cubatch.network.graph import INPUT, Network
-from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, ReLU
+from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, ReLU, Sigmoid
 
 
 def placed(sizes, spans):
@@ -112,3 +113,22 @@ def test_the_largest_batch_of_a_deep_network_is_found():
     most = max_batch_size(net, "64MiB", mode="training", device="cpu")
     totals = [footprint(net, batch_size=n, mode="training", device="cpu").total for n in (most, most + 1)]
     assert totals[0] <= 64 * 2**20 < totals[1]
+
+
+@pytest.mark.parametrize("library", ["im2col", "cubatch"])
+def test_equal_layers_are_sized_once(monkeypatch, library):
+    """500 equal norms and sigmoids need no more workspace computations per batch size than two of each."""
+    calls = []
+    for name in ("kernel_workspace_bytes", "im2col_workspace_bytes"):
+        whole = getattr(plan.workspace, name)
+        monkeypatch.setattr(plan.workspace, name, lambda op, *rest, whole=whole: calls.append(op) or whole(op, *rest))
+    counts = []
+    for layers in (2, 500):
+        pairs = [layer for _ in range(layers) for layer in (BatchNorm2d(), Sigmoid())]
+        network = Network(input_shape=(8, 8, 4), layers=pairs)
+        program = plan.schedule_of(network, "training", recompute=False, library=library)
+        calls.clear()
+        sizes = plan.buffer_sizes(program, 16, "float32", catalogue.find("v100-sxm2-16gb"), library)
+        assert len(sizes) == len(program.buffers)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] <= 6

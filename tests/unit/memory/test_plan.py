@@ -133,7 +133,7 @@ def test_placement_is_near_the_bytes_alive(name):
     """No placement can be below the bytes alive at once; ours is within a fifth of that on every named model."""
     for mode in ("training", "inference"):
         whole = plan(models.build(name), batch_size=8, device=V100, **OPTIONS | {"mode": mode})
-        alive = plan_module.bytes_alive(list(whole.sizes), whole.schedule.lifetimes, len(whole.schedule.ops))
+        alive = plan_module.bytes_alive(whole.buffer_bytes, whole.schedule)
         assert max(alive) <= whole.arena_bytes <= 1.2 * max(alive)
 
 

@@ -1,0 +1,226 @@
+"""
+Predicted seconds of a pass by cubatch kernels.
+
+A tiled product takes the clocks by which its variants are ranked (`cost_model`), at the boost clock.  It never takes
+less than its arithmetic at the peak rate, if known, or its bytes at the bandwidth.  Attention is the sum of its
+launches.  Every other pass moves bytes at a fixed share of the bandwidth.  Two things were fitted to timings: attention
+on mma.sync, and products on Hopper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import arithmetic as device_arithmetic
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.kernels import attention_launches, winograd_plan
+from cubatch.kernels.cost_model import blocks
+from cubatch.kernels.problem import Problem, problem_of
+from cubatch.kernels.ranking import ranking
+from cubatch.kernels.variant import Kernel
+from cubatch.network.layer import Layer
+from cubatch.network.layers import Attention
+from cubatch.network.passes import Pass
+
+Array = NDArray[np.float64]
+
+LAUNCH_SECONDS = 3e-6
+"""Time between the starts of two short kernels on a stream; an assumption."""
+
+MOVED_SHARE = 0.75
+"""Share of the data sheet's bandwidth that kernels without products reach: 85 % of a copy, which reaches about 90 %."""
+
+_HOPPER = (9, 0)
+_TIMES_COUNTED = {"simt": 1.3, "winograd": 1.2, "mma": 2.0, "hopper": 1.45}
+"""
+Measured over counted time of arithmetic by family, on an H200.
+
+Fitted by benchmarks/fit_ours.py to 279 passes of benchmarks/results/h200-sxm/2026-11-26-2572091.json that arithmetic
+bounds.  Tensor cores lower the clock there to 1.4 to 1.65 GHz by the power limit, and mma.sync reaches half the rate of
+wgmma.
+"""
+
+
+def pass_seconds(
+    layer: Layer,
+    pass_: Pass,
+    batch_sizes: Sequence[int],
+    device: Device,
+    dtype: str,
+    *,
+    compute: float = 1.0,
+    memory: float = 1.0,
+    more: int = 0,
+    saves: bool = False,
+) -> tuple[Array, tuple[str, ...], Array]:
+    """
+    Predict the time of one pass by cubatch kernels at each batch size, and the kernel that runs.
+
+        products   max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
+        others     memory * roofline / 0.75 + launches
+
+    On Hopper products take longer, as measured on an H200: arithmetic by family, bytes by 1 / 0.75.  A filter's gradient
+    with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer FLOP than the layer, and its
+    transforms take clocks.  An unknown peak rate is no bound.
+
+    Args:
+        layer: The layer, with its extents.
+        pass_: One of its passes.
+        batch_sizes: Samples.
+        device: A GPU of known num_sms, compute_capability, clock_hz and peak_bytes_per_second.
+        dtype: Storage and arithmetic.
+        compute, memory: Factors on the time of arithmetic and of bytes, from anchors of this GPU.
+        more: Further elements per sample that it moves for fused layers.
+        saves: Whether it belongs to a training step, whose forward pass stores attention's weights.
+
+    Returns:
+        Seconds, kernel name ("bytes" for passes that only move data), and blocks of its grid (0 for those), per batch size.
+        Attention returns those of its longest launch.
+
+    Raises:
+        InvalidArgument: If a fact of the device is missing, or no cubatch kernel runs there.
+
+    Example:
+        >>> from cubatch.hardware.catalogue import find
+        >>> from cubatch.network.layers import Linear
+        >>> square = Linear(c=8192, k=8192, bias=False)
+        >>> seconds, kernels, _ = pass_seconds(square, Pass.FPROP, [8192], find("v100-sxm2-16gb"), "float32")
+        >>> round(2 * 8192**3 / float(seconds[0]) / 1e12, 1), kernels[0]
+        (14.2, 'gemm_nt_implicit_gemm_f32_simt_256x128x8_v4')
+    """
+    if device.clock_hz is None or device.peak_bytes_per_second is None:
+        raise InvalidArgument("device", str(device), "a GPU whose boost clock and bandwidth are known")
+    if isinstance(layer, Attention):  # has launches between its products
+        scales = {"compute": compute, "memory": memory}
+        return _attention_seconds(layer, pass_, batch_sizes, device, dtype, saves=saves, more=more, **scales)
+    seconds, names, grids = [], [], []
+    for n in batch_sizes:
+        moved = layer.traffic(pass_, n) + n * more
+        product = counted(layer, pass_, n, device, dtype)
+        if product is None:
+            peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
+            bytes_seconds = moved * BYTES_PER_ELEMENT[dtype] / device.peak_bytes_per_second
+            floor = max(layer.pass_flops(pass_, n) / peak, bytes_seconds)
+            seconds.append(memory * floor / MOVED_SHARE + LAUNCH_SECONDS * bool(moved))
+            names.append("bytes")
+            grids.append(0)
+            continue
+        again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
+        per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
+        times, share = _measured(device, product.kernel.family)
+        longest = max(compute * times * product.seconds, moved / per_second / share)
+        seconds.append(longest + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
+        names.append(product.kernel.name)
+        grids.append(product.blocks)
+    return np.array(seconds), tuple(names), np.array(grids, dtype=float)
+
+
+@attrs.frozen
+class Counted:
+    """
+    Predicted arithmetic of a product by the variant that is ranked first.
+
+    Attributes:
+        kernel: The variant.
+        blocks: Blocks of its grid.
+        seconds: Its clocks at the boost clock, or its arithmetic at the peak rate.
+    """
+
+    kernel: Kernel
+    blocks: int
+    seconds: float
+
+
+def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> Counted | None:
+    """
+    Return the predicted arithmetic of a product; None for a pass that only moves bytes. Arguments as for `pass_seconds`.
+    """
+    problem = problem_of(layer, pass_, batch_size, dtype)
+    if problem is None:
+        return None
+    clocks, parts, kernel = ranking(problem, device)[0]
+    flops = _flops(layer, pass_, batch_size, problem, kernel)
+    peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
+    return Counted(kernel, blocks(problem, kernel) * parts, max(clocks / (device.clock_hz or math.inf), flops / peak))
+
+
+def was_timed(device: Device) -> bool:
+    """Return whether the times of products were fitted on a GPU of this compute capability."""
+    return device.compute_capability == _HOPPER
+
+
+def moved_seconds(
+    elements: int, batch_sizes: Sequence[int], device: Device, dtype: str, *, memory: float = 1.0
+) -> tuple[Array, tuple[str, ...], Array]:
+    """
+    Predict a launch that only moves `elements` elements per sample, such as a sum of gradients; else as `pass_seconds`.
+
+    Example:
+        >>> card = Device(name="card", peak_bytes_per_second=1e9)
+        >>> [round(float(seconds), 6) for seconds in moved_seconds(750, [1, 1000], card, "float32")[0]]
+        [7e-06, 0.004003]
+    """
+    per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
+    seconds = np.array([n * elements / per_second / MOVED_SHARE + LAUNCH_SECONDS for n in batch_sizes])
+    return seconds, ("bytes",) * len(seconds), np.zeros(len(seconds))
+
+
+def _attention_seconds(
+    layer: Attention,
+    pass_: Pass,
+    batch_sizes: Sequence[int],
+    device: Device,
+    dtype: str,
+    *,
+    saves: bool,
+    more: int,
+    compute: float,
+    memory: float,
+) -> tuple[Array, tuple[str, ...], Array]:
+    """Return the sum of the projections and the launches between them; the first projection moves `more`."""
+    per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
+    clocks_per_second = device.clock_hz or math.inf
+    projected = [
+        pass_seconds(linear, pass_, batch_sizes, device, dtype, compute=compute, memory=memory, more=extra)
+        for linear, extra in zip(layer.projections, (more, 0), strict=True)
+    ]
+    seconds, names, grids = [], [], []
+    for place, n in enumerate(batch_sizes):
+        parts = [(float(times[place]), kernels[place], int(blocks[place])) for times, kernels, blocks in projected]
+        for launch in attention_launches.launches(layer, pass_, n, dtype, device, saves=saves):
+            peak = device_arithmetic.peak_flops_per_second(device, launch.rated) or math.inf
+            times, share = _measured(device, launch.family) if launch.family else (1.0, 1.0)
+            arithmetic = compute * times * max(launch.clocks / clocks_per_second, launch.flops / peak)
+            moving = launch.moved / per_second / (share if launch.flops else MOVED_SHARE)
+            parts.append((max(arithmetic, moving) + LAUNCH_SECONDS, launch.name, launch.blocks))
+        _, name, blocks = max(parts)
+        seconds.append(sum(part[0] for part in parts))
+        names.append(name)
+        grids.append(blocks)
+    return np.array(seconds), tuple(names), np.array(grids, dtype=float)
+
+
+def _measured(device: Device, family: str) -> tuple[float, float]:
+    """Return measured over counted time of a family's products, and their share of the bandwidth."""
+    if not was_timed(device):
+        return 1.0, 1.0
+    return _TIMES_COUNTED.get(family, 1.0), MOVED_SHARE
+
+
+def _flops(layer: Layer, pass_: Pass, batch_size: int, problem: Problem, kernel: Kernel) -> float:
+    """Return the FLOP of a kernel, less than the layer's with Winograd's algorithm."""
+    if kernel.winograd is None:
+        return sum(gemm.flops for gemm in layer.gemms(pass_, batch_size))
+    products = winograd_plan.product(problem, kernel)
+    return 2 * products.groups * products.m * products.n * products.k
+
+
+def _outputs(layer: Layer) -> int:
+    p, q, k = layer.output_shape
+    return p * q * k
