@@ -22,7 +22,8 @@ from typing import Any
 from benchmarks.provenance import provenance
 from cubatch.engine.conditions import environment
 from cubatch.errors import CubatchError, DoesNotFit
-from cubatch.hardware import probe, room
+from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import probe
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.memory import fit
@@ -58,7 +59,7 @@ def sizes(work: Workload, limit: int, least: int, shares: Sequence[float]) -> li
 
 def taken(work: Workload, batch_size: int) -> dict[str, Any]:
     """Run a size in a worker; return predicted and used bytes."""
-    kept_back = room.memory_limit(work.device).reserve_bytes
+    kept_back = hardware_memory.memory_limit(work.device).reserve_bytes
     predicted = device_bytes(work, batch_size, kept_back)
     device = "cpu" if work.device.kind == "cpu" else f"cuda:{work.device.index}"
     arguments = {"spec": work.spec.to_mapping(), "device": device, **work.settings, "seed": 0}
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for mode in options.modes:
             work = workload(model, mode, options.device, options.library, options.optimizer)
             least = plan(work, 1).total
-            limit = room.memory_limit(device).bytes if device.kind == "cuda" else least + options.room * MIB
+            limit = hardware_memory.memory_limit(device).bytes if device.kind == "cuda" else least + options.room * MIB
             for size in sizes(work, limit, least, options.shares):
                 row = {"model": model, "mode": mode, **taken(work, size)}
                 rows.append(row)

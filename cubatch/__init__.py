@@ -31,7 +31,7 @@ _HOMES = {
     ),
     "network.graph": ("Network", "SuspiciousSpec"),
     "network.specfile": ("load_spec",),
-    "network.weights": ("from_state_dict", "load_weights", "save_weights", "to_state_dict"),
+    "network.weight_files": ("from_state_dict", "load_weights", "save_weights", "to_state_dict"),
     "network.importers.onnx_file": ("load_onnx",),
     "network.importers.refusal": ("UnsupportedOperator",),
     "network.importers.torch_export": ("from_torch",),
@@ -84,10 +84,10 @@ if TYPE_CHECKING:
     from cubatch.network.importers.torch_export import from_torch as from_torch
     from cubatch.network.layers import *  # noqa: F403
     from cubatch.network.specfile import load_spec as load_spec
-    from cubatch.network.weights import from_state_dict as from_state_dict
-    from cubatch.network.weights import load_weights as load_weights
-    from cubatch.network.weights import save_weights as save_weights
-    from cubatch.network.weights import to_state_dict as to_state_dict
+    from cubatch.network.weight_files import from_state_dict as from_state_dict
+    from cubatch.network.weight_files import load_weights as load_weights
+    from cubatch.network.weight_files import save_weights as save_weights
+    from cubatch.network.weight_files import to_state_dict as to_state_dict
     from cubatch.tuning.comparison import Comparison as Comparison
     from cubatch.tuning.comparison import compare as compare
     from cubatch.tuning.forecast_record import Forecast as Forecast

@@ -12,7 +12,8 @@ from benchmarks.gpu.stages import Item, Stage, chosen
 from cubatch.bench import measure
 from cubatch.bench.target import count_sets
 from cubatch.errors import CubatchError
-from cubatch.hardware import catalogue, room
+from cubatch.hardware import catalogue
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.memory import step_footprint
@@ -68,7 +69,7 @@ def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: b
 
 def _planned(items: Sequence[Item], device: Device, *, compiled: bool) -> tuple[set[str], list[str]]:
     """Plan the items that are cases: the kernels that they launch, and what is wrong with them."""
-    limit, launched, problems = room.memory_limit(device).bytes, set(), []
+    limit, launched, problems = hardware_memory.memory_limit(device).bytes, set(), []
     for case in (item.case for item in items if item.case is not None):
         needed = case.num_bytes * count_sets(case, device.l2_bytes)
         if needed > limit:
@@ -99,7 +100,7 @@ def _unchecked(launched: set[str], device: Device) -> list[str]:
 
 def _plans(device: Device) -> list[str]:
     """Name the networks whose planned memory the device does not have."""
-    limit, problems = room.memory_limit(device).bytes, []
+    limit, problems = hardware_memory.memory_limit(device).bytes, []
     for network, mode, batch_size, dtype, library in cases.trained():
         total = step_footprint.footprint(
             network, batch_size=batch_size, mode=mode, dtype=dtype, optimizer="momentum", device=device, library=library

@@ -16,7 +16,8 @@ from benchmarks.gpu import probes as gpu_probes
 from benchmarks.gpu.items import Session
 from cubatch.bench.cases import Case, of_layer
 from cubatch.bench.target import count_sets
-from cubatch.hardware import arithmetic, room
+from cubatch.hardware import arithmetic
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.variant import Kernel
@@ -99,7 +100,7 @@ def _of_cases(found: Iterable[Case], device: Device) -> list[Item]:
 
 def _steps(device: Device) -> list[Item]:
     """Return the operations of every step that the device has memory for."""
-    dtypes, limit = arithmetic.supported_dtypes(device), room.memory_limit(device).bytes
+    dtypes, limit = arithmetic.supported_dtypes(device), hardware_memory.memory_limit(device).bytes
     return [
         _timed(case, device, names)
         for case, names in steps.merged((step for step in steps.STEPS if step.dtype in dtypes), device)

@@ -39,7 +39,8 @@ def memory(
     Example: cubatch memory mlp --batch-size 256 --memory 12GiB
     """
     from cubatch.errors import DoesNotFit
-    from cubatch.hardware import probe, room
+    from cubatch.hardware import memory_limit as hardware_memory
+    from cubatch.hardware import probe
     from cubatch.memory import fit
     from cubatch.memory import step_footprint as planner
     from cubatch.memory import thumb_rules as memory_rules
@@ -56,7 +57,7 @@ def memory(
     if memory is not None:
         limit, why = fit.limit_bytes(memory, target), ""
     else:
-        there = room.memory_limit(target)
+        there = hardware_memory.memory_limit(target)
         limit, why = there.bytes, there.note
     chosen_modes: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
     if target_batch_size is not None:

@@ -11,7 +11,8 @@ def models(*, json: JsonOption = None) -> None:
     """
     List the networks that have a name.
 
-    With input, output, parameters and FLOP per sample; and what else a MODEL may be.
+    With input, output, parameters and FLOP per sample; and what else a MODEL may be. Letter case, hyphens, underscores
+    and spaces in a name are ignored.
 
     Example: cubatch models
     """

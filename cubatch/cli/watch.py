@@ -15,7 +15,7 @@ from cubatch.cli.options import JsonOption
 from cubatch.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from cubatch.hardware.watch import Watch
+    from cubatch.hardware.gpu_history import GpuHistory
     from cubatch.report.grid import Grid
 
 
@@ -39,13 +39,13 @@ def watch(
 
     Example: cubatch watch --seconds 60 --json peaks.json
     """
-    from cubatch.hardware.watch import Watch
+    from cubatch.hardware.gpu_history import GpuHistory
 
     for option, value in (("--interval", interval), ("--seconds", seconds)):
         if value is not None and not (0 <= value < math.inf):
             raise InvalidArgument(option, value, "a finite number of seconds, at least 0")
     console.check_writable(json=json)
-    gpus, is_live = Watch(), json != console.STDOUT and console.is_terminal()
+    gpus, is_live = GpuHistory(), json != console.STDOUT and console.is_terminal()
     state: dict[str, Any] = {}
     try:
         with _screen(is_live=is_live) as show:
@@ -56,13 +56,13 @@ def watch(
             console.emit([_grid(state)], state, json)
 
 
-def _looks(gpus: Watch, seconds: float, interval: float) -> Iterator[dict[str, Any]]:
+def _looks(gpus: GpuHistory, seconds: float, interval: float) -> Iterator[dict[str, Any]]:
     """Read the GPUs until the time is over, at least once."""
     began, looks, passed = time.monotonic(), 0, 0.0
     while not looks or passed < seconds:
         if looks:
             time.sleep(min(interval, seconds - passed))
-        seen, looks, passed = gpus.look(), looks + 1, time.monotonic() - began
+        seen, looks, passed = gpus.read(), looks + 1, time.monotonic() - began
         yield {"schema": 1, "looks": looks, "seconds": passed, "gpus": [gpu.to_mapping() for gpu in seen]}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from cubatch.engine import backend
 from cubatch.engine.storage import element_type, sum_type
 from cubatch.errors import CubatchError, InvalidArgument, OutOfMemory
-from cubatch.hardware import room
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.memory import fit
 from cubatch.memory.plan import Plan
 from cubatch.network.graph import as_network
@@ -80,7 +80,7 @@ def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
         free_bytes, _ = xp.cuda.runtime.memGetInfo()
     elif work.device.kind == "cpu":
         with contextlib.suppress(InvalidArgument):  # it cannot be read
-            free_bytes = room.memory_limit(work.device).free_bytes
+            free_bytes = hardware_memory.memory_limit(work.device).free_bytes
     if free_bytes is not None and plan.total - held_bytes > free_bytes:
         raise out_of_memory(work, plan, held_bytes)
 
@@ -94,7 +94,7 @@ def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
     free = fits = None
     others = ""
     with contextlib.suppress(CubatchError):  # what is free cannot be read, or nothing fits
-        limit = room.memory_limit(work.device, held=min(held_bytes, plan.fixed_bytes))
+        limit = hardware_memory.memory_limit(work.device, held=min(held_bytes, plan.fixed_bytes))
         free = limit.free_bytes
         others = f"; {limit.others[0].lower()}{limit.others[1:-1]}" if limit.others else ""
         fits = fit.largest(work, limit.bytes)

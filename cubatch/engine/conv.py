@@ -76,7 +76,7 @@ def conv2d(
                [6., 9., 6.],
                [4., 6., 4.]])
     """
-    shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups=groups)
     xp, q, k = of(x), shape.horizontal.out, shape.k
     y = xp.empty((x.shape[0], shape.vertical.out, q, k), dtype=x.dtype) if out is None else out
     ending = blocks.ending(folded=scale, residual=residual)
@@ -141,7 +141,7 @@ def conv2d_dgrad(
     Raises:
         InvalidArgument: If shapes do not fit, or a depthwise convolution has a residual or a ReLU before it.
     """
-    shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups=groups)
     xp = of(dy)
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
     ending = blocks.ending(residual=residual, positive=positive)
@@ -211,7 +211,7 @@ def conv2d_wgrad(
     Raises:
         InvalidArgument: If shapes do not fit.
     """
-    shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups=groups)
     if shape.is_depthwise:
         return depthwise.wgrad(shape, x, dy, dw=dw, db=db, workspace=workspace)
     xp, k, all_taps = of(x), shape.k, shape.taps

@@ -32,7 +32,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.memory.dataflow import Dataflow
 from cubatch.network.graph import Network
-from cubatch.network.weights import save_weights
+from cubatch.network.weight_files import save_weights
 from cubatch.workload import OPTIMIZERS, check_target
 
 SCHEDULES: tuple[str, ...] = get_args(choices.Schedule)

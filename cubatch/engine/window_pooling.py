@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Pool
-from cubatch.network.layers.pooling import MOST_TAPS
+from cubatch.network.layers.pooling_layers import MOST_TAPS
 from cubatch.network.windows import pool_axes
 
 if TYPE_CHECKING:

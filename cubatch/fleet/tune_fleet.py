@@ -20,7 +20,7 @@ from cubatch.errors import CubatchError, InvalidArgument, MissingDependency, Wor
 from cubatch.fleet import on_worker
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.hardware import arithmetic, probe
-from cubatch.hardware import room as hardware_room
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.measure.goal import Goal
 from cubatch.network import models
 from cubatch.network.models import SpecLike
@@ -127,7 +127,7 @@ def _check(call: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
     limits = {name: given[name] for name in ("budget", "seed", "sweeps")}
     Limits.of(given["batch_sizes"], given["max_batch_size"], **limits)
     if given["memory_limit"] is not None:
-        hardware_room.memory_limit(probe.device("cpu"), given["memory_limit"])
+        hardware_memory.memory_limit(probe.device("cpu"), given["memory_limit"])
     for name, price in prices.items():
         checks.check_number(f"prices[{name!r}]", price, above=0.0)
 

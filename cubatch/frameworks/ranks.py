@@ -26,7 +26,7 @@ from cubatch.frameworks.bounded_runner import BoundedRunner
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit, memory_limit
+from cubatch.hardware.memory_limit import MemoryLimit, memory_limit
 from cubatch.measure.ranks_runner import SlowestClock
 from cubatch.measure.runner import Remark
 

@@ -15,7 +15,8 @@ from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_memory import Peaks
 from cubatch.frameworks.torch_state import SavedState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
-from cubatch.hardware import probe, room
+from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.network.importers.torch_export import check_initialized
 
@@ -154,7 +155,7 @@ class TorchModule:
 
         has_others = distributed.is_available() and distributed.is_initialized()
         ranks = distributed.get_world_size() if has_others else 1
-        return min(limit, room.memory_limit(self.device).bytes // ranks + self.held_bytes)
+        return min(limit, hardware_memory.memory_limit(self.device).bytes // ranks + self.held_bytes)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Return a runner of its steps."""

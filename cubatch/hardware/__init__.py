@@ -1,1 +1,1 @@
-"""On what it runs: facts of devices, the catalogue, this machine, its room, its arithmetic."""
+"""Devices: facts, catalog, probing of this machine, memory limits and the arithmetic of SMs."""

@@ -1,8 +1,8 @@
 """
-What one SM of each compute capability is: `data/architectures.toml`, read once.
+Facts of each compute capability, read once from `data/architectures.toml`.
 
-Whatever differs between architectures, and is no GPU's own, is asked for here: what an SM holds, what it computes in a
-clock, how code for it is compiled, which of them behave alike in predictions.
+They hold for every GPU of an architecture: resources of an SM, its arithmetic in a clock, compiler options, and which
+architectures are predicted alike.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ _KIB = 1024
 @attrs.frozen(kw_only=True, eq=False)
 class Architecture:
     """
-    One compute capability; sizes in bytes, registers of 32 bits, rates of one SM.
+    A compute capability; sizes in bytes, registers of 32 bits, rates of one SM.
 
     Attributes:
         name: NVIDIA's name of the generation: "Volta".
         compute_capability: (major, minor).
-        threads_per_sm, warps_per_sm, blocks_per_sm: Resident at most at a time.
-        registers_per_sm: In the register file.
-        registers_per_block: One block may use.
-        partitions: Sub-partitions with a register file of their own; a warp lives in one of them.
+        threads_per_sm, warps_per_sm, blocks_per_sm: Most that are resident at a time.
+        registers_per_sm: Registers in the register file.
+        registers_per_block: Registers that one block may use.
+        partitions: Sub-partitions with a register file each; a warp lives in one of them.
         shared_bytes_per_sm: Largest shared memory that all resident blocks divide.
-        shared_bytes_per_block: Largest of one block, once it has opted in; 48 KiB need no opting in.
-        reserved_shared_bytes: Taken by the system from the SM's share for each resident block.
-        shared_unit_bytes: Shared memory is given out in multiples of this.
+        shared_bytes_per_block: Largest shared memory of one block; more than 48 KiB needs an opt-in.
+        reserved_shared_bytes: Shared memory that the system takes for each resident block.
+        shared_unit_bytes: Shared memory is allocated in multiples of this.
         shared_carveouts: Sizes that the SM's shared memory can be set to; one where it is fixed.
         barriers_per_sm: Pool of named barriers; None where they are not counted.
         float32_lanes: Multiply-adds of float32 in a clock.
-        tensor_cores: Tensor Cores; None where that is not known.
-        boards_without: Whether there are boards whose chip leaves them out.
-        tensor_dtypes: Types that they take.
-        tensor_fma: Dense multiply-adds in a clock by type, by the fastest instruction; empty where no source was seen.
-        geforce_share: Of tensor_fma, what GeForce boards have.
-        mma_fma, wgmma_fma: The same by mma.sync and by wgmma, of float16 and tf32; empty without the instruction.
-        instructions: Those that kernels ask for and that are there.
-        target: What the compiler is told for wgmma; None where that is the architecture itself.
-        last_cuda: Last release that compiles for it; None: the newest does.
+        tensor_cores: Number of Tensor Cores; None where unknown.
+        boards_without: Whether some boards have chips without Tensor Cores.
+        tensor_dtypes: Types that Tensor Cores take.
+        tensor_fma: Dense multiply-adds in a clock by type, with the fastest instruction; empty without a source.
+        geforce_share: Share of tensor_fma that GeForce boards have.
+        mma_fma, wgmma_fma: The same for mma.sync and wgmma, of float16 and tf32; empty without the instruction.
+        instructions: Available instructions, of those that kernels ask for.
+        target: Compiler target for wgmma; None where it is the architecture itself.
+        last_cuda: Last CUDA release that compiles for it; None is the newest.
         surveyed: Whether every kernel is compiled for it before a release.
-        ptx: By kind of kernel, the first architecture that has its PTX in common; without those that it shares none of.
-        same_instructions: The architecture whose machine code takes the same; None without.
-        instruction_bytes: Of its machine code; None where that is not laid out in equal pieces.
+        ptx: First architecture with the same PTX, by kind of kernel; without the kinds whose PTX it shares with none.
+        same_instructions: Architecture that executes the same machine code; None if there is none.
+        instruction_bytes: Size of a machine instruction; None where sizes differ.
         kin: Name of the GPUs whose SMs issue instructions alike.
-        power_limited: Whether small boards are taken to hold less than their boost clock.
-        tensor_measured: Whether the published times of Tensor Cores are of it.
-        source: Where the facts were printed.
+        power_limited: Whether small boards are assumed to stay below their boost clock.
+        tensor_measured: Whether the published times of Tensor Cores include it.
+        source: Where the facts were published.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Architecture:
 
     @property
     def arch(self) -> str:
-        """In the compiler's spelling: "sm_70"."""
+        """Its name for the compiler: "sm_70"."""
         return "sm_{}{}".format(*self.compute_capability)
 
     @property
@@ -112,23 +112,23 @@ class Architecture:
 
     @property
     def is_compiled_for(self) -> bool:
-        """Whether there is a compiler that kernels can be compiled for it with."""
+        """Whether the CUDA release of cubatch[kernels] can compile for it."""
         return self.last_cuda is None or _release(self.last_cuda) >= _release(every().cuda)
 
 
 @attrs.frozen(kw_only=True)
 class Every:
     """
-    What holds for every architecture, of launches and of how registers are given out.
+    Limits of launches and registers that are the same for every architecture.
 
     Attributes:
         warp_threads: Threads of a warp.
-        threads_per_block, registers_per_thread, barriers_per_block: Most of a launch.
-        register_unit: Registers are given to a warp in multiples of this.
-        partitions_at_launch: A launch is checked as if every SM had so many, those of sm_60 (two) included.
-        shared_bytes_without_opting_in: Shared memory of a block that need not be asked for.
+        threads_per_block, registers_per_thread, barriers_per_block: Largest values of a launch.
+        register_unit: Registers are allocated to a warp in multiples of this.
+        partitions_at_launch: A launch is checked as if every SM had this number of partitions, even sm_60 with two.
+        shared_bytes_without_opting_in: Shared memory of a block that needs no opt-in.
         cuda: Release of the compiler that comes with cubatch[kernels].
-        source: Where the facts were printed.
+        source: Where the limits were published.
     """
 
     warp_threads: int
@@ -145,7 +145,7 @@ class Every:
 @cache
 def every() -> Every:
     """
-    Return what holds for all of them.
+    Return the limits that every architecture shares.
 
     Example:
         >>> every().warp_threads
@@ -158,19 +158,16 @@ def every() -> Every:
 @cache
 def known() -> Mapping[tuple[int, int], Architecture]:
     """Return every architecture by compute capability, in ascending order."""
-    found = [_architecture(facts) for name, facts in _tables().items() if name != "every"]
-    return MappingProxyType({one.compute_capability: one for one in found})
+    architectures = [_architecture(facts) for name, facts in _tables().items() if name != "every"]
+    return MappingProxyType({each.compute_capability: each for each in architectures})
 
 
 def of(compute_capability: Sequence[int]) -> Architecture:
     """
-    Look a compute capability up.
-
-    Args:
-        compute_capability: (major, minor), or a list of them.
+    Return the architecture of a compute capability, (major, minor).
 
     Raises:
-        UnknownName: If it is not in the table, or no pair of whole numbers.
+        UnknownName: If it is not in the table, or not a pair of whole numbers.
 
     Example:
         >>> of((9, 0)).shared_bytes_per_block
@@ -180,29 +177,27 @@ def of(compute_capability: Sequence[int]) -> Architecture:
     try:
         return known()[given]  # type: ignore[index]
     except (KeyError, TypeError):
-        said = ".".join(map(str, given)) if isinstance(given, tuple) else str(given)
-        raise UnknownName("compute_capability", said, [f"{major}.{minor}" for major, minor in known()]) from None
+        text = ".".join(map(str, given)) if isinstance(given, tuple) else str(given)
+        raise UnknownName("compute_capability", text, [f"{major}.{minor}" for major, minor in known()]) from None
 
 
 @cache
 def like(compute_capability: tuple[int, int]) -> Architecture:
     """
-    Return the architecture that one is taken to be like: itself, else the last in the table before it, else the first.
+    Return the nearest architecture of the table: the same, else the last before it, else the first.
 
     Example:
         >>> like((8, 6)).arch, like((99, 0)).arch, like((3, 5)).arch
         ('sm_86', 'sm_121', 'sm_37')
     """
-    found, *later = known().values()
-    for one in later:
-        if one.compute_capability <= compute_capability:
-            found = one
-    return found
+    first, *later = known().values()
+    older = [each for each in later if each.compute_capability <= compute_capability]
+    return older[-1] if older else first
 
 
 def numbered(number: int) -> Architecture | None:
     """
-    Return the architecture of a compute capability times ten; None where it is not in the table.
+    Return the architecture of a compute capability times ten; None if it is not in the table.
 
     Example:
         >>> numbered(90).target, numbered(35)
@@ -220,7 +215,7 @@ def surveyed() -> tuple[str, ...]:
         >>> surveyed()[0], surveyed()[-1]
         ('sm_52', 'sm_120')
     """
-    return tuple(one.arch for one in known().values() if one.surveyed)
+    return tuple(each.arch for each in known().values() if each.surveyed)
 
 
 def _release(text: str) -> tuple[int, ...]:

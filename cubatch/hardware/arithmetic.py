@@ -1,4 +1,4 @@
-"""What a device computes with: number formats, Tensor Cores, peak rates, the library that runs."""
+"""Number formats, Tensor Cores, peak rates and the kernel library of a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TENSOR_CORE_MULTIPLES = {"tf32": 4, "float16": 8, "bfloat16": 8}
 
 
 def tensor_core_multiple(device: Device, dtype: str) -> int | None:
-    """Return what channels and batches are to be multiples of for Tensor Cores; None where there are none."""
+    """Return the multiple of channels and batch sizes that Tensor Cores need; None where there are none."""
     return TENSOR_CORE_MULTIPLES.get(dtype) if has_tensor_cores(device, dtype) else None
 
 
@@ -19,16 +19,17 @@ LIBRARIES = ("auto", "cubatch", "im2col")
 
 def resolve_library(library: str, device: Device, dtype: str = "float32") -> str:
     """
-    Return which kernels "auto" stands for: our own on a GPU whose facts are known, else a BLAS.
+    Return the library that runs: "auto" is cubatch's kernels on a GPU whose facts are known, else a BLAS.
+
+    A BLAS takes float32 only: it would round to 16 bits between products, where kernels sum in float32.
 
     Args:
         library: "auto", "cubatch" or "im2col".
-        device: What it is to run on.
-        dtype: What is to be computed with, which the device takes; a BLAS takes float32 only, since between its
-            products everything would be rounded to 16 bits where kernels sum in float32.
+        device: Device of the run.
+        dtype: A dtype that the device supports.
 
     Raises:
-        InvalidArgument: If the library is unknown, or not for this device or dtype.
+        InvalidArgument: If the library is unknown, or does not run on this device or with this dtype.
 
     Example:
         >>> from cubatch.hardware.probe import device
@@ -46,8 +47,8 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
         known = device.num_sms is not None and device.compute_capability is not None
         library = "cubatch" if device.kind == "cuda" and known else "im2col"
         if library == "im2col" and device.kind == "cuda" and dtype != "float32":
-            wanted = f"a GPU whose num_sms and compute_capability are known, to compute in {dtype}"
-            raise InvalidArgument("device", str(device), wanted)
+            allowed = f"a GPU whose num_sms and compute_capability are known, to compute in {dtype}"
+            raise InvalidArgument("device", str(device), allowed)
     if library == "im2col" and dtype != "float32":
         remedy = 'On a GPU, library="cubatch" takes it.'
         raise UnsupportedDtype(dtype, 'library="im2col"', ("float32",), remedy)
@@ -55,33 +56,24 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
 
 
 def check_kernels(device: Device) -> None:
-    """
-    Refuse a GPU that no kernel is compiled for; those that are newer than the table may do.
-
-    Raises:
-        InvalidArgument: If it is too old.
-    """
+    """Raise InvalidArgument if a GPU is too old for the kernels; one newer than the table is accepted."""
     if architectures.like(device.compute_capability or (99, 0)).is_compiled_for:
         return
-    oldest = next(one.arch for one in architectures.known().values() if one.is_compiled_for)
+    oldest = next(each.arch for each in architectures.known().values() if each.is_compiled_for)
     remedy = f"No kernel is compiled for {device.arch}; predictions for the vendor's libraries need none."
     raise InvalidArgument("device", str(device), f"a GPU of {oldest} or newer for the kernels of cubatch", remedy)
 
 
 def check_dtype(device: Device, dtype: str) -> None:
     """
-    Refuse a dtype that the device cannot compute with.
+    Raise an error if the device cannot compute with a dtype.
 
-    float16 and bfloat16 run on every GPU: where it has no Tensor Cores for them, storage is 16 bits wide
-    and arithmetic float32. tf32 is a mode of Tensor Cores that exists from sm_80 on.
-
-    Args:
-        device: What it is to run on.
-        dtype: One of "float32", "tf32", "float16", "bfloat16".
+    float16 and bfloat16 run on every GPU: without Tensor Cores, values are stored in 16 bits and computed in float32.
+    The mode tf32 of Tensor Cores exists from sm_80 on.
 
     Raises:
         UnknownName: If there is no such dtype.
-        UnsupportedDtype: If the device does not have it (also an InvalidArgument).
+        UnsupportedDtype: If the device does not support it (also an InvalidArgument).
 
     Example:
         >>> from cubatch.hardware.probe import device
@@ -98,7 +90,7 @@ def check_dtype(device: Device, dtype: str) -> None:
 
 def supported_dtypes(device: Device) -> tuple[str, ...]:
     """
-    List the dtypes that a device takes.
+    List the dtypes that a device supports.
 
     Example:
         >>> from cubatch.hardware.probe import device
@@ -114,20 +106,16 @@ def supported_dtypes(device: Device) -> tuple[str, ...]:
 
 def _dtype_remedy(device: Device) -> str:
     if device.kind == "cpu":
-        return 'Use dtype="float32", or name the GPU that it is for as device.'
-    major, minor = next(first for first, one in architectures.known().items() if "tf32" in one.tensor_dtypes)
+        return 'Use dtype="float32", or name the GPU as device.'
+    major, minor = next(key for key, each in architectures.known().items() if "tf32" in each.tensor_dtypes)
     return f'tf32 needs compute capability {major}.{minor} or higher; use dtype="float32" or "float16".'
 
 
 def peak_flops_per_second(device: Device, dtype: str) -> float | None:
     """
-    Return the rate that arithmetic on a dtype can reach, or None where it is not known.
+    Return the peak FLOP per second with a dtype, or None where it is not known.
 
-    16-bit storage without Tensor Cores for it is computed in float32, so it has the float32 rate.
-
-    Args:
-        device: The GPU or CPU.
-        dtype: One of "float32", "tf32", "float16", "bfloat16".
+    16-bit storage without Tensor Cores is computed in float32, at the float32 rate.
 
     Raises:
         InvalidArgument: If there is no such dtype.
@@ -149,9 +137,9 @@ def peak_flops_per_second(device: Device, dtype: str) -> float | None:
 
 def has_tensor_cores(device: Device, dtype: str) -> bool | None:
     """
-    Return whether a device has Tensor Cores that take a dtype; None where it is not known.
+    Return whether a device has Tensor Cores for a dtype; None where it is not known.
 
-    Those of Volta and Turing take float16 only; tf32 and bfloat16 came with sm_80.
+    Tensor Cores of Volta and Turing take float16 only; tf32 and bfloat16 need sm_80.
 
     Example:
         >>> volta = Device(name="V100", compute_capability=(7, 0), tensor_cores=True)

@@ -1,8 +1,8 @@
 """
-The GPUs that cubatch knows without having them: `data/devices.toml`, looked up by name.
+GPUs that cubatch knows from data sheets: `data/devices.toml`, looked up by name.
 
-A name finds exactly one device or is an error.  Names that several boards share ("titan x",
-"v100", "a100") list the boards; names that nothing goes by list those that are near.
+A name finds exactly one device or is an error. The error for a name that several boards share ("titan x", "v100",
+"a100") lists the boards; the error for an unknown name lists similar names.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cubatch.hardware.facts import Device
 _PATH = Path(__file__).parents[1] / "data" / "devices.toml"
 _VENDOR_WORDS = frozenset({"nvidia", "geforce", "tesla"})
 
-# The driver shows less memory than a board has: it keeps some, and ECC may take a sixteenth.  Data sheets round speeds.
-_LEAST_SEEN = 0.9
+# The driver reports less memory than a board has: it reserves some, and ECC may take a sixteenth. Data sheets round.
+_LEAST_MEMORY_SHARE = 0.9
 _SPEED_DIFFERENCE = 0.03
 
 
 def names() -> tuple[str, ...]:
     """
-    List the catalogue's own name of every device, in the order of the file: by generation.
+    List the catalogue's name of every device, by generation.
 
     Example:
         >>> "h200-sxm" in names()
@@ -39,25 +39,22 @@ def names() -> tuple[str, ...]:
 
 
 def all_devices() -> tuple[Device, ...]:
-    """Return every device of the catalogue, in the order of the file: by generation."""
+    """Return every device of the catalogue, by generation."""
     return tuple(_devices().values())
 
 
 def find(name: str) -> Device:
     """
-    Look a GPU up by the catalogue's name, the driver's name or an alias.
+    Return a GPU by the catalogue's name, the driver's name or an alias.
 
     Letter case, punctuation and the words NVIDIA, GeForce and Tesla make no difference.
 
     Args:
         name: "v100-sxm2-16gb", "Tesla V100-SXM2-16GB", "2080 ti".
 
-    Returns:
-        Device: Its facts from data sheets, with the source; what is not known is None. Not live.
-
     Raises:
-        InvalidArgument: If several devices go by the name; the message lists them.
-        UnknownName: If none does; the message lists names that are near.
+        InvalidArgument: If several devices have the name; the message lists them.
+        UnknownName: If none has it; the message lists similar names.
 
     Example:
         >>> find("GeForce RTX 2080 Ti").num_sms
@@ -77,7 +74,7 @@ def find(name: str) -> Device:
 
 def sharing(name: str) -> tuple[Device, ...]:
     """
-    List the devices that go by a name, one or several; none where nothing does.
+    List the devices that have a name: none, one or several.
 
     Example:
         >>> [found.slug for found in sharing("NVIDIA GeForce RTX 3060")]
@@ -96,34 +93,29 @@ def board(
     bytes_per_second: float | None = None,
 ) -> Device | None:
     """
-    Find the whole board that a driver describes; None if there is any doubt that it is this one.
+    Return the board that a driver describes by these figures; None in case of any doubt.
 
-    Boards that differ may report one name (RTX 3060, GTX 1650): what tells them apart is chip, SMs and memory.
-
-    Args:
-        name: As the driver reports it.
-        compute_capability, num_sms, memory_bytes: By the driver.
-        bytes_per_second: Of the memory's bus, where the driver says so.
+    Different boards may report one name (RTX 3060, GTX 1650): they differ in chip, SMs and memory.
 
     Example:
         >>> board("NVIDIA GeForce RTX 3060", (8, 6), 28, 12 * 2**30).slug
         'rtx-3060-12gb'
     """
     named = sharing(name)
-    alike = [one for one in named if one.compute_capability == compute_capability]
-    same = [one for one in alike if one.num_sms is None or one.num_sms == num_sms]
+    alike = [device for device in named if device.compute_capability == compute_capability]
+    same = [device for device in alike if device.num_sms is None or device.num_sms == num_sms]
     if len(named) > 1:
-        same = [one for one in same if _same_memory(one, memory_bytes, bytes_per_second)]
+        same = [device for device in same if _has_memory(device, memory_bytes, bytes_per_second)]
     return same[0] if len(same) == 1 else None
 
 
-def _same_memory(one: Device, memory_bytes: int | None, bytes_per_second: float | None) -> bool:
-    """Return whether a board has a GPU's memory: its size, and its speed where both are known."""
-    if one.num_sms is None or one.memory_bytes is None or memory_bytes is None:
+def _has_memory(device: Device, memory_bytes: int | None, bytes_per_second: float | None) -> bool:
+    """Return whether a board has memory of this size, and of this speed where both speeds are known."""
+    if device.num_sms is None or device.memory_bytes is None or memory_bytes is None:
         return False
-    speeds = one.peak_bytes_per_second, bytes_per_second
+    speeds = device.peak_bytes_per_second, bytes_per_second
     as_fast = None in speeds or abs((speeds[0] or 0) - (speeds[1] or 0)) <= _SPEED_DIFFERENCE * (speeds[0] or 0)
-    return as_fast and _LEAST_SEEN <= memory_bytes / one.memory_bytes <= 1
+    return as_fast and _LEAST_MEMORY_SHARE <= memory_bytes / device.memory_bytes <= 1
 
 
 @cache
@@ -156,7 +148,6 @@ def _spellings(slug: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _suggestions() -> list[str]:
-    """Every name in lower case, which is how suggestions are compared."""
     listed = [*names()]
     for facts in _tables().values():
         listed += [*facts.get("aliases", ()), *facts.get("shared_names", ())]
@@ -170,11 +161,11 @@ def _key(text: str) -> str:
 
 def device_of(facts: Mapping[str, Any], slug: str = "") -> Device:
     """
-    Make a device of a row: in the units that data sheets print.
+    Return the device of a row of `data/devices.toml`.
 
     Args:
-        facts: The keys of `data/devices.toml`, with values that make sense.
-        slug: The catalogue's name for it, if it is in there.
+        facts: The row: valid values in the units of data sheets.
+        slug: The catalogue's name of the device; empty if it is not in the catalogue.
     """
 
     def scaled(field: str, factor: float) -> float | None:

@@ -1,8 +1,8 @@
 """
-A device that its user describes: one TOML file with the keys of a row of `data/devices.toml`.
+A device described by a user: one TOML file with the keys of a row of `data/devices.toml`.
 
-For a GPU that the catalogue does not have, or has with other figures.  Such a device is in no machine: plans and
-predictions are made for it, nothing is measured on it.
+It is for a GPU that the catalogue lacks, or lists with other figures. Such a device is in no machine: it can be planned
+and predicted for, and not measured on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from cubatch.units import is_visible, visible
 
 SUFFIX = ".toml"
 _LONGEST_TEXT = 1000
-_LEAST, _MOST = 1e-6, 2**53
-"""Of any figure, in the unit of its key: beyond them it is none of a device."""
+_LEAST, _MOST = 1e-6, 2**53  # plausible values of any figure, in the unit of its key
 
 
 @attrs.frozen
 class _Kind:
-    """What a key may hold, in words and as a test."""
+    """The allowed values of a key, in words and as a test."""
 
     allowed: str
     fits: Callable[[Any], bool]
@@ -97,17 +96,16 @@ _REMEDY = "docs/reference/files.md describes such a file."
 
 def read(name: str) -> Device:
     r"""
-    Read a device from a file: its keys, or one table that has them, as a row of the catalogue does.
+    Read a device from a file, which has the keys of a catalogue row at its top or in one table.
 
     Args:
-        name: Path of a .toml file. Of its keys, "compute_capability" must be there; "name" is the file's without it.
+        name: Path of a .toml file. It must have the key "compute_capability"; the default "name" is the file's.
 
     Returns:
-        Device: Its facts; what the file does not say is None. Not live, of no name in the
-            catalogue, and with the file as its source, whatever source that has its figures from.
+        Device: Its facts; missing ones are None. It is not live, and the file is its source.
 
     Raises:
-        InvalidArgument: If the file cannot be read, or a key has no value that makes sense; the message names both.
+        InvalidArgument: If the file cannot be read, or the value of a key makes no sense; the message names both.
         UnknownName: If there is a key that no row has.
 
     Example:
@@ -142,7 +140,7 @@ def read(name: str) -> Device:
         )
         raise InvalidArgument(f"usable_mib in {name}", facts["usable_mib"], allowed, _REMEDY)
     if "compute_capability" not in facts:
-        remedy = "It says what an SM is: [7, 0] is a V100, [8, 6] an RTX 3090."
+        remedy = "It decides the resources of an SM: [7, 0] is a V100, [8, 6] an RTX 3090."
         raise InvalidArgument(f"compute_capability in {name}", None, "given as [major, minor]", remedy)
     major, minor = facts["compute_capability"]
     defaults = {
@@ -154,11 +152,11 @@ def read(name: str) -> Device:
 
 def lacks(device: Device, facts: Sequence[str]) -> str:
     """
-    Return which keys a device's file lacks, as a sentence; empty where no file describes it.
+    Return a sentence about the keys that a device's file lacks; empty where no file describes the device.
 
     Args:
-        device: Some facts of which are not known.
-        facts: Which, as `Device` calls them: "num_sms", "peak_flops_per_second['float32']".
+        device: A device some of whose facts are not known.
+        facts: The unknown facts as `Device` names them: "num_sms", "peak_flops_per_second['float32']".
 
     Example:
         >>> lacks(Device(name="mine", source="my-gpu.toml"), ["clock_hz", "peak_flops_per_second['float32']"])
@@ -174,7 +172,6 @@ def lacks(device: Device, facts: Sequence[str]) -> str:
 
 
 def _row(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of the one device that a file has, at its top or in a table as the catalogue's."""
     rows = {key: value for key, value in table.items() if isinstance(value, dict) and key not in _KINDS}
     if not rows:
         return dict(table)

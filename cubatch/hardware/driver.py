@@ -1,13 +1,12 @@
 """
-The GPUs that CUDA gives this process, asked of the CUDA driver without making a context.
+The GPUs that CUDA shows to this process, from the CUDA driver and without creating a context.
 
-The process that plans a run must not hold a context: it would take hundreds of megabytes from
-the GPU, and a crash in it would be the user's.  cuInit and the cuDevice* queries make none, and
-they answer with CUDA's own numbering, MIG slices and CUDA_VISIBLE_DEVICES already applied.  The
-other two ways do less: the CUDA runtime (CuPy) may make the primary context on the way, and
-NVML counts boards that CUDA does not show, in an order of its own.  Neither CuPy nor a toolkit
-is needed.  One thing to know: after cuInit, processes that are *forked* (not started) from this
-one cannot use CUDA.
+The process that plans a run must not hold a context. A context takes hundreds of megabytes of the GPU, and a crash in
+it would end the user's process. The functions cuInit and cuDevice* create none. They apply CUDA's numbering, MIG slices
+and CUDA_VISIBLE_DEVICES.
+
+The CUDA runtime (CuPy) may create the primary context, and NVML counts boards that CUDA does not show. Neither CuPy nor
+a toolkit is needed. After cuInit, processes that are forked (not started) from this one cannot use CUDA.
 """
 
 from __future__ import annotations
@@ -36,19 +35,18 @@ _REMEDY = 'Pass device="cpu" to run without it; plans and predictions take the n
 @attrs.frozen(kw_only=True)
 class VisibleGpu:
     """
-    One GPU, or MIG slice of one, that CUDA shows to this process.
+    A GPU, or a MIG slice, that CUDA shows to this process.
 
     Attributes:
-        index: Its number in CUDA: "cuda:1" is 1.
-        name: By the driver; a MIG slice's ends in " MIG 3g.40gb".
+        index: CUDA's number of it: "cuda:1" is 1.
+        name: The driver's name; that of a MIG slice ends in " MIG 3g.40gb".
         uuid: "GPU-..." or, for a slice, "MIG-...", as NVML and CUDA_VISIBLE_DEVICES take it.
         mig: The slice's profile, "3g.40gb"; None for a whole GPU.
         compute_capability: (major, minor).
-        num_sms: SMs of the GPU or slice.
-        memory_bytes: Memory of the GPU or slice.
-        l2_bytes: L2 cache; None where the driver says 0 or refuses to say.
+        num_sms, memory_bytes: SMs and memory of the GPU or slice.
+        l2_bytes: L2 cache; None where the driver reports 0 or an error.
         clock_hz: Highest SM clock; None likewise.
-        bytes_per_second: Of the memory's bus, twice its clock times its width; None where either is unknown so.
+        bytes_per_second: Twice the memory clock times the width of the bus; None likewise.
         integrated: Whether its memory is the host's.
     """
 
@@ -88,12 +86,7 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
 
 
 def load() -> Any:
-    """
-    Load the driver's library.
-
-    Raises:
-        DeviceNotAvailable: If it is not installed.
-    """
+    """Load the driver's library; raise DeviceNotAvailable if it is not installed."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -101,7 +94,7 @@ def load() -> Any:
 
 
 def version(cuda: Any) -> tuple[int, int]:
-    """Return the newest (major, minor) of CUDA that a loaded driver knows."""
+    """Return the newest CUDA version that a loaded driver supports, as (major, minor)."""
     number = ctypes.c_int()
     _check(cuda.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
     return number.value // 1000, number.value % 1000 // 10
@@ -115,9 +108,9 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
     size = ctypes.c_size_t()
     _check(cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle), "cuDeviceTotalMem")
     octets = (ctypes.c_ubyte * 16)()
-    # Version 2, from CUDA 11.4 on, gives a MIG slice's own uuid; before it, slices have their GPU's.
-    ask_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
-    _check(ask_uuid(ctypes.byref(octets), handle), "cuDeviceGetUuid")
+    # Version 2, from CUDA 11.4 on, returns a MIG slice's own uuid; before it, slices have their GPU's.
+    get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
+    _check(get_uuid(ctypes.byref(octets), handle), "cuDeviceGetUuid")
 
     def attribute(number: int) -> int:
         value = ctypes.c_int()
@@ -125,7 +118,7 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
         return value.value
 
     def attribute_or_0(number: int) -> int:
-        """Return 0, as for what is unknown, where a driver refuses it: what the others say is worth having."""
+        """Return 0, the driver's sign for an unknown value, where the query fails."""
         value = ctypes.c_int()
         status = cuda.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
         return value.value if status == _SUCCESS else 0

@@ -1,11 +1,9 @@
 """
 Device: the facts of one GPU or CPU, as a frozen record.
 
-A Device says what a machine can do, not what it is doing: live figures (free memory, clocks,
-power) come from `monitor`.  It is built by the catalogue, by the probe, or by hand in a test.
-What is not known is None and stays None; nothing fills it with a guess.
-
-What is the same for every GPU of an architecture is in `architectures`.
+It holds capabilities, not live figures such as free memory, clocks and power, which come from `nvml`. It is built by
+the catalogue, by `probe`, or by hand in a test. Unknown facts are None; nothing replaces them with a guess. Facts that
+every GPU of an architecture shares are in `architectures`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _positive = validators.optional(validators.gt(0))
 
 
 def _capability(value: Sequence[int] | None) -> tuple[int, int] | None:
-    """Take a pair of whole numbers, as a list too: NumPy's and JSON's become Python's."""
+    """Convert a pair of whole numbers, of NumPy or JSON too, into Python's."""
     if value is None:
         return None
     if (
@@ -40,7 +38,7 @@ def _capability(value: Sequence[int] | None) -> tuple[int, int] | None:
 
 class FrozenMapping(Mapping[str, Any]):
     """
-    A mapping that cannot be changed, so that a record that has one can be a key of a cache.
+    A mapping that cannot be changed, so that a record with one can be a key of a cache.
 
     Example:
         >>> FrozenMapping({"float32": 1e12}), FrozenMapping({"float32": 1e12}) == {"float32": 1e12}
@@ -74,29 +72,28 @@ class FrozenMapping(Mapping[str, Any]):
 @attrs.frozen(kw_only=True, cache_hash=True)
 class Device:
     """
-    What one GPU or CPU can do; hashable, so that what follows from it can be kept by it.
+    Facts of one GPU or CPU; hashable, so that results can be cached by device.
 
     Attributes:
-        name: The vendor's name, as the driver or the catalogue gives it.
+        name: The vendor's name.
         kind: "cuda" or "cpu".
-        slug: The catalogue's name for it ("v100-sxm2-16gb"); empty for a device outside the catalogue.
+        slug: The catalogue's name ("v100-sxm2-16gb"); empty for a device outside the catalogue.
         architecture: The vendor's name of the generation: "Volta".
-        compute_capability: (major, minor), as a list too; None on a CPU.
-        num_sms: Streaming multiprocessors this process may use; None on a CPU or where unknown.
-        peak_flops_per_second: FLOP per second by dtype at the boost clock, as `source` prints it.
-            A dtype without an entry has no rate of its own that is known.
-        peak_bytes_per_second: DRAM bandwidth by the data sheet.
-        memory_bytes: Capacity of the device's memory, less what the driver keeps of it for ECC.
+        compute_capability: (major, minor); None on a CPU.
+        num_sms: Streaming multiprocessors that this process may use; None on a CPU or where unknown.
+        peak_flops_per_second: Published FLOP per second by dtype at the boost clock; without a dtype of unknown rate.
+        peak_bytes_per_second: Published DRAM bandwidth.
+        memory_bytes: Capacity of the device's memory, less what the driver reserves for ECC.
         l2_bytes: L2 cache of a GPU; of a CPU, the L2 of one core.
         clock_hz: Boost clock.
         tensor_cores: Whether it has Tensor Cores; None where unknown.
         power_limit_watts: Board power by the data sheet, or the limit in force on a live device.
         uuid, mig, index: Identity of a live GPU; None or 0 otherwise.
         integrated: Whether a live GPU's memory is the host's.
-        threads: CPU threads this process may use; None on a GPU.
+        threads: CPU threads that this process may use; None on a GPU.
         caches: Sizes of a CPU's caches in bytes by level: {"L1d": ..., "L2": ..., "L3": ...}.
-        live: Whether the device is in this machine and may be measured on.
-        source: Where the facts were printed.
+        live: Whether the device is in this machine and can be measured on.
+        source: Where the facts were published.
     """
 
     name: str
@@ -123,16 +120,15 @@ class Device:
 
     @property
     def arch(self) -> str | None:
-        """Architecture in the compiler's spelling: "sm_70"; None on a CPU."""
+        """The compiler's name of the architecture: "sm_70"; None on a CPU."""
         return None if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
 
     @property
     def address(self) -> str:
         """
-        What another process on this machine finds a live device by: "cpu", or a GPU's uuid.
+        The name by which another process on this machine finds a live device: "cpu", or a GPU's uuid.
 
-        A number depends on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER: it may be another GPU's there, and it is the
-        free memory of this one that was asked.
+        A number depends on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, and may mean another GPU there.
 
         Example:
             >>> Device(name="NVIDIA H200", uuid="GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", index=1).address

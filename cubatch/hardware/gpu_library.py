@@ -1,4 +1,4 @@
-"""CuPy, the array library of the GPU: imported here and nowhere else, in the versions that cubatch is written for."""
+"""CuPy, the array library of the GPU: imported only here, in supported versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from cubatch.errors import (
     CubatchError,
@@ -31,35 +31,34 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
     Import CuPy, which takes seconds and needs a driver.
 
     Args:
-        purpose: What needs it, as the beginning of a sentence.
+        purpose: What needs CuPy, as the beginning of a sentence.
 
     Raises:
         MissingDependency: If it is not installed.
-        UnsupportedVersion: If it is of a release, or made for a CUDA, that cubatch is not written for.
+        UnsupportedVersion: If its release or its CUDA is not supported.
 
     Example:
         >>> cupy().__name__  # doctest: +SKIP
         'cupy'
     """
     try:
-        import cupy as found
+        import cupy as module
     except ImportError as error:
         raise MissingDependency("cupy", purpose, "cuda12x") from error
-    _check(found)
-    module: ModuleType = found
-    return module
+    _check(module)
+    return cast("ModuleType", module)
 
 
 @contextlib.contextmanager
 def translating(operation: str) -> Iterator[None]:
     """
-    Raise CuPy's errors as ours, and any library's want of memory.
+    Translate errors of CuPy, and out-of-memory errors of any library, into those of cubatch.
 
     Args:
-        operation: What is done, as the beginning of a sentence.
+        operation: What the block does, as the beginning of a sentence.
 
     Raises:
-        OutOfMemory, DeviceFailed: In the place of the library's error.
+        OutOfMemory, DeviceFailed: Instead of the library's error.
 
     Example:
         >>> with translating("waiting for the GPU"):  # doctest: +SKIP
@@ -68,7 +67,7 @@ def translating(operation: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, CubatchError):  # ours, which says more
+        if isinstance(error, CubatchError):
             raise
         if is_out_of_memory(error):
             raise OutOfMemory(operation) from error
@@ -80,29 +79,24 @@ def translating(operation: str) -> Iterator[None]:
 
 
 def late(cuda_status: int) -> str:
-    """
-    Say that a fault may be of a kernel before the call that reported it; empty where it cannot be.
-
-    Args:
-        cuda_status: What the driver reported.
-    """
+    """Return a sentence that an earlier kernel may have caused the fault; empty where that is impossible."""
     is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")  # each launch waits for its kernel
     if is_blocking or not DeviceFailed("", "", "", cuda_status).is_fatal:
         return ""
     return (
-        "A kernel that was launched before may have done it: the GPU tells late. CUDA_LAUNCH_BLOCKING=1 in the "
-        "environment tells which."
+        "A kernel that was launched earlier may have caused it: the GPU reports late. CUDA_LAUNCH_BLOCKING=1 in the "
+        "environment shows which."
     )
 
 
 @functools.cache
-def _check(found: Any) -> None:
-    """Refuse other releases, once for a module: the arrays' operations come by here all the time."""
-    release = _NUMBER.match(found.__version__)
-    cuda = found.cuda.runtime.runtimeGetVersion() // 1000  # 12090 is 12.9; AMD's HIP has eight digits
+def _check(module: Any) -> None:
+    """Raise UnsupportedVersion for other releases; cached, since every array operation calls this."""
+    release = _NUMBER.match(module.__version__)
+    cuda = module.cuda.runtime.runtimeGetVersion() // 1000  # 12090 is 12.9; AMD's HIP has eight digits
     if release is None or int(release[0]) not in CUPY_RELEASES or cuda not in CUDA_RELEASES:
-        wanted = f"CuPy {_either(CUPY_RELEASES)} for CUDA {_either(CUDA_RELEASES)}"
-        raise UnsupportedVersion(wanted, f"CuPy {found.__version__} for CUDA {cuda}", "cuda12x")
+        supported = f"CuPy {_either(CUPY_RELEASES)} for CUDA {_either(CUDA_RELEASES)}"
+        raise UnsupportedVersion(supported, f"CuPy {module.__version__} for CUDA {cuda}", "cuda12x")
 
 
 def _either(releases: tuple[int, ...]) -> str:

@@ -1,8 +1,7 @@
 """
-The CPU and main memory of this machine, as /proc, /sys and the cgroups of this process tell it.
+The CPU and main memory of this machine, from /proc, /sys and the cgroups of this process.
 
-Every function takes the directory under which /proc and /sys are found, so that a test can bring
-its own.  What is not told is None.
+Every function takes the folder that contains /proc and /sys, so that a test can bring its own. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -19,8 +18,9 @@ from cubatch.units import parse_bytes
 
 ROOT = Path("/")
 
-_UNLIMITED_BYTES = 2**62
-"""cgroup v1 writes "no limit" as the largest multiple of a page that a signed 64-bit number holds."""
+_UNLIMITED_BYTES = 2**62  # cgroup v1 writes "no limit" as the largest multiple of a page in a signed 64-bit number
+_THROTTLED_SHARE = 0.02  # of the periods: a step in a period whose quota is used up ends up to 100 ms later
+_FEWEST_PERIODS = 10  # mostly of 100 ms: among fewer a single one weighs too much
 
 
 @attrs.frozen
@@ -33,13 +33,13 @@ class _Files:
 
 
 _MEMORY_V1 = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
-# Above "high" nothing is killed: whoever wants more waits until the kernel has found it elsewhere.
+# Above "high" no process is killed: a process that needs more waits until the kernel has reclaimed it elsewhere.
 _MEMORY_V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """Give the CPU's name as the kernel reports it, or its instruction set where it reports none (ARM)."""
-    named = re.search(r"^model name\s*:\s*(\S.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    """Return the CPU's name as the kernel reports it, or its instruction set where it reports none (ARM)."""
+    named = re.search(r"^model name\s*:\s*(\S.*)$", read_text(root / "proc/cpuinfo"), re.MULTILINE)
     return named[1].strip() if named else f"{platform.machine()} CPU"
 
 
@@ -47,7 +47,7 @@ def cpu_threads(root: Path = ROOT) -> int:
     """
     Count the threads that can really run at a time: affinity mask and cgroup quota applied.
 
-    The quota is rounded down, since a thread more than it pays for stands still part of every period.
+    The quota is rounded down, since a thread beyond the quota is stopped for a part of every period.
     """
     allowed = len(os.sched_getaffinity(0))
     quotas = [quota for group, version in _groups(root, "cpu") if (quota := _quota(group, version)) is not None]
@@ -56,26 +56,41 @@ def cpu_threads(root: Path = ROOT) -> int:
 
 def cpu_periods(root: Path = ROOT) -> dict[str, tuple[int, int]]:
     """
-    Count the periods of each CPU quota so far, and those in which it was used up and all threads stood still.
+    Return (periods, throttled periods) of each CPU quota so far, by the folder of its cgroup.
 
-    Returns:
-        dict[str, tuple[int, int]]: By the folder of the cgroup, its own and those above it; those without a quota, or
-        that do not count, are left out.
+    All threads of a cgroup are stopped for the rest of a throttled period.
     """
-    found = {}
+    counted = {}
     for group, version in _groups(root, "cpu"):
-        text = _text(group / "cpu.stat")
+        text = read_text(group / "cpu.stat")
         counts = [re.search(rf"^nr_{name} ([0-9]+)$", text, re.MULTILINE) for name in ("periods", "throttled")]
         if _quota(group, version) is not None and counts[0] and counts[1]:
-            found[str(group)] = (int(counts[0][1]), int(counts[1][1]))
-    return found
+            counted[str(group)] = (int(counts[0][1]), int(counts[1][1]))
+    return counted
+
+
+def throttled_share(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> float | None:
+    """
+    Return the largest share of throttled periods between two of `cpu_periods`; None where it is too small to matter.
+
+    Example:
+        >>> throttled_share({"job": (100, 7)}, {"job": (200, 50)})
+        0.43
+        >>> throttled_share({"job": (100, 7)}, {"job": (200, 8)})
+    """
+    shares = [0.0]
+    for group in before.keys() & after.keys():
+        periods, throttled = (end - start for start, end in zip(before[group], after[group], strict=True))
+        if periods >= _FEWEST_PERIODS:
+            shares.append(throttled / periods)
+    return max(shares) if max(shares) >= _THROTTLED_SHARE else None
 
 
 def cpu_caches(root: Path = ROOT) -> dict[str, int]:
-    """Give the sizes in bytes of the data caches that the first CPU uses: {"L1d": ..., "L2": ..., "L3": ...}."""
+    """Return the sizes in bytes of the data caches of the first CPU: {"L1d": ..., "L2": ..., "L3": ...}."""
     caches = {}
     for entry in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = (_text(entry / name).strip() for name in ("level", "type", "size"))
+        level, kind, size = (read_text(entry / name).strip() for name in ("level", "type", "size"))
         if size and kind in {"Data", "Unified"}:
             caches[f"L{level}d" if kind == "Data" else f"L{level}"] = parse_bytes(size)
     return caches
@@ -91,43 +106,36 @@ def available_memory_bytes(root: Path = ROOT) -> int | None:
     return _kilobytes(root / "proc/meminfo", "MemAvailable")
 
 
-def cgroup_room_bytes(root: Path = ROOT) -> int | None:
+def cgroup_left_bytes(root: Path = ROOT) -> int | None:
     """
-    Read how much more memory the cgroups of this process let it take before something is killed or held up.
+    Return how much more memory the cgroups of this process allow; None where no group sets a limit.
 
-    Every group from the process's own up to the top may set a limit; the tightest counts.  Room is
-    limit - current + inactive page cache, which the kernel gives up before it kills.  Versions 1
-    and 2 of the interface are read, also where both are mounted.
-
-    Returns:
-        int | None: Bytes, at least 0; None where no group sets a limit.
+    Every group from the process's own up to the top may set a limit, and the tightest counts. The rest is limit -
+    current + inactive page cache, which the kernel gives up before it kills. Versions 1 and 2 of the interface are
+    read, also where both are mounted.
     """
-    rooms = [room for group, version in _groups(root, "memory") if (room := _room(group, version)) is not None]
-    return max(0, min(rooms)) if rooms else None
+    left = [rest for group, version in _groups(root, "memory") if (rest := _left(group, version)) is not None]
+    return max(0, min(left)) if left else None
 
 
-def address_space_room_bytes(root: Path = ROOT) -> int | None:
+def address_space_left_bytes(root: Path = ROOT) -> int | None:
     """
-    Read how much more memory this process may map, by `ulimit -v` and `ulimit -d`: whichever leaves less.
+    Return how much more memory this process may map by `ulimit -v` and `ulimit -d`; None where neither is set.
 
-    Both count what is mapped and not what is used: thread stacks, the C library's arenas and the buffers that BLAS
-    keeps for every thread take of it before a step does.
-
-    Returns:
-        int | None: Bytes, at least 0; None where neither limit is set.
+    Both count mapped memory, not used memory: thread stacks, arenas of the C library and buffers of BLAS too.
     """
-    limits = _text(root / "proc/self/limits")
-    rooms = []
+    limits = read_text(root / "proc/self/limits")
+    left = []
     for name, used in (("Max address space", "VmSize"), ("Max data size", "VmData")):
         limit = re.search(rf"^{name} +([0-9]+) ", limits, re.MULTILINE)
         if limit is not None and (taken := process_bytes(used, root)) is not None:
-            rooms.append(int(limit[1]) - taken)
-    return max(0, min(rooms)) if rooms else None
+            left.append(int(limit[1]) - taken)
+    return max(0, min(left)) if left else None
 
 
 def process_bytes(name: str, root: Path = ROOT) -> int | None:
     """
-    Read a size of this process: "VmRSS", what is resident, "VmHWM", the most of that so far, "VmSize", what is mapped.
+    Read a size of this process: resident ("VmRSS"), peak resident ("VmHWM") or mapped memory ("VmSize").
 
     Example:
         >>> process_bytes("VmRSS") > 2**20, process_bytes("no such size")
@@ -136,15 +144,15 @@ def process_bytes(name: str, root: Path = ROOT) -> int | None:
     return _kilobytes(root / "proc/self/status", name)
 
 
-def _kilobytes(path: Path, wanted: str) -> int | None:
-    found = re.search(rf"^{wanted}:\s*([0-9]+) kB$", _text(path), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+def _kilobytes(path: Path, name: str) -> int | None:
+    line = re.search(rf"^{name}:\s*([0-9]+) kB$", read_text(path), re.MULTILINE)
+    return int(line[1]) * 1024 if line else None
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
-    """Walk from the process's own group to the top: directory and version of the interface."""
+    """Yield folder and interface version of each group, from the process's own to the top."""
     mounted = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -163,29 +171,30 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
             yield top, version
 
 
-def _room(group: Path, version: int) -> int | None:
+def _left(group: Path, version: int) -> int | None:
     files = _MEMORY_V1 if version == 1 else _MEMORY_V2
-    written, usage = [_text(group / name).strip() for name in files.limits], _text(group / files.usage).strip()
+    written, usage = [read_text(group / name).strip() for name in files.limits], read_text(group / files.usage).strip()
     limits = [int(text) for text in written if text.isdigit() and int(text) < _UNLIMITED_BYTES]
     if not limits or not usage.isdigit():
         return None
-    idle = re.search(rf"^{files.idle_cache} ([0-9]+)$", _text(group / "memory.stat"), re.MULTILINE)
+    idle = re.search(rf"^{files.idle_cache} ([0-9]+)$", read_text(group / "memory.stat"), re.MULTILINE)
     return min(limits) - int(usage) + (int(idle[1]) if idle else 0)
 
 
 def _quota(group: Path, version: int) -> float | None:
-    """Give the CPUs' worth of time per period that a group may use; None without a limit."""
+    """Return how many CPUs' time a group may use; None without a limit."""
     if version == 1:
-        numbers = [_text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us").strip()]
+        numbers = [read_text(group / "cpu.cfs_quota_us").strip(), read_text(group / "cpu.cfs_period_us").strip()]
     else:
-        numbers = _text(group / "cpu.max").split()
+        numbers = read_text(group / "cpu.max").split()
     # Version 1 writes "no limit" as -1, version 2 as "max".
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers):  # noqa: PLR2004 - quota and period
         return None
     return int(numbers[0]) / int(numbers[1])
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a text file; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

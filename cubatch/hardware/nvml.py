@@ -1,50 +1,147 @@
 """
-What a GPU is doing right now: memory, clocks, power, energy, processes, through NVML.
+Live figures of a GPU through NVML: memory, clocks, power, energy, processes.
 
-This is the only module that talks to NVML.  A GPU is named by its uuid, never by an index:
-NVML counts every board in PCI order, while CUDA's numbers follow CUDA_VISIBLE_DEVICES and
-CUDA_DEVICE_ORDER.  A figure that the GPU or driver does not give is None.
+This is the only module that calls NVML. A GPU is named by its uuid, never by an index: NVML numbers all boards in PCI
+order, while CUDA's numbers follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. A figure that the GPU or the driver does
+not report is None.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from cubatch.errors import DeviceFailed, DeviceNotAvailable
-from cubatch.hardware.nvml_records import Listed, Pace, Process, Snapshot, Vitals
+import attrs
 
+from cubatch.errors import DeviceFailed, DeviceNotAvailable
+from cubatch.units import format_bytes
+
+# Clock event reasons (nvml.h) after which the next timing may find another clock. Left out are idleness and settings
+# that hold throughout a run (application clocks, sync boost, display clock). The power cap is left out too: a busy GPU
+# at its power limit always reports it, and the few timings taken while it had rested would count against all others.
 _THROTTLE_REASONS = {
     "HW slowdown": 0x08,
     "HW thermal slowdown": 0x40,
     "HW power brake": 0x80,
     "SW thermal slowdown": 0x20,
 }
-"""
-Clock event reasons (nvml.h) under which a timing says more about heat and power than about the kernel:
-the next timing may find another clock.  Left out are idleness, what was set and therefore holds throughout
-a run (application clocks, sync boost, display clock), and the power cap: a GPU at its power limit reports it
-for as long as it is busy, and a few timings taken while it had rested would count against all others.
-"""
-
+# NVML's function for each figure of a board, its further argument, and what its unit is divided by.
+_BOARD_FIGURES: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "sm_clock_mhz": ("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",), 1),
+    "max_sm_clock_mhz": ("nvmlDeviceGetMaxClockInfo", ("NVML_CLOCK_SM",), 1),
+    "power_watts": ("nvmlDeviceGetPowerUsage", (), 1000),
+    "power_limit_watts": ("nvmlDeviceGetEnforcedPowerLimit", (), 1000),
+    "temperature_celsius": ("nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",), 1),
+    "utilization_percent": ("nvmlDeviceGetUtilizationRates", (), 1),
+}
+_SIZES = ("free_bytes", "used_bytes", "total_bytes")
+_CLOCK = ("sm_clock_mhz", "event_reasons")
+_VITALS = ("temperature_celsius", "power_watts", "utilization_percent", "used_bytes")
 _ALL_PERCENT = 100
+_MOST_NAMED = 3
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot:
+    """
+    Figures of a GPU at one moment; None where the GPU or the driver does not report one, or it was not read.
+
+    Attributes:
+        free_bytes, used_bytes, total_bytes: Device memory; of the slice for a MIG device.
+        sm_clock_mhz: SM clock now.
+        max_sm_clock_mhz: The highest SM clock that can be set.
+        event_reasons: All reasons for the clock, including the power cap and settings: bits of nvml.h.
+        throttle_reasons: Names of the reasons that are heat or a power brake; empty where the clock is not lowered.
+        power_watts: Power of the board; from Ampere on (except the A100) its mean over the last second.
+        power_limit_watts: Limit in force.
+        temperature_celsius: Temperature of the GPU's die.
+        utilization_percent: Share of the last sample period in which a kernel ran.
+    """
+
+    free_bytes: int | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    sm_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    event_reasons: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: float | None = None
+    utilization_percent: float | None = None
+
+    @property
+    def throttled(self) -> bool | None:
+        """Whether the GPU lowers its clock because of heat or power; None where it is not known."""
+        return None if self.throttle_reasons is None else bool(self.throttle_reasons)
+
+
+@attrs.frozen
+class Process:
+    """
+    A process that holds memory of a GPU.
+
+    Attributes:
+        pid: Process number as NVML sees it, which is the host's.
+        name: Name of the program without its folder; None where NVML does not know it, as in a container.
+        used_bytes: Device memory, including the CUDA context; None where NVML does not know it.
+    """
+
+    pid: int
+    name: str | None = None
+    used_bytes: int | None = None
+
+    def __str__(self) -> str:
+        held = "" if self.used_bytes is None else f" holds {format_bytes(self.used_bytes)}"
+        return f"{self.name or 'a process'} (pid {self.pid}){held}"
+
+
+@attrs.frozen(kw_only=True)
+class Listed:
+    """
+    A GPU of this machine, or a MIG slice, as NVML lists it.
+
+    Attributes:
+        index: Number of the board, in the order of the PCI bus.
+        name: The driver's name for it.
+        uuid: Argument for `Monitor`; None where NVML gives no access to the GPU.
+        problem: Why there is no access.
+    """
+
+    index: int
+    name: str
+    uuid: str | None = None
+    problem: str = ""
+
+
+def name_processes(processes: Sequence[Process]) -> str:
+    """
+    Return the names of the first three processes, and the number of the others.
+
+    Example:
+        >>> name_processes([Process(7, "python", 2**31), Process(9)])
+        'python (pid 7) holds 2.00 GiB, a process (pid 9)'
+    """
+    more = len(processes) - _MOST_NAMED
+    return ", ".join(map(str, processes[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 class Monitor:
     """
     Live figures of one GPU or MIG device.
 
-    Clocks, power, energy, temperature and utilisation belong to a whole board.  A MIG device gives
-    only its memory and processes; the rest is None, since other slices share in it.
+    Clocks, power, energy, temperature and utilization belong to a whole board. For a MIG device they are None, since
+    other slices share in them. `snapshot` and `driver_version` raise DeviceFailed if NVML reports an error. All other
+    methods are called while something is measured, and return None or nothing instead.
 
     Args:
         uuid: "GPU-..." or "MIG-..." as nvidia-smi -L prints it.
 
     Raises:
-        DeviceNotAvailable: If NVML or its driver is not there, or knows no such uuid.
+        DeviceNotAvailable: If NVML or its driver is missing, or knows no such uuid.
         DeviceFailed: If NVML reports any other error.
 
     Example:
@@ -59,153 +156,100 @@ class Monitor:
         self.is_mig = uuid.startswith("MIG-")
 
     def snapshot(self) -> Snapshot:
-        """
-        Read everything that a measurement is judged by.
-
-        Raises:
-            DeviceFailed: If NVML reports an error other than "not supported".
-        """
-        nvml, handle = self._nvml, self._handle
-        memory = self._read(nvml.nvmlDeviceGetMemoryInfo, handle)
-        board: dict[str, Any] = {}
-        if not self.is_mig:
-            power = self._read(nvml.nvmlDeviceGetPowerUsage, handle)
-            limit = self._read(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-            load = self._read(nvml.nvmlDeviceGetUtilizationRates, handle)
-            reasons = self._event_reasons(self._read)
-            board = {
-                "sm_clock_mhz": _float(self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)),
-                "max_sm_clock_mhz": _float(self._read(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)),
-                "throttle_reasons": None if reasons is None else _throttling(reasons),
-                "power_watts": None if power is None else power / 1000,
-                "power_limit_watts": None if limit is None else limit / 1000,
-                "temperature_celsius": _float(
-                    self._read(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-                ),
-                "utilization_percent": None if load is None else float(load.gpu),
-            }
-        return Snapshot(**board, **_sizes(memory))
+        """Read all figures."""
+        return self._figures((*_SIZES, *_BOARD_FIGURES, "event_reasons"), self._ask)
 
     def memory(self) -> Snapshot:
-        """Read the device memory alone; None of each where NVML fails: a GPU is of use without it."""
-        return Snapshot(**_sizes(self._told(self._nvml.nvmlDeviceGetMemoryInfo, self._handle)))
+        """Read the sizes of device memory."""
+        return self._figures(_SIZES, self._try)
 
     def free_bytes(self) -> int | None:
-        """Read how much device memory nobody holds; None where NVML fails: it is read in the middle of a visit."""
+        """Read how much device memory is free."""
         return self.memory().free_bytes
 
     def power_limit_watts(self) -> float | None:
-        """Read the limit in force; None on a MIG device, and where NVML fails: a GPU is of use without it."""
-        if self.is_mig:
-            return None
-        limit = self._told(self._nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle)
-        return None if limit is None else limit / 1000
+        """Read the power limit in force."""
+        return self._figures(["power_limit_watts"], self._try).power_limit_watts
 
-    def pace(self) -> Pace:
-        """
-        Read what every timing is judged by, in two calls: a snapshot's eight may last as long as what is timed.
+    def pace(self) -> Snapshot:
+        """Read the SM clock and the reasons for it, in two calls: a full snapshot may last as long as a timing."""
+        return self._figures(_CLOCK, self._try)
 
-        Returns:
-            Pace: None for what was not told, for whatever reason: a timing is worth having without it.
-
-        Example:
-            >>> Monitor("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6").pace()  # doctest: +SKIP
-            Pace(sm_clock_mhz=1980.0, throttled=False, event_reasons=4)
-        """
-        if self.is_mig:
-            return Pace()
-        nvml = self._nvml
-        clock = self._told(nvml.nvmlDeviceGetClockInfo, self._handle, nvml.NVML_CLOCK_SM)
-        reasons = self._event_reasons(self._told)
-        return Pace(_float(clock), None if reasons is None else bool(_throttling(reasons)), reasons)
-
-    def vitals(self) -> Vitals:
-        """
-        Read what is told beside every timing, in four calls, on a MIG device in one.
-
-        Returns:
-            Vitals: None for what was not told, for whatever reason, or cannot be.
-
-        Example:
-            >>> Monitor("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6").vitals()  # doctest: +SKIP
-            Vitals(temperature_celsius=61.0, power_watts=412.5, utilization_percent=97.0, used_bytes=42949672960)
-        """
-        nvml, handle = self._nvml, self._handle
-        memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
-        # Where it tells nothing NVML may give the largest number that there is, as of processes.
-        used = memory.used if memory is not None and memory.used <= memory.total else None
-        if self.is_mig:
-            return Vitals(used_bytes=used)
-        power = self._told(nvml.nvmlDeviceGetPowerUsage, handle)
-        load = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
-        return Vitals(
-            temperature_celsius=_float(self._told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)),
-            power_watts=None if power is None else power / 1000,
-            utilization_percent=None if load is None or load.gpu > _ALL_PERCENT else float(load.gpu),
-            used_bytes=used,
-        )
+    def vitals(self) -> Snapshot:
+        """Read temperature, power, utilization and used memory, in four calls; on a MIG device memory alone."""
+        return self._figures(_VITALS, self._try)
 
     def energy_joules(self) -> float | None:
-        """
-        Read the board's energy counter; the difference of two readings is what was used between them.
-
-        Returns:
-            float | None: Joules since the driver was loaded; None on MIG devices, GPUs before Volta, and where NVML
-            fails: it is read around every timing, which is worth having without it.
-        """
+        """Read the energy that the board used since the driver was loaded; None on GPUs before Volta."""
         if self.is_mig:
             return None
-        millijoules = self._told(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        millijoules = self._try(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if millijoules is None else millijoules / 1000
 
     def process_bytes(self, pid: int | None = None) -> int | None:
         """
-        Read how much device memory a process holds, its CUDA context included.
+        Read how much device memory a process holds, including its CUDA context.
 
         Args:
-            pid: As NVML sees it, which is the host's number; None: this process.
+            pid: Process number as NVML sees it, which is the host's; None is this process.
 
         Returns:
-            int | None: Bytes; None where NVML does not list the process (a container with its own
-            process numbers), does not know its memory, or fails: it is read in the middle of what is measured.
+            int | None: Bytes; None where NVML does not list the process, as in some containers.
         """
         wanted = os.getpid() if pid is None else pid
-        # Asked of a MIG device's own handle, NVML lists the processes of its GPU instance only.
-        processes = self._told(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        # For the handle of a MIG device NVML lists only the processes of its GPU instance.
+        processes = self._try(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         sizes = [process.usedGpuMemory for process in processes or () if process.pid == wanted]
         known = [size for size in sizes if size is not None]
         return sum(known) if known else None
 
     def processes(self) -> tuple[Process, ...]:
-        """
-        List who holds memory of the GPU, with CUDA or graphics, this process too; the most memory first.
-
-        Empty where NVML does not see into a container, does not tell, or fails.
-        """
+        """List the processes that hold memory of the GPU, including this one, the most memory first."""
         nvml, held = self._nvml, {}
         for query in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
-            for one in self._told(query, self._handle) or ():  # who does both is in both lists, with all it holds
-                held[one.pid] = one.usedGpuMemory
-        found = (Process(pid, self._program(pid), size) for pid, size in held.items())
-        return tuple(sorted(found, key=lambda process: (-(process.used_bytes or 0), process.pid)))
+            # A process of both kinds is in both lists, each time with all that it holds.
+            for process in self._try(query, self._handle) or ():
+                held[process.pid] = process.usedGpuMemory
+        processes = (Process(pid, self._program(pid), size) for pid, size in held.items())
+        return tuple(sorted(processes, key=lambda process: (-(process.used_bytes or 0), process.pid)))
+
+    def driver_version(self) -> str | None:
+        """Return the version of the display driver: "550.54.15"."""
+        version = self._ask(self._nvml.nvmlSystemGetDriverVersion)
+        return None if version is None else str(version)
+
+    def _figures(self, fields: Collection[str], ask: Callable[..., Any]) -> Snapshot:
+        """Read the figures of these fields."""
+        nvml, figures = self._nvml, dict[str, Any]()
+        memory = ask(nvml.nvmlDeviceGetMemoryInfo, self._handle) if {*fields} & {*_SIZES} else None
+        if memory is not None:
+            sizes = zip(_SIZES, (memory.free, memory.used, memory.total), strict=True)
+            figures = {field: int(size) for field, size in sizes if field in fields}
+            if memory.used > memory.total:  # NVML's sign for an unknown size is the largest number of its type
+                figures.pop("used_bytes", None)
+        if self.is_mig:
+            return Snapshot(**figures)
+        for field, (function, arguments, divisor) in _BOARD_FIGURES.items():
+            if field in fields:
+                value = ask(getattr(nvml, function), self._handle, *(getattr(nvml, name) for name in arguments))
+                if field == "utilization_percent" and value is not None:
+                    value = value.gpu if value.gpu <= _ALL_PERCENT else None
+                figures[field] = None if value is None else value / divisor
+        if "event_reasons" in fields:
+            mask = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+            if mask is None:  # drivers before 535 know the older name only
+                mask = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+            if mask is not None:
+                figures["event_reasons"] = int(mask)
+                figures["throttle_reasons"] = tuple(name for name, bit in _THROTTLE_REASONS.items() if mask & bit)
+        return Snapshot(**figures)
 
     def _program(self, pid: int) -> str | None:
         name = None
         with contextlib.suppress(UnicodeDecodeError):  # of the bindings: a file's name is any bytes
-            name = self._told(self._nvml.nvmlSystemGetProcessName, pid)
-        # Whoever runs a program chose its name: no control sequence of theirs reaches the terminal.
+            name = self._try(self._nvml.nvmlSystemGetProcessName, pid)
+        # Another user chose the name: none of its control sequences may reach the terminal.
         return name and "".join(letter if letter.isprintable() else "?" for letter in Path(name).name)
-
-    def driver_version(self) -> str | None:
-        """Return the version of the display driver: "550.54.15"."""
-        version = self._read(self._nvml.nvmlSystemGetDriverVersion)
-        return None if version is None else str(version)
-
-    def _event_reasons(self, ask: Callable[..., Any]) -> int | None:
-        mask = ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
-        if mask is None:  # drivers before 535 know the older name only
-            mask = ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
-        return None if mask is None else int(mask)
 
     def _find(self, uuid: str) -> object:
         nvml = self._nvml
@@ -216,63 +260,60 @@ class Monitor:
         except nvml.NVMLError as error:
             raise _failure("nvmlDeviceGetHandleByUUID", error) from error
 
-    def _read(self, query: Callable[..., Any], *arguments: object) -> Any:
-        """Ask NVML of this GPU, as `_asked` does."""
-        return _asked(self._nvml, query, *arguments)
+    def _ask(self, query: Callable[..., Any], *arguments: object) -> Any:
+        return _ask(self._nvml, query, *arguments)
 
-    def _told(self, query: Callable[..., Any], *arguments: object) -> Any:
-        """Ask NVML while something is measured; None where there is no answer, whatever the reason."""
+    def _try(self, query: Callable[..., Any], *arguments: object) -> Any:
         try:
-            return self._read(query, *arguments)
-        except DeviceFailed:  # a GPU that is really lost fails at the next launch, with more to say
+            return self._ask(query, *arguments)
+        except DeviceFailed:  # a GPU that is really lost fails at the next launch, with a better message
             return None
 
 
 def listed() -> list[Listed]:
     """
-    List all GPUs of this machine, whether CUDA shows them to this process or not, each followed by its MIG slices.
+    List all GPUs of this machine, including those hidden from CUDA, each followed by its MIG slices.
 
     Raises:
-        DeviceNotAvailable: If NVML or its driver is not there, or lists no GPU.
-        DeviceFailed: If NVML does not count them.
+        DeviceNotAvailable: If NVML or its driver is missing, or lists no GPU.
+        DeviceFailed: If NVML cannot count them.
 
     Example:
         >>> listed()                                                                            # doctest: +SKIP
         [Listed(index=0, name='NVIDIA H200', uuid='GPU-8932f937-d72c-4106-c12f-20bd9faed9f6', problem='')]
     """
     nvml = _start("cuda", "Install or load the NVIDIA driver.")
-    found: list[Listed] = []
-    for index in range(_asked(nvml, nvml.nvmlDeviceGetCount) or 0):
+    gpus: list[Listed] = []
+    for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
         try:
-            found += _board(nvml, index)
+            gpus += _board(nvml, index)
         except DeviceFailed as error:  # a board that is lost hides no other
-            found.append(Listed(index=index, name=f"GPU {index}", problem=str(error)))
-    if not found:
+            gpus.append(Listed(index=index, name=f"GPU {index}", problem=str(error)))
+    if not gpus:
         raise DeviceNotAvailable("cuda", "NVML lists no GPU in this machine", "See nvidia-smi -L.")
-    return found
+    return gpus
 
 
 def _board(nvml: Any, index: int) -> list[Listed]:
-    """List a board and its slices."""
-    board = _asked(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+    board = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
     if board is None:
         return [Listed(index=index, name=f"GPU {index}", problem="NVML does not let this user look at it.")]
     handles = [board]
-    for slot in range(_asked(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, board) or 0):
+    for slot in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, board) or 0):
         with contextlib.suppress(nvml.NVMLError):  # a slot without a slice
             handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(board, slot))
     return [
         Listed(
             index=index,
-            name=_asked(nvml, nvml.nvmlDeviceGetName, handle) or f"GPU {index}",
-            uuid=_asked(nvml, nvml.nvmlDeviceGetUUID, handle),
+            name=_ask(nvml, nvml.nvmlDeviceGetName, handle) or f"GPU {index}",
+            uuid=_ask(nvml, nvml.nvmlDeviceGetUUID, handle),
         )
         for handle in handles
     ]
 
 
 def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass device='cpu'.") -> Any:
-    """Load NVML; calling it again is cheap, since NVML counts how often it was started."""
+    """Load NVML; a second call is cheap, since NVML counts how often it was started."""
     import pynvml
 
     try:
@@ -285,8 +326,8 @@ def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass 
     return pynvml
 
 
-def _asked(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
-    """Ask NVML; None where this GPU, slice, driver or user is not given the answer."""
+def _ask(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
+    """Call NVML; return None where this GPU, slice, driver or user does not get the answer."""
     try:
         return query(*arguments)
     except (
@@ -294,7 +335,7 @@ def _asked(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
         nvml.NVMLError_FunctionNotFound,
         nvml.NVMLError_NoPermission,
         nvml.NVMLError_NoData,
-        nvml.NVMLLibraryMismatchError,  # no NVMLError: the driver lacks a version of the call that pynvml wants
+        nvml.NVMLLibraryMismatchError,  # no NVMLError: the driver lacks a version of the call that pynvml uses
     ):
         return None
     except nvml.NVMLError as error:
@@ -303,16 +344,3 @@ def _asked(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
 
 def _failure(operation: str, error: Any) -> DeviceFailed:
     return DeviceFailed(operation, f"NVML status {error.value} ({type(error).__name__})", "See nvidia-smi.")
-
-
-def _sizes(memory: Any) -> dict[str, Any]:
-    """Return what NVML's record of memory says; nothing of none."""
-    return {} if memory is None else {f"{name}_bytes": int(getattr(memory, name)) for name in ("free", "used", "total")}
-
-
-def _throttling(event_reasons: int) -> tuple[str, ...]:
-    return tuple(name for name, bit in _THROTTLE_REASONS.items() if event_reasons & bit)
-
-
-def _float(value: int | None) -> float | None:
-    return None if value is None else float(value)

@@ -1,9 +1,8 @@
 """
-The devices of this machine, and the one resolver of every `device=` argument.
+The devices of this machine, and the resolver of every `device=` argument.
 
-A live Device holds what the driver or the kernel says of this machine.  Peak rates, which
-neither tells, come from the catalogue where the board is in it without doubt, and never replace
-a live fact.  Nothing here makes a CUDA context.
+A live Device holds facts from the driver or the kernel. Peak rates, which neither reports, come from the catalogue if
+the board is in it without doubt. They never replace a live fact. Nothing here creates a CUDA context.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ def device(name: str | None = None) -> Device:
     Get a device of this machine, or the facts of one that is not here.
 
     Args:
-        name: None: the first GPU, else the CPU. "cpu", "cuda" or "gpu" (the first GPU), "cuda:1": a live device.
-            "GPU-...", "MIG-...": the live device of this uuid, whatever its number.
-            A path that ends in .toml: a file that describes one, see docs/reference/files.md; not live.
-            Anything else: a name or alias of the catalogue, "v100-sxm2-16gb"; not live.  What the catalogue does not
-            tell is looked for among the names of the devices here, as `devices()` gives them: "AMD EPYC".
+        name: None is the first GPU, else the CPU. "cpu", "cuda" or "gpu" (the first GPU) and "cuda:1" are live devices.
+            "GPU-..." and "MIG-..." are the live device with this uuid.
+            A path that ends in .toml is a file that describes a device, see docs/reference/files.md; it is not live.
+            Any other text is a name or alias of the catalogue, "v100-sxm2-16gb"; it is not live. A name that the
+            catalogue lacks is looked up among the devices of this machine: "AMD EPYC".
 
     Returns:
         Device: Its facts; unknown ones are None.
 
     Raises:
         DeviceNotAvailable: If a live device was named that is not here.
-        InvalidArgument: If several devices of the catalogue go by the name, or the file makes no sense.
-        UnknownName: If none does.
+        InvalidArgument: If several devices of the catalogue have the name, or the file makes no sense.
+        UnknownName: If no device has it.
         DeviceFailed: If there is a GPU driver and it does not work.
 
     Example:
@@ -86,44 +85,39 @@ def resolve(device: Device | str | None, *, live: bool = True) -> Device:
 
     Args:
         device: None, a name as for `device()`, or a Device.
-        live: Whether it must be in this machine, because something is to be measured on it. A name of
-            the catalogue, or a Device from it, then stands for the first GPU here that is of that kind.
-
-    Returns:
-        Device: With `live` set if that was demanded.
+        live: Whether it must be in this machine, because it is measured on. A name or a Device of the catalogue then
+            means the first GPU here that is of that kind.
 
     Raises:
         DeviceNotAvailable: If it must be here and is not.
-        InvalidArgument: If it is neither of these, or the name is that of several devices.
-        UnknownName: If no device goes by the name.
+        InvalidArgument: If it is neither of these, or several devices have the name.
+        UnknownName: If no device has the name.
         DeviceFailed: If there is a GPU driver and it does not work.
 
     Example:
         >>> resolve("cpu").live
         True
     """
-    found = device if isinstance(device, Device) else _named(device)
-    return _present(found) if live else found
+    resolved = device if isinstance(device, Device) else _by_name(device)
+    return _present(resolved) if live else resolved
 
 
-def _named(name: str | None) -> Device:
-    """Call `device()` where an argument has its name."""
+def _by_name(name: str | None) -> Device:  # for functions whose argument is called `device`
     return device(name)
 
 
 def _by_uuid(uuid: str) -> Device:
-    """Find a GPU of this process by what NVML calls it."""
     gpus = _gpus()
-    found = next((gpu for gpu in gpus if (gpu.uuid or "").lower() == uuid.lower()), None)
-    if found is None:
+    gpu = next((gpu for gpu in gpus if (gpu.uuid or "").lower() == uuid.lower()), None)
+    if gpu is None:
         raise DeviceNotAvailable(
             uuid, f"this process sees {_count(gpus)}, none of this uuid{_mask()}", "See nvidia-smi -L."
         )
-    return found
+    return gpu
 
 
 def _catalogue(name: str) -> Device:
-    """Find a name in the catalogue, or here; what looks like a file is told how it would be one."""
+    """Return the device of a name, from the catalogue or this machine; the error for a path names the suffix."""
     try:
         return catalogue.find(name)
     except InvalidArgument as error:
@@ -136,20 +130,20 @@ def _catalogue(name: str) -> Device:
 
 
 def _called(name: str) -> Device | None:
-    """Find the device of this machine whose own name is given; of several GPUs of one name the first."""
     try:
         here = devices()
-    except DeviceFailed:  # whatever it is called, it is not this that was asked
+    except DeviceFailed:  # the name may still be the CPU's
         here = [_cpu()]
-    return next((one for one in here if one.name.lower() == name.strip().lower()), None)
+    return next((device for device in here if device.name.lower() == name.strip().lower()), None)
 
 
 def _present(wanted: Device) -> Device:
+    """Return the device of this machine that is meant."""
     if wanted.kind == "cpu":
         return wanted if wanted.live else _cpu()
     remedy = "cubatch predict, candidates and memory work for a GPU that is not here."
     if not wanted.live and not wanted.slug:
-        reason = 'a GPU that a file or a Device describes is in no machine; the first one here is "cuda"'
+        reason = 'a GPU described by a file or a Device is in no machine; the first one here is "cuda"'
         raise DeviceNotAvailable(wanted.name, reason, remedy)
     try:
         gpus = _gpus()
@@ -163,43 +157,42 @@ def _present(wanted: Device) -> Device:
 
 
 def _gpus() -> list[Device]:
-    return [_gpu(found) for found in driver.visible_gpus()]
+    return [_gpu(gpu) for gpu in driver.visible_gpus()]
 
 
-def _gpu(found: VisibleGpu) -> Device:
-    facts = _catalogued(found)
-    whole = facts if facts is not None and not found.mig else None
+def _gpu(gpu: VisibleGpu) -> Device:
+    facts = _catalogued(gpu)
+    whole = facts if facts is not None and not gpu.mig else None
     return Device(
-        name=found.name,
+        name=gpu.name,
         kind="cuda",
         slug=whole.slug if whole else "",
         architecture=facts.architecture if facts else "",
-        compute_capability=found.compute_capability,
-        num_sms=found.num_sms,
-        # A slice has no published rates, and what it gets of the DRAM's and the clock's is not its share of SMs.
+        compute_capability=gpu.compute_capability,
+        num_sms=gpu.num_sms,
+        # A slice has no published rates, and its share of the DRAM's bandwidth is not its share of SMs.
         peak_flops_per_second=whole.peak_flops_per_second if whole else {},
         peak_bytes_per_second=whole.peak_bytes_per_second if whole else None,
-        memory_bytes=found.memory_bytes,
-        l2_bytes=found.l2_bytes,
-        clock_hz=found.clock_hz,
-        tensor_cores=facts.tensor_cores if facts else architectures.like(found.compute_capability).has_tensor_cores,
-        power_limit_watts=_power_limit(found.uuid),
-        uuid=found.uuid,
-        mig=found.mig,
-        index=found.index,
-        integrated=found.integrated,
+        memory_bytes=gpu.memory_bytes,
+        l2_bytes=gpu.l2_bytes,
+        clock_hz=gpu.clock_hz,
+        tensor_cores=facts.tensor_cores if facts else architectures.like(gpu.compute_capability).has_tensor_cores,
+        power_limit_watts=_power_limit(gpu.uuid),
+        uuid=gpu.uuid,
+        mig=gpu.mig,
+        index=gpu.index,
+        integrated=gpu.integrated,
         live=True,
         source=f"the CUDA driver; rates: {whole.source}" if whole else "the CUDA driver",
     )
 
 
-def _catalogued(found: VisibleGpu) -> Device | None:
-    """Find the board in the catalogue; None if there is any doubt that it is this one."""
-    name, capability = found.name.partition(" MIG ")[0], found.compute_capability
-    if found.mig is None:
-        return catalogue.board(name, capability, found.num_sms, found.memory_bytes, found.bytes_per_second)
-    named = catalogue.sharing(name)  # of the board the driver says what the slice has
-    return named[0] if [one.compute_capability for one in named] == [capability] else None
+def _catalogued(gpu: VisibleGpu) -> Device | None:
+    name, capability = gpu.name.partition(" MIG ")[0], gpu.compute_capability
+    if gpu.mig is None:
+        return catalogue.board(name, capability, gpu.num_sms, gpu.memory_bytes, gpu.bytes_per_second)
+    named = catalogue.sharing(name)  # the driver reports the SMs and memory of the slice, not of the board
+    return named[0] if [board.compute_capability for board in named] == [capability] else None
 
 
 def _power_limit(uuid: str) -> float | None:

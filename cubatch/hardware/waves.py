@@ -1,9 +1,8 @@
 """
-How a grid of blocks falls on the SMs: occupancy, waves, the busiest SM. Pure arithmetic.
+Occupancy, wave quantization and the busiest SM of a grid of blocks: pure arithmetic.
 
-Two pictures live here.  Waves count full complements of resident blocks, the picture of the
-occupancy calculator.  Time follows the busiest SM: blocks that share an SM share its pipes, so a
-pass lasts as long as the SM with the most blocks, however many of them are resident at a time.
+Waves count full complements of resident blocks, as the occupancy calculator does. Time follows the busiest SM. Blocks
+that share an SM share its pipes, so a pass lasts as long as the SM with the most blocks, resident or not.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _LIMITERS = ("warps", "registers", "shared_memory", "blocks", "barriers")
 @attrs.frozen
 class Waves:
     """
-    How a grid fills the device, counted in full complements of resident blocks.
+    The waves of a grid: full complements of resident blocks.
 
     Attributes:
-        num_waves: Waves the grid needs; the last may be partial.
-        wave_efficiency: Share of block slots that did work, in (0, 1].
+        num_waves: Waves of the grid; the last may be partial.
+        wave_efficiency: Share of block slots that do work, in (0, 1].
         blocks_per_wave: Blocks that are resident on the whole device at a time.
-        last_wave_fraction: How full the last wave is, in (0, 1].
+        last_wave_fraction: Blocks of the last wave as a share of a full one, in (0, 1].
     """
 
     num_waves: int
@@ -39,29 +38,22 @@ class Waves:
 
 def count_waves(num_blocks: int, *, blocks_per_sm: int, num_sms: int) -> Waves:
     """
-    Count the waves a grid needs, and how well it fills them.
+    Count the waves of a grid, and the share of the block slots that do work.
 
-    A wave is one full complement of resident blocks, `blocks_per_sm * num_sms`.
-    A grid that does not divide into whole waves ends with a tail: the last wave
-    does less work than the others.  Batch size reaches the hardware mostly through
-    the number of blocks, which is why throughput climbs in steps.
-
-    Assumes that every block costs the same.
+    A wave is one full complement of resident blocks, `blocks_per_sm * num_sms`. A grid that does not divide into whole
+    waves ends with a partial one. Batch size reaches the hardware mostly through the number of blocks, which is why
+    throughput climbs in steps. The count assumes that every block costs the same.
 
     Args:
         num_blocks: Blocks in the grid.
         blocks_per_sm: Blocks resident on one SM at a time; see `occupancy()`.
-        num_sms: SMs the device offers, after any MIG partitioning.
-
-    Returns:
-        Waves: `num_waves` (the last may be partial), `wave_efficiency`, the share of
-        block slots that did work, in (0, 1], `blocks_per_wave` and `last_wave_fraction`.
+        num_sms: SMs of the device, after any MIG partitioning.
 
     Raises:
         InvalidArgument: If any argument is not a whole number of at least 1 (also a ValueError).
 
     Example:
-        One block too many costs almost a whole wave:
+        One more block costs almost a whole wave:
 
         >>> count_waves(264, blocks_per_sm=2, num_sms=132).wave_efficiency
         1.0
@@ -78,18 +70,11 @@ def count_waves(num_blocks: int, *, blocks_per_sm: int, num_sms: int) -> Waves:
 
 def busiest_sm_blocks(num_blocks: int, num_sms: int) -> int:
     """
-    Count the blocks that the busiest SM runs from the start of a grid to its end.
+    Return ceil(num_blocks / num_sms): the blocks that the busiest SM runs from start to end of a grid.
 
-    The time of a pass follows this number, not the number of waves: it explains every published
-    cliff in throughput against batch size (2080 Super, 48 SMs, tile 128 x 128: 96 boards of 8 x 8
-    are 48 blocks, 97 are 49, and throughput falls by 29 %).  Assumes that blocks cost the same.
-
-    Args:
-        num_blocks: Blocks in the grid.
-        num_sms: SMs the device offers.
-
-    Returns:
-        int: ceil(num_blocks / num_sms).
+    The time of a pass follows this number, not the number of waves. It explains the published drops in throughput at
+    certain batch sizes. Example: on a 2080 Super (48 SMs, tile 128 x 128) 96 boards of 8 x 8 are 48 blocks. With 97
+    boards, which are 49 blocks, throughput falls by 29 %. The count assumes that blocks cost the same.
 
     Raises:
         InvalidArgument: If an argument is not a whole number of at least 1.
@@ -103,14 +88,7 @@ def busiest_sm_blocks(num_blocks: int, num_sms: int) -> int:
 
 def fill(num_blocks: int, num_sms: int) -> float:
     """
-    Return the share of the device's SM time that a grid uses, if every block costs the same.
-
-    Args:
-        num_blocks: Blocks in the grid.
-        num_sms: SMs the device offers.
-
-    Returns:
-        float: num_blocks / (busiest_sm_blocks * num_sms), in (0, 1]; 1 on a crest.
+    Return the share of the device's SM time that a grid uses, in (0, 1], if every block costs the same.
 
     Raises:
         InvalidArgument: If an argument is not a whole number of at least 1.
@@ -126,16 +104,14 @@ def coulom_batch_size(n: int = 1, *, h: int, w: int, c: int, num_sms: int) -> in
     """
     Return the batch size at which a layer's outputs make n tiles of 128 x 128 per SM.
 
-    Remi Coulom's rule for the convolutions of game networks: 1 << 14 = 128 * 128 outputs are
-    what one block computes, so at this size every SM gets n whole blocks and none gets more.
-    It is exact where the filters are a multiple of the tile's width and outputs are as many as inputs.
+    Remi Coulom's rule for the convolutions of game networks. One block computes 1 << 14 = 128 * 128 outputs, so at this
+    size every SM gets n whole blocks. The rule is exact if the filters are a multiple of the tile's width, and the
+    layer has as many outputs as inputs.
 
     Args:
         n: Tiles per SM.
-        h: Height of the layer's input.
-        w: Width of the layer's input.
-        c: Channels of the layer's input.
-        num_sms: SMs the device offers.
+        h, w, c: Height, width and channels of the layer's input.
+        num_sms: SMs of the device.
 
     Returns:
         int: n * (1 << 14) * num_sms / (h * w * c), rounded down; 0 if not even one sample fits in n tiles per SM.
@@ -156,13 +132,13 @@ def coulom_batch_size(n: int = 1, *, h: int, w: int, c: int, num_sms: int) -> in
 @attrs.frozen
 class Occupancy:
     """
-    How many blocks of a kernel one SM holds, and what forbids one more.
+    The blocks of a kernel that one SM can hold, and the resources that limit them.
 
     Attributes:
         blocks_per_sm: Blocks resident on one SM; 0 means that the kernel cannot be launched.
-        occupancy: Resident warps over the most an SM can hold, in [0, 1].
-        limiters: What forbids one block more: of "warps", "registers", "shared_memory", "blocks", "barriers".
-        limits: Blocks that each resource would allow by itself; without a resource that is not used.
+        occupancy: Resident warps as a share of the most that an SM can hold, in [0, 1].
+        limiters: Limiting resources, of "warps", "registers", "shared_memory", "blocks", "barriers".
+        limits: Blocks that each resource allows by itself; without unused resources.
     """
 
     blocks_per_sm: int
@@ -181,40 +157,34 @@ def occupancy(
     barriers_per_block: int = 1,
 ) -> Occupancy:
     """
-    Count the blocks of a kernel that one SM can hold at a time.
+    Count the blocks of a kernel that one SM can hold at a time: the theoretical occupancy.
 
-    Resident blocks hide each other's waiting; a kernel that fits only once, or not at all, is
-    known before it runs.  It is the theoretical occupancy: what really resides may be less.
-
-    Leaves out what kernels here do not use: the halved resources of sm_52 and sm_61 where ordinary
-    global loads are cached in L1 (loads through the read-only cache are not affected), and, as NVIDIA's
-    arithmetic does, that the blocks of a cluster must find room together.
+    Two effects are left out, since kernels of cubatch do not have them or NVIDIA's arithmetic leaves them out too. On
+    sm_52 and sm_61, global loads that are cached in L1 halve some resources. The blocks of a cluster must be resident
+    together.
 
     Args:
-        compute_capability: (major, minor) of the device, 3.7 to 12.1; a list will do.
+        compute_capability: (major, minor) of the device, 3.7 to 12.1.
         threads_per_block: 1 to 1024.
-        registers_per_thread: As the compiler reports them, 0 to 255.
-        shared_bytes_per_block: Static and dynamic together; above 48 KiB means that the kernel opted in.
-        shared_carveout_bytes: Size wished for the SM's shared memory; the next that exists and holds
-            one block is used. None: the largest. sm_5x and sm_6x have one size.
+        registers_per_thread: 0 to 255, as the compiler reports them.
+        shared_bytes_per_block: Static and dynamic shared memory together; above 48 KiB the kernel must opt in.
+        shared_carveout_bytes: Preferred size of the SM's shared memory; the next larger size that holds one block is
+            used. None is the largest. sm_5x and sm_6x have one size.
         barriers_per_block: Named barriers that the kernel uses, 0 to 16; they are counted from sm_90 on.
-
-    Returns:
-        Occupancy: `blocks_per_sm`, `occupancy`, `limiters` and each resource's own limit.
 
     Raises:
         InvalidArgument: If an argument is out of its range.
         UnknownName: If the limits of the compute capability are not known.
 
     Example:
-        >>> found = occupancy(
+        >>> volta = occupancy(
         ...     compute_capability=(7, 0), threads_per_block=256,
         ...     registers_per_thread=128, shared_bytes_per_block=16896,
         ... )
-        >>> found.blocks_per_sm, found.occupancy, found.limiters
+        >>> volta.blocks_per_sm, volta.occupancy, volta.limiters
         (2, 0.25, ('registers',))
 
-    The arithmetic is that of NVIDIA's cuda_occupancy.h (CUDA 13.5), with which a test compares it.
+    A test compares the arithmetic with NVIDIA's cuda_occupancy.h (CUDA 13.5).
     """
     sm, every = architectures.of(compute_capability), architectures.every()
     threads = check_whole("threads_per_block", threads_per_block, most=every.threads_per_block)
@@ -238,18 +208,15 @@ def carveout_percent(
     *, compute_capability: Sequence[int], blocks_per_sm: int, shared_bytes_per_block: int
 ) -> int:  # fmt: skip
     """
-    Return which carve-out to wish for so that an SM's shared memory holds so many blocks.
+    Return the smallest carve-out, in percent of the SM's shared memory, that holds a number of blocks.
 
-    The least that does: what is left of it is L1 cache.  Without a wish the driver chooses a size by rules of its own,
-    and `occupancy` assumes the largest.
+    The rest of the memory is L1 cache. Without a preferred carve-out the driver chooses one by its own rules, and
+    `occupancy` assumes the largest. Devices with a fixed size ignore it.
 
     Args:
         compute_capability: (major, minor) of the device.
-        blocks_per_sm: As `occupancy` gives them.
-        shared_bytes_per_block: Static and dynamic together.
-
-    Returns:
-        int: Percent of the SM's shared memory, as the driver takes the wish; devices of one size ignore it.
+        blocks_per_sm: Blocks as `occupancy` counts them.
+        shared_bytes_per_block: Static and dynamic shared memory together.
 
     Raises:
         InvalidArgument: If an argument is out of its range.
@@ -279,9 +246,9 @@ def _blocks_by_shared(sm: Architecture, shared: int, carveout: int | None) -> in
         return 0
     if carveout is None:
         return sm.shared_bytes_per_sm // per_block
-    wanted = check_whole("shared_carveout_bytes", carveout, least=0, most=sm.shared_bytes_per_sm)
-    # The carve-out is a wish: the driver sets the SM to the next size that exists and holds one block.
-    return min(size for size in sm.shared_carveouts if size >= max(wanted, per_block)) // per_block
+    preferred = check_whole("shared_carveout_bytes", carveout, least=0, most=sm.shared_bytes_per_sm)
+    # The driver sets the SM to the next size that exists and holds one block.
+    return min(size for size in sm.shared_carveouts if size >= max(preferred, per_block)) // per_block
 
 
 def _shared_of_block(sm: Architecture, shared: int) -> int:

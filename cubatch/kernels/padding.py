@@ -87,7 +87,7 @@ def filter_bytes(shape: ConvShape, dtype: str) -> int:
 
     Example:
         >>> from cubatch.network.windows import conv_shape
-        >>> filter_bytes(conv_shape((224, 224, 3), (64, 7, 7, 3), (2, 2), (3,) * 4, (1, 1), 1), "float16")
+        >>> filter_bytes(conv_shape((224, 224, 3), (64, 7, 7, 3), (2, 2), (3,) * 4, (1, 1)), "float16")
         25088
     """
     wide = widened(shape)

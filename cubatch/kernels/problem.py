@@ -99,7 +99,7 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
 
     Example:
         >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((7, 7, 64), (32, 1, 1, 64), (1, 1), (0,) * 4, (1, 1), 1)
+        >>> shape = conv_shape((7, 7, 64), (32, 1, 1, 64), (1, 1), (0,) * 4, (1, 1))
         >>> conv2d_problem(Pass.WGRAD, shape, 2, "float32", 4)
         Problem(operation='gemm_tn', dtype='float32', m=32, n=64, k=98, groups=1, phases=1, vector=4)
     """

@@ -199,7 +199,7 @@ def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
 
     Example:
         >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((28, 28, 64), (64, 3, 3, 64), (2, 2), (1,) * 4, (1, 1), 1)
+        >>> shape = conv_shape((28, 28, 64), (64, 3, 3, 64), (2, 2), (1,) * 4, (1, 1))
         >>> can_gather("conv2d_fprop", shape, 32), can_gather("conv2d_fprop", shape._replace(groups=2), 32)
         (True, False)
     """

@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from cubatch.errors import CubatchError, DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import driver, gpu_library, host
+from cubatch.hardware.nvml import Snapshot
 from cubatch.measure.runner import Reading
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class EventClock(GpuHostClock):
         with gpu_library.translating("waiting for what was timed"):
             end.synchronize()
         after = self._monitor.energy_joules() if self._monitor else None
-        vitals = attrs.asdict(self._monitor.vitals()) if self._monitor else {}
+        vitals = self._monitor.vitals() if self._monitor else Snapshot()
         # The counter is constant between its ticks: equal values are no measurement.
         joules = (after - before) / repeats if before is not None and after is not None and after > before else None
         return Reading(
@@ -146,7 +145,10 @@ class EventClock(GpuHostClock):
             throttled=bool(pace and pace.throttled),
             event_reasons=pace.event_reasons if pace else None,
             joules=joules,
-            **vitals,
+            temperature_celsius=vitals.temperature_celsius,
+            power_watts=vitals.power_watts,
+            utilization_percent=vitals.utilization_percent,
+            used_bytes=vitals.used_bytes,
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cubatch.engine.data_parallel import DataParallel
 from cubatch.engine.exchange import Exchange
 from cubatch.engine.network import Model
-from cubatch.hardware import host, probe, reserve
+from cubatch.hardware import context_overhead, host, probe
 from cubatch.measure import clocks, kernel_context
 from cubatch.measure.resident_meter import ResidentMeter
 from cubatch.measure.runner import REFERENCE_SHARE
@@ -97,7 +97,7 @@ class NetworkRunner:
         """Free the memory of the batch, including pools, and record the overhead outside of them."""
         self._launch = self.launch
         if self._learns and self._monitor and self.model.plan is not None and (held := self._monitor.process_bytes()):
-            reserve.keep(self.model.device, held - self.model.held_bytes)
+            context_overhead.record(self.model.device, held - self.model.held_bytes)
         self.model.release()
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from cubatch.errors import CubatchError, MissingDependency, OutOfMemory, WorkerDied, WorkerFailed, install_command
+from cubatch.hardware.device_list import cpu_shares
 from cubatch.hardware.facts import Device
-from cubatch.hardware.several import cpu_shares
 from cubatch.measure import replies
 from cubatch.measure.remote import CLOSE_SECONDS, identify, oom_kills, own_environment
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from cubatch.hardware.several import several
+from cubatch.hardware.device_list import resolve_devices
 from cubatch.measure.clocks import HostClock
 from cubatch.measure.rank_group import RankGroup
 from cubatch.measure.runner import Reading
@@ -29,7 +29,7 @@ class RanksRunner:
     """
 
     def __init__(self, devices: Sequence[str], arguments: Mapping[str, Any]) -> None:
-        self._devices, self._names, self._arguments = several(list(devices)) or (), list(devices), arguments
+        self._devices, self._names, self._arguments = resolve_devices(list(devices)) or (), list(devices), arguments
         self.clock = SlowestClock(self._do)
         self._launch: dict[str, Any] | None = None
         self._batch_size = 0

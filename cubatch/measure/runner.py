@@ -28,7 +28,7 @@ class Reading:
         joules: Energy of a step.
         event_reasons: All reasons for the clock, as bits of nvml.h.
         temperature_celsius, power_watts, utilization_percent, used_bytes: State of the GPU right after the steps, as
-            `nvml_records.Vitals`.
+            `nvml.Snapshot`.
         reference_before_seconds, reference_after_seconds: Mean seconds of a reference step right before and right
             after; None without a reference.
     """

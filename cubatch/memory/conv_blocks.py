@@ -101,7 +101,7 @@ def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLA
     Example:
         >>> from cubatch.memory.blocks import workspace_bytes
         >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1))
         >>> workspace_bytes(conv2d_forward(shape, 4), samples=128, target=768 * 1024)
         786432
     """

@@ -14,8 +14,8 @@ from cubatch.network.layers import MaxPool2d, ReLU
 
 
 def is_relu(layer: Layer) -> bool:
-    """Return whether a layer is a ReLU, the only elementwise function that an epilogue has."""
-    return isinstance(layer, ReLU)
+    """Return whether a layer is a ReLU."""
+    return isinstance(layer, ReLU)  # the only elementwise function that an epilogue has
 
 
 def _is_pooled_relu(node: Node, readers: Sequence[Node]) -> bool:

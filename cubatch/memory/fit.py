@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cubatch.checks import MAX_BATCH_SIZE, check_batch_size
 from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.errors import DoesNotFit, InvalidArgument
-from cubatch.hardware import room
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.memory.plan import buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
 from cubatch.network.models import SpecLike
@@ -125,7 +125,7 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
 def limit_bytes(memory: int | str, device: Device) -> int:
     """Parse a size in bytes; a percentage refers to the free memory of the device."""
     is_share = isinstance(memory, str) and memory.strip().endswith("%")
-    free = room.memory_limit(device).free_bytes if is_share else None
+    free = hardware_memory.memory_limit(device).free_bytes if is_share else None
     try:
         size = parse_bytes(memory, free_bytes=free)
     except (ValueError, OverflowError):

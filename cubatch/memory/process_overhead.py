@@ -1,7 +1,7 @@
 """
 Memory of a process in addition to the plan, so that its total can be predicted before it starts.
 
-On a GPU this is the CUDA context with code and libraries, see `hardware.reserve`.  On a CPU it was measured:
+On a GPU this is the CUDA context with code and libraries, see `hardware.context_overhead`.  On a CPU it was measured:
 
 - The engine records the calls of a step with their array views, at 350 bytes each. `_CALLS` has the calls per block,
   `_CALLS_OF_TAP` those per tap of a window.
@@ -45,7 +45,7 @@ def device_bytes(work: Workload, batch_size: int, reserve_bytes: int) -> int:
     Args:
         work: The workload.
         batch_size: Samples per step.
-        reserve_bytes: GPU memory of the process outside its arrays: `MemoryLimit.reserve_bytes`; 0 on a CPU.
+        reserve_bytes: GPU memory of the process outside its arrays: `MemoryLimit.overhead_bytes`; 0 on a CPU.
 
     Example:
         >>> work = Workload.of("mlp", "cpu", mode="training", dtype="float32")

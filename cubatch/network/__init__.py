@@ -1,1 +1,1 @@
-"""What is run: layers, networks, spec files, the named models."""
+"""Layers, networks, spec files, the named networks, weights and importers."""

@@ -1,4 +1,4 @@
-"""Converters and validators of what the records of layers hold: extents, windows, flags, names."""
+"""Converters and validators of layer fields: extents, windows, flags, names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_integer(value: object, name: str, minimum: int, most: int = MAX_EXTENT
     return value
 
 
-# Converters only bring values into one form, since they do not know the field; validators judge them.
+# Converters do not know the field, so they leave invalid values to the validators.
 def whole(value: object) -> int:
     """Turn NumPy's integers into Python's."""
     if isinstance(value, bool):
@@ -38,28 +38,28 @@ def whole(value: object) -> int:
 
 
 def optional_whole(value: object) -> int | None:
-    """None, or as `whole`."""
+    """Convert as `whole`; None stays None."""
     return None if value is None else whole(value)
 
 
 def pair(value: object) -> tuple[int, int]:
-    """1 -> (1, 1)."""
+    """Convert 1 to (1, 1)."""
     return _tuple(value) if _is_list(value) else (whole(value),) * 2  # type: ignore[return-value]
 
 
 def quad(value: object) -> tuple[int, int, int, int]:
-    """1 -> (1, 1, 1, 1); [h, w] -> (h, h, w, w)."""
+    """Convert 1 to (1, 1, 1, 1), and [h, w] to (h, h, w, w)."""
     items = _tuple(value) if _is_list(value) else (whole(value),) * 4
     return (items[:1] * 2 + items[1:] * 2) if len(items) == 2 else items  # type: ignore[return-value]  # noqa: PLR2004
 
 
 def strings(value: object) -> tuple[str, ...] | None:
-    """["a"] -> ("a",); anything that is no list is left for the validator."""
+    """Convert ["a"] to ("a",)."""
     return tuple(value) if _is_list(value) else value  # type: ignore[return-value, arg-type]
 
 
 def integers(value: object) -> tuple[int, ...] | None:
-    """[1, 2] -> (1, 2); anything that is no list is left for the validator."""
+    """Convert [1, 2] to (1, 2)."""
     return _tuple(value) if _is_list(value) else value  # type: ignore[return-value]
 
 
@@ -110,13 +110,13 @@ def check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> Non
 
 
 def is_name(value: object) -> bool:
-    """Whether it can name a layer or network: names are printed, drawn and kept."""
+    """Whether a value can name a layer or network."""
     return isinstance(value, str) and 0 < len(value) <= MOST_NAME and is_visible(value)
 
 
 def printable(name: str) -> str:
     r"""
-    Make a name of what somebody else calls a layer or network: cut, its control characters written out.
+    Return a foreign name of a layer or network as a valid one: shortened, with control characters escaped.
 
     Example:
         >>> print(printable("conv\x1b[2J"))
@@ -137,13 +137,12 @@ def check_inputs(_: object, attribute: attrs.Attribute[Any], value: object) -> N
         raise InvalidSpec(attribute.name, value, "a list of layer names")
 
 
-def check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse all but numbers above 0 and at most 1."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
-        raise InvalidSpec(attribute.name, value, "a number above 0, at most 1")
+def between(low: float, high: float, allowed: str, *, low_open: bool = False, high_open: bool = False) -> Validator:
+    """Return the validator of numbers from `low` to `high`; an open end is excluded."""
 
+    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        if not is_number or (low_open and value == low) or (high_open and value == high):
+            raise InvalidSpec(attribute.name, value, allowed)
 
-def check_share(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse all but numbers from 0 to 1."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise InvalidSpec(attribute.name, value, "a number from 0 to 1")
+    return validate

@@ -1,8 +1,7 @@
 """
-Networks of layers, and specs read from files and mappings.
+Networks: lists of layers in which each layer reads layers above it.
 
-A network is a list of layers in which each reads layers above it.  Extents are inferred from the
-input shape down, and every error names the place: `layers[3] (conv2d).stride`.
+Extents are inferred from the input shape down, and every error names the place: `layers[3] (conv2d).stride`.
 """
 
 from __future__ import annotations
@@ -26,23 +25,22 @@ from cubatch.network.passes import Pass
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 INPUT = "input"
-MOST_LAYERS = 10_000
-"""Of a network: ten times those of the deepest that people run, and planned within seconds."""
+MOST_LAYERS = 10_000  # ten times the layers of the deepest published networks, and planned within seconds
 
 
 class SuspiciousSpec(UserWarning):
-    """A spec that is legal and probably not what was meant."""
+    """A warning about a spec that is valid and probably a mistake."""
 
 
 @attrs.frozen
 class Node:
     """
-    One layer in its place in a network.
+    A layer in a network.
 
     Attributes:
-        name: Its name, given or "layer1" by position.
-        layer: The layer with its extents filled in.
-        inputs: Names of what it reads; "input" is the network's input.
+        name: Its name, or "layer1" by position.
+        layer: The layer with inferred extents.
+        inputs: Names of the layers that it reads; "input" is the network's input.
     """
 
     name: str
@@ -78,15 +76,14 @@ class Network:
 
     Attributes:
         input_shape: (h, w, c) of one sample.
-        layers: The layers in order, or mappings in the form of a spec file; `inputs` of a layer names
-            layers above it, and without it a layer reads the one before.
-        name: What the network is called in tables and results.
-        weights: Parameters and running statistics by layer and name, float32 arrays, as an imported network brings
-            them; those that are missing are drawn.  They decide what the network computes, not what it takes: two
-            networks are equal without them, and a spec file has none.
+        layers: The layers in order, or mappings in the form of a spec file. `inputs` of a layer names layers above it;
+            without `inputs` a layer reads the one before.
+        name: Name of the network in tables and results.
+        weights: Parameters and running statistics by layer and name, float32 arrays. Missing ones are drawn. Weights do
+            not count when networks are compared, and a spec file has none.
 
     Raises:
-        InvalidSpec: If a layer, a connection or the input shape makes no sense.
+        InvalidSpec: If a layer, a connection or the input shape is invalid.
         UnknownName: If a layer type, key or input is not known.
 
     Example:
@@ -101,7 +98,7 @@ class Network:
     name: str = field(default="network", validator=_check_name)
     weights: Mapping[str, Mapping[str, Any]] = field(factory=dict, eq=False, repr=False)
     nodes: tuple[Node, ...] = field(init=False, eq=False, repr=False)
-    # Names of the layers whose output depends on something trained.
+    # Names of the layers whose output depends on parameters.
     _trained: frozenset[str] = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -116,7 +113,7 @@ class Network:
             )
         nodes = _connect(self.input_shape, self.layers)
         last, (height, width, channels) = nodes[-1], nodes[-1].layer.output_shape
-        # Of a linear layer on a map alone: a convolution acts on places by design, and rows of tokens are one wide.
+        # A convolution acts on places by design, and rows of tokens are one wide.
         if len(nodes) > 1 and isinstance(last.layer, Linear) and min(height, width) > 1:
             warnings.warn(
                 f"{last.name} (linear) gives {channels} numbers for each of {height}x{width} places; "
@@ -139,7 +136,7 @@ class Network:
         return self.nodes[-1].layer.output_shape
 
     def flops(self, mode: str = "inference") -> int:
-        """FLOP of one sample: forward, or in "training" all three passes without the gradient of the input."""
+        """Return the FLOP of one sample: forward, or in "training" all three passes without the input gradient."""
         total = sum(node.layer.flops(mode) for node in self.nodes)
         if check_mode(mode) == "training":
             total -= sum(
@@ -148,7 +145,7 @@ class Network:
         return total
 
     def wants_input_gradient(self, node: Node) -> bool:
-        """Whether training needs the gradient of what this layer reads: not of the network's input."""
+        """Whether training needs the gradient of this layer's inputs; that of the network's input is not needed."""
         return any(name in self._trained for name in node.inputs)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -165,24 +162,24 @@ Spec = Layer | Network
 
 def cached(function: Callable[Concatenate[Spec, _P], _R]) -> Callable[Concatenate[Spec, _P], _R]:
     """
-    Keep what a function gave for the last 64 specs, each without weights, which would stay as long.
+    Cache the results of a function for 64 specs.
 
-    It must not look at them: it is called without, and two networks are equal that differ in nothing else.
+    The function gets networks without weights, which the cache would keep in memory; so it must not read them.
     """
-    kept = cast("Callable[Concatenate[Spec, _P], _R]", functools.lru_cache(maxsize=64)(function))
+    lookup = cast("Callable[Concatenate[Spec, _P], _R]", functools.lru_cache(maxsize=64)(function))
 
     @functools.wraps(function)
     def answer(spec: Spec, /, *args: _P.args, **named: _P.kwargs) -> _R:
         if isinstance(spec, Network) and spec.weights:
-            spec = copy.copy(spec)  # made anew it would be checked, and warned of, again
+            spec = copy.copy(spec)  # a new Network would be checked, and warned about, again
             object.__setattr__(spec, "weights", {})
-        return kept(spec, *args, **named)
+        return lookup(spec, *args, **named)
 
     return answer
 
 
 def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse arrays that are no parameter or statistic of a layer, or have another shape."""
+    """Raise an error for arrays that belong to no layer, or have another shape."""
     known = {node.name: {**node.layer.parameter_shapes, **node.layer.state_shapes} for node in nodes}
     for layer, arrays in weights.items():
         if layer not in known:
@@ -199,7 +196,7 @@ def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any
 
 
 def _trained(nodes: Sequence[Node]) -> frozenset[str]:
-    """Return the layers that have parameters, or read something that depends on some."""
+    """Return the layers whose output depends on parameters."""
     trained: set[str] = set()
     for node in nodes:
         if node.layer.parameter_shapes or trained.intersection(node.inputs):
@@ -208,7 +205,7 @@ def _trained(nodes: Sequence[Node]) -> frozenset[str]:
 
 
 def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
-    """Return a node of each layer: names and inputs resolved, extents inferred from the network's input."""
+    """Return a node of each layer, with names, inputs and extents resolved."""
     paths = [f"layers[{i}] ({layer.type})" for i, layer in enumerate(layers)]
     names = [layer.name or f"layer{i + 1}" for i, layer in enumerate(layers)]
     place = _places(names, paths)
@@ -236,7 +233,7 @@ def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
 
 
 def _places(names: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
-    """Say where each name stands; raises InvalidSpec if there are none, or two are the same."""
+    """Return the place of each name; raise InvalidSpec if there are none, or two are the same."""
     if not names:
         raise InvalidSpec("layers", [], "at least one layer")
     place = {INPUT: "the network's input"}
@@ -256,7 +253,7 @@ def _check_all_read(nodes: Sequence[Node], paths: Sequence[str]) -> None:
 
 
 def layer_of(mapping: object, path: str) -> Layer:
-    """Build a layer from a mapping; `path` is its place, for errors."""
+    """Build a layer from a mapping; errors name its place, `path`."""
     if not isinstance(mapping, Mapping):
         raise InvalidSpec(path, mapping, 'a mapping with a "type"')
     if "type" not in mapping:
@@ -292,21 +289,14 @@ def as_network(spec: Spec) -> Network:
 
 def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
     """
-    List the passes of one step, layer by layer in the order of the network.
+    List the passes of one step: of each layer in order its forward pass, then its gradients.
 
-    In training a layer without parameters has no wgrad, and a layer of a network that reads nothing
-    trained has no dgrad: nobody needs the gradient of the network's input.  A single layer does all
-    its passes.  Some layers, such as dropout, do nothing in inference.
-
-    Args:
-        spec: A layer or network.
-        mode: "inference" or "training".
-
-    Returns:
-        list[tuple[Node, Pass]]: What is computed, forward passes and gradients of a layer side by side.
+    In training a layer without parameters has no wgrad. A layer that reads nothing trained has no dgrad, since the
+    gradient of the network's input is not needed. A single layer does all its passes. Some layers, such as dropout, do
+    nothing in inference.
 
     Raises:
-        InvalidArgument: If the mode is neither.
+        InvalidArgument: If the mode is neither "inference" nor "training".
 
     Example:
         >>> from cubatch.network.layers import Conv2d
@@ -317,11 +307,11 @@ def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
     network, alone = as_network(spec), isinstance(spec, Layer)
     if check_mode(mode) == "inference":
         return [(node, Pass.FPROP) for node in network.nodes if not node.layer.idle_in_inference]
-    found = []
+    passes = []
     for node in network.nodes:
-        found.append((node, Pass.FPROP))
+        passes.append((node, Pass.FPROP))
         if alone or network.wants_input_gradient(node):
-            found.append((node, Pass.DGRAD))
+            passes.append((node, Pass.DGRAD))
         if node.layer.parameter_shapes:
-            found.append((node, Pass.WGRAD))
-    return found
+            passes.append((node, Pass.WGRAD))
+    return passes

@@ -1,4 +1,4 @@
-"""The kinds of layers as a spec file writes them: their keys, what these are without a word, and an example."""
+"""The layer types of spec files: their keys with defaults and meanings, and an example of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cubatch.errors import UnknownName
 from cubatch.network.layer import Layer
 from cubatch.network.layers import LAYERS
 
-# What every kind has, is inferred in a network, and so is in no example.
+# Fields of every layer, and fields that a network infers: neither is described here.
 _COMMON = ("name", "inputs", "h", "w", "c")
 _INFERRED = {"add": {"count"}, "concat": {"channels"}, "opaque": {"others"}}
 _SAMPLES: dict[str, int] = {"k": 64, "r": 3, "s": 3, "heads": 4, "end": 32}
@@ -22,12 +22,12 @@ _SAMPLES: dict[str, int] = {"k": 64, "r": 3, "s": 3, "heads": 4, "end": 32}
 @attrs.frozen
 class Key:
     """
-    One key of a kind of layer.
+    A key of a layer type.
 
     Attributes:
-        name: As a spec file has it.
-        default: What it is where it is left out, as a spec file would write it; None where it must be given.
-        meaning: One line.
+        name: Name in a spec file.
+        default: Default as a spec file writes it; None for a required key.
+        meaning: Description in one line.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Key:
 @attrs.frozen
 class Kind:
     """
-    A kind of layer.
+    A layer type.
 
     Attributes:
-        type: Its name in a spec file.
-        does: One line.
-        keys: Its own, those that must be given first; not those that every layer has.
-        example: A layer of it as a spec file has it, with the keys that must be given.
+        type: Name in a spec file.
+        does: Description in one line.
+        keys: Keys that not every layer has, the required ones first.
+        example: A layer in a spec file, with the required keys.
     """
 
     type: str
@@ -55,7 +55,7 @@ class Kind:
 
 def kinds() -> tuple[Kind, ...]:
     """
-    List the kinds of layers.
+    List the layer types.
 
     Example:
         >>> [kind.type for kind in kinds()][:2]
@@ -66,10 +66,7 @@ def kinds() -> tuple[Kind, ...]:
 
 def kind(name: str) -> Kind:
     """
-    Describe one kind of layer.
-
-    Raises:
-        UnknownName: If there is none of that name.
+    Describe a layer type; raise UnknownName if there is none of that name.
 
     Example:
         >>> print(kind("linear").example)
@@ -100,14 +97,14 @@ def kind(name: str) -> Kind:
 
 
 def _meanings(text: str) -> dict[str, str]:
-    """Read the "Attributes:" of a docstring; "r, s: Height and width" speaks of both."""
-    found: dict[str, str] = {}
+    """Read the "Attributes:" of a docstring; "r, s: Height and width" describes two."""
+    meanings: dict[str, str] = {}
     for line in text.partition("Attributes:\n")[2].splitlines():
         names, _, meaning = line.partition(": ")
         if not re.fullmatch(r"    [a-z_, ]+", names):
             break
-        found |= dict.fromkeys(names.strip().split(", "), meaning)
-    return found
+        meanings |= dict.fromkeys(names.strip().split(", "), meaning)
+    return meanings
 
 
 def _default(record: type[Layer], key: str) -> str:

@@ -1,10 +1,9 @@
 """
-The layers, as frozen records that know their shapes and nothing of how they are run.
+Layer: the base of the frozen records that hold shapes and costs of layers, and no code to run them.
 
-Activations are (h, w, c) per sample, filters (k, r, s, c).  Inside a network the input extents
-h, w, c are inferred; a layer on its own must be given them.  FLOP follow the field's convention:
-a multiply-add is two, and only the products of convolutions, linear layers and attention count
-(normalisation, activation and pooling layers are bounded by the bytes they move, see `traffic`).
+Activations are (h, w, c) per sample, filters (k, r, s, c). A network infers the input extents h, w, c; a single layer
+needs them as arguments. A multiply-add is two FLOP. Only the products of convolutions, linear layers and attention
+count as FLOP; all other layers are bounded by the bytes that they move, see `traffic`.
 """
 
 from __future__ import annotations
@@ -26,38 +25,28 @@ from cubatch.network.windows import ConvShape
 @attrs.frozen(kw_only=True)
 class Layer:
     """
-    What every layer has: an optional name, the names of the layers it reads, and its input extents.
+    The fields of every layer: an optional name, the names of its inputs, and its input extents.
 
     Attributes:
         name: Its name in the network; None is "layer1" by position.
-        inputs: Names of the layers it reads; None is the layer before it.
+        inputs: Names of the layers that it reads; None is the layer before it.
         h, w, c: Input height, width and channels; None until inferred.
     """
 
     type: ClassVar[str] = ""
     arity: ClassVar[tuple[int, int]] = (1, 1)
 
-    # Facts of a kind: whoever needs to know one of a layer asks its record, not which kind it is.
-    # What the backward pass reads besides the gradient: the input "x", the output "y", both, or nothing.
-    backward_reads: ClassVar[frozenset[str]] = frozenset()
-    # Each output is made of the input at its place alone: its gradient may be written over the one it is made of.
-    elementwise: ClassVar[bool] = False
-    # May write its output over an input.
-    in_place: ClassVar[bool] = False
-    # Its output is its input's memory under another shape.
-    aliases_input: ClassVar[bool] = False
-    # Does nothing in inference.
+    # Facts of a layer type, so that other packages need not know the types.
+    backward_reads: ClassVar[frozenset[str]] = frozenset()  # of the input "x" and the output "y"
+    elementwise: ClassVar[bool] = False  # the gradient may be written over the gradient that it is computed from
+    in_place: ClassVar[bool] = False  # may write its output over an input
+    aliases_input: ClassVar[bool] = False  # its output is the memory of its input with another shape
     idle_in_inference: ClassVar[bool] = False
-    # The gradient of each input is the gradient of its output, as it is.
-    passes_gradient: ClassVar[bool] = False
-    # Can clamp its output at zero while it is at hand, which a ReLU then need not do.
-    can_clamp: ClassVar[bool] = False
-    # Keeps mean and inverse deviation of each channel of the batch from forward to backward.
-    has_statistics: ClassVar[bool] = False
-    # Its output adds up to 1 over the channels: no logits.
-    adds_up_to_one: ClassVar[bool] = False
-    # Its matrix products need each other's results, so they are launches of their own.
-    products_in_turn: ClassVar[bool] = False
+    passes_gradient: ClassVar[bool] = False  # the gradient of each input is that of the output
+    can_clamp: ClassVar[bool] = False  # can apply a following ReLU to its output
+    has_statistics: ClassVar[bool] = False  # keeps mean and inverse deviation of the batch for the backward pass
+    adds_up_to_one: ClassVar[bool] = False  # outputs are shares over the channels, not logits
+    products_in_turn: ClassVar[bool] = False  # its matrix products depend on each other, so each is a launch
 
     name: str | None = field(default=None, validator=check_name)
     inputs: tuple[str, ...] | None = field(default=None, converter=strings, validator=check_inputs)
@@ -93,28 +82,28 @@ class Layer:
         return self.input_shape
 
     def check(self) -> None:
-        """Check what only the known extents can tell; raises InvalidSpec."""
+        """Check the fields against the extents; raise InvalidSpec."""
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
         """
-        Fill in the input extents.
+        Return the layer with these input extents.
 
         Raises:
-            InvalidSpec: If the layer was given other extents, or takes another number of inputs.
+            InvalidSpec: If the layer has other extents already, or takes another number of inputs.
         """
         low, high = self.arity
         if not low <= len(shapes) <= high:
-            wanted = str(low) if low == high else f"at least {low}, at most {high}"
-            raise InvalidSpec("inputs", list(self.inputs or ()), f"{wanted} layer{'s' * (high != 1)}")
+            count = str(low) if low == high else f"at least {low}, at most {high}"
+            raise InvalidSpec("inputs", list(self.inputs or ()), f"{count} layer{'s' * (high != 1)}")
         return self._merge(dict(zip("hwc", shapes[0], strict=True)))
 
-    def _merge(self, found: Mapping[str, Any]) -> Self:
-        for key, value in found.items():
+    def _merge(self, inferred: Mapping[str, Any]) -> Self:
+        for key, value in inferred.items():
             given = getattr(self, key)
             if given is not None and given != value:
                 remedy = "Leave it out: it is inferred in a network."
-                raise InvalidSpec(key, given, f"{value}, which is what the layer before gives", remedy)
-        return attrs.evolve(self, **found)
+                raise InvalidSpec(key, given, f"{value}, the extent of its input", remedy)
+        return attrs.evolve(self, **inferred)
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -123,7 +112,7 @@ class Layer:
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of what is kept but not trained: running statistics."""
+        """Shapes of running statistics by name."""
         return {}
 
     @property
@@ -133,62 +122,58 @@ class Layer:
 
     @property
     def convolution(self) -> ConvShape | None:
-        """Geometry of the windows whose values are the factors of its products; None where none are gathered."""
+        """Geometry of the windows of its products; None for a layer without windows or products."""
         return None
 
     @property
     def channel_range(self) -> tuple[int, int] | None:
-        """First channel, and the one after the last, of those of its input that are its output; None of most kinds."""
+        """First channel of its input that is its output, and the channel after the last; None for most types."""
         return None
 
     @property
     def product_channels(self) -> dict[str, int]:
-        """Channels of one group that are extents of its products, by field: what Tensor Cores take in multiples."""
+        """Channels of one group by field, which Tensor Cores need in multiples."""
         return {}
 
     @property
     def projections(self) -> tuple[Layer, ...]:
-        """Layers that it begins and ends with, whose products are some of its own; none of most kinds."""
+        """Linear layers that it begins and ends with, whose products are some of its own; none for most types."""
         return ()
 
     @property
     def has_epilogue(self) -> bool:
-        """Whether its products can end with more than a bias and a ReLU: a norm, another branch, a ReLU's slope."""
+        """Whether the kernels of its products can apply a norm, add another branch, or apply a ReLU's slope."""
         return False
 
     @property
     def can_add(self) -> bool:
-        """Whether it can add another branch to its output while that is at hand, which a sum then need not do."""
+        """Whether its kernel can add another branch to its output, so that no Add runs."""
         return self.has_epilogue
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:  # noqa: ARG002
-        """Matrix products that a kernel computes for one pass of a batch; none for a layer that only moves bytes."""
+        """Return the matrix products of one pass; none for a layer that only moves bytes."""
         return ()
 
     def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:
-        """FLOP of one pass as the field counts them; its matrix products may also multiply zeros, see `Conv2d`."""
+        """Return the FLOP of one pass; its matrix products may also multiply zeros, see `Conv2d`."""
         return sum(gemm.flops for gemm in self.gemms(pass_, batch_size))
 
     def flops(self, mode: str = "inference") -> int:
-        """FLOP of one sample: forward, or in "training" all three passes."""
+        """Return the FLOP of one sample: forward, or in "training" all three passes."""
         passes = (Pass.FPROP,) if check_mode(mode) == "inference" else tuple(Pass)
         return sum(map(self.pass_flops, passes))
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """What the forward pass keeps beside x and y: {name: (elements per sample, bytes per element or 0 = dtype)}."""
+        """Return what training saves besides x and y: {name: (elements per sample, bytes per element or 0 = dtype)}."""
         return {}
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:
-        """
-        Elements that one pass must at least read and write, each counted once.
-
-        This is the byte count of the roofline; a kernel that reads something twice moves more.
-        """
+        """Return the elements that one pass must read and write, each counted once: the traffic of the roofline."""
         x = batch_size * sum(math.prod(shape) for shape in self.input_shapes)
         y = batch_size * math.prod(self.output_shape)
         if pass_ is Pass.WGRAD:
             return x + y + self.parameters if self.parameters else 0
-        # Products need what they saved for wgrad only; all others need it here: relu its y, a norm its x.
+        # Products read what they saved in wgrad only; all other layers read it here: relu its y, a norm its x.
         saved = self.backward_reads if pass_ is Pass.DGRAD and not self.gemms(Pass.FPROP, 1) else frozenset()
         return x + y + self.parameters + (x if "x" in saved else 0) + (y if "y" in saved else 0)
 
@@ -213,18 +198,18 @@ class Layer:
 
 @functools.lru_cache(maxsize=4096)
 def extents(layer: Layer) -> Layer:
-    """The layer without its name and place: equal for layers that do equal work."""
+    """Return the layer without its name and inputs: equal for layers that do equal work."""
     return attrs.evolve(layer, name=None, inputs=None)
 
 
 def without_bias(layer: Layer) -> Layer:
-    """The layer without a bias, where it has one."""
+    """Return the layer without a bias."""
     without: dict[str, Any] = {"bias": False}
     return attrs.evolve(layer, **without) if getattr(layer, "bias", False) else layer
 
 
 def plain(value: tuple[int, ...]) -> object:
-    """Write a pair or quad as a person would: (1, 1) is 1, (0, 0, 1, 1) is a list."""
+    """Return a pair or quad as a spec file has it: 1 for (1, 1), a list for (0, 0, 1, 1)."""
     return value[0] if len(set(value)) == 1 else list(value)
 
 

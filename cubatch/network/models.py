@@ -1,4 +1,4 @@
-"""The named networks, as specs, and the one reading of whatever stands for a spec."""
+"""The named networks, and the resolver of every argument that stands for a spec."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cubatch.network.sketches.sketch import Sketch
 from cubatch.network.sketches.table import SKETCHES
 from cubatch.network.specfile import from_mapping, load_spec
 
-# Files of parameters: what reads them knows which layers they belong to, and they do not say.
+# Files of parameters, without the layers that they belong to.
 _WEIGHTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".keras", ".npz"})
 _NO_LAYERS = (
-    "Such a file holds weights, and not the layers: give package.module:build, a function that builds the module, or "
+    "Such a file holds weights, not layers: give package.module:build, a function that builds the module, or "
     "the .onnx file that torch.onnx.export writes; in Python autotune_module(module, input_shape) takes it as it is. "
     "`cubatch train MODEL --weights FILE` begins with .safetensors or .npz."
 )
@@ -39,23 +39,23 @@ def names() -> tuple[str, ...]:
 
 def build(name: str, *, input_shape: Extents | None = None, classes: int | None = None) -> Network:
     """
-    Build a known network as a spec.
+    Build a named network.
 
-    Where a definition pools to a fixed size in front of its classifier (alexnet to 6 x 6, vgg to 7 x 7),
-    other input sizes work if the features divide into that many equal windows; 224 needs no pooling at all.
+    Some networks pool to a fixed size before the classifier: alexnet to 6 x 6, vgg to 7 x 7. Other input sizes work if
+    the features divide into that number of equal windows; 224 needs no pooling.
 
     Args:
-        name: One of `names()`, in any case, with or without hyphens: "ResNet50", "resnet-50", "efficientnet_b0".
-        input_shape: (h, w, c) of one sample; None is what the network was made for.
+        name: One of `names()`; letter case, hyphens, underscores and spaces are ignored: "ResNet50", "mnist_cnn".
+        input_shape: (h, w, c) of one sample; None is the usual one of the network.
         classes: Outputs of the last layer; None is 1000, or 10 for the networks of handwritten digits.
 
     Returns:
-        Network: Its layers carry the names they have in torchvision or timm.
+        Network: Its layers have the names that they have in torchvision or timm.
 
     Raises:
-        UnknownName: If no network goes by the name.
-        InvalidArgument: If the input shape is no shape or does not fit the network, or classes is
-            not a whole number of at least 1, or the network classifies nothing (go-net).
+        UnknownName: If no network has the name.
+        InvalidArgument: If the input shape does not fit the network, or classes is not a whole number of at least 1. A
+            network without a classifier (go-net) takes no classes.
 
     Example:
         >>> build("resnet50").parameters, build("resnet50", classes=10).output_shape
@@ -63,7 +63,9 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
     """
     if not isinstance(name, str):
         raise InvalidArgument("model", name, "a name: " + ", ".join(SKETCHES))
-    name = _spelled(name)
+    if _letters(name) not in _KNOWN:
+        raise UnknownName("model", name, SKETCHES)
+    name = _KNOWN[_letters(name)]
     make, usual_shape, usual_classes = SKETCHES[name]
     shape = usual_shape if input_shape is None else check_input_shape(input_shape)
     if classes is not None:
@@ -77,13 +79,6 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
     except InvalidSpec as error:
         remedy = f"{error}. The network was made for {usual_shape}."
         raise InvalidArgument("input_shape", shape, f"a shape that {name} can take", remedy) from None
-
-
-def _spelled(name: str) -> str:
-    """Return a network's own spelling of its name."""
-    if _letters(name) not in _KNOWN:
-        raise UnknownName("model", name, SKETCHES)
-    return _KNOWN[_letters(name)]
 
 
 def _letters(name: str) -> str:
@@ -100,14 +95,14 @@ def resolve(
     spec: SpecLike, *, input_shape: Extents | None = None, classes: int | None = None, opaque: bool = False
 ) -> Spec:
     """
-    Turn whatever stands for a spec into one: the single reading of every `layer_spec` argument.
+    Return the layer or network that an argument stands for.
 
     Args:
-        spec: A layer, a network, a mapping in the form of a spec file, a model's name, a path to a .toml, .json or
-            .onnx file, or "package.module:name" of what builds a torch.nn.Module or a network.
-        input_shape: (h, w, c) of one sample, for a model's name, a PyTorch module, or an ONNX file that leaves it open:
-            (1, 1, c) of features, (h, 1, c) of tokens, and of images whichever order the file has.
-        classes: As for `build`; only a model's name can take them.
+        spec: A layer, a network, a mapping in the form of a spec file, or text. Text is a model's name, the path of a
+            spec or ONNX file, or "package.module:function", which builds a torch.nn.Module or a network.
+        input_shape: (h, w, c) of one sample, for a model's name, a PyTorch module, or an ONNX file that leaves it open.
+            (1, 1, c) are features, (h, 1, c) tokens.
+        classes: As for `build`; for a model's name only.
         opaque: As for `load_onnx` and `from_torch`.
 
     Raises:
@@ -127,21 +122,21 @@ def resolve(
     if form == "factory":
         from cubatch.network.importers import factories
 
-        return factories.called(cast("str", spec), input_shape=input_shape, opaque=opaque)
+        return factories.call_factory(cast("str", spec), input_shape=input_shape, opaque=opaque)
     if form == "onnx":
         from cubatch.network.importers import onnx_file
 
         extents = None if input_shape is None else check_input_shape(input_shape)
         return onnx_file.read(cast("str | Path", spec), extents=extents, opaque=opaque)
     if input_shape is not None:
-        raise InvalidArgument("input_shape", input_shape, "left out: a spec says its own")
+        raise InvalidArgument("input_shape", input_shape, "left out: a spec has its own")
     if form == "file":
         return load_spec(cast("str | Path", spec))
     return from_mapping(spec) if isinstance(spec, Mapping) else cast("Spec", spec)
 
 
 def _form(spec: object) -> str:
-    """Return what stands for a spec: "name", "file", "onnx", "factory", or "" for what is one already."""
+    """Return the form of a spec argument: "name", "file", "onnx", "factory", or "" for all that is not text."""
     if isinstance(spec, str | Path):
         suffix = Path(spec).suffix.lower()
         if suffix == ".onnx":
@@ -150,7 +145,7 @@ def _form(spec: object) -> str:
             raise InvalidArgument("model", str(spec), "a name, a spec or ONNX file, or package.module:name", _NO_LAYERS)
         if isinstance(spec, Path) or suffix in {".toml", ".json"}:
             return "file"
-        if _letters(spec) in _KNOWN:  # whatever files lie here; ./resnet50 is one
+        if _letters(spec) in _KNOWN:  # even if there is a file of this name: ./resnet50 is the file
             return "name"
         if files.is_file(spec):
             return "file"
@@ -162,10 +157,10 @@ def _form(spec: object) -> str:
 
 
 def _way_in(thing: object) -> str:
-    """Return the function that takes what is no spec, where there is one."""
+    """Return a sentence about the function that takes this object, if there is one."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
-        return "autotune_module(module, input_shape) tunes a PyTorch module; from_torch gives it as a Network."
+        return "autotune_module(module, input_shape) tunes a PyTorch module; from_torch imports it as a Network."
     if callable(thing):
         return "autotune_callable(make_step) tunes steps of any framework."
     return ""

@@ -1,8 +1,7 @@
 """
-The three passes of a layer, and the matrix products that they are.
+The three passes of a layer, and the extents of their matrix products.
 
-The only mapping between a pass and the extents of its product: `product_extents` of a convolution or linear
-layer, and `linear_of` back.
+`product_extents` maps a pass of a convolution or linear layer to its product, and `linear_of` maps it back.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import attrs
 
 
 class Pass(enum.Enum):
-    """One of the three products of a layer: output, gradient of the input, gradient of the filter."""
+    """The passes of a layer: output, gradient of the input, gradient of the filter."""
 
     FPROP = "fprop"
     DGRAD = "dgrad"
@@ -22,7 +21,7 @@ class Pass(enum.Enum):
 
     @property
     def layout(self) -> str:
-        """Which factors of its product are turned, as the field writes it: "nt", "nn" or "tn"."""
+        """Which factors of its product are transposed: "nt", "nn" or "tn"."""
         return _LAYOUTS[self]
 
 
@@ -40,24 +39,23 @@ class Gemm:
 
     @property
     def flops(self) -> int:
-        """FLOP of the whole product, a multiply-add counted as two."""
+        """FLOP of all `count` products; a multiply-add is two."""
         return 2 * self.m * self.n * self.k * self.count
 
 
 def product_extents(pass_: Pass, *, outputs: Any, inputs: Any, c: Any, k: Any, taps: Any = 1) -> tuple[Any, Any, Any]:
     """
-    Return the extents (m, n, k) of the product that a pass of a convolution is.
+    Return the extents (m, n, k) of the product of a pass; any extent may be an array with one entry a case.
 
-    A linear layer is a convolution of one tap with as many outputs as inputs.  Any extent may be an
-    array with one entry a case.
+    A linear layer is a convolution of one tap with as many outputs as inputs.
 
     Args:
-        pass_: Which pass.
+        pass_: The pass.
         outputs: Output pixels of the batch, n p q.
         inputs: Input pixels of the batch, n h w.
         c: Input channels of a group.
         k: Output channels of a group.
-        taps: Filter taps, r s; of a strided input gradient those that one phase of its pixels sees.
+        taps: Filter taps, r s; of a strided input gradient the taps of one phase.
 
     Example:
         >>> [product_extents(pass_, outputs=100, inputs=400, c=3, k=64, taps=9) for pass_ in Pass]
@@ -72,7 +70,7 @@ def product_extents(pass_: Pass, *, outputs: Any, inputs: Any, c: Any, k: Any, t
 
 def linear_of(pass_: Pass, m: int, n: int, k: int) -> tuple[int, int, int]:
     """
-    Return rows, input and output features of the linear layer one pass of which is the product (m, k) x (k, n).
+    Return rows, input features and output features of the linear layer with a pass (m, k) x (k, n).
 
     Example:
         >>> rows, c, features = linear_of(Pass.WGRAD, 64, 27, 100)

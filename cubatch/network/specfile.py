@@ -1,4 +1,4 @@
-"""Specs as mappings and files: read, checked, made into networks."""
+"""Spec files and mappings: read, checked, and made into layers and networks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec
     Build a layer or network from a mapping in the form of a spec file.
 
     Args:
-        mapping: With "layers" a network, with "type" a single layer.
-        name: Name of the network where the mapping gives none.
+        mapping: A network with "layers", a single layer with "type".
+        name: Default name of the network.
 
     Raises:
-        InvalidSpec, UnknownName: If it is neither, or wrong inside.
+        InvalidSpec, UnknownName: If it is neither, or has an invalid key or value.
     """
     if not isinstance(mapping, Mapping):
         raise InvalidSpec("spec", mapping, 'a mapping with "layers" and "input_shape", or with "type"')
@@ -53,11 +53,11 @@ def load_spec(path: str | Path) -> Spec:
         path: A regular file; docs/reference/files.md describes its form.
 
     Returns:
-        Layer or Network: What the file describes; a network without a name has the file's.
+        Layer or Network: The default name of a network is that of the file.
 
     Raises:
-        InvalidSpec: If the file is missing, is no TOML or JSON, or what it says makes no sense.
-        UnknownName: If it names a layer type, key or input that is not known.
+        InvalidSpec: If the file is missing, is no TOML or JSON, or has an invalid value.
+        UnknownName: If it has an unknown layer type, key or input.
 
     Example:
         >>> import tempfile
@@ -85,18 +85,18 @@ def load_spec(path: str | Path) -> Spec:
     except (ValueError, RecursionError) as error:  # both decoders raise children of ValueError
         allowed = f"valid {path.suffix[1:].upper()} ({error})"
         raise InvalidSpec("spec file", str(path), allowed) from None
-    # The name is to be printed and kept: bytes of a file's name that are no UTF-8 become U+FFFD.
+    # Bytes of a file's name that are not UTF-8 become U+FFFD, since the name is printed.
     return from_mapping(mapping, name=printable(os.fsencode(path.stem).decode(errors="replace")))
 
 
 def _parsed_json(text: str) -> Any:
-    """Parse JSON; a key that stands twice in one object is a ValueError: the first of them would be lost."""
+    """Parse JSON; raise ValueError for a duplicate key in an object, whose first value would be lost."""
     return json.loads(text, object_pairs_hook=_distinct)
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(twice)} stands twice in one object")
-    return found
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"duplicate key {shown(duplicate)} in an object")
+    return values

@@ -1,9 +1,8 @@
 """
-The names and shapes that PyTorch's state dicts give to what ours call w, b, gamma, beta, mean and var.
+Names and shapes in PyTorch's state dicts of the arrays w, b, gamma, beta, mean and var.
 
-Networks of the catalogue are torchvision's, vision transformers timm's; any other network is taken to have modules
-named as its layers. PyTorch has channels before pixels: filters are (k, c, r, s), and what a linear layer reads
-behind a flatten is (c, h, w).
+Named networks are torchvision's, vision transformers timm's. Modules of any other network have the names of its layers.
+PyTorch has channels before pixels: filters are (k, c, r, s), and features after a flatten are (c, h, w).
 """
 
 from __future__ import annotations
@@ -25,132 +24,127 @@ from cubatch.network.passes import Pass
 ARRAYS = {
     "w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "mean": "running_mean", "var": "running_var",
 }  # fmt: skip
-"""What PyTorch calls a layer's arrays."""
 
-_OWN = {
+# Arrays with other names, by the layer's type: the name, and the number of axes of size 1 before and after the shape.
+_SPECIAL = {
     ("tokens", "token"): ("cls_token", 2, 0), ("tokens", "position"): ("pos_embed", 1, 0),
     ("attention", "w_in"): ("{module}.qkv.weight", 0, 0), ("attention", "b_in"): ("{module}.qkv.bias", 0, 0),
     ("attention", "w_out"): ("{module}.proj.weight", 0, 0), ("attention", "b_out"): ("{module}.proj.bias", 0, 0),
     ("layer_scale", "gamma"): ("{module}", 0, 2),
 }  # fmt: skip
-"""Of arrays that have no such name, by the layer's type: the name, and axes of one before and behind."""
 
 _FILTER, _MATRIX = 4, 2  # axes of a convolution's w and of a linear layer's
-
-COUNTER = "num_batches_tracked"
-"""Of PyTorch's batch norms, which count batches where no momentum is given; it is not read, and written as 0."""
-
-AUXILIARY = re.compile(r"(aux1|aux2)\.|AuxLogits\.")
-"""Of torchvision's GoogLeNet: classifiers that only its own training reads; they are not read."""
+COUNTER = "num_batches_tracked"  # of PyTorch's batch norms without momentum; it is not read, and written as 0
+AUXILIARY = re.compile(r"(aux1|aux2)\.|AuxLogits\.")  # classifiers of GoogLeNet that only its training uses; not read
 
 
 @attrs.frozen
 class Tensor:
     """
-    One array of a network as PyTorch has it.
+    An array of a network in PyTorch.
 
     Attributes:
-        layer, name: Whose array, and which: "conv1", "w".
-        key: PyTorch's name: "features.0.weight".
-        ours: Our shape.
-        pixels: (h, w) of the places that a filter reads; None of other arrays.
-        theirs: PyTorch's shape.
-        order: At which of ours each of PyTorch's features lies, the last axis, where a flatten came before; else None.
+        layer, name: Its layer and name in cubatch: "conv1", "w".
+        key: Its name in PyTorch: "features.0.weight".
+        shape: Its shape in cubatch.
+        pixels: (r, s) of a filter; None for other arrays.
+        torch_shape: Its shape in PyTorch.
+        order: Index in cubatch of each feature of PyTorch, along the last axis; None where both orders are equal.
     """
 
     layer: str
     name: str
     key: str
-    ours: tuple[int, ...]
+    shape: tuple[int, ...]
     pixels: tuple[int, int] | None
-    theirs: tuple[int, ...]
+    torch_shape: tuple[int, ...]
     order: np.ndarray[Any, Any] | None = None
 
-    def to_theirs(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Put an array of ours into PyTorch's order and shape."""
+    def to_torch(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Convert an array of cubatch into PyTorch's order and shape."""
         if self.pixels is not None:
-            array = array.reshape(self.ours[0], *self.pixels, -1).transpose(0, 3, 1, 2)
+            array = array.reshape(self.shape[0], *self.pixels, -1).transpose(0, 3, 1, 2)
         if self.order is not None:
             array = array[..., self.order]
-        return np.ascontiguousarray(array).reshape(self.theirs)
+        return np.ascontiguousarray(array).reshape(self.torch_shape)
 
-    def to_ours(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Put an array of PyTorch's into our order and shape."""
+    def from_torch(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Convert an array of PyTorch into cubatch's order and shape."""
         if self.pixels is not None:
-            array = array.reshape(self.ours[0], -1, *self.pixels).transpose(0, 2, 3, 1)
-        array = np.ascontiguousarray(array).reshape(self.ours)
+            array = array.reshape(self.shape[0], -1, *self.pixels).transpose(0, 2, 3, 1)
+        array = np.ascontiguousarray(array).reshape(self.shape)
         return array if self.order is None else array[..., np.argsort(self.order)]
 
 
 def tensors(network: Network) -> Iterator[Tensor]:
     """
-    List the arrays of a network, parameters and running statistics, as PyTorch has them.
+    List the arrays of a network, parameters and running statistics, with their names and shapes in PyTorch.
 
     Raises:
-        InvalidArgument: If a layer has arrays for which there is no rule, or reads features behind a flatten whose
-            order in PyTorch cannot be told.
+        InvalidArgument: If a layer has no counterpart in PyTorch, or the order of its features after a flatten is not
+            known.
 
     Example:
         >>> from cubatch.network import models
-        >>> next(tensors(models.build("resnet18"))).key, next(tensors(models.build("alexnet"))).theirs
+        >>> next(tensors(models.build("resnet18"))).key, next(tensors(models.build("alexnet"))).torch_shape
         ('conv1.weight', (64, 3, 11, 11))
     """
     modules, orders = _modules(network), _orders(network)
     for node in network.nodes:
         for name, shape in {**node.layer.parameter_shapes, **node.layer.state_shapes}.items():
-            module, own = modules[node.name], _OWN.get((node.layer.type, name))
+            module, special = modules[node.name], _SPECIAL.get((node.layer.type, name))
             order = _order_of(network, node, name, shape, orders[node.inputs[0]])
-            if own is not None:
-                text, before, behind = own
-                theirs = (1,) * before + shape + (1,) * behind
-                yield Tensor(node.name, name, text.format(module=module), shape, None, theirs, order)
+            if special is not None:
+                text, before, after = special
+                torch_shape = (1,) * before + shape + (1,) * after
+                yield Tensor(node.name, name, text.format(module=module), shape, None, torch_shape, order)
                 continue
             if name not in ARRAYS or (name == "w" and len(shape) < _MATRIX):
-                remedy = "save_weights and load_weights take it, by our own names."
+                remedy = "save_weights and load_weights accept it, with the names of cubatch."
                 raise InvalidArgument("network", network.name, f"without {node.layer.type} ({node.name})", remedy)
-            pixels, theirs = None, shape
+            pixels, torch_shape = None, shape
             if name == "w" and len(shape) == _FILTER:
                 k, r, s, c = shape
-                pixels, theirs = (r, s), (k, c, r, s)
-            yield Tensor(node.name, name, f"{module}.{ARRAYS[name]}", shape, pixels, theirs, order)
+                pixels, torch_shape = (r, s), (k, c, r, s)
+            yield Tensor(node.name, name, f"{module}.{ARRAYS[name]}", shape, pixels, torch_shape, order)
 
 
 def counters(network: Network) -> list[str]:
-    """Return the entries of a state dict that only PyTorch's batch norms have."""
+    """Return the keys of the batch counters of PyTorch's batch norms."""
     modules = _modules(network)
     return [f"{modules[node.name]}.{COUNTER}" for node in network.nodes if node.layer.has_statistics]
 
 
 def is_left_out(key: str) -> bool:
-    """Return whether a tensor of PyTorch's is none that a network here computes with."""
+    """Return whether cubatch does not use a tensor of PyTorch."""
     return key.endswith(COUNTER) or bool(AUXILIARY.match(key))
 
 
 # --- the order of features -----------------------------------------------------------------------------------
 
-_OF_OUTPUTS = frozenset({"b", "b_in", "w_out", "b_out"})  # arrays that no input of the layer meets
+_OF_OUTPUTS = frozenset({"b", "b_in", "w_out", "b_out"})  # arrays whose last axis is not the layer's input
 Order = np.ndarray[Any, Any] | None
-"""At which of our channels each of PyTorch's lies; None where that has no single answer."""
+"""Index in cubatch of each channel of PyTorch; None where it is not known."""
 
 
 def _orders(network: Network) -> dict[str, Order]:
     """Return the order of the channels of the input and of each layer's output."""
     orders: dict[str, Order] = {INPUT: np.arange(network.input_shape[2])}
     for node in network.nodes:
-        orders[node.name] = _order_behind(network, node, [orders[name] for name in node.inputs])
+        orders[node.name] = _order_after(network, node, [orders[name] for name in node.inputs])
     return orders
 
 
-def _order_behind(network: Network, node: Node, read: Sequence[Order]) -> Order:
+def _order_after(network: Network, node: Node, read: Sequence[Order]) -> Order:
     layer, channels = node.layer, np.arange(node.layer.output_shape[2])
     known = [order for order in read if order is not None]
-    if layer.gemms(Pass.FPROP, 1):  # its outputs are what its weights say
+    if layer.gemms(Pass.FPROP, 1):  # its weights decide the order of its outputs
         return channels
     if len(known) < len(read):
         return None
     if layer.aliases_input:
         return _flattened(network, layer.input_shape, known[0])
-    if len(known) > 1 and sum(map(len, known)) == channels.size:  # side by side
+    if len(known) > 1 and sum(map(len, known)) == channels.size:  # concatenated
         starts = np.cumsum([0, *(len(order) for order in known)])
         return np.concatenate([start + order for start, order in zip(starts, known, strict=False)])
     if len(known[0]) == channels.size and all(np.array_equal(order, known[0]) for order in known):
@@ -159,14 +153,14 @@ def _order_behind(network: Network, node: Node, read: Sequence[Order]) -> Order:
 
 
 def _flattened(network: Network, shape: Extents, order: np.ndarray[Any, Any]) -> Order:
-    """Return the order behind a flatten: PyTorch has images as (c, h, w), and tokens as (h, c)."""
-    ours, (h, w, _) = np.arange(math.prod(shape)).reshape(shape), shape
+    """Return the order after a flatten: PyTorch has images as (c, h, w), and tokens as (h, c)."""
+    indices, (h, w, _) = np.arange(math.prod(shape)).reshape(shape), shape
     is_one_column = w == 1 < h
     if is_one_column and any("position" in node.layer.parameter_shapes for node in network.nodes):
-        return np.asarray(ours[:, :, order].reshape(-1))
+        return np.asarray(indices[:, :, order].reshape(-1))
     if is_one_column and network.input_shape[1] == 1:  # images of one column, or tokens
         return None
-    return np.asarray(ours[:, :, order].transpose(2, 0, 1).reshape(-1))
+    return np.asarray(indices[:, :, order].transpose(2, 0, 1).reshape(-1))
 
 
 def _is_plain(order: np.ndarray[Any, Any]) -> bool:
@@ -174,13 +168,13 @@ def _is_plain(order: np.ndarray[Any, Any]) -> bool:
 
 
 def _order_of(network: Network, node: Node, name: str, shape: tuple[int, ...], order: Order) -> Order:
-    """Return the order of the last axis of a layer's array, None where ours is PyTorch's; raise where it has none."""
+    """Return the order of an array's last axis, None if it is the same in PyTorch; raise if it is not known."""
     is_product = bool(node.layer.gemms(Pass.FPROP, 1))
     if (order is not None and _is_plain(order)) or name in _OF_OUTPUTS:
         return None
     if order is None or len(shape) != (_MATRIX if is_product else 1):
-        allowed = f"one in which the order of the features that {node.name} reads behind a flatten is known"
-        raise InvalidArgument("network", network.name, allowed, "save_weights and load_weights take it as it is.")
+        allowed = f"one in which the order of the features that {node.name} reads after a flatten is known"
+        raise InvalidArgument("network", network.name, allowed, "save_weights and load_weights accept it.")
     return order
 
 
@@ -196,38 +190,38 @@ def _modules(network: Network) -> dict[str, str]:
 
 
 def _counted(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
-    """AlexNet, VGG: two rows of modules, numbered as they stand; the flatten lies between."""
+    """Rename modules of AlexNet and VGG: numbered in `features` up to the flatten, then in `classifier`."""
     part, number = "features", 0
     for node in nodes:
         if node.layer.aliases_input:
             part, number = "classifier", 0
-        elif node.name != "avgpool":  # it stands between the rows
+        elif node.name != "avgpool":  # a module between the two lists
             yield node.name, f"{part}.{number}"
             number += 1
 
 
 def _renamed(*rules: tuple[str, str]) -> Callable[[Iterable[Node]], Iterator[tuple[str, str]]]:
-    """Names by the first pattern that matches the whole of ours, else as ours."""
+    """Return a function that renames layers by the first pattern that matches the whole name."""
 
     def rename(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
         for node in nodes:
-            matches = ((re.fullmatch(pattern, node.name), theirs) for pattern, theirs in rules)
-            yield node.name, next((match.expand(theirs) for match, theirs in matches if match), node.name)
+            matches = ((re.fullmatch(pattern, node.name), template) for pattern, template in rules)
+            yield node.name, next((match.expand(template) for match, template in matches if match), node.name)
 
     return rename
 
 
 def _blocks(*rules: tuple[str, str]) -> Callable[[Sequence[Node]], Iterator[tuple[str, str]]]:
-    """MobileNetV3, EfficientNet: the parts of a block are numbered as they stand; a convolution is 0, its norm 1."""
+    """Rename modules of MobileNetV3 and EfficientNet: parts of a block are numbered, a convolution is 0, its norm 1."""
     rename = _renamed((r"(features\.\d+)\.conv", r"\1.0"), (r"(features\.\d+)\.bn", r"\1.1"), *rules)
     leaves = {"conv": "0", "bn": "1"}
 
     def name(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
         parts: dict[str, list[str]] = {}
-        for (layer, theirs), _ in zip(rename(nodes), nodes, strict=True):
+        for layer, renamed in rename(nodes):
             match = re.fullmatch(r"(features\.[\d.]+)\.(expand|depthwise|se|project)\.(\w+)", layer)
             if match is None:
-                yield layer, theirs
+                yield layer, renamed
                 continue
             block, part, leaf = match.groups()
             known = parts.setdefault(block, [])
@@ -265,4 +259,4 @@ _RULES: dict[str, Callable[[Sequence[Node]], Iterator[tuple[str, str]]]] = {
         ("classifier", "classifier.2"), *_CONVNEXT,
     ),
 }  # fmt: skip
-"""How modules are named, by how a catalogue's name begins; those of any other network have our layers' names."""
+"""Renaming rules by the start of a network's name; modules of other networks have the names of their layers."""

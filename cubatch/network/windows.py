@@ -1,8 +1,8 @@
 """
-The only index arithmetic of convolution and pooling: which input a tap of a window reads.
+The index arithmetic of convolution and pooling, which layers, the memory plan and the engine share.
 
-Along one axis, output position o and tap t read the source at `o * stride + t * step + offset`;
-what lies outside the source reads as zero.  Pure numbers: layers, the memory plan and the engine share it.
+Along one axis, output position o and tap t read the source at `o * stride + t * step + offset`; positions outside the
+source read as zero.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import NamedTuple
 
 from cubatch.errors import InvalidArgument, InvalidSpec
 
+Extents = tuple[int, int, int]
 Pair = tuple[int, int]
 Pad = tuple[int, int, int, int]
 
 
 class Axis(NamedTuple):
     """
-    One axis of a sliding window.
+    An axis of a sliding window.
 
     Attributes:
         size: Extent of the source.
         out: Extent of the output.
         taps: Taps of the window.
-        stride: Source positions between neighbouring outputs.
-        step: Source positions between neighbouring taps (the dilation).
+        stride: Source positions between neighboring outputs.
+        step: Source positions between neighboring taps (the dilation).
         offset: Source position of output 0, tap 0; minus the padding in a forward pass.
     """
 
@@ -51,7 +52,7 @@ class Axis(NamedTuple):
 
     def span(self, out: int) -> int:
         """
-        Count the source positions that `out` neighbouring outputs touch, gaps included.
+        Count the source positions from the first to the last that `out` neighboring outputs read.
 
         Example:
             >>> Axis(size=28, out=28, taps=3, stride=1, step=1, offset=-1).span(28)
@@ -61,7 +62,7 @@ class Axis(NamedTuple):
 
     def seen(self) -> slice:
         """
-        Return the taps between the first and the last that read the source for any output; all if none does.
+        Return the range of taps that read the source for any output; all taps if none does.
 
         Example:
             >>> Axis(size=1, out=1, taps=3, stride=1, step=1, offset=-1).seen()
@@ -72,10 +73,9 @@ class Axis(NamedTuple):
 
     def valid(self, tap: int, start: int, stop: int) -> tuple[slice, slice]:
         """
-        Return the outputs in [start, stop) whose tap lies inside the source, and the source positions they read.
+        Return the outputs in [start, stop) whose tap lies inside the source, and the source positions that they read.
 
-        Returns:
-            Slices of the output, relative to `start`, and of the source; both empty if there are none.
+        Both are slices, that of the outputs relative to `start`, and empty if there are none.
 
         Example:
             >>> Axis(size=5, out=3, taps=3, stride=2, step=1, offset=-1).valid(0, 0, 3)
@@ -91,7 +91,7 @@ class Axis(NamedTuple):
 
 
 class ConvShape(NamedTuple):
-    """Everything about a convolution that does not depend on the batch."""
+    """The geometry of a convolution, without the batch."""
 
     vertical: Axis
     horizontal: Axis
@@ -116,27 +116,27 @@ class ConvShape(NamedTuple):
 
     @property
     def is_plain_3x3(self) -> bool:
-        """Whether it is a 3x3 filter of stride 1, without dilation and groups: what Winograd's algorithms compute."""
+        """Whether it is a 3x3 filter of stride 1 without dilation and groups, as Winograd's algorithms need."""
         axes = (self.vertical, self.horizontal)
         return self.groups == 1 and all((axis.taps, axis.stride, axis.step) == (3, 1, 1) for axis in axes)
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each output channel sees just the input channel of its own index."""
+        """Whether each output channel reads only the input channel of its own index."""
         return self.groups == self.c == self.k
 
 
 @functools.lru_cache(maxsize=4096)
 def seen_taps(shape: ConvShape) -> tuple[ConvShape, slice, slice]:
     """
-    Leave out a convolution's taps that see nothing but padding: a 3x3 filter over one pixel has eight.
+    Leave out the taps of a convolution that read only padding: a 3x3 filter over one pixel has eight.
 
     Returns:
-        The convolution without them, and the rows and columns of the filter that are left; what is left can be
-        viewed as one row of elements for each output channel.
+        The convolution without them, and the rows and columns of the filter that are left, which can be viewed as one
+        row of elements for each output channel.
 
     Example:
-        >>> shape = conv_shape((1, 1, 8), (8, 3, 3, 8), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        >>> shape = conv_shape((1, 1, 8), (8, 3, 3, 8), (1, 1), (1, 1, 1, 1), (1, 1))
         >>> seen_taps(shape)[0].taps, *seen_taps(shape)[1:]
         (1, slice(1, 2, None), slice(1, 2, None))
     """
@@ -152,12 +152,12 @@ def _with_taps(axis: Axis, taps: slice) -> Axis:
 
 
 def check_window(hw: Pair, rs: Pair, pad: Pad, dilation: Pair = (1, 1)) -> None:
-    """Raise InvalidSpec, in the words of a layer's record, for a filter larger than the padded input."""
+    """Raise InvalidSpec, with a layer's field names, for a filter larger than the padded input."""
     for name, taps, spread, extent, letter, pads in (
         ("r", rs[0], dilation[0], hw[0], "h", pad[:2]),
         ("s", rs[1], dilation[1], hw[1], "w", pad[2:]),
     ):
-        if _room(extent, taps, spread, pads) < 0:
+        if _travel(extent, taps, spread, pads) < 0:
             padded = extent + sum(pads)
             raise InvalidSpec(
                 name,
@@ -167,8 +167,8 @@ def check_window(hw: Pair, rs: Pair, pad: Pad, dilation: Pair = (1, 1)) -> None:
             )
 
 
-def _room(size: int, taps: int, step: int, pads: Pair) -> int:
-    """Positions that a window can be moved on over the padded source; negative where it does not fit in."""
+def _travel(size: int, taps: int, step: int, pads: Pair) -> int:
+    """Count the positions by which a window can move over the padded source; negative where it does not fit."""
     return size + sum(pads) - ((taps - 1) * step + 1)
 
 
@@ -177,27 +177,27 @@ def _axis(size: int, taps: int, stride: int, step: int, pads: Pair, *, ceil: boo
         raise InvalidArgument(name, (taps, stride, step), "filter, stride and dilation of at least 1 each")
     if min(pads) < 0:
         raise InvalidArgument("pad", pads, "at least 0 on every side")
-    room = _room(size, taps, step, pads)
-    if room < 0:
+    travel = _travel(size, taps, step, pads)
+    if travel < 0:
         raise InvalidArgument(
             name,
             (taps - 1) * step + 1,
             f"at most the padded input's {size + sum(pads)}",
             "Pad more, or use a smaller filter.",
         )
-    out = room // stride + 1
-    # A window that starts beyond the input and its leading padding would see nothing (PyTorch's rule).
-    if ceil and room % stride and out * stride < size + pads[0]:
+    out = travel // stride + 1
+    # A window that starts beyond the input and its leading padding would read nothing (PyTorch's rule).
+    if ceil and travel % stride and out * stride < size + pads[0]:
         out += 1
     return Axis(size=size, out=out, taps=taps, stride=stride, step=step, offset=-pads[0])
 
 
 @functools.lru_cache(maxsize=4096)
 def conv_shape(
-    hwc: tuple[int, int, int], krsc: tuple[int, int, int, int], stride: Pair, pad: Pad, dilation: Pair, groups: int
+    hwc: Extents, krsc: tuple[int, int, int, int], stride: Pair, pad: Pad, dilation: Pair, *, groups: int = 1
 ) -> ConvShape:
     """
-    Work out a convolution's geometry from the shapes of one sample and of the filter.
+    Return a convolution's geometry from the shapes of one sample and of the filter.
 
     Args:
         hwc: Shape of one sample.
@@ -208,10 +208,10 @@ def conv_shape(
         groups: Groups of channels.
 
     Raises:
-        InvalidArgument: If the shapes do not go together or nothing would come out.
+        InvalidArgument: If the shapes do not match, or the output would be empty.
 
     Example:
-        >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1))
         >>> shape.vertical.out, shape.pixels, shape.taps
         (28, 784, 9)
     """
@@ -249,7 +249,7 @@ class Window(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def pool_axes(hw: Pair, window: Window) -> tuple[Axis, Axis]:
     """
-    Work out the vertical and horizontal axis of a pooling window over an input.
+    Return the vertical and horizontal axis of a pooling window over an input.
 
     Example:
         >>> [axis.out for axis in pool_axes((7, 8), Window(2, 2, ceil_mode=True))]
@@ -263,12 +263,12 @@ def pool_axes(hw: Pair, window: Window) -> tuple[Axis, Axis]:
 
 class Phase(NamedTuple):
     """
-    One phase of a convolution's input gradient: the input positions (top + i * sh, left + j * sw).
+    A phase of a convolution's input gradient: the input positions (top + i * sh, left + j * sw).
 
     Attributes:
         top, left: First input row and column of the phase.
-        vertical, horizontal: How its input positions read dy, at stride 1.
-        rows, columns: The filter taps it sees, turned around.
+        vertical, horizontal: Axes along which its input positions read dy, at stride 1.
+        rows, columns: Its filter taps, in reverse order.
     """
 
     top: int
@@ -280,25 +280,25 @@ class Phase(NamedTuple):
 
     @property
     def taps(self) -> int:
-        """Filter taps of this phase; none where the stride steps over the filter."""
+        """Filter taps of this phase; 0 where the stride skips the filter."""
         return self.vertical.taps * self.horizontal.taps
 
     @property
     def works(self) -> bool:
-        """Whether there is anything to compute: any taps."""
+        """Whether the phase has any taps."""
         return self.taps > 0
 
 
 @functools.lru_cache(maxsize=4096)
 def phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Cut a convolution's input into the phases of its stride; what would begin beyond the input is none.
+    Divide a convolution's input into the phases of its stride, without those that would begin beyond the input.
 
-    Input position h is read by tap r of output p where p * stride = h + top - r * step.  All
-    positions of one phase see the same taps, and those lie on an even grid of outputs.
+    Input position h is read by tap r of output p where p * stride = h + top - r * step. All positions of one phase are
+    read by the same taps, from evenly spaced outputs.
 
     Example:
-        >>> shape = conv_shape((5, 5, 1), (1, 3, 3, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1)
+        >>> shape = conv_shape((5, 5, 1), (1, 3, 3, 1), (2, 2), (0, 0, 0, 0), (1, 1))
         >>> [phase.taps for phase in phases(shape)]
         [4, 2, 2, 1]
     """
@@ -308,10 +308,10 @@ def phases(shape: ConvShape) -> tuple[Phase, ...]:
 @functools.lru_cache(maxsize=4096)
 def working_phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Return the phases that have work: at most the number of taps, for any stride and input.
+    Return the phases with taps: at most the number of taps, for any stride and input.
 
     Example:
-        >>> shape = conv_shape((5, 5, 1), (1, 3, 1, 1), (2, 10**9), (0, 0, 0, 0), (1, 1), 1)
+        >>> shape = conv_shape((5, 5, 1), (1, 3, 1, 1), (2, 10**9), (0, 0, 0, 0), (1, 1))
         >>> [(phase.vertical.out, phase.taps) for phase in working_phases(shape)]
         [(3, 2), (2, 1)]
     """
@@ -320,16 +320,16 @@ def working_phases(shape: ConvShape) -> tuple[Phase, ...]:
 
 
 def _taps_by_phase(axis: Axis) -> dict[int, list[int]]:
-    """Taps that reach each phase, by its first source position; all positions of a phase see the same taps."""
-    found: dict[int, list[int]] = {}
+    """Return the taps of each phase, by its first source position."""
+    phases: dict[int, list[int]] = {}
     for tap in range(axis.taps):
-        found.setdefault((axis.offset + tap * axis.step) % axis.stride, []).append(tap)
-    return found
+        phases.setdefault((axis.offset + tap * axis.step) % axis.stride, []).append(tap)
+    return phases
 
 
 def _phases_along(axis: Axis, firsts: Iterable[int]) -> list[tuple[int, Axis, slice]]:
-    """Cut an axis into the phases that begin at given positions, in rising order, as far as it has those positions."""
-    found, taps = [], _taps_by_phase(axis)
+    """Return the phases of an axis that begin at these rising positions, as far as they lie on the axis."""
+    phases, taps = [], _taps_by_phase(axis)
     for first in itertools.takewhile(lambda first: first < axis.size, firsts):
         seen = taps.get(first, [])
         common = math.gcd(axis.stride, axis.step)
@@ -337,8 +337,8 @@ def _phases_along(axis: Axis, firsts: Iterable[int]) -> list[tuple[int, Axis, sl
         out = -(-(axis.size - first) // axis.stride)
         gather = Axis(size=axis.out, out=out, taps=len(seen), stride=1, step=axis.step // common, offset=offset)
         backwards = slice(seen[-1], seen[0] - 1 if seen[0] else None, -axis.stride // common) if seen else slice(0, 0)
-        found.append((first, gather, backwards))
-    return found
+        phases.append((first, gather, backwards))
+    return phases
 
 
 def _crossed(rows: list[tuple[int, Axis, slice]], columns: list[tuple[int, Axis, slice]]) -> tuple[Phase, ...]:

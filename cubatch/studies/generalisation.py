@@ -24,7 +24,7 @@ from cubatch.engine.training_run import Step
 from cubatch.errors import InvalidArgument
 from cubatch.measure import kernel_context, stopping
 from cubatch.network.graph import Network, as_network
-from cubatch.network.weights import load_weights
+from cubatch.network.weight_files import load_weights
 from cubatch.report.tables.common import plain
 from cubatch.studies.sharpness import sharpness
 from cubatch.studies.study_cache import StudyCache

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import attrs
 
-from cubatch.hardware import room
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.memory.step_footprint import footprint_of
 from cubatch.memory.thumb_rules import rules_of_thumb
@@ -101,7 +101,7 @@ def _compare_rules(request: StudyRequest, m: Measurement) -> list[dict[str, Any]
 
 def _largest(request: StudyRequest, batch_size: int) -> dict[str, Any]:
     """Compare the formula for the largest batch with the plan."""
-    available = room.memory_limit(request.work.device, request.memory_limit).bytes
+    available = hardware_memory.memory_limit(request.work.device, request.memory_limit).bytes
     rules = rules_of_thumb(request.spec, batch_size=batch_size, memory=available, **_options(request))
     rule = next(rule for rule in rules if rule.unit == "samples")
     return rule.to_mapping() | {"memory_bytes": available}

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from cubatch.errors import InvalidArgument, MissingDependency
-from cubatch.hardware import load
+from cubatch.hardware import cpu_load
 from cubatch.report import study_page as report
 from cubatch.studies.generalisation import generalisation
 from cubatch.studies.memory_rules import memory_rules
@@ -20,6 +20,7 @@ from cubatch.studies.study_cache import not_writable
 from cubatch.studies.study_request import Study, StudyRequest
 from cubatch.studies.sweep import powers_of_two, small_batch_floor
 from cubatch.studies.wave_quantization import waves
+from cubatch.tuning import notes
 from cubatch.tuning.limits import Limits
 from cubatch.units import join_words
 
@@ -79,11 +80,11 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
     if not os.access(request.folder, os.R_OK | os.W_OK | os.X_OK):
         raise InvalidArgument("out", str(request.folder), "a folder that this user may write to")
     budget = study.budgets[request.quick] if request.budget is None else request.budget
-    before = load.snapshot()
+    before = cpu_load.snapshot()
     findings = study.run(attrs.evolve(request, modes=request.modes or study.modes), budget)
-    interference = load.between(before, load.snapshot()) if study.is_timed else None
+    interference = cpu_load.between(before, cpu_load.snapshot()) if study.is_timed else None
     threads = findings.facts["device"].get("threads") or 1
-    disturbed = None if interference is None else interference.sentence(threads)
+    busy = None if interference is None else notes.interference(interference, threads)
     return {
         "schema": SCHEMA,
         "study": name,
@@ -94,7 +95,7 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
         "question": [study.question, *findings.notes],
         "method": list(findings.method),
         "answer": findings.answer,
-        "points": [*findings.points, *([disturbed] if disturbed else [])],
+        "points": [*findings.points, *([notes.sentence(busy)] if busy else [])],
         **findings.details,
         **({"files": findings.files} if findings.files else {}),
     }

@@ -14,7 +14,7 @@ from cubatch.checks import check_whole
 from cubatch.engine.conditions import conditions, environment
 from cubatch.engine.data import Dataset
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import room
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.memory import fit
 from cubatch.network.models import SpecLike
 from cubatch.search.events import Event
@@ -85,7 +85,7 @@ class StudyRequest:
         if self.max_batch_size is not None:
             check_whole("max_batch_size", self.max_batch_size)
         work = self.work
-        fits = fit.largest(work, max(1, room.memory_limit(work.device, self.memory_limit).bytes))
+        fits = fit.largest(work, max(1, hardware_memory.memory_limit(work.device, self.memory_limit).bytes))
         return min(fits, default if self.max_batch_size is None else self.max_batch_size)
 
     def require_training(self) -> None:

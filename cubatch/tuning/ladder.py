@@ -18,8 +18,8 @@ from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.estimate.expected import step_seconds
 from cubatch.hardware.arithmetic import tensor_core_multiple
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
-from cubatch.hardware.room import memory_limit as memory_limit_of
+from cubatch.hardware.memory_limit import MemoryLimit
+from cubatch.hardware.memory_limit import memory_limit as memory_limit_of
 from cubatch.measure.records import Candidate
 from cubatch.memory import fit
 from cubatch.memory.plan import plan

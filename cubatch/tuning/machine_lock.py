@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cubatch import sqlite_file
-from cubatch.hardware import load
+from cubatch.hardware import cpu_load
 from cubatch.hardware.facts import Device
-from cubatch.tuning.notes import note, sentence
+from cubatch.tuning.notes import interference, note, sentence
 
 _LOCK = threading.RLock()  # a step may itself tune, in the same thread
 _depth = 0
 
 _OTHER_RUN = sentence(note("another_run"))
-_WATCH_SECONDS = 1.2 * load.MIN_SECONDS
+_WATCH_SECONDS = 1.2 * cpu_load.MIN_SECONDS
 _TRIES, _TRY_SECONDS = 100, 0.01  # while another process tries for its exclusive lock
 
 
@@ -60,7 +60,7 @@ def exclusive(device: Device, worker_pid: int | None = None) -> Iterator[list[st
         if _depth > 1:
             yield []
         else:
-            before, messages = load.snapshot(worker_pid), list[str]()
+            before, messages = cpu_load.snapshot(worker_pid), list[str]()
             try:
                 with _marked(device, messages):
                     if messages:
@@ -82,17 +82,17 @@ def is_quiet(device: Device) -> bool:
         >>> is_quiet(device("cpu")) in {True, False}
         True
     """
-    before = load.snapshot()
+    before = cpu_load.snapshot()
     time.sleep(_WATCH_SECONDS)
     with _mark_of(device) as mark:
         return not _busy_since(before, device) and (mark is None or _is_only(mark, is_marked=False))
 
 
-def _busy_since(before: load.Snapshot | None, device: Device, worker_pid: int | None = None) -> list[str]:
+def _busy_since(before: cpu_load.Snapshot | None, device: Device, worker_pid: int | None = None) -> list[str]:
     """Return a message about CPU time of other processes, if it matters."""
-    taken = load.between(before, load.snapshot(worker_pid))
-    sentence = None if taken is None else taken.sentence(device.threads or 1)
-    return [] if sentence is None else [sentence]
+    taken = cpu_load.between(before, cpu_load.snapshot(worker_pid))
+    busy = None if taken is None else interference(taken, device.threads or 1)
+    return [] if busy is None else [sentence(busy)]
 
 
 def folder() -> Path:

@@ -6,14 +6,21 @@ A note is a record with a code and values. The pipeline and its subjects make re
 
 from __future__ import annotations
 
+import os
 import string
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from cubatch.hardware.cpu_load import CpuLoad
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.runner import Remark
-from cubatch.units import format_bytes, format_seconds
+from cubatch.units import format_bytes, format_seconds, format_whole_percent
+
+_OTHER_CPUS = 0.2  # CPUs kept busy by others, and share of stolen CPU time, that move a median known to 1 %
+_STEAL_SHARE = 0.02
+_ROUNDED_AWAY = 0.1  # a process that keeps 1.02 CPUs busy leaves the second of two to the step
 
 WARNINGS = frozenset({
     "answered_from_cache", "cached_interference", "cache_discarded", "cache_continued", "interference", "cpu_quota",
@@ -39,7 +46,17 @@ _TEXT: Mapping[str, str] = {
         "them one after the other."
     ),
     "interference": "{message}",
-    "cpu_quota": "{message}",
+    "cpus_busy": (
+        "Other processes kept {busy} of {cpus} busy while it was measured{stolen}: end them{fewer} and measure again."
+    ),
+    "cpus_stolen": (
+        "The hypervisor took {stolen_share} of the CPU time (steal): measure again when the other machines of this "
+        "host are quiet, or on CPUs of your own."
+    ),
+    "cpu_quota": (
+        "A CPU quota (cgroup) was used up in {throttled_share} of its periods while it was measured, and threads stood "
+        "still until the next one: use fewer threads, or raise it."
+    ),
     "page_faults": "{message}",
     "heap_thresholds": (
         "Timed with glibc keeping freed memory ({variables}): another process of yours may be slower without these "
@@ -95,7 +112,7 @@ class Note:
 
     Attributes:
         code: The kind of fact: a key of the table of texts in this module.
-        values: Its numbers and names; those of bytes and seconds end in `_bytes` and `_seconds`.
+        values: Its numbers and names; names of sizes, times and shares end in `_bytes`, `_seconds`, `_share`.
     """
 
     code: str
@@ -140,9 +157,55 @@ def sentence(given: Note) -> str:
         >>> sentence(note("memory_lowered", limit_bytes=2**30, reason="2 ranks share it"))
         'Memory is limited to 1.00 GiB: 2 ranks share it.'
     """
-    shown = {
-        name: format_bytes(value) if name.endswith("_bytes")
-        else format_seconds(value) if name.endswith("_seconds") else value
-        for name, value in given.values.items()
-    }  # fmt: skip
-    return _TEXT[given.code].format_map(shown)
+    return _TEXT[given.code].format_map({name: _format(name, value) for name, value in given.values.items()})
+
+
+def _format(name: str, value: Any) -> Any:
+    for suffix, formatted in _FORMATS.items():
+        if name.endswith(suffix):
+            return formatted(value)
+    return value
+
+
+_FORMATS = {"_bytes": format_bytes, "_seconds": format_seconds, "_share": format_whole_percent}
+
+
+def memory_notes(memory: MemoryLimit) -> list[Note]:
+    """Return notes about a limit below the requested one, and about other processes that hold much of the device."""
+    notes = []
+    if memory.is_lowered:
+        notes.append(note("memory_lowered", limit_bytes=memory.bytes, reason=memory.note))
+    if memory.others:
+        notes.append(note("memory_held", message=memory.others))
+    return notes
+
+
+def interference(load: CpuLoad, threads: int) -> Note | None:
+    """
+    Return a note about CPU time that others took while something was measured; None where it is too little to matter.
+
+    Args:
+        load: The CPU time that they took.
+        threads: Threads of the measured step. If fewer threads would have had CPUs of their own, the note names an
+            affinity mask, from which every library counts its threads.
+
+    Example:
+        >>> from cubatch.hardware.cpu_load import CpuLoad
+        >>> sentence(interference(CpuLoad(others=1.02, steal=0.0, num_cpus=4), threads=1))
+        'Other processes kept 1.0 of 4 CPUs busy while it was measured: end them and measure again.'
+        >>> interference(CpuLoad(others=0.1, steal=0.0, num_cpus=4), threads=4)
+    """
+    is_stolen = load.steal >= _STEAL_SHARE
+    if load.others < _OTHER_CPUS:
+        return note("cpus_stolen", stolen_share=load.steal) if is_stolen else None
+    steal = format_whole_percent(load.steal)
+    stolen = f", and the hypervisor took {steal} of the CPU time (steal)" if is_stolen else ""
+    left, fewer = max(1, int(load.num_cpus - load.others + _ROUNDED_AWAY)), ""
+    if left < threads:
+        names = ",".join(map(str, sorted(os.sched_getaffinity(0))[:left]))
+        fewer = f", or leave it {_cpus(left)} (put taskset --cpu-list {names} before the whole command),"
+    return note("cpus_busy", busy=f"{load.others:.1f}", cpus=_cpus(load.num_cpus), stolen=stolen, fewer=fewer)
+
+
+def _cpus(count: int) -> str:
+    return f"{count} CPU{'s' if count > 1 else ''}"

@@ -22,8 +22,8 @@ from cubatch.estimate.predictions import Z90, StepPrediction
 from cubatch.hardware import device_file, probe
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
-from cubatch.hardware.room import memory_limit as memory_limit_of
+from cubatch.hardware.memory_limit import MemoryLimit
+from cubatch.hardware.memory_limit import memory_limit as memory_limit_of
 from cubatch.measure import goal as goals
 from cubatch.measure.goal import Goal
 from cubatch.memory import fit
@@ -36,6 +36,7 @@ from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.decision import Fate, decide
 from cubatch.tuning.forecast_record import Forecast, PassShare
 from cubatch.tuning.ladder import Ladder, added, propose
+from cubatch.tuning.notes import memory_notes, sentence
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.sharpen import Sharpened, sharpen
@@ -123,7 +124,7 @@ def predict(
         ladder = attrs.evolve(ladder, candidates=tuple(sorted(rungs, key=lambda rung: rung.batch_size)))
         sharpened = sharpen(work, sorted([*sizes, *more]), known)
     draft = _draft(work, request, ladder, sharpened, known)
-    draft = attrs.evolve(draft, notes=(*sharpened.step.notes, *memory.told()))
+    draft = attrs.evolve(draft, notes=(*sharpened.step.notes, *map(sentence, memory_notes(memory))))
     sentences = explain.predicted(draft, as_network(work.spec), sharpened)
     return attrs.evolve(draft, reasons=sentences, notes=explain.forecast_notes(draft, known))
 

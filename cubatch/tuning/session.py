@@ -11,14 +11,13 @@ import attrs
 
 from cubatch.engine.conditions import conditions, environment
 from cubatch.errors import CubatchError, NothingMeasured
-from cubatch.hardware import host, quota
-from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware import host
 from cubatch.measure.records import Measured, Recorder
 from cubatch.search import loop
 from cubatch.tuning import answer as answers
 from cubatch.tuning import machine_lock, progress, store
 from cubatch.tuning.ladder import Ladder
-from cubatch.tuning.notes import Note, measure_again, note
+from cubatch.tuning.notes import Note, measure_again, memory_notes, note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.store import Run
@@ -40,7 +39,7 @@ def tune(subject: Subject, request: Request) -> TuningResult:
         KeyboardInterrupt, or what `request.progress` raises: With the result so far as `partial`.
     """
     with _open(subject, request) as run:
-        notes = [*subject.start(refresh=request.store == "refresh" and run.is_kept), *_memory_notes(subject.memory)]
+        notes = [*subject.start(refresh=request.store == "refresh" and run.is_kept), *memory_notes(subject.memory)]
         try:
             cached = _cached_ladder(run)
             ladder = subject.ladder(request.limits, cached, is_finished=run.finished)
@@ -79,15 +78,6 @@ def _cached_ladder(run: Run) -> Ladder | None:
         return None
     facts = run.limit or {}
     return Ladder(run.ladder, facts.get("largest_batch_size"), facts.get("memory_bytes"), facts)
-
-
-def _memory_notes(memory: MemoryLimit) -> list[Note]:
-    notes = []
-    if memory.is_lowered:
-        notes.append(note("memory_lowered", limit_bytes=memory.bytes, reason=memory.note))
-    if memory.others:
-        notes.append(note("memory_held", message=memory.others))
-    return notes
 
 
 @attrs.define(kw_only=True)
@@ -211,5 +201,5 @@ class _Session:
         finally:
             self.run.save_disturbed(interference)
             self.notes += [note("interference", message=message) for message in interference]
-            if message := quota.held_up(periods, host.cpu_periods()):
-                self.notes.append(note("cpu_quota", message=message))
+            if share := host.throttled_share(periods, host.cpu_periods()):
+                self.notes.append(note("cpu_quota", throttled_share=share))

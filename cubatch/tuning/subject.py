@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import attrs
 
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.runner import RunnerFactory
 from cubatch.tuning.ladder import Ladder, between

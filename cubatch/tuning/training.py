@@ -20,15 +20,15 @@ from cubatch.engine import train as engine
 from cubatch.engine.training_run import Epoch, Step, Training
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import gpu_library
+from cubatch.hardware.device_list import resolve_devices
 from cubatch.hardware.facts import Device
-from cubatch.hardware.several import several
 from cubatch.measure import kernel_context
 from cubatch.measure.rank_group import RankGroup
 from cubatch.memory import fit
 from cubatch.network import models
 from cubatch.network.graph import Network, as_network
 from cubatch.network.models import SpecLike
-from cubatch.network.weights import load_weights
+from cubatch.network.weight_files import load_weights
 from cubatch.tuning import accumulation
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subjects.network_subject import memory_limit
@@ -199,7 +199,7 @@ def arrange(
     network = as_network(models.resolve(spec))
     network = network if weights is None else load_weights(network, weights)
     facts = {name: options[name] for name in ("dtype", "optimizer", "recompute")}
-    parts = several(devices, device)
+    parts = resolve_devices(devices, device)
     work = Workload.of(network, parts[0] if parts else device, mode="training", present=True, **facts)
     shares = _shares(batch_size, target_batch_size, parts)
     if download:

@@ -8,8 +8,8 @@ from pathlib import Path
 from cubatch import checks
 from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.errors import InvalidArgument
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
-from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.network.models import SpecLike
 from cubatch.search.events import Event
@@ -202,7 +202,7 @@ def autotune_callable(
     is_current = device is None and resolved.kind != "cpu"  # the device is the library's own
     if not is_current:
         request.goal.check_device(resolved)
-    memory = hardware_room.memory_limit(resolved, memory_limit)
+    memory = hardware_memory.memory_limit(resolved, memory_limit)
     subject = CallableSubject(
         make_step=make_step, device=resolved, memory=memory,
         watched_bytes=None if memory_limit is None else memory.bytes,

@@ -11,8 +11,8 @@ from cubatch.choices import Mode, Objective
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks.ranks import Ranks
 from cubatch.frameworks.torch_module import TorchModule
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
-from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
 from cubatch.search.events import Event
@@ -147,7 +147,7 @@ def _tune_present(
     request.goal.check_device(resolved)
     with module:
         held = module.held_bytes
-        memory = hardware_room.memory_limit(resolved, request.memory_limit, held=held)
+        memory = hardware_memory.memory_limit(resolved, request.memory_limit, held=held)
         notes = [note("no_cache")] if request.store else []
 
         def tune(make: Callable[[int, int], LearnsMemory], **versions: int) -> TuningResult:

@@ -51,11 +51,12 @@ def test_what_a_driver_would_let_spill_is_refused():
 
 BESIDE = """
     import cupy, pathlib, tempfile
-    from cubatch.hardware import probe, reserve, room
-    reserve.folder = lambda folder=pathlib.Path(tempfile.mkdtemp()): folder
+    from cubatch.hardware import memory_limit as hardware_memory
+    from cubatch.hardware import probe, context_overhead
+    context_overhead.folder = lambda folder=pathlib.Path(tempfile.mkdtemp()): folder
     from cubatch.measure.network_runner import network_runner
     from cubatch.network import models
-    before = room.memory_limit(probe.resolve("cuda")).reserve_bytes
+    before = hardware_memory.memory_limit(probe.resolve("cuda")).overhead_bytes
     theirs = cupy.zeros({theirs}, dtype=cupy.uint8)
     options = {{"mode": "training", "dtype": "float32", "optimizer": "sgd", "library": "im2col"}}
     spec = models.build("mlp").to_mapping()
@@ -63,7 +64,7 @@ BESIDE = """
     runner.prepare(4)
     runner.step()
     runner.{ends}
-    print(before >> 20, room.memory_limit(probe.resolve("cuda")).reserve_bytes >> 20)
+    print(before >> 20, hardware_memory.memory_limit(probe.resolve("cuda")).overhead_bytes >> 20)
 """
 
 

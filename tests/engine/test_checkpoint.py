@@ -29,7 +29,7 @@ from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.hardware import probe
 from cubatch.network.graph import Network
 from cubatch.network.specfile import load_spec
-from cubatch.network.weights import load_weights
+from cubatch.network.weight_files import load_weights
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
 NET = """

@@ -54,7 +54,7 @@ def _arrays(case, dtype=np.float32):
 def _shape(case):
     options = case["options"]
     hwc = (case["h"], case["w"], case["krsc"][3] * options["groups"])
-    return conv_shape(hwc, case["krsc"], *(options[name] for name in ("stride", "pad", "dilation", "groups")))
+    return conv_shape(hwc, case["krsc"], **{name: options[name] for name in ("stride", "pad", "dilation", "groups")})
 
 
 def _workspace(case, needs):

@@ -189,7 +189,7 @@ def test_a_workspace_below_one_row_is_an_error_with_both_numbers():
     """Nothing is silently allocated in its place."""
     with pytest.raises(InvalidArgument) as failure:
         functional.conv2d(np.ones((1, 4, 4, 1)), np.ones((1, 3, 3, 1)), workspace=np.empty(16, np.uint8))
-    (need,) = conv_blocks.conv2d_forward(conv_shape((4, 4, 1), (1, 3, 3, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1), 8)
+    (need,) = conv_blocks.conv2d_forward(conv_shape((4, 4, 1), (1, 3, 3, 1), (1, 1), (0, 0, 0, 0), (1, 1)), 8)
     assert failure.value.args[:3] == ("workspace", 16, f"at least {need.least} bytes")
 
 
@@ -206,5 +206,5 @@ def test_a_workspace_below_one_row_is_an_error_with_both_numbers():
 def test_shapes_that_do_not_go_together_are_named(arguments, field):
     """The field says which argument to look at."""
     with pytest.raises(InvalidArgument) as failure:
-        conv_shape(*arguments)
+        conv_shape(*arguments[:5], groups=arguments[5])
     assert failure.value.field == field

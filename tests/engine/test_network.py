@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cubatch.engine.network import Model
 from cubatch.engine.train import train
 from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument, OutOfMemory, UnsupportedLayer
-from cubatch.hardware import room
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.memory import fit
 from cubatch.network import models
@@ -111,7 +111,7 @@ def test_out_of_memory_names_all_that_matters():
 
 def room_of(free):
     """Memory of which so much is free, beside what is held."""
-    return lambda device, held=0: room.MemoryLimit(free + held, free + held, "by the test")
+    return lambda device, held=0: hardware_memory.MemoryLimit(free + held, free + held, "by the test")
 
 
 @pytest.mark.case("oom-shape")
@@ -119,7 +119,7 @@ def room_of(free):
 def test_a_batch_that_the_system_would_promise_is_refused_before_it_is_taken(monkeypatch, mode):
     """case: oom-shape. Addresses are given for what is not there, and whoever writes to them is killed."""
     free = 50 * 2**20
-    monkeypatch.setattr(room, "memory_limit", room_of(free))
+    monkeypatch.setattr(hardware_memory, "memory_limit", room_of(free))
     with Model(models.build("mnist-cnn"), device=HERE, mode=mode) as model:
         with pytest.raises(OutOfMemory) as caught:
             model.prepare(100_000)
@@ -135,7 +135,7 @@ def test_a_batch_that_the_system_would_promise_is_refused_before_it_is_taken(mon
 def test_training_with_a_batch_that_does_not_fit_says_what_does(monkeypatch):
     """case: oom-shape. The same words from `cubatch train`, before the first step."""
     free = 20 * 2**20
-    monkeypatch.setattr(room, "memory_limit", room_of(free))
+    monkeypatch.setattr(hardware_memory, "memory_limit", room_of(free))
     with pytest.raises(OutOfMemory, match=r"axis 0 is the batch.*the largest batch that fits is \d+\. Take batches of"):
         train(models.build("mnist-cnn"), data=SAMPLE, batch_size=800, device=HERE)
 

@@ -20,7 +20,7 @@ from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Dropout, Flatten, Linear, Opaque, Softmax
-from cubatch.network.weights import load_weights
+from cubatch.network.weight_files import load_weights
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.engine import rounded
 from tests.engine.thread_ranks import Group

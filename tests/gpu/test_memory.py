@@ -11,7 +11,8 @@ import pytest
 
 import cubatch
 from cubatch.errors import CubatchError, DeviceFailed
-from cubatch.hardware import probe, room
+from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import probe
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from tests.simulated import IS_SIMULATED
@@ -78,16 +79,16 @@ class Faulty:
 def test_a_process_that_takes_most_of_the_memory_is_survived_and_named():
     """The limit follows what is left; the next run, when it is gone, has all of it again."""
     here = probe.device("cuda")
-    before = room.memory_limit(here)
+    before = hardware_memory.memory_limit(here)
     with hog():
-        limit = room.memory_limit(here)
+        limit = hardware_memory.memory_limit(here)
         result = cubatch.autotune("mnist-cnn", mode="training", device="cuda", budget=10, store=False)
     assert limit.bytes < 0.5 * before.bytes
     held = re.compile("(Other processes|Processes, this one perhaps among them,) hold")  # where NVML lists nobody
     assert held.match(limit.others)
     assert result.batch_size
     assert any(held.match(reason) for reason in result.reasons)
-    assert room.memory_limit(here).bytes == pytest.approx(before.bytes, rel=0.05)
+    assert hardware_memory.memory_limit(here).bytes == pytest.approx(before.bytes, rel=0.05)
 
 
 @pytest.mark.skipif(IS_SIMULATED, reason="tests/cudasim/test_faults.py plants such errors there")

@@ -11,7 +11,8 @@ import cubatch as cb
 from cubatch.frameworks import module_worker
 from cubatch.frameworks.memory_meter import AllocatorMeter
 from cubatch.frameworks.torch_module import TorchModule
-from cubatch.hardware import probe, room
+from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import probe
 
 torch = pytest.importorskip("torch")
 nn, MIB = torch.nn, 2**20
@@ -39,7 +40,7 @@ def usual(mode):
 def held_by(subject):
     """What a run of a module would be told of the memory it may take."""
     with subject:
-        return room.memory_limit(subject.device, held=subject.held_bytes)
+        return hardware_memory.memory_limit(subject.device, held=subject.held_bytes)
 
 
 def fates(result):

@@ -8,7 +8,8 @@ import pytest
 from cubatch.engine import loss_scale
 from cubatch.engine.network import Model
 from cubatch.errors import CubatchError
-from cubatch.hardware import arithmetic, probe, room
+from cubatch.hardware import arithmetic, probe
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.measure import kernel_context
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
@@ -77,7 +78,7 @@ def test_what_a_graph_keeps_is_given_back_with_its_batch():
     """
     import cupy
 
-    others = room.memory_limit(GPU).others
+    others = hardware_memory.memory_limit(GPU).others
 
     context = kernel_context.kernel_context(GPU, "float32", overlaps=True, seconds=0.0, path=None)
     with Model(NETWORK, device=GPU, mode="training", context=context) as model:
@@ -92,5 +93,5 @@ def test_what_a_graph_keeps_is_given_back_with_its_batch():
             model.release()
             free.append(cupy.cuda.runtime.memGetInfo()[0])
     assert min(before - after for before, after in zip(free, free[4:], strict=False)) < 12 << 20, free
-    others = others or room.memory_limit(GPU).others
+    others = others or hardware_memory.memory_limit(GPU).others
     assert others or free[0] - free[-1] < 64 << 20, free

@@ -293,7 +293,7 @@ def test_a_single_sample_is_cut_into_short_strips():
 @example(37)  # five slabs of eight, the narrowest
 def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):
     """Slabs hold every vector once, a block has room for them, and above 8 vectors at most 1 thread in 8 idles."""
-    shape = conv_shape((8, 8, 4 * vectors), (4 * vectors, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 4 * vectors)
+    shape = conv_shape((8, 8, 4 * vectors), (4 * vectors, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), groups=4 * vectors)
     sums = depthwise_grid.depthwise_sums(shape, 64, 4, "float32", H200)
     assert (sums.slabs - 1) * sums.slab_vectors < vectors <= sums.slabs * sums.slab_vectors
     used = 128 // sums.slab_vectors * sums.slab_vectors * vectors / (sums.slabs * sums.slab_vectors)
@@ -303,7 +303,7 @@ def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):
 def test_the_workspace_suffices_whatever_the_alignment():
     """The bytes are those of the launch with vectors and of the one without."""
     for c, n, taps in itertools.product((7, 8, 96, 960), (1, 64), (3, 5, 7)):
-        shape = conv_shape((14, 14, c), (c, taps, taps, 1), (1, 1), (2, 2, 2, 2), (1, 1), c)
+        shape = conv_shape((14, 14, c), (c, taps, taps, 1), (1, 1), (2, 2, 2, 2), (1, 1), groups=c)
         total = depthwise_grid.depthwise_wgrad_workspace(shape, n, "float16", H200)
         for vector in (1, depthwise_grid.depthwise_vector(taps * taps, 2)):
             blocks = depthwise_grid.depthwise_sums(shape, n, vector, "float16", H200).blocks

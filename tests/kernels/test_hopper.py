@@ -335,7 +335,7 @@ def test_what_tensor_maps_cannot_say_goes_elsewhere(operation, change, reason):
     facts = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "samples": 4}
 
     def taken(stride, dilation, groups, samples):
-        shape = conv_shape((300, 301, 64), (64, 3, 3, 64 // groups), stride, (2, 2, 2, 2), dilation, groups)
+        shape = conv_shape((300, 301, 64), (64, 3, 3, 64 // groups), stride, (2, 2, 2, 2), dilation, groups=groups)
         return tensor_map.can_gather(operation, shape, samples)
 
     assert taken(**facts)

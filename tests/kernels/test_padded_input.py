@@ -34,7 +34,7 @@ def stored(x):
 
 def exactly(launcher, pass_, drawn, dtype):
     """Scratch memory of just the bytes that are planned, which nothing is written behind."""
-    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, drawn.stride, drawn.pad, drawn.dilation, 1)
+    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, drawn.stride, drawn.pad, drawn.dilation)
     return launcher.unwritten((conv2d_workspace(pass_, shape, drawn.n, dtype, launcher.device),), np.uint8)
 
 

@@ -49,7 +49,7 @@ def test_statistics_give_batch_norm_its_mean_and_variance(launcher, pixels, filt
     b = np.float32(random.uniform(50, 100, filters))
     where = context(launcher)
     on_device, filters_on_device = launcher.put(x), launcher.put(w)
-    shape = conv_shape(x.shape[1:], w.shape, (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    shape = conv_shape(x.shape[1:], w.shape, (1, 1), (0, 0, 0, 0), (1, 1))
     tiles = statistics_tiles(where, conv.conv2d_fprop_problem(where, on_device, filters_on_device, shape))
     statistics = launcher.unwritten((tiles, 3, filters), np.float32)
     y = conv.conv2d(where, on_device, filters_on_device, launcher.put(b), fused=Fused(statistics=statistics))

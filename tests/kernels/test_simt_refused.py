@@ -32,7 +32,7 @@ def test_what_does_not_go_together_is_refused_before_a_launch(launcher):
     small = launcher.put(np.zeros(64, np.uint8))
     with pytest.raises(InvalidArgument, match="workspace"):
         conv.conv2d_wgrad(where, x, dy, dw=launcher.put(np.ones((4, 1, 1, 4), np.float32)), workspace=small)
-    huge = conv_shape((1 << 15, 1 << 15, 2), (2, 1, 1, 2), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    huge = conv_shape((1 << 15, 1 << 15, 2), (2, 1, 1, 2), (1, 1), (0, 0, 0, 0), (1, 1))
     with pytest.raises(InvalidArgument, match="2\\^31"):
         conv.geometry(huge, (1, 1), (1, 1))
 

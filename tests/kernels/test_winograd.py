@@ -170,7 +170,7 @@ def test_parts_of_a_batch_give_the_bits_of_the_whole(launcher, outputs, monkeypa
     want, tolerance = cases.conv2d(drawn, cases.decoded(x), cases.decoded(w)), wc.bound(drawn, x, w, outputs)
     assert_within(whole, want, tolerance, axes="npqk")
     np.testing.assert_array_equal(fprop(launcher, outputs, drawn, x, w), whole)
-    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, (1, 1), drawn.pad, (1, 1), 1)
+    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, (1, 1), drawn.pad, (1, 1))
     monkeypatch.setattr(winograd_plan, "MOST_TRANSFORMED_BYTES", 256 * 4 * (outputs + 2) ** 2 * (4 + 4))
     winograd_plan.cut.cache_clear()
     try:
@@ -201,7 +201,7 @@ def test_arrays_that_are_not_aligned_give_the_same_bits(launcher):
 def test_the_planned_workspace_is_enough_and_a_byte_less_is_refused(launcher, outputs):
     """With just the bytes that the memory plan counts, and with what the variant itself takes."""
     drawn, random = cases.Conv(n=2, h=10, w=9, c=36, k=25, r=3, s=3, pad=(1, 1, 1, 1)), np.random.default_rng(0)
-    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, (1, 1), drawn.pad, (1, 1), 1)
+    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, (1, 1), drawn.pad, (1, 1))
     x, w, dy = (cases.drawn(random, one) for one in (drawn.x_shape, drawn.w_shape, drawn.y_shape))
     planned = conv2d_workspace(conv.Pass.FPROP, shape, 2, "float32", launcher.device)
     workspace = launcher.unwritten((planned,), np.uint8)
@@ -233,7 +233,7 @@ def test_statistics_are_left_to_families_whose_blocks_own_rows(launcher):
     random = np.random.default_rng(4)
     where = context(launcher, 4)
     x, w = (launcher.put(cases.drawn(random, shape)) for shape in (USUAL.x_shape, USUAL.w_shape))
-    shape = conv_shape(USUAL.x_shape[1:], USUAL.w_shape, (1, 1), USUAL.pad, (1, 1), 1)
+    shape = conv_shape(USUAL.x_shape[1:], USUAL.w_shape, (1, 1), USUAL.pad, (1, 1))
     tiles = statistics_tiles(where, conv.conv2d_fprop_problem(where, x, w, shape))
     statistics = launcher.unwritten((tiles, 3, USUAL.k), np.float32)
     conv.conv2d(where, x, w, fused=Fused(statistics=statistics), **USUAL.options)

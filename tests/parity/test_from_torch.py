@@ -334,7 +334,7 @@ REFUSED = {
         Of(lambda self, x: self.conv(x).cumsum(1), conv=nn.Conv2d(3, 3, 1)),
         ("aten.cumsum", "cumsum", "no layer"),
     ),
-    "some rows": (after(lambda _, x: x[:, :, 2:].relu()), ("aten.slice", "changed", "something else than channels")),
+    "some rows": (after(lambda _, x: x[:, :, 2:].relu()), ("aten.slice", "changed", "another axis than channels")),
     "every other channel": (after(lambda _, x: x[:, ::2].relu()), ("aten.slice", "changed", "takes steps")),
     "channels apart": (
         Of(lambda self, x: self.conv(x).unflatten(1, (2, 3))[:, :, 1].relu(), conv=nn.Conv2d(3, 6, 1)),

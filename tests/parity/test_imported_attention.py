@@ -119,6 +119,29 @@ def test_attention_of_another_kind_is_refused_or_kept_as_it_is(case):
     assert "aten.scaled_dot_product_attention" in {getattr(layer, "operator", "") for layer in network.layers}
 
 
+class Pooled(nn.Module):
+    """Attention pooling with a learned query, as SigLIP's head has: the query does not depend on the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.q, self.kv = nn.Parameter(torch.randn(1, 1, C)), nn.Linear(C, C), nn.Linear(C, 2 * C)
+
+    def forward(self, x):
+        q = heads_of(self.q(self.query.expand(len(x), -1, -1)))
+        k, v = (heads_of(part) for part in self.kv(x).chunk(2, -1))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(1)
+
+
+def test_attention_with_a_learned_query_is_refused_or_kept():
+    """It reads fewer values than the layer; as an opaque layer it has the parameters of its query."""
+    module = Pooled()
+    with pytest.raises(UnsupportedOperator, match="does not depend on the network's input") as caught:
+        from_torch(module, (TOKENS, C))
+    assert caught.value.operator == "aten.scaled_dot_product_attention"
+    network = from_torch(module, (TOKENS, C), opaque=True)
+    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
+
+
 class Headless(Apart):
     """Attention without an axis of heads."""
 

@@ -290,7 +290,7 @@ def test_an_input_of_another_shape_is_one_message_that_names_the_option(run, mod
     code, out, err = run("memory", model)
     assert (code, out) == (2, "")
     assert "2 samples of shape (3, 224, 224)" in err
-    assert "One sample was taken to be, since nothing else was said, 224,224,3 (height, width, channels" in err
+    assert "One sample is assumed to be 224,224,3 (height, width, channels" in err
     assert "another is given as --input-shape H,W,C" in err
     assert len(err.splitlines()) == 1
     assert run("memory", model, "--input-shape", "8,8,3")[0] == 0
@@ -299,7 +299,7 @@ def test_an_input_of_another_shape_is_one_message_that_names_the_option(run, mod
 @pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
 def test_a_shape_that_was_guessed_is_told(model):
     """Also where the module takes it: an answer for 224 x 224 is none for 32 x 32.  One that was given is not told."""
-    with pytest.warns(UserWarning, match=r"taken to be, since nothing else was said, 224,224,3 .* --input-shape H,W,C"):
+    with pytest.warns(UserWarning, match=r"assumed to be 224,224,3 .* --input-shape H,W,C"):
         cubatch.models.resolve(model)
     cubatch.models.resolve(model, input_shape=(16, 12, 3))
 
@@ -325,7 +325,7 @@ def test_tokens_with_positions_are_no_image_that_happens_to_fit(opaque):
         def forward(self, x):
             return self.linear(x + self.places) if not opaque else self.linear((x + self.places).cumsum(1))
 
-    network = factories._traced(Placed(), (7, 1, 12), opaque=opaque)
+    network = factories._trace(Placed(), (7, 1, 12), opaque=opaque)
     assert (network.input_shape, network.output_shape) == ((7, 1, 12), (7, 1, 2))
 
 

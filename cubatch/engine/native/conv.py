@@ -43,7 +43,7 @@ def conv2d(
     wide, workspace = _as_wide(x, w, groups, workspace)
     if wide is not w:
         w = copy_channels(context, w, out=wide)
-    shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups=groups)
     y_shape = _y_shape(shape, len(x))
     y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
     if fused is PLAIN and scale is residual is None and supports(shape):
@@ -77,7 +77,7 @@ def conv2d_dgrad(
 
     The workspace has `product_scratch.conv2d_workspace` bytes.
     """
-    shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups=groups)
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
     if residual is positive is None and supports(shape):
         return depthwise.dgrad(context, shape, dy, w, out=dx)
@@ -109,7 +109,7 @@ def conv2d_wgrad(
     wide, rest = _as_wide(x, dw, groups, workspace)
     if wide is not dw and fused.residual is not None:
         fused = Fused(residual=copy_channels(context, fused.residual, out=wide))
-    shape = conv_shape(x.shape[1:], wide.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x.shape[1:], wide.shape, stride, pad, dilation, groups=groups)
     if fused is PLAIN and supports(shape):
         return depthwise.wgrad(context, shape, x, dy, dw=dw, db=db, workspace=workspace)
     check(x.dtype, x.shape, x=x)

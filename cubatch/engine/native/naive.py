@@ -49,7 +49,7 @@ def conv2d(
     dilation: Pair = (1, 1), groups: int = 1, relu: bool = False, out: Any = None,
 ) -> Any:  # fmt: skip
     """Launch the kernel of `functional.conv2d`."""
-    shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x.shape[1:], w.shape, stride, pad, dilation, groups=groups)
     y_shape = (len(x), shape.vertical.out, shape.horizontal.out, shape.k)
     y = of(x).empty(y_shape, dtype=x.dtype) if out is None else out
     check(x.dtype, x=x, w=w, b=b, out=y)
@@ -63,7 +63,7 @@ def conv2d_dgrad(
     pad: Pad = _NO_PAD, dilation: Pair = (1, 1), groups: int = 1, out: Any = None,
 ) -> Any:  # fmt: skip
     """Launch the kernel of `functional.conv2d_dgrad`."""
-    shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups=groups)
     dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
     check(dy.dtype, dy=dy, w=w, out=dx)
     check_shape("dy", dy, (x_shape[0], shape.vertical.out, shape.horizontal.out, shape.k))
@@ -77,7 +77,7 @@ def conv2d_wgrad(
     dilation: Pair = (1, 1), groups: int = 1,
 ) -> Any:  # fmt: skip
     """Launch the kernel of `functional.conv2d_wgrad`."""
-    shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups)
+    shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups=groups)
     check(x.dtype, x=x, dy=dy, dw=dw, db=db)
     check_shape("dy", dy, (len(x), shape.vertical.out, shape.horizontal.out, shape.k))
     outputs = dw.size + (0 if db is None else shape.k)

@@ -13,7 +13,7 @@ from cubatch.engine.native.scaling import sample_sums_grid, sample_walk_grid
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.workspace.misc import THREADS
-from cubatch.network.layers.pooling import MOST_TAPS
+from cubatch.network.layers.pooling_layers import MOST_TAPS
 from cubatch.network.windows import Window, pool_axes
 
 # PoolShape of kernels/misc/pooling.cu.

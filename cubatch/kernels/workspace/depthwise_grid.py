@@ -39,7 +39,7 @@ def supports(shape: ConvShape) -> bool:
 
     Example:
         >>> from cubatch.network.windows import conv_shape
-        >>> supports(conv_shape((56, 56, 144), (144, 3, 3, 1), (2, 2), (0, 1, 0, 1), (1, 1), 144))
+        >>> supports(conv_shape((56, 56, 144), (144, 3, 3, 1), (2, 2), (0, 1, 0, 1), (1, 1), groups=144))
         True
     """
     v, h, c = shape.vertical, shape.horizontal, shape.c
@@ -152,7 +152,7 @@ def depthwise_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device
 
     Example:
         >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((56, 56, 144), (144, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 144)
+        >>> shape = conv_shape((56, 56, 144), (144, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), groups=144)
         >>> depthwise_wgrad_workspace(shape, 256, "float32", Device(name="V100", num_sms=80))
         921600
     """

@@ -43,7 +43,7 @@ def conv2d_workspace(pass_: Pass, shape: ConvShape, samples: int, dtype: str, de
     Example:
         >>> from cubatch.network.windows import conv_shape
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> shape = conv_shape((7, 7, 512), (512, 3, 3, 512), (1, 1), (1,) * 4, (1, 1), 1)
+        >>> shape = conv_shape((7, 7, 512), (512, 3, 3, 512), (1, 1), (1,) * 4, (1, 1))
         >>> conv2d_workspace(Pass.FPROP, shape, 1, "float32", v100) > 0
         True
     """

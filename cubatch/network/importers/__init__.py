@@ -1,1 +1,1 @@
-"""Networks that people have already, as ours: one builder, a front end for PyTorch modules and one for ONNX files."""
+"""Importers: networks of PyTorch and ONNX as layers of cubatch."""

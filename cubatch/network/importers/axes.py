@@ -1,9 +1,9 @@
 """
-Which of our axes an axis of a foreign tensor is, through every reshape and permutation.
+The axes of foreign tensors in terms of cubatch's axes, through every reshape and permutation.
 
-Our activations are (h, w, c) per sample; foreign ones are (n, c, h, w), (n, tokens, c), flattened to (n, c h w).  Each
-axis of a foreign tensor is a list of atoms, outermost first: pieces of our axes n, h, w and c.  A reshape or a
-permutation only moves atoms about: it costs nothing and makes no layer.
+Activations of cubatch are (h, w, c) per sample. Foreign ones are (n, c, h, w), (n, tokens, c) or (n, c h w). Each axis
+of a foreign tensor is a list of atoms, outermost first: pieces of the axes n, h, w and c. A reshape or a permutation
+only moves atoms: it costs nothing and makes no layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cubatch.network.extents import Extents
 
 
 class Atom(NamedTuple):
-    """A piece of one of our axes: `size` positions that lie `stride` positions of that axis apart."""
+    """A piece of an axis of cubatch: `size` positions, `stride` positions of that axis apart."""
 
     label: str
     size: int
@@ -30,7 +30,7 @@ Dims = tuple[tuple[Atom, ...], ...]
 
 def laid_out(layout: str, batch_size: int, extents: Extents) -> Dims:
     """
-    Return the axes of a tensor with one of our axes on each.
+    Return the axes of a tensor with one axis of cubatch on each.
 
     Example:
         >>> laid_out("nc", 2, (1, 1, 64))
@@ -42,27 +42,27 @@ def laid_out(layout: str, batch_size: int, extents: Extents) -> Dims:
 
 def joined(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
     """
-    Bring atoms into one form: none of one position, and neighbours that are one piece as one.
+    Normalize atoms: leave out those of one position, and join neighbors that form one piece.
 
     Example:
         >>> joined([Atom("c", 3, 64), Atom("h", 1), Atom("c", 64, 1)])
         (Atom(label='c', size=192, stride=1),)
     """
-    found: list[Atom] = []
+    normal: list[Atom] = []
     for atom in atoms:
         if atom.size == 1:
             continue
-        last = found[-1] if found else None
+        last = normal[-1] if normal else None
         if last is not None and last.label == atom.label and last.stride == atom.stride * atom.size:
-            found[-1] = Atom(atom.label, last.size * atom.size, atom.stride)
+            normal[-1] = Atom(atom.label, last.size * atom.size, atom.stride)
         else:
-            found.append(atom)
-    return tuple(found)
+            normal.append(atom)
+    return tuple(normal)
 
 
 def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
     """
-    Cut the same elements, in the same order, into axes of other sizes; None where an atom cannot be cut so.
+    Return the axes after a reshape; None where it would cut an atom into unequal pieces.
 
     Example:
         >>> reshaped(laid_out("nchw", 2, (7, 7, 4)), (2, 196)) == (
@@ -70,30 +70,30 @@ def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
         True
     """
     left = list(joined(itertools.chain(*dims)))
-    found = []
+    axes = []
     for extent in shape:
-        taken, wanted = [], extent
-        while wanted > 1:
+        taken, missing = [], extent
+        while missing > 1:
             if not left:
                 return None
             atom = left.pop(0)
-            if atom.size > wanted:
-                inner, rest = divmod(atom.size, wanted)
+            if atom.size > missing:
+                inner, rest = divmod(atom.size, missing)
                 if rest:
                     return None
                 left.insert(0, Atom(atom.label, inner, atom.stride))
-                atom = Atom(atom.label, wanted, atom.stride * inner)
-            if wanted % atom.size:
+                atom = Atom(atom.label, missing, atom.stride * inner)
+            if missing % atom.size:
                 return None
-            wanted //= atom.size
+            missing //= atom.size
             taken.append(atom)
-        found.append(joined(taken))
-    return None if left else tuple(found)
+        axes.append(joined(taken))
+    return None if left else tuple(axes)
 
 
 def places(atoms: Sequence[Atom], extents: Extents) -> list[int]:
     """
-    Say at which of our features, with h, w and c as one axis in this order, each position of a foreign axis lies.
+    Return the index in (h, w, c) order of each position of a foreign axis.
 
     Example:
         >>> places([Atom("c", 2), Atom("h", 3)], (3, 1, 2))
@@ -106,7 +106,7 @@ def places(atoms: Sequence[Atom], extents: Extents) -> list[int]:
 
 
 def is_whole(atoms: Sequence[Atom], labels: str, extents: Extents) -> bool:
-    """Whether an axis is all of some of our axes, in whatever order."""
+    """Whether an axis holds all positions of the labeled axes and nothing else, in any order."""
     sizes = dict(zip("hwc", extents, strict=True))
-    wanted = math.prod(sizes[label] for label in labels)
-    return {atom.label for atom in atoms} <= set(labels) and math.prod(atom.size for atom in atoms) == wanted
+    positions = math.prod(sizes[label] for label in labels)
+    return {atom.label for atom in atoms} <= set(labels) and math.prod(atom.size for atom in atoms) == positions

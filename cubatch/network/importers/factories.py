@@ -1,4 +1,4 @@
-"""`package.module:build`: a network by the name of what builds it, a PyTorch module or one of ours."""
+"""`package.module:build`: networks by the name of a function that builds a PyTorch module or a Network."""
 
 from __future__ import annotations
 
@@ -20,70 +20,68 @@ from cubatch.network.layer import Layer
 USUAL_INPUT = (224, 224, 3)
 
 
-def called(text: str, *, input_shape: Extents | None = None, opaque: bool = False) -> Spec:
+def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool = False) -> Spec:
     """
-    Import a module, as Python does from the current folder, and call what it says builds a network.
+    Import a module, as Python does from the current folder, and call the function that builds a network.
 
     Args:
-        text: "package.module:name"; the name is that of a function or class without arguments, or of a network.
-        input_shape: (h, w, c) of one sample, for a PyTorch module; None is (224, 224, 3).  (h, 1, c) are tokens where
-            a module takes no images of it.
+        text: "package.module:name"; the name of a function or class without arguments, or of a network.
+        input_shape: (h, w, c) of one sample, for a PyTorch module; None is (224, 224, 3). (h, 1, c) are tokens if the
+            module cannot be traced on images of this shape.
         opaque: As for `from_torch`.
 
     Returns:
-        Layer or Network: What it built; a torch.nn.Module goes through `from_torch`, and is called `text`.
+        Layer or Network: A torch.nn.Module is imported by `from_torch` and named `text`.
 
     Raises:
-        InvalidArgument: If it cannot be imported or called, gives neither, or has a shape of its own.
-        CubatchError: Whatever else building raises of ours.
+        InvalidArgument: If it cannot be imported or called, builds something else, or has its own input shape.
 
     Warns:
-        UserWarning: With the shape that was taken, if it was not given.
+        UserWarning: With the assumed shape, if none was given.
     """
-    found = _built(text)
+    built = _build(text)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(found, torch.nn.Module):
+    if torch is not None and isinstance(built, torch.nn.Module):
         extents = input_shape or USUAL_INPUT
-        taken = "was given as" if input_shape else "was taken to be, since nothing else was said,"
-        told = (
-            f"One sample {taken} {','.join(map(str, extents))} (height, width, channels; PyTorch has channels first): "
-            "another is given as --input-shape H,W,C (input_shape)."
+        origin = "was given as" if input_shape else "is assumed to be"
+        shape_note = (
+            f"One sample {origin} {','.join(map(str, extents))} (height, width, channels; PyTorch has channels first); "
+            "for another shape give --input-shape H,W,C (input_shape)."
         )
         try:
-            network = _traced(found, extents, opaque=opaque)
+            network = _trace(built, extents, opaque=opaque)
         except CannotTrace as error:
-            raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {told}") from error
+            raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {shape_note}") from error
         if input_shape is None:
-            warnings.warn(told, stacklevel=2)
-        with warnings.catch_warnings(action="ignore", category=SuspiciousSpec):  # which was told already
-            return attrs.evolve(network, name=text)  # as it was asked for: its class may be that of any other
-    if not isinstance(found, Layer | Network):
-        raise InvalidArgument(
-            "model", text, f"of what gives a torch.nn.Module or a Network, not {type(found).__name__}"
-        )
+            warnings.warn(shape_note, stacklevel=2)
+        with warnings.catch_warnings(action="ignore", category=SuspiciousSpec):  # the import has issued it already
+            return attrs.evolve(network, name=text)  # the class may have the name of another network
+    if not isinstance(built, Layer | Network):
+        allowed = f"the name of a function that builds a torch.nn.Module or a Network, not {type(built).__name__}"
+        raise InvalidArgument("model", text, allowed)
     if input_shape is not None:
-        raise InvalidArgument("input_shape", input_shape, f"left out: {text} says its own")
-    return found
+        raise InvalidArgument("input_shape", input_shape, f"left out: {text} has its own")
+    return built
 
 
-def _traced(module: Any, extents: Extents, *, opaque: bool) -> Network:
-    """Give a module as a network of images or features; of one column, of tokens where it is no whole one of images."""
+def _trace(module: Any, extents: Extents, *, opaque: bool) -> Network:
+    """Import a module on images or features; in case of one column also on tokens, if it takes no such images."""
     h, w, c = extents
     image, tokens = channels_first(extents), (h, c)
     if not w == 1 < h:
         return from_torch(module, image, opaque=opaque)
     errors: list[CannotTrace | UnsupportedOperator] = []
-    for shape, keeps in [(image, False), (tokens, False), *([(tokens, True), (image, True)] if opaque else [])]:
+    for shape, as_opaque in [(image, False), (tokens, False), *([(tokens, True), (image, True)] if opaque else [])]:
         try:
-            return from_torch(module, shape, opaque=keeps)
-        except (CannotTrace, UnsupportedOperator) as error:  # learned positions of tokens are added to an image, too
+            return from_torch(module, shape, opaque=as_opaque)
+        except (CannotTrace, UnsupportedOperator) as error:  # positions of tokens can be added to an image, too
             errors.append(error)
     raise errors[0]
 
 
 def channels_first(extents: Extents) -> tuple[int, ...]:
     """
-    Return (h, w, c) as PyTorch has it: features alone where there is no image.
+    Return the shape (h, w, c) in PyTorch's order: (c, h, w), or (c,) for features.
 
     Example:
         >>> channels_first((224, 160, 3)), channels_first((1, 1, 10))
@@ -93,10 +91,10 @@ def channels_first(extents: Extents) -> tuple[int, ...]:
     return (c, h, w) if (h, w) != (1, 1) else (c,)
 
 
-def _built(text: str) -> Any:
+def _build(text: str) -> Any:
     module, _, name = text.partition(":")
-    what = "package.module:name of what can be imported and called without arguments"
-    with user_code.beside(user_code.current_folder()), user_code.users("model", text, what):
-        found = user_code.part_of(importlib.import_module(module), name, "model", "a name")
-        is_ready = isinstance(found, Layer | Network) or (callable(found) and hasattr(found, "forward"))
-        return found if is_ready and not isinstance(found, type) else found()
+    allowed = "package.module:name of what can be imported and called without arguments"
+    with user_code.beside(user_code.current_folder()), user_code.users("model", text, allowed):
+        built = user_code.part_of(importlib.import_module(module), name, "model", "a name")
+        is_network = isinstance(built, Layer | Network) or (callable(built) and hasattr(built, "forward"))
+        return built if is_network and not isinstance(built, type) else built()

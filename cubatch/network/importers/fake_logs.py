@@ -1,4 +1,4 @@
-"""PyTorch's log of what operators raise on tensors without data: the error itself is told."""
+"""PyTorch's log of operators that fail on fake tensors, which repeats the error that is raised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOGGER = "torch._subclasses.fake_tensor"
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """
-    Keep it from logging a stack of thirty lines for each operator that refuses its arguments.
+    Disable the log, which prints a stack of thirty lines for each such operator.
 
     Example:
         >>> with silent():

@@ -1,4 +1,4 @@
-"""load_onnx(): ONNX files as networks, read from their graph and its shape inference."""
+"""load_onnx(): import an ONNX file from its graph and the shapes that onnx infers."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.network.extents import Extents
 from cubatch.network.graph import Network
 from cubatch.network.importers.building import Builder
+from cubatch.network.importers.layer_rules import RULES, keep_opaque
 from cubatch.network.importers.onnx_operators import OPERATORS, SYMMETRIC, Call, Shape, part
 from cubatch.network.importers.onnx_patterns import Patterns
-from cubatch.network.importers.opaque import keep
 from cubatch.network.importers.refusal import as_a_file
-from cubatch.network.importers.rules import RULES
-from cubatch.network.importers.source import Meaning, Parameters, Source, Step, of_one, united, unlike
+from cubatch.network.importers.source import Meaning, Parameters, Source, Step, single_input, united, unlike
 
-EXAMPLE_BATCH = 2  # where the file leaves it open
+EXAMPLE_BATCH = 2  # where the file leaves the batch size open
 _OWN_DOMAINS = ("", "ai.onnx")
-_TO_CHANNELS_FIRST = [0, 3, 1, 2]  # of a Transpose
-# Drawn anew in each run; each of them has a form that reads nothing, or the shape of a constant alone.
+_TO_CHANNELS_FIRST = [0, 3, 1, 2]  # permutation of a Transpose
+# Random operators; each of them has a form that reads nothing, or the shape of a constant alone.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
-_OF_FACTORS = frozenset({"Resize", "Upsample"})  # what they are told in floating point says how large the result is
+_OF_FACTORS = frozenset({"Resize", "Upsample"})  # their floating-point inputs are the size of the result, not weights
 
 
 def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, opaque: bool = False) -> Network:
     """
     Read an ONNX file as a network, with its weights.
 
-    The batch is the first axis of its only input, whatever size the file gives it.  A batch norm that was folded into
-    the convolution before it stays so: a convolution with a bias.  Transpositions and reshapes make no layers: our
-    activations are (h, w, c), filters (k, r, s, c), and the weights behind a flattening are put in our order;
-    an output that is flattened in the end comes in it, too.
+    The batch is the first axis of its only input; its size in the file does not matter. A batch norm that was folded
+    into the convolution before it stays a convolution with a bias.
+
+    Transpositions and reshapes make no layers. Activations of cubatch are (h, w, c), filters (k, r, s, c), and weights
+    after a flatten are reordered to match. An output that ends in a flatten has cubatch's order too.
 
     Args:
         path: The file.
-        input_shape: Of one sample, as the file has it: (channels, height, width), (height, width, channels) where it
-            transposes that at once, (tokens, channels) or (features,); for a file that leaves it open.
-        opaque: Keep operators without a layer as layers of known extents, bytes and FLOP, which can be planned and
-            predicted, but not run.
+        input_shape: Shape of one sample in the file, if the file leaves it open. It is (channels, height, width),
+            (tokens, channels) or (features,), or (height, width, channels) if the file transposes its input first.
+        opaque: Import operators without a layer as layers of known extents, bytes and FLOP. Such a network can be
+            planned and predicted, but not run.
 
     Returns:
-        Network: Its `weights` are in float32; it is called what the file is called.
+        Network: Its `weights` are in float32; its name is that of the file.
 
     Raises:
-        UnsupportedOperator: If an operator has no layer, and opaque is False; names it and its node.
+        UnsupportedOperator: If an operator has no layer, and opaque is False; it names the operator and its node.
         InvalidSpec: If the file cannot be read, has several inputs or outputs, or leaves its input's shape open.
         MissingDependency: If onnx is not installed.
 
@@ -67,7 +67,7 @@ def read(
     extents: Extents | None = None,
     opaque: bool = False,
 ) -> Network:
-    """Read an ONNX file as `load_onnx`; extents are (h, w, c) of one sample, in whichever order the file has them."""
+    """Read an ONNX file as `load_onnx`; extents are (h, w, c) of one sample, in any order of the file."""
     if not isinstance(path, str | Path):
         raise InvalidArgument("path", path, "the path of an ONNX file")
     path = Path(path)
@@ -82,14 +82,14 @@ def read(
         raise MissingDependency("onnx", "load_onnx", "onnx") from error
     try:
         model = onnx.load(str(path))
-    except Exception as error:  # its decoders raise what they like
+    except Exception as error:  # the decoders of onnx raise many types
         raise InvalidSpec("ONNX file", str(path), f"a file that onnx can read ({error})") from error
     source = _Reader(onnx, model, path, input_shape, extents).source()
-    return Builder(source, RULES, keep if opaque else None).network()
+    return Builder(source, RULES, keep_opaque if opaque else None).network()
 
 
 class _Reader:
-    """Fixes the batch, infers shapes, computes what depends on constants alone, and makes a step of the rest."""
+    """Fixes the batch, infers shapes, computes nodes that depend on constants alone, and makes steps of the others."""
 
     def __init__(
         self, onnx: Any, model: Any, path: Path, input_shape: tuple[int, ...] | None, extents: Extents | None
@@ -104,7 +104,7 @@ class _Reader:
             each.name: onnx.numpy_helper.to_array(each, str(path.parent)) for each in model.graph.initializer
         }
         self._trained = {name: _parameters(name, array) for name, array in self._constants.items()}
-        self._input, self._input_shape = self._fixed(model, input_shape, extents)
+        self._input, self._input_shape = self._fix_input(model, input_shape, extents)
         outputs = [each.name for each in model.graph.output]
         if len(outputs) != 1:
             raise InvalidSpec("ONNX file", str(path), f"one with a single output, not {', '.join(outputs)}")
@@ -112,78 +112,78 @@ class _Reader:
         self._shapes = {self._input: self._input_shape}
         self._nodes = list(model.graph.node)
         while True:  # constants decide shapes, and shapes are constants
-            self._shapes.update(self._inferred(model))
-            left = [node for node in self._nodes if not self._is_folded(node)]
+            self._shapes.update(self._infer_shapes(model))
+            left = [node for node in self._nodes if not self._fold(node)]
             if len(left) == len(self._nodes):
                 break
-            self._keep_constants(model, left)
+            self._store_constants(model, left)
         self._patterns = Patterns(self._nodes, self._constants, self._shapes, self._opset)
-        self._wanted = {self._output}  # names on which the output depends
+        self._live = {self._output}  # names on which the output depends
         for node in reversed(self._nodes):
-            if self._wanted.intersection(node.output):
-                self._wanted.update(node.input)
+            if self._live.intersection(node.output):
+                self._live.update(node.input)
 
-    def _fixed(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
-        """Return the input and its shape, and write that into the file's."""
+    def _fix_input(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
+        """Return the name and shape of the input, and write the shape into the model."""
         inputs = [each for each in model.graph.input if each.name not in self._constants]
         if len(inputs) != 1:
             names = ", ".join(each.name for each in inputs) or "none"
             raise InvalidSpec("ONNX file", str(self._path), f"one with a single input, not {names}")
         dims = inputs[0].type.tensor_type.shape.dim
-        found = [max(dim.dim_value, 0) for dim in dims]  # some write -1 for what is open
+        sizes = [max(dim.dim_value, 0) for dim in dims]  # some files write -1 for an open size
         is_right = isinstance(input_shape, tuple | list) and all(type(each) is int and each > 0 for each in input_shape)
         if input_shape is not None and not (input_shape and is_right):
             allowed = "whole numbers of at least 1, one for each axis behind the batch"
             raise InvalidArgument("input_shape", input_shape, allowed)
-        if not found:  # not even how many axes it has is said: as many as are given
+        if not sizes:  # the file leaves even the number of axes open
             rank = len(input_shape) if input_shape else _rank(extents) if extents else -1
-            found = [0] * (1 + rank)
+            sizes = [0] * (1 + rank)
         if extents is not None:
             readers = [node for node in model.graph.node if inputs[0].name in node.input]
-            input_shape = self._ordered(extents, found[1:], readers)
+            input_shape = self._ordered(extents, sizes[1:], readers)
         if input_shape is not None:
-            if len(input_shape) != len(found) - 1:
-                allowed = f"{len(found) - 1} whole numbers of at least 1, as {self._path.name} has {len(found)} axes"
+            if len(input_shape) != len(sizes) - 1:
+                allowed = f"{len(sizes) - 1} whole numbers of at least 1, as {self._path.name} has {len(sizes)} axes"
                 raise InvalidArgument("input_shape", input_shape, allowed)
-            found[1:] = input_shape
-        if not found or not all(found[1:]):
-            axes = [dim.dim_param or size or "?" for dim, size in zip(dims, found, strict=True)]
+            sizes[1:] = input_shape
+        if not sizes or not all(sizes[1:]):
+            axes = [dim.dim_param or size or "?" for dim, size in zip(dims, sizes, strict=True)]
             raise InvalidSpec("ONNX file", f"input {axes}", "one whose input has a shape", "Give input_shape.")
-        found[0] = found[0] or EXAMPLE_BATCH
-        dims.extend(self._onnx.TensorShapeProto.Dimension() for _ in found[len(dims) :])
-        for dim, extent in zip(dims, found, strict=True):
+        sizes[0] = sizes[0] or EXAMPLE_BATCH
+        dims.extend(self._onnx.TensorShapeProto.Dimension() for _ in sizes[len(dims) :])
+        for dim, extent in zip(dims, sizes, strict=True):
             dim.dim_value = extent
-        return inputs[0].name, tuple(found)
+        return inputs[0].name, tuple(sizes)
 
-    def _ordered(self, extents: Extents, found: list[int], readers: list[Any]) -> tuple[int, ...]:
-        """Return (h, w, c) in the order that agrees with what the file fixes; of two the one in which it is read."""
+    def _ordered(self, extents: Extents, sizes: list[int], readers: list[Any]) -> tuple[int, ...]:
+        """Return (h, w, c) in the order that agrees with the fixed sizes; of two the one of the first operators."""
         h, w, c = extents
         orders: dict[int, list[tuple[int, ...]]] = {
             3: [(c, h, w), (h, w, c)], 2: [(h, c)] * (w == 1), 1: [(c,)] * (h == w == 1),
         }  # fmt: skip
         agreeing = [
             order
-            for order in orders.get(len(found), [])
-            if all(size in {0, extent} for size, extent in zip(found, order, strict=True))
+            for order in orders.get(len(sizes), [])
+            if all(size in {0, extent} for size, extent in zip(sizes, order, strict=True))
         ]
         if not agreeing:
-            sizes = ", ".join(str(size or "?") for size in found)
-            allowed = f"(h, w, c) of one sample, which {self._path.name} has as ({sizes})"
+            shape = ", ".join(str(size or "?") for size in sizes)
+            allowed = f"(h, w, c) of one sample, which {self._path.name} has as ({shape})"
             raise InvalidArgument("input_shape", extents, allowed, "Features are 1,1,c, tokens h,1,c.")
         turns = [[list(each.ints) for each in node.attribute] for node in readers if node.op_type != "Shape"]
         return agreeing[-1 if all(turn == [_TO_CHANNELS_FIRST] for turn in turns) else 0]
 
-    def _keep_constants(self, model: Any, left: list[Any]) -> None:
-        """Write what was computed into the file's graph, in the place of the nodes that compute it."""
-        kept = {name for node in left for name in node.output}
-        made = [name for node in self._nodes for name in node.output if name in self._constants and name not in kept]
+    def _store_constants(self, model: Any, left: list[Any]) -> None:
+        """Replace the computed nodes of the model's graph by their results."""
+        results = {name for node in left for name in node.output}
+        made = [name for node in self._nodes for name in node.output if name in self._constants and name not in results]
         del model.graph.node[:]
         model.graph.node.extend(left)
         model.graph.initializer.extend(self._onnx.numpy_helper.from_array(self._constants[name], name) for name in made)
         self._nodes = left
 
-    def _inferred(self, model: Any) -> dict[str, Shape]:
-        """Infer the shapes anew: those in the file may be of another batch."""
+    def _infer_shapes(self, model: Any) -> dict[str, Shape]:
+        """Infer all shapes again, since those in the file may be of another batch."""
         graph = model.graph
         del graph.value_info[:]
         for output in graph.output:
@@ -193,29 +193,26 @@ class _Reader:
                 tensor.ClearField("raw_data")
                 tensor.ClearField("float_data")
         try:
-            found = self._onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+            inferred = self._onnx.shape_inference.infer_shapes(model, data_prop=True).graph
         except self._onnx.shape_inference.InferenceError as error:
             allowed = f"one whose shapes onnx can infer ({error})"
             raise InvalidSpec("ONNX file", str(self._path), allowed) from error
         shapes = {}
-        for each in [*found.value_info, *found.output]:
+        for each in [*inferred.value_info, *inferred.output]:
             extents = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
             if each.type.tensor_type.HasField("shape") and all(extents):
                 shapes[each.name] = tuple(extents)
         return shapes
 
     def source(self) -> Source:
-        """Read the graph."""
-        steps: list[Step] = []
-        for node in self._nodes:
-            steps += self._steps(node)
+        steps = [step for node in self._nodes for step in self._steps(node)]
         return Source(
             name=self._path.stem, input=self._input, input_shape=self._input_shape, steps=tuple(steps),
             output=self._output, as_it_is=as_a_file(self._path),
         )  # fmt: skip
 
-    def _is_folded(self, node: Any) -> bool:
-        """Compute what depends on no input, and shapes."""
+    def _fold(self, node: Any) -> bool:
+        """Compute a node that depends on constants or shapes alone; return whether it was one."""
         if node.op_type == "Shape" and node.input[0] in self._shapes:
             where = {each.name: each.i for each in node.attribute}
             shape = self._shapes[node.input[0]]
@@ -231,7 +228,7 @@ class _Reader:
         try:
             run = self._onnx.reference.ReferenceEvaluator(self._alone(node, names), opsets=self._opsets)
             results = run.run(None, {name: self._constants[name] for name in node.input if name})
-        except Exception:  # noqa: BLE001 - whatever it is, it is a step then, and refused as one
+        except Exception:  # noqa: BLE001 - any error makes it a step, which is refused
             return False
         self._constants.update(zip(names, results, strict=True))
         for name, array in zip(names, results, strict=True):
@@ -240,7 +237,7 @@ class _Reader:
         return True
 
     def _alone(self, node: Any, outputs: list[str]) -> Any:
-        """Return the graph of a node alone: a node by itself would be read as of the newest version of its operator."""
+        """Return a graph of this node alone, since a bare node is read with the newest version of its operator."""
         helper = self._onnx.helper
         values = [
             [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (node.input, outputs)
@@ -248,12 +245,13 @@ class _Reader:
         return helper.make_graph([node], "constant", *values)
 
     def _steps(self, node: Any) -> list[Step]:
-        """Make a step of each result that a node has."""
+        """Make a step of each result of a node."""
         name = node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
-        place = (node.name or node.output[0]).strip("/")
         attributes = {each.name: self._attribute(each) for each in node.attribute}
-        counted = next((result for result in node.output if result in self._wanted), "")  # it has the costs of all
-        made = []
+        pattern = self._patterns.match(node)
+        # The first live result carries the FLOP and parameters of all.
+        counted = next((result for result in node.output if result in self._live), "")
+        steps = []
         for number, result in enumerate(node.output):
             if not result:
                 continue
@@ -263,16 +261,15 @@ class _Reader:
                 list(node.output),
             )  # fmt: skip
             kind, constants, options = self._meaning(call, number, shape)
-            spelt_out = self._patterns.found(node)
             reads = tuple(call.values)
-            if spelt_out is not None:
-                (kind, reads), constants, options = spelt_out, {}, {}
+            if pattern is not None:
+                (kind, reads), constants, options = pattern, {}, {}
             is_trained = result == counted and node.op_type not in _OF_FACTORS
-            made.append(
+            steps.append(
                 Step(
                     kind=kind,
                     operator=f"{name}[{number}]" if number else name,
-                    place=place,
+                    place=(node.name or node.output[0]).strip("/"),
                     reads=reads,
                     result=result,
                     shape=call.result_shape,
@@ -282,14 +279,14 @@ class _Reader:
                     weights=sum(size for _, size in united(self._trained, node.input)) if is_trained else 0,
                 )
             )
-        return made
+        return steps
 
     def _meaning(self, call: Call, number: int, shape: Shape | None) -> Meaning:
         reason = None
         if call.name in _RANDOM:
             reason = "it draws random numbers"
         elif not call.values:
-            reason = "it reads nothing that depends on the network's input, and could not be computed beforehand"
+            reason = "it reads nothing that depends on the network's input, and could not be computed in advance"
         elif shape is None or not all(name in call.shapes for name in call.values):
             reason = "onnx cannot infer the shape of its result"
         elif not shape:
@@ -299,10 +296,10 @@ class _Reader:
         if reason is not None:
             return unlike(reason)
         if call.name == "Split":
-            return of_one(part(call, number), len(call.values))
+            return single_input(part(call, number), len(call.values))
         if call.name not in OPERATORS or number:
             return "", {}, {}
-        return of_one(OPERATORS[call.name](call), len(call.values))
+        return single_input(OPERATORS[call.name](call), len(call.values))
 
     def _attribute(self, attribute: Any) -> Any:
         value = self._onnx.helper.get_attribute_value(attribute)
@@ -310,12 +307,12 @@ class _Reader:
 
 
 def _rank(extents: Extents) -> int:
-    """Return how many axes one sample has, whichever axes are of one position left out: an image, tokens, features."""
+    """Return the number of axes of one sample without trailing ones: of an image, tokens or features."""
     h, w, _ = extents
     return 3 if w > 1 else 2 if h > 1 else 1
 
 
 def _parameters(name: str, array: Any) -> Parameters:
-    """Take floating-point arrays for trained; a single number is one of a formula, as the root of 2 in GELU's."""
+    """Return the array as a trained parameter if it is floating-point, and not a single number of a formula."""
     is_trained = isinstance(array, np.ndarray) and array.size > 1 and array.dtype.name.startswith(("float", "bfloat"))
     return frozenset({(name, array.size)}) if is_trained else frozenset()

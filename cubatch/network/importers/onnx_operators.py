@@ -1,4 +1,4 @@
-"""What each operator of an ONNX file is in the builder's words; `OPERATORS` is the list of those that are known."""
+"""The known operators of ONNX files (`OPERATORS`), each in the builder's terms."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _FLOATS = frozenset({1, 10, 11, 16})  # onnx.TensorProto: FLOAT, FLOAT16, DOUBLE
 @attrs.frozen
 class Call:
     """
-    A node of the graph, with its attributes read.
+    A node of the graph.
 
     Attributes:
         name: Its operator.
-        inputs: Names of what it reads; "" is an input that is left out.
-        attributes: By name.
+        inputs: Names of its inputs; "" is an input that is left out.
+        attributes: Attributes by name.
         constants: Arrays that do not depend on the network's input, by name.
-        shapes: Of all else, by name, as far as they are known.
+        shapes: Known shapes of all other values, by name.
         result_shape: Shape of the result.
         opset: Version of the operators.
-        results: Names of all its results; "" is one that is left out.
+        results: Names of all its results; "" is a result that is left out.
     """
 
     name: str
@@ -51,21 +51,21 @@ class Call:
 
     @property
     def values(self) -> list[str]:
-        """What it reads that depends on the network's input."""
+        """Inputs that depend on the network's input."""
         return [name for name in self.inputs if name and name not in self.constants]
 
     def constant(self, place: int) -> np.ndarray[Any, Any] | None:
-        """Return a constant input; None where it is left out, or no constant."""
+        """Return a constant input; None where it is left out, or not constant."""
         return self.constants.get(self.inputs[place]) if place < len(self.inputs) else None
 
     def given(self, name: str, place: int) -> Any:
-        """Return what newer operators take as an input and older ones as an attribute, as a list or number."""
-        found = self.constant(place)
-        return self.get(name) if found is None else found.tolist()
+        """Return a list or number that newer operators take as an input and older ones as an attribute."""
+        array = self.constant(place)
+        return self.get(name) if array is None else array.tolist()
 
     @property
     def flop(self) -> int:
-        """FLOP of a matrix product of the whole batch, 0 of all else."""
+        """FLOP of a matrix product for the whole batch; 0 for all other operators."""
         shapes = [
             self.constants[name].shape if name in self.constants else self.shapes.get(name) for name in self.inputs
         ]
@@ -74,11 +74,14 @@ class Call:
             return 0
         if self.name in {"MatMul", "Gemm"}:
             return 2 * first[0 if self.get("transA", 0) else -1] * math.prod(self.result_shape)
-        if self.name in _RECURRENT:  # each position of each sample meets the matrices of each direction
+        if self.name in _RECURRENT:  # a product of each position of each sample with the matrices of each direction
             return 2 * math.prod(first[:2]) * (math.prod(second) + math.prod(third or (0,)))
-        if self.name in {"Conv", "ConvTranspose"}:  # each output meets the whole window, or of the latter each input
+        if self.name in {
+            "Conv",
+            "ConvTranspose",
+        }:  # each output is a product with the whole window; if transposed, each input
             return 2 * math.prod(second[1:]) * math.prod(self.result_shape if self.name == "Conv" else first)
-        if self.name == "Attention":  # each query meets each key, and mixes as many values
+        if self.name == "Attention":  # a product of each query with each key, and one with the values
             return 4 * math.prod(first) * second[-2]
         return einsum_flop(self["equation"], [first, second]) if self.name == "Einsum" else 0
 
@@ -88,19 +91,19 @@ def _plain(kind: str, **options: Any) -> Callable[[Call], Meaning]:
 
 
 def _pads(call: Call, window: Sequence[int]) -> tuple[int, int, int, int]:
-    """Return zeros around as (top, bottom, left, right)."""
+    """Return the padding as (top, bottom, left, right)."""
     automatic = call.get("auto_pad", "NOTSET")
     if automatic not in {"SAME_UPPER", "SAME_LOWER"}:
         top, left, bottom, right = call.get("pads", [0, 0, 0, 0])
         return top, bottom, left, right
-    found: list[int] = []
+    pads: list[int] = []
     for axis in (0, 1):
         size, out = call.shapes[call.inputs[0]][2 + axis], call.result_shape[2 + axis]
         reach = (window[axis] - 1) * call.get("dilations", [1, 1])[axis] + 1
         total = max(0, (out - 1) * call.get("strides", [1, 1])[axis] + reach - size)
         less = (total // 2, total - total // 2)
-        found += less if automatic == "SAME_UPPER" else less[::-1]
-    top, bottom, left, right = found
+        pads += less if automatic == "SAME_UPPER" else less[::-1]
+    top, bottom, left, right = pads
     return top, bottom, left, right
 
 
@@ -143,10 +146,10 @@ def _batch_norm(call: Call) -> Meaning:
     if call.opset < 7:  # noqa: PLR2004 - versions of the operator
         is_training = not call.get("is_test", 0)
     elif call.opset < 14:  # noqa: PLR2004
-        is_training = any(call.results[1:])  # the statistics that it gives
+        is_training = any(call.results[1:])  # it returns statistics
     if is_training or any(array is None for array in arrays.values()):
         return unlike("it is in training mode, or its statistics are no constants")
-    momentum = 1 - call.get("momentum", 0.9)  # the share of the old statistics, where ours is that of the new
+    momentum = 1 - call.get("momentum", 0.9)  # ONNX has the share of the old statistics, cubatch that of the new
     return "batch_norm", arrays, {"eps": call.get("epsilon", 1e-5), "momentum": momentum}
 
 
@@ -177,17 +180,13 @@ def _pool(kind: str) -> Callable[[Call], Meaning]:
     return meaning
 
 
-def _global(_: Call) -> Meaning:
-    return "adaptive_avg_pool", {}, {"extents": (1, 1)}
-
-
 def _mean(call: Call) -> Meaning:
     axes = call.given("axes", 1)
     rank = len(call.shapes[call.inputs[0]])
     return "mean", {}, {"axes": tuple(range(rank) if axes is None else axes), "keep": bool(call.get("keepdims", 1))}
 
 
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38}  # what means no bound; of all others float32's
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38}  # a bound this large is none; other types have float32's
 
 
 def _clip(call: Call) -> Meaning:
@@ -201,8 +200,8 @@ def _clip(call: Call) -> Meaning:
 
 def _hard_sigmoid(call: Call) -> Meaning:
     slope, middle = call.get("alpha", 0.2), call.get("beta", 0.5)
-    is_ours = abs(slope - 1 / 6) < 1e-6 and middle == 0.5  # noqa: PLR2004 - 1 / 6 in float32
-    return ("hard_sigmoid", {}, {}) if is_ours else unlike(f"its slope is {slope:g}, not 1 / 6")
+    has_layer = abs(slope - 1 / 6) < 1e-6 and middle == 0.5  # noqa: PLR2004 - 1 / 6 in float32
+    return ("hard_sigmoid", {}, {}) if has_layer else unlike(f"its slope is {slope:g}, not 1 / 6")
 
 
 def _swish(call: Call) -> Meaning:
@@ -214,7 +213,7 @@ def _gelu(call: Call) -> Meaning:
 
 
 def default_softmax_axis(opset: int) -> int:
-    """Return the axis of a softmax that names none: before opset 13 all axes from 1 on."""
+    """Return the default axis of a softmax: before opset 13 it is over all axes from 1 on."""
     return -1 if opset >= 13 else 1  # noqa: PLR2004
 
 
@@ -228,7 +227,7 @@ def _softmax(call: Call) -> Meaning:
 
 def _dropout(call: Call) -> Meaning:
     share, mode = call.given("ratio", 1), call.constant(2)
-    # Before opset 7 it drops unless it is told that it is a test.
+    # Before opset 7 it drops elements unless is_test is set.
     if (mode is not None and mode.any()) or (call.opset < 7 and not call.get("is_test", 0)):  # noqa: PLR2004
         return unlike("it is in training mode")
     return unlike(DROPS_ALL) if share == 1 else ("dropout", {}, {"p": 0.5 if share is None else float(share)})
@@ -259,7 +258,7 @@ def _gather(call: Call) -> Meaning:
 
 def _slice(call: Call) -> Meaning:
     source = call.shapes[call.inputs[0]]
-    axes = [axis for axis, (size, kept) in enumerate(zip(source, call.result_shape, strict=True)) if size != kept]
+    axes = [axis for axis, (size, rest) in enumerate(zip(source, call.result_shape, strict=True)) if size != rest]
     starts, steps = call.given("starts", 1), call.given("steps", 4)
     if any(step != 1 for step in steps or ()):  # -1 turns an axis around and leaves its extent
         return unlike("it cuts several axes, or takes steps")
@@ -305,8 +304,7 @@ def part(call: Call, number: int) -> Meaning:
     return "slice", {}, {"axis": axis, "start": sum(sizes[:number])}
 
 
-SYMMETRIC = frozenset({"Add", "Mul", "Sum", "Concat"})
-"""Operators whose inputs mean the same in whatever order, but for concatenation, which says itself what it takes."""
+SYMMETRIC = frozenset({"Add", "Mul", "Sum", "Concat"})  # operators whose first input may be a constant
 
 OPERATORS: dict[str, Callable[[Call], Meaning]] = {
     "Conv": _conv,
@@ -316,7 +314,7 @@ OPERATORS: dict[str, Callable[[Call], Meaning]] = {
     "LayerNormalization": _layer_norm,
     "MaxPool": _pool("max_pool"),
     "AveragePool": _pool("avg_pool"),
-    "GlobalAveragePool": _global,
+    "GlobalAveragePool": _plain("adaptive_avg_pool", extents=(1, 1)),
     "ReduceMean": _mean,
     "Relu": _plain("relu"),
     "Clip": _clip,
@@ -342,4 +340,3 @@ OPERATORS: dict[str, Callable[[Call], Meaning]] = {
     "Identity": _plain("identity"),
     "Cast": _cast,
 }
-"""The operators that have a meaning for us."""

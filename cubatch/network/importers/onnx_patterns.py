@@ -1,4 +1,4 @@
-"""What ONNX files spell out in several nodes, where our layers are one: GELU by an error function, attention."""
+"""Patterns of several ONNX nodes that are one layer of cubatch: GELU by an error function, attention."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from cubatch.network.importers.onnx_operators import default_softmax_axis
 
-_STEP = {"float16": 2**-10, "bfloat16": 2**-7}  # from 1 to the next number
+_STEP = {"float16": 2**-10, "bfloat16": 2**-7}  # distance from 1 to the next number
 
 
 class Patterns:
     """
-    Looks for the last node of what is spelt out.
+    Recognizes the last node of a pattern.
 
     Args:
-        nodes: Of the graph.
+        nodes: Nodes of the graph.
         constants: Arrays that do not depend on the network's input, by name; may grow.
-        shapes: Of all else, by name.
+        shapes: Shapes of all other values, by name.
         opset: Version of the operators.
     """
 
@@ -34,19 +34,19 @@ class Patterns:
         self._makers = {name: node for node in nodes for name in node.output}
         self._constants, self._shapes = constants, shapes
         self._softmax_axis = default_softmax_axis(opset)
-        # Roots of roots, each rounded, and their product: two steps. Casts hide of what type a constant was.
+        # Factors are roots of roots, each rounded, and their product: two rounding steps. Casts hide a constant's type.
         self._rounding = 2 * max((_STEP.get(array.dtype.name, 0) for array in constants.values()), default=0)
 
-    def found(self, node: Any) -> tuple[str, tuple[str, ...]] | None:
-        """Return the kind of what a node completes, and what that reads."""
+    def match(self, node: Any) -> tuple[str, tuple[str, ...]] | None:
+        """Return the kind and the inputs of the pattern that a node completes; None if there is none."""
         if node.op_type == "Mul" and (x := self._gelu_of(node)):
             return "gelu", (x,)
         if node.op_type == "MatMul" and (parts := self._attention_of(node)):
-            return "attention of turned keys", parts
+            return "attention_kt", parts
         return None
 
     def _attention_of(self, node: Any) -> tuple[str, str, str] | None:
-        """softmax(q k' / sqrt d) v, the factor anywhere: give q, the turned k', and v."""
+        """Return q, transposed k and v of softmax(q k' / sqrt d) v, with the factor anywhere; None if it is not one."""
         softmax = self._maker(node.input[0], "Softmax")
         if softmax is None or node.input[1] in self._constants:
             return None
@@ -57,13 +57,14 @@ class Patterns:
         (q, of_q), (k, of_k) = (self._scaled(name) for name in product.input)
         shape = self._shapes.get(q, ())
         rank, axis = len(shape), next((each.i for each in softmax.attribute if each.name == "axis"), self._softmax_axis)
-        is_one = rank == 4 and axis in {-1, 3} and not {q, k} & self._constants.keys()  # noqa: PLR2004 - heads apart
-        if not is_one or not math.isclose(factor * of_q * of_k, shape[-1] ** -0.5, rel_tol=max(1e-5, self._rounding)):
+        if rank != 4 or axis not in {-1, 3} or {q, k} & self._constants.keys():  # noqa: PLR2004
+            return None
+        if not math.isclose(factor * of_q * of_k, shape[-1] ** -0.5, rel_tol=max(1e-5, self._rounding)):
             return None
         return q, k, node.input[1]
 
     def _gelu_of(self, node: Any) -> str | None:
-        """X / 2 (1 + erf(x / sqrt 2)), its factors in any order: give x."""
+        """Return x of x / 2 (1 + erf(x / sqrt 2)), with its factors in any order; None if it is not one."""
         factors = self._factors(node)
         numbers = [self._number(name) for name in factors if self._is_number(name)]
         values = [name for name in factors if not self._is_number(name)]
@@ -84,7 +85,7 @@ class Patterns:
         return node if node is not None and node.op_type == kind else None
 
     def _scaled(self, name: str) -> tuple[str, float]:
-        """Return what a value is a multiple of, and the factor."""
+        """Return a value without its constant factor, and the factor."""
         node = self._makers.get(name)
         if node is None or node.op_type not in {"Mul", "Div"} or not any(map(self._is_number, node.input)):
             return name, 1.0
@@ -95,11 +96,11 @@ class Patterns:
 
     def _factors(self, node: Any) -> list[str]:
         """Return the factors of a product of products."""
-        found: list[str] = []
+        factors: list[str] = []
         for name in node.input:
             inner = None if name in self._constants else self._maker(name, "Mul")
-            found += [name] if inner is None else self._factors(inner)
-        return found
+            factors += [name] if inner is None else self._factors(inner)
+        return factors
 
     def _is_number(self, name: str) -> bool:
         return name in self._constants and self._constants[name].size == 1

@@ -1,4 +1,4 @@
-"""The error of what cannot be imported."""
+"""The error of an operator that cannot be imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPAQUE = f"{KEEP}; to {AS_IT_IS}"
 
 
 def as_a_file(path: Path) -> str:
-    """Return how an ONNX file is tuned as it is."""
+    """Return how to tune an ONNX file without importing it, as the end of a sentence."""
     return (
         f'tune the file as it is, call cubatch.autotune("{path}", library="onnxruntime"), or `cubatch tune {path} '
         "--library onnxruntime`; to tune another framework's step, hand it to autotune_callable()."
@@ -23,12 +23,12 @@ def as_a_file(path: Path) -> str:
 
 class UnsupportedOperator(CubatchError):
     """
-    An operator of an imported network that no layer of ours stands for.
+    An operator of an imported network for which cubatch has no layer.
 
     Args:
-        operator: As its source calls it: "aten.cumsum", "Einsum".
-        place: Where it is: the path of a module, the name of a node.
-        reason: What about it is not ours.
+        operator: Its name in the imported network: "aten.cumsum", "Einsum".
+        place: The path of its module, or the name of its node.
+        reason: Why no layer computes it.
         remedy: What else can be done with the network.
     """
 

@@ -1,4 +1,4 @@
-"""A foreign network as steps in order, whoever wrote it: what the front ends make, and the builder reads."""
+"""A foreign network as a list of steps: the readers of PyTorch and ONNX make it, the builder turns it into layers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import attrs
 
 from cubatch.network.importers.refusal import AS_IT_IS
 
-DROPS_ALL = "it drops everything in training"
-"""Why a dropout of probability 1 has no layer."""
+DROPS_ALL = "it drops everything in training"  # why a dropout of probability 1 has no layer
 
 Meaning = tuple[str, Mapping[str, Any], Mapping[str, Any]]
-"""What a front end makes of an operator: kind, constants by role (None: there is none), options."""
+"""An operator in the builder's terms: kind, constants by role (None where one is missing), options."""
 
 Parameters = frozenset[tuple[str, int]]
-"""Trained parameters, each by its name and how many numbers it has."""
+"""Trained parameters, each with its name and number of elements."""
 
 
 def united(trained: Mapping[Any, Parameters], read: Iterable[Any]) -> Parameters:
     """
-    Return the parameters that are in anything of what is read, each once.
+    Return the parameters that any of these values depends on, each once.
 
     Example:
         >>> sorted(united({"w": frozenset({("w", 6)}), "2 w": frozenset({("w", 6)})}, ["w", "2 w", "x"]))
@@ -33,7 +32,7 @@ def united(trained: Mapping[Any, Parameters], read: Iterable[Any]) -> Parameters
 
 def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
     """
-    Count the FLOP of an Einstein sum of two factors; 0 of what is no product of two.
+    Return the FLOP of an Einstein sum of two factors; 0 for any other number of factors.
 
     Example:
         >>> einsum_flop("bij, bjk -> bik", [(2, 3, 4), (2, 4, 5)])
@@ -48,20 +47,20 @@ def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
         others = len(shape) - len(before) - len(after)
         if others < 0 or (others and not dots):
             return 0
-        # What dots stand for is counted from its last axis on, and there may be one position of it in one factor.
+        # Axes of an ellipsis are numbered from the last one, and one factor may have size 1 there.
         for axis, size in zip([*before, *range(-others, 0), *after], shape, strict=True):
             sizes[axis] = max(size, sizes.get(axis, 1))
     return 2 * math.prod(sizes.values())
 
 
 def unlike(reason: str) -> Meaning:
-    """Return the meaning of an operator that has no layer as it was called, and why."""
+    """Return the meaning of a call for which there is no layer, with the reason."""
     return "", {}, {"reason": reason}
 
 
 def first_position(start: int, extent: int) -> int:
     """
-    Return the first position of a slice of an axis: a negative one counts from its end.
+    Return the first position of a slice; a negative one counts from the end of the axis.
 
     Example:
         >>> [first_position(start, 8) for start in (3, -3, -9)]
@@ -70,12 +69,12 @@ def first_position(start: int, extent: int) -> int:
     return start if start >= 0 else max(start + extent, 0)
 
 
-_OF_SEVERAL = frozenset({"", "add", "mul", "concat", "prepend", "attention", "attention of turned keys", "reshape"})
+_SEVERAL_INPUTS = frozenset({"", "add", "mul", "concat", "prepend", "attention", "attention_kt", "reshape"})
 
 
-def of_one(meaning: Meaning, num_values: int) -> Meaning:
-    """Refuse what has a layer of one input, and reads more that depends on the network's input: a bias, a bound."""
-    if meaning[0] in _OF_SEVERAL or num_values == 1:
+def single_input(meaning: Meaning, num_values: int) -> Meaning:
+    """Refuse a call that reads several values, such as a computed bias or bound, where its layer reads one."""
+    if meaning[0] in _SEVERAL_INPUTS or num_values == 1:
         return meaning
     return unlike(f"it reads {num_values} values that depend on the input, where its layer reads one")
 
@@ -83,18 +82,18 @@ def of_one(meaning: Meaning, num_values: int) -> Meaning:
 @attrs.frozen(kw_only=True)
 class Step:
     """
-    One operator of a foreign network.
+    An operator of a foreign network.
 
     Attributes:
-        kind: What it does, in the builder's words (`rules.RULES`); what is none of them has no layer.
-        operator: As its source calls it: "aten.conv2d", "Conv".
-        place: Where it is: the path of a module, the name of a node.
-        reads: Values that it reads, without constants.
-        result: The value that it makes.
-        shape: Of the result, with the batch in front.
+        kind: A key of `layer_rules.RULES`; any other text has no layer.
+        operator: Its name in the foreign network: "aten.conv2d", "Conv".
+        place: The path of its module, or the name of its node.
+        reads: Names of the values that it reads, without constants.
+        result: Name of the value that it makes.
+        shape: Shape of the result, with the batch in front.
         constants: Arrays that it reads, by role: "w" and "b" of a product, "gamma", "beta", "mean" and "var" of a norm.
-        options: What else it was told, by the names that its rule takes.
-        flop: FLOP of its matrix product, of the whole batch.
+        options: Further arguments, by the names that its rule reads.
+        flop: FLOP of its matrix product for the whole batch.
         weights: Number of trained parameters that it reads.
     """
 
@@ -116,12 +115,12 @@ class Source:
     A foreign network.
 
     Attributes:
-        name: What it is called.
-        input: The value that it is given.
-        input_shape: Shape of that, with the batch in front.
+        name: Its name.
+        input: Name of the input value.
+        input_shape: Shape of the input, with the batch in front.
         steps: Its operators in order of execution.
-        output: The value that it gives.
-        as_it_is: How it is tuned without being imported, as a phrase.
+        output: Name of the output value.
+        as_it_is: How to tune it without importing it, as the end of a sentence.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""from_torch(): PyTorch modules as networks, read from the graph that torch.export makes of them."""
+"""from_torch(): import a PyTorch module from the graph that torch.export makes of it."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from cubatch.errors import CubatchError, InvalidArgument, MissingDependency
 from cubatch.network.graph import Network
 from cubatch.network.importers import fake_logs
 from cubatch.network.importers.building import Builder
-from cubatch.network.importers.opaque import keep
-from cubatch.network.importers.rules import RULES
-from cubatch.network.importers.source import Parameters, Source, Step, of_one, united, unlike
+from cubatch.network.importers.layer_rules import RULES, keep_opaque
+from cubatch.network.importers.source import Meaning, Parameters, Source, Step, single_input, united, unlike
 from cubatch.network.importers.torch_operators import OPERATORS, Call, part
 from cubatch.units import first_line
 
-# Constants, whose first argument says of what type alone.
+# Constants; their first argument decides only the type, or only type and shape.
 _ONLY_TYPED_BY = frozenset({"aten.new_zeros", "aten.new_ones", "aten.new_full"})
 _ONLY_SHAPED_BY = frozenset({"aten.zeros_like", "aten.ones_like", "aten.full_like"})
-# What a module does under no_grad() or autocast(), as a graph within the graph.
+# Graphs within the graph: code of a module under no_grad() or autocast().
 _WRAPS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
-EXAMPLE_BATCH = 2  # of one, the batch could not be told from an axis of one position
+EXAMPLE_BATCH = 2  # a batch of 1 would look like any axis of one position
 
 
 class CannotTrace(InvalidArgument):
-    """A module that refuses the shape of its input, or is written as no graph can be made of."""
+    """A module that cannot be traced: it rejects its input, or no graph can be made of its code."""
 
 
 def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opaque: bool = False) -> Network:
     """
     Return a PyTorch module as a network, with its weights.
 
-    The module is traced in eval mode by torch.export, and left as it was.  What does nothing in eval mode, such as
-    stochastic depth, is not in the trace; dropout is.  Permutations and reshapes make no layers: our activations are
-    (h, w, c), filters (k, r, s, c), and the weights behind a flattening are put in our order;
-    an output that is flattened in the end comes in it, too.
+    The module is traced in eval mode by torch.export, and left unchanged. Operators without effect in eval mode are not
+    imported, such as stochastic depth; dropout is.
+
+    Permutations and reshapes make no layers. Activations of cubatch are (h, w, c), filters (k, r, s, c), and weights
+    after a flatten are reordered to match. An output that ends in a flatten has cubatch's order too.
 
     Args:
-        module: A torch.nn.Module of one input and one output, both tensors.
-        input_shape: Of one sample, as PyTorch has it: (channels, height, width), (tokens, channels) or (features,).
-        opaque: Keep operators without a layer as layers of known extents, bytes and FLOP, which can be planned and
-            predicted, but not run.
+        module: A torch.nn.Module with one input tensor and one output tensor.
+        input_shape: Shape of one sample in PyTorch: (channels, height, width), (tokens, channels) or (features,).
+        opaque: Import operators without a layer as layers of known extents, bytes and FLOP. Such a network can be
+            planned and predicted, but not run.
 
     Returns:
         Network: Its `weights` are copies, in float32.
 
     Raises:
-        UnsupportedOperator: If an operator has no layer, and opaque is False; names it and its place.
-        InvalidArgument: If it is no module, cannot be traced on that shape, or has another number of outputs.
+        UnsupportedOperator: If an operator has no layer, and opaque is False; it names the operator and its place.
+        InvalidArgument: If it is not a module, cannot be traced with that shape, or has another number of outputs.
         MissingDependency: If PyTorch is not installed.
 
     Example:
@@ -70,22 +70,17 @@ def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opa
     with _in_eval_mode(module), _with_momenta(torch, module):
         program = _exported(torch, module, shape)
     source = _Reader(torch, program, type(module).__name__).source((EXAMPLE_BATCH, *shape))
-    return Builder(source, RULES, keep if opaque else None).network()
+    return Builder(source, RULES, keep_opaque if opaque else None).network()
 
 
 def check_initialized(module: Any) -> None:
-    """
-    Refuse a module of which parameters have no shape yet.
-
-    Raises:
-        InvalidArgument: If it holds a lazy module that was never called.
-    """
+    """Raise InvalidArgument if the module holds a lazy module that was never called, whose parameters have no shape."""
     import torch
 
     tensors = [*module.named_parameters(), *module.named_buffers()]
     bare = [name for name, tensor in tensors if torch.nn.parameter.is_lazy(tensor)]
     if bare:
-        remedy = f"{bare[0]} has no shape yet: call the module once on a batch, as lazy modules want it."
+        remedy = f"{bare[0]} has no shape yet: call the module once on a batch."
         raise InvalidArgument("module", type(module).__name__, "initialized", remedy)
 
 
@@ -100,7 +95,7 @@ def _checked_shape(value: object) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _in_eval_mode(module: Any) -> Iterator[None]:
-    """Put all modules into eval mode, and each back afterwards."""
+    """Put all modules into eval mode, and restore their modes at the end."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -112,7 +107,7 @@ def _in_eval_mode(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_momenta(torch: Any, module: Any) -> Iterator[None]:
-    """Set the default momentum of batch norms without one in this context: a graph in eval mode has 0 for None."""
+    """Set the default momentum in batch norms without one, since a graph in eval mode has 0 for None."""
     norms = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - its only name
     bare = {name: part for name, part in module.named_modules() if isinstance(part, norms) and part.momentum is None}
     if bare:
@@ -131,7 +126,7 @@ def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
     like = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), torch.empty(0))
     example = torch.zeros((EXAMPLE_BATCH, *shape), dtype=like.dtype, device=like.device)
     try:
-        with warnings.catch_warnings(action="ignore"), fake_logs.silent():  # of operators that nobody runs
+        with warnings.catch_warnings(action="ignore"), fake_logs.silent():  # the traced operators do not run
             return torch.export.export(module, (example,), strict=False)
     except CubatchError:
         raise
@@ -140,34 +135,33 @@ def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
             "module",
             type(module).__name__,
             f"one that torch.export can trace on {EXAMPLE_BATCH} samples of shape {shape}",
-            f"It said {first_line(error)}.",
+            f"torch.export: {first_line(error)}.",
         ) from error
 
 
 class _Reader:
-    """Walks over a graph once, computes what depends on constants alone, and makes a step of the rest."""
+    """Reads a graph in order: computes nodes that depend on constants alone, and makes steps of the others."""
 
     def __init__(self, torch: Any, program: Any, name: str) -> None:
         self._torch, self._program, self._name = torch, program, name
-        self._known: dict[Any, Any] = {}  # nodes whose tensors do not depend on the input
-        self._now: dict[Any, str] = {}  # nodes that depend on it, and their values' names
-        self._trained: dict[Any, Parameters] = {}  # what is made of parameters, and of which
+        self._known: dict[Any, Any] = {}  # tensors of the nodes that do not depend on the input
+        self._values: dict[Any, str] = {}  # current value names of the nodes that depend on it
+        self._trained: dict[Any, Parameters] = {}  # parameters that a node depends on
         self._steps: list[Step] = []
-        self._several: dict[Any, tuple[Call, str, tuple[str, ...]]] = {}  # what gives several tensors, and what it read
-        self._within: dict[Any, tuple[Any, ...]] = {}  # what is a graph of its own, and the nodes that it gives
-        self._same: dict[Any, Any] = {}  # what such a graph reads, or gives, and the nodes that it is
+        self._several: dict[Any, tuple[Call, str, tuple[str, ...]]] = {}  # nodes with several results, and their reads
+        self._within: dict[Any, tuple[Any, ...]] = {}  # nodes that run a graph, and the output nodes of that graph
+        self._same: dict[Any, Any] = {}  # inputs and outputs of such graphs, and the nodes that they stand for
         self._begun: set[Any] = set()  # nodes that were read, or are being read
-        self._sharing: dict[Any, dict[Any, None]] = {}  # those of them that have their numbers in one storage, in order
+        self._sharing: dict[Any, dict[Any, None]] = {}  # nodes by the storage of their tensors, in order
         graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
         stacks = [(node.meta.get("nn_module_stack") or {}).values() for graph in graphs for node in graph.nodes]
         paths = {str(entry[0]).partition("@")[0] for stack in stacks for entry in stack}
         self._live = {node for graph in graphs for node in _live(graph)}
         self._changed = {_storage(node.args[0]) for graph in graphs for node in graph.nodes if _writes(node)}
-        self._parents = {path.rpartition(".")[0] for path in paths}  # modules that have modules
+        self._parents = {path.rpartition(".")[0] for path in paths}  # paths of modules with submodules
         self._input = ""
 
     def source(self, input_shape: tuple[int, ...]) -> Source:
-        """Read the graph."""
         signature = self._program.graph_signature
         held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         for node in self._program.graph.nodes:
@@ -179,7 +173,7 @@ class _Reader:
                 elif node.name in signature.inputs_to_lifted_tensor_constants:
                     self._known[node] = self._tensor(node, signature.inputs_to_lifted_tensor_constants[node.name])
                 else:
-                    self._input = self._now[node] = node.name
+                    self._input = self._values[node] = node.name
                 self._begin(node)
             elif node.op == "call_function":
                 self._read(node)
@@ -190,61 +184,64 @@ class _Reader:
         )
 
     def _tensor(self, node: Any, name: str) -> Any:
-        """Return what a module holds: a copy of what may be changed in place, but no second one of all its weights."""
-        found = self._program.state_dict.get(name)
-        if found is None:
-            found = self._program.constants[name]
-        is_kept = isinstance(found, self._torch.nn.Parameter) and _storage(node) not in self._changed
-        return found.detach() if is_kept else found.detach().clone()
+        """Return a tensor of the module; a copy unless it is a parameter that nothing changes in place."""
+        tensor = self._program.state_dict.get(name)
+        if tensor is None:
+            tensor = self._program.constants[name]
+        is_constant = isinstance(tensor, self._torch.nn.Parameter) and _storage(node) not in self._changed
+        return tensor.detach() if is_constant else tensor.detach().clone()
 
     def _output(self, node: Any) -> str:
         signature = self._program.graph_signature
         names = list(signature.user_outputs)
-        found = [each for each in node.all_input_nodes if each.name in names]
-        if len(found) == 1 and found[0] in self._known:
+        outputs = [each for each in node.all_input_nodes if each.name in names]
+        if len(outputs) == 1 and outputs[0] in self._known:
             raise InvalidArgument("module", self._name, "one whose output depends on its input")
-        if len(names) != 1 or len(found) != 1 or found[0] not in self._now:
+        if len(names) != 1 or len(outputs) != 1 or outputs[0] not in self._values:
             raise InvalidArgument(
                 "module", self._name, f"one with a single tensor as its output, not {len(names)}", "Wrap it in another."
             )
-        return self._now[found[0]]
+        return self._values[outputs[0]]
 
     def _read(self, node: Any) -> None:
-        """Compute a node's constant, or note its step, or those of the graph that it stands for."""
+        """Compute a constant node, or append the steps of any other."""
         self._begin(node)
         if str(node.target) in _WRAPS:
             self._read_within(node)
         elif node.target is operator.getitem and node.args[0] in self._within:
             self._stand_for(node, self._within[node.args[0]][node.args[1]])
-        elif not self._is_computed(node):
-            self._note(node)
+        elif not self._fold(node):
+            self._append(node)
 
-    def _is_computed(self, node: Any) -> bool:
-        """Compute what depends on no input, and is the same in every run."""
-        meant = node.meta.get("val")
-        if isinstance(meant, self._torch.Tensor) and not meant.numel():  # what holds nothing depends on nothing
-            self._known[node] = self._torch.empty(meant.shape, dtype=meant.dtype, device=meant.device)
+    def _fold(self, node: Any) -> bool:
+        """Compute a node that does not depend on the input and is not random; return whether it was one."""
+        result = node.meta.get("val")
+        if isinstance(result, self._torch.Tensor) and not result.numel():  # an empty tensor depends on nothing
+            self._known[node] = self._torch.empty(result.shape, dtype=result.dtype, device=result.device)
             return True
         stand_in = {node.args[0]: self._torch.empty(0)} if _operator(node) in _ONLY_TYPED_BY else {}
         is_known = all(each in self._known or each in stand_in for each in node.all_input_nodes)
         if not is_known or Call(self._torch, node, self._known).is_random:
             return False
         arguments = self._torch.fx.node.map_arg((node.args, node.kwargs), (self._known | stand_in).__getitem__)
-        found = self._known[node] = node.target(*arguments[0], **arguments[1])
-        if not isinstance(found, self._torch.Tensor) or found.is_floating_point():
+        value = self._known[node] = node.target(*arguments[0], **arguments[1])
+        if not isinstance(value, self._torch.Tensor) or value.is_floating_point():
             counted = set() if _operator(node) in _ONLY_SHAPED_BY else set(node.all_input_nodes) - stand_in.keys()
             self._trained[node] = united(self._trained, counted)
         return True
 
-    def _note(self, node: Any) -> None:
-        """Note the step of a node, and what it writes in place for those that read it later."""
-        base, name, meant = _operator(node), f"{node.name}.{len(self._steps)}", node.meta.get("val")
+    def _append(self, node: Any) -> None:
+        """Append the step of a node, and update the nodes that share memory with what it writes in place."""
+        base, name = _operator(node), f"{node.name}.{len(self._steps)}"
         call, is_counted = Call(self._torch, node, self._known), True
-        reads = tuple(self._now[each] for each in call.values if each in self._now)
-        if not isinstance(meant, self._torch.Tensor):
-            self._several[node] = call, base, reads  # each of them is a step
+        reads = tuple(self._values[each] for each in call.values if each in self._values)
+        if not isinstance(node.meta.get("val"), self._torch.Tensor):
+            self._several[node] = call, base, reads  # each result becomes a step
             return
-        kind, constants, options = of_one(OPERATORS[base](call), len(reads)) if base in OPERATORS else ("", {}, {})
+        meaning: Meaning = ("", {}, {})
+        if base in OPERATORS:
+            meaning = single_input(OPERATORS[base](call), len(reads))
+        kind, constants, options = meaning
         if not reads:  # and could not be computed
             reason = "it draws random numbers" if call.is_random else "it depends on the input by numbers, not tensors"
             kind, constants, options = unlike(reason)
@@ -267,16 +264,16 @@ class _Reader:
                 weights=sum(size for _, size in united(self._trained, call.read)) if is_counted else 0,
             )
         )  # fmt: skip
-        self._now[node] = name
-        for each in written:  # whoever reads these later reads what was written
+        self._values[node] = name
+        for each in written:  # later steps read the new contents
             self._known.pop(each, None)
         if written:
-            self._now[written[0]] = name
+            self._values[written[0]] = name
         for each in written[1:]:
             self._read_again(each)
 
     def _read_within(self, node: Any) -> None:
-        """Read the graph that a node runs on its last arguments as if its nodes were in this one."""
+        """Read the graph that a node runs on its last arguments as if its nodes were part of this one."""
         place = next(index for index, argument in enumerate(node.args) if getattr(argument, "op", "") == "get_attr")
         given = iter(node.args[place + 1 :])
         for each in getattr(node.graph.owning_module, node.args[place].target).graph.nodes:
@@ -288,16 +285,16 @@ class _Reader:
                 self._within[node] = each.args[0]
 
     def _stand_for(self, node: Any, other: Any) -> None:
-        """Let a node be what another one is, in a graph around it or within."""
+        """Identify a node with one of the graph around it or within it."""
         self._begin(node)
         self._same[node] = other
-        tables: tuple[dict[Any, Any], ...] = (self._known, self._now, self._trained)
+        tables: tuple[dict[Any, Any], ...] = (self._known, self._values, self._trained)
         for held in tables:
             if other in held:
                 held[node] = held[other]
 
     def _counted(self, node: Any) -> Any:
-        """Give that of several results which has the FLOP and parameters of all: the first that makes a difference."""
+        """Return the one of several results that carries the FLOP and parameters of all: the first live one."""
         return next((each for each in node.users if each in self._live), None)
 
     def _begin(self, node: Any) -> None:
@@ -306,7 +303,7 @@ class _Reader:
             self._sharing.setdefault(storage, {})[node] = None
 
     def _written(self, node: Any) -> list[Any]:
-        """Return the nodes that share what a node writes in place, itself the last, where one of them is read later."""
+        """Return the nodes that share memory with what a node writes in place, if a later node reads one of them."""
         if not _writes(node):
             return []
         sharing: list[Any] = next((list(each) for each in self._sharing.values() if node in each), [])
@@ -314,11 +311,11 @@ class _Reader:
         return sharing if is_seen else []
 
     def _read_again(self, node: Any) -> None:
-        """Read anew what shares its numbers with what was written in place."""
+        """Read a node again whose storage was modified in place."""
         if node in self._same:
             self._stand_for(node, self._same[node])
         elif _writes(node):
-            self._now[node] = self._now[node.args[0]]
+            self._values[node] = self._values[node.args[0]]
         else:
             if node.target is operator.getitem:
                 self._known.pop(node.args[0], None)
@@ -326,7 +323,7 @@ class _Reader:
             self._read(node)
 
     def _place(self, node: Any) -> str:
-        """Return the path of the module that a node is in, and what the node does where the module does more."""
+        """Return the path of a node's module; with the name of the operation if the module has submodules."""
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = str(stack[-1][0]).partition("@")[0] if stack else ""
         short: str = node.name.rstrip("_0123456789") or node.name
@@ -336,21 +333,21 @@ class _Reader:
 
 
 def _live(graph: Any) -> set[Any]:
-    """Return the nodes on which what a graph gives depends."""
-    found: set[Any] = set()
+    """Return the nodes that the outputs of a graph depend on."""
+    live: set[Any] = set()
     due = [node for node in graph.nodes if node.op == "output"]
     while due:
         node = due.pop()
-        if node not in found:
-            found.add(node)
+        if node not in live:
+            live.add(node)
             due += node.all_input_nodes
-    return found
+    return live
 
 
 def _storage(node: Any) -> int | None:
-    """Return a number for what holds the numbers of a node's tensor; None where it gives no tensor."""
-    meant: Any = getattr(node, "meta", {}).get("val")
-    return meant.untyped_storage()._cdata if hasattr(meant, "untyped_storage") else None  # noqa: SLF001 - its only name
+    """Return the identity of the storage of a node's tensor; None where its result is not a tensor."""
+    value: Any = getattr(node, "meta", {}).get("val")
+    return value.untyped_storage()._cdata if hasattr(value, "untyped_storage") else None  # noqa: SLF001 - its only name
 
 
 def _writes(node: Any) -> bool:
@@ -360,7 +357,7 @@ def _writes(node: Any) -> bool:
 
 
 def _is_all_of(node: Any, other: Any) -> bool:
-    """Whether two nodes that share their numbers have all the same, in the same order."""
+    """Whether two nodes that share a storage have the same elements in the same order."""
     first, second = (
         (each.shape, each.stride(), each.storage_offset()) for each in (node.meta["val"], other.meta["val"])
     )
@@ -368,5 +365,5 @@ def _is_all_of(node: Any, other: Any) -> bool:
 
 
 def _operator(node: Any) -> str:
-    """Return what a node calls, whichever form of it: "aten.add" of "aten.add.Tensor"."""
+    """Return the operator of a node without its overload: "aten.add" of "aten.add.Tensor"."""
     return str(node.target).rpartition(".")[0]

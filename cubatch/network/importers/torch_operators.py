@@ -1,4 +1,4 @@
-"""What each operator of PyTorch's graphs is in the builder's words; `OPERATORS` is the list of those that are known."""
+"""The known operators of PyTorch's graphs (`OPERATORS`), each in the builder's terms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Call:
         given = {argument.name: argument.default_value for argument in schema}
         given.update(zip(given, node.args, strict=False))
         self._arguments = {**given, **node.kwargs}
-        self.read: list[Any] = []  # what it reads, in order, also twice
+        self.read: list[Any] = []  # the nodes that it reads, in order, with repetitions
         torch.fx.node.map_arg((node.args, node.kwargs), self.read.append)
         self.values = [each for each in self.read if each not in known]
 
@@ -39,17 +39,16 @@ class Call:
         return self._arguments[name]
 
     def option(self, name: str, default: Any) -> Any:
-        """Return an argument that not every form of the operator has."""
+        """Return an argument that not every overload of the operator has."""
         return self._arguments.get(name, default)
 
     def constant(self, name: str) -> Any:
         """Return an argument that does not depend on the network's input: a tensor, a number or None."""
-        found = self._arguments.get(name)
-        return found if found is None or isinstance(found, int | float) else self._known.get(found)
+        return self.known(self._arguments.get(name))
 
-    def known(self, node: Any) -> Any:
-        """Return the tensor of a node that does not depend on the network's input, else None."""
-        return self._known.get(node)
+    def known(self, argument: Any) -> Any:
+        """Return a number or None as it is; of a node its tensor, None where it depends on the network's input."""
+        return argument if argument is None or isinstance(argument, int | float) else self._known.get(argument)
 
     def is_value(self, name: str) -> bool:
         """Whether an argument depends on the network's input."""
@@ -66,9 +65,9 @@ class Call:
 
     @property
     def is_random(self) -> bool:
-        """Whether the result is another in each run; dropout and the like say whether they drop."""
-        told = [self._arguments[name] for name in ("train", "training", "dropout_p") if name in self._arguments]
-        return self._seeded in getattr(self._node.target, "tags", ()) and all(told)
+        """Whether the result differs in each run; dropout and similar operators have arguments that enable it."""
+        enabled = [self._arguments[name] for name in ("train", "training", "dropout_p") if name in self._arguments]
+        return self._seeded in getattr(self._node.target, "tags", ()) and all(enabled)
 
     @property
     def is_floating(self) -> bool:
@@ -82,26 +81,25 @@ class Call:
 
     @property
     def flop(self) -> int:
-        """FLOP of a matrix product of the whole batch, 0 of all else."""
+        """FLOP of a matrix product for the whole batch; 0 for all other operators."""
         name = str(self._node.target).rpartition(".")[0].removeprefix("aten.")
-        found = [getattr(each.meta.get("val"), "shape", ()) for each in self.read]
-        shapes = [tuple(map(int, shape)) for shape in found]
+        shapes = [tuple(map(int, getattr(each.meta.get("val"), "shape", ()))) for each in self.read]
         if name in {"matmul", "bmm", "mm", "linear"}:
             return 2 * shapes[0][-1] * math.prod(self.result_shape)
         if name in {"addmm", "baddbmm"}:
             return 2 * shapes[-1][-2] * math.prod(self.result_shape)
-        if name in _CONVOLUTIONS:  # each output meets the whole window, or where it is transposed each input
-            meeting = shapes[0] if "transpose" in name else self.result_shape
-            return 2 * math.prod(shapes[1][1:]) * math.prod(meeting)
+        if name in _CONVOLUTIONS:  # each output is a product with the whole window; if transposed, each input
+            positions = shapes[0] if "transpose" in name else self.result_shape
+            return 2 * math.prod(shapes[1][1:]) * math.prod(positions)
         if name == "scaled_dot_product_attention":
             return 4 * math.prod(shapes[0]) * shapes[1][-2]
         if name in _OF_ROWS:
-            return 2 * math.prod(shapes[0][:-1]) * self._met(name, shapes)
+            return 2 * math.prod(shapes[0][:-1]) * self._factors_of_row(name, shapes)
         return einsum_flop(self["equation"], shapes) if name == "einsum" else 0
 
-    def _met(self, name: str, shapes: list[tuple[int, ...]]) -> int:
-        """Count the factors that each row of the first input meets: each position of each sample."""
-        if name == "bilinear":  # all matrices, and what comes of each then the second input
+    def _factors_of_row(self, name: str, shapes: list[tuple[int, ...]]) -> int:
+        """Count the weights that each row of the first input (a position of a sample) is multiplied by."""
+        if name == "bilinear":  # a product with each matrix, then one of each result with the second input
             outputs, _, second = shapes[2]
             return math.prod(shapes[2]) + outputs * second
         if name.endswith("_cell"):
@@ -110,11 +108,10 @@ class Call:
 
     @staticmethod
     def array(tensor: Any) -> np.ndarray[Any, Any]:
-        """Return a constant as NumPy's, in float32."""
-        if isinstance(tensor, int | float):
-            return np.asarray(tensor, dtype=np.float32)
-        found: np.ndarray[Any, Any] = tensor.detach().float().cpu().numpy()
-        return found
+        """Return a constant as a NumPy array in float32."""
+        if not isinstance(tensor, int | float):
+            tensor = tensor.detach().float().cpu().numpy()
+        return np.asarray(tensor, dtype=np.float32)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -236,10 +233,6 @@ def _concat(call: Call) -> Meaning:
     return ("concat" if len(call.values) > 1 else "identity"), {}, {"axis": call["dim"]}
 
 
-def _select(call: Call) -> Meaning:
-    return "select", {}, {"axis": call["dim"], "index": call["index"]}
-
-
 def _slice(call: Call) -> Meaning:
     if call.result_shape == call.shape("self"):
         return "identity", {}, {}
@@ -256,16 +249,11 @@ def _narrow(call: Call) -> Meaning:
 
 
 def _attention(call: Call) -> Meaning:
-    told = {name: call.option(name, None) for name in ("attn_mask", "is_causal", "scale", "enable_gqa")}
-    if any(told.values()):
+    if any(call.option(name, None) for name in ("attn_mask", "is_causal", "scale", "enable_gqa")):
         return unlike("it has a mask, or a scale of its own")
     if call.option("dropout_p", 0):
         return unlike("it drops some of its weights, in evaluation, too")
     return "attention", {}, {}
-
-
-def _softmax(call: Call) -> Meaning:
-    return "softmax", {}, {"axis": call["dim"]}
 
 
 def _gelu(call: Call) -> Meaning:
@@ -309,8 +297,9 @@ def _pad(call: Call) -> Meaning:
     return "pad", {}, {"pad": (top, bottom, left, right)}
 
 
-def _plain(kind: str) -> Callable[[Call], Meaning]:
-    return lambda _: (kind, {}, {})
+def _plain(kind: str, **arguments: str) -> Callable[[Call], Meaning]:
+    """Return the meaning of calls whose options are arguments, by name."""
+    return lambda call: (kind, {}, {option: call[name] for option, name in arguments.items()})
 
 
 def part(call: Call, name: str, number: int) -> Meaning:
@@ -327,8 +316,7 @@ def _cast(call: Call) -> Meaning:
     return ("identity", {}, {}) if call.is_floating else unlike("it rounds to whole numbers")
 
 
-SEVERAL = frozenset({"aten.unbind", "aten.chunk", "aten.split", "aten.split_with_sizes"})
-"""Operators that cut a tensor up, of which each part is known."""
+SEVERAL = frozenset({"aten.unbind", "aten.chunk", "aten.split", "aten.split_with_sizes"})  # each result is a part
 
 _BY_KIND: dict[Callable[[Call], Meaning], tuple[str, ...]] = {
     _conv: ("conv2d",),
@@ -349,13 +337,13 @@ _BY_KIND: dict[Callable[[Call], Meaning], tuple[str, ...]] = {
     _plain("sigmoid"): ("sigmoid", "sigmoid_"),
     _plain("silu"): ("silu", "silu_"),
     _gelu: ("gelu", "gelu_"),
-    _softmax: ("softmax", "_softmax"),
+    _plain("softmax", axis="dim"): ("softmax", "_softmax"),
     _dropout: ("dropout", "dropout_", "feature_dropout", "feature_dropout_"),
     _joined("add"): ("add", "add_"),
     _joined("mul"): ("mul", "mul_"),
     _concat: ("cat", "concat"),
     _attention: ("scaled_dot_product_attention",),
-    _select: ("select",),
+    _plain("select", axis="dim", index="index"): ("select",),
     _slice: ("slice",),
     _narrow: ("narrow",),
     _pad: ("pad", "constant_pad_nd"),
@@ -368,4 +356,3 @@ _BY_KIND: dict[Callable[[Call], Meaning], tuple[str, ...]] = {
 OPERATORS: dict[str, Callable[[Call], Meaning]] = {
     f"aten.{name}": meaning for meaning, names in _BY_KIND.items() for name in names
 }
-"""The operators that have a meaning for us."""

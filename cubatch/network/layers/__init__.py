@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cubatch.network.layer import Layer
-from cubatch.network.layers.activations import (
+from cubatch.network.layers.activation_layers import (
     GELU,
     Dropout,
     HardSigmoid,
@@ -15,10 +15,10 @@ from cubatch.network.layers.activations import (
     Softmax,
 )
 from cubatch.network.layers.joining import Add, Concat, Flatten, Scale, Slice
-from cubatch.network.layers.norm import BatchNorm2d, LayerNorm, LayerScale
-from cubatch.network.layers.opaque import Opaque
-from cubatch.network.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
-from cubatch.network.layers.products import Conv2d, Linear
+from cubatch.network.layers.norm_layers import BatchNorm2d, LayerNorm, LayerScale
+from cubatch.network.layers.opaque_layer import Opaque
+from cubatch.network.layers.pooling_layers import AvgPool2d, GlobalAvgPool, MaxPool2d
+from cubatch.network.layers.product_layers import Conv2d, Linear
 from cubatch.network.layers.transformer import Attention, ClassToken, Tokens
 
 __all__ = [

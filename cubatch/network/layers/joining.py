@@ -1,4 +1,4 @@
-"""Layers that bring values together, take them apart, or give them another shape."""
+"""Layers that join values, cut them, or change their shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cubatch.network.passes import Pass
 
 @attrs.frozen(kw_only=True)
 class Flatten(Layer):
-    """(h, w, c) -> (1, 1, h w c): the same memory under another shape."""
+    """(h, w, c) -> (1, 1, h w c): the same memory with another shape."""
 
     type: ClassVar[str] = "flatten"
     aliases_input: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class Flatten(Layer):
         return 1, 1, math.prod(self.input_shape)
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:  # noqa: ARG002
-        """Nothing moves."""
+        """No elements."""
         return 0
 
 
@@ -38,7 +38,7 @@ class Add(Layer):
     Sum of layers of one shape.
 
     Attributes:
-        count: How many are added; inferred in a network.
+        count: Number of inputs; inferred in a network.
     """
 
     type: ClassVar[str] = "add"
@@ -54,7 +54,7 @@ class Add(Layer):
         return (self.input_shape,) * self.count
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Fill in the extents; all inputs must have the same."""
+        """Return the layer with these extents, which must be equal."""
         for other in shapes[1:]:
             if other != shapes[0]:
                 raise InvalidSpec("inputs", list(self.inputs or ()), f"of one shape, not {shapes[0]} and {other}")
@@ -85,7 +85,7 @@ class Concat(Layer):
             check_integer(item, attribute.name, 1)
 
     def check(self) -> None:
-        """Check that the parts add up."""
+        """Check that the channels of the inputs add up."""
         if self.channels is None or sum(self.channels) != self.c:
             raise InvalidSpec("channels", self.channels, f"given, with the sum c={self.c}")
 
@@ -96,7 +96,7 @@ class Concat(Layer):
         return tuple((h, w, c) for c in self.channels or ())
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Fill in the extents; height and width must be equal."""
+        """Return the layer with these extents, whose height and width must be equal."""
         for other in shapes[1:]:
             if other[:2] != shapes[0][:2]:
                 names = list(self.inputs or ())
@@ -114,8 +114,8 @@ class Slice(Layer):
     A range of the channels: (h, w, c) -> (h, w, end - start).
 
     Attributes:
-        start: First channel that it gives on, from 0.
-        end: Channel after the last that it gives on.
+        start: First channel of the range, from 0.
+        end: Channel after the last of the range.
     """
 
     type: ClassVar[str] = "slice"
@@ -123,7 +123,7 @@ class Slice(Layer):
     end: int = field(converter=whole, validator=at_least(1))
 
     def check(self) -> None:
-        """Check that the range holds a channel, and only channels that there are."""
+        """Check that the range is not empty and within the channels of the input."""
         if self.end > self.input_shape[2]:
             raise InvalidSpec("end", self.end, f"at most {self.input_shape[2]}, the channels of its input")
         if self.start >= self.end:
@@ -141,7 +141,7 @@ class Slice(Layer):
         return self.start, self.end
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:
-        """Forward nobody reads the other channels; backward, for a range alone, their gradient of zero is written."""
+        """Return the elements: forward those of the range; backward also zeros for the other channels."""
         if pass_ is Pass.FPROP:
             return 2 * batch_size * math.prod(self.output_shape)
         return super().traffic(pass_, batch_size)
@@ -149,7 +149,7 @@ class Slice(Layer):
 
 @attrs.frozen(kw_only=True)
 class Scale(Layer):
-    """Its first input times its second, a (1, 1, c) factor per sample and channel: squeeze-and-excite."""
+    """First input times the second, a (1, 1, c) factor per sample and channel: squeeze-and-excite."""
 
     type: ClassVar[str] = "scale"
     arity: ClassVar[tuple[int, int]] = (2, 2)
@@ -161,7 +161,7 @@ class Scale(Layer):
         return self.input_shape, (1, 1, self.input_shape[2])
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Fill in the extents; the factor must be (1, 1, c)."""
+        """Return the layer with these extents; the factor must be (1, 1, c)."""
         if len(shapes) == 2 and shapes[1] != (1, 1, shapes[0][2]):  # noqa: PLR2004
             raise InvalidSpec("inputs", list(self.inputs or ()), f"{shapes[0]} and (1, 1, {shapes[0][2]})")
         return super().with_inputs(shapes)

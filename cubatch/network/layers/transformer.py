@@ -1,4 +1,4 @@
-"""What a vision transformer has beyond products and norms."""
+"""Layers of vision transformers: tokens, class token, attention."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from attrs import field
 from cubatch.errors import InvalidSpec
 from cubatch.network.extents import Extents, at_least, check_flag, whole
 from cubatch.network.layer import Layer
-from cubatch.network.layers.products import Linear
+from cubatch.network.layers.product_layers import Linear
 from cubatch.network.passes import Gemm, Pass
 
 
 @attrs.frozen(kw_only=True)
 class Tokens(Layer):
     """
-    Pixels to tokens, as a vision transformer begins: (h, w, c) -> (h w + 1, 1, c).
+    Pixels to tokens: (h, w, c) -> (h w + 1, 1, c).
 
-    A learned class token is put in front and a learned position embedding is added.
+    A learned class token is put in front, and a learned position embedding is added.
     """
 
     type: ClassVar[str] = "tokens"
@@ -39,7 +39,7 @@ class Tokens(Layer):
 
 @attrs.frozen(kw_only=True)
 class ClassToken(Layer):
-    """The first token alone: (tokens, 1, c) -> (1, 1, c)."""
+    """The first token: (tokens, 1, c) -> (1, 1, c)."""
 
     type: ClassVar[str] = "class_token"
 
@@ -80,12 +80,12 @@ class Attention(Layer):
 
     @property
     def projections(self) -> tuple[Linear, ...]:
-        """The linear layers that it begins and ends with: to queries, keys and values, and of what was mixed."""
+        """The linear layers to queries, keys and values, and of the output."""
         h, w, c = self.input_shape
         return tuple(Linear(h=h, w=w, c=c, k=k, bias=self.bias) for k in (3 * c, c))
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Return the two projections, and the two products between tokens (whose gradients are products of both)."""
+        """Return the products of both projections, and the two between tokens."""
         h, w, c = self.input_shape
         tokens, head, count = h * w, c // self.heads, batch_size * self.heads
         projected = tuple(gemm for linear in self.projections for gemm in linear.gemms(pass_, batch_size))
@@ -94,11 +94,11 @@ class Attention(Layer):
             return projected
         if pass_ is Pass.FPROP:
             return *projected, scores, mixed
-        # Queries, keys and values each have a gradient of the mixing form, the weights one of the scoring form.
+        # Gradients of queries, keys and values are products like `mixed`, that of the weights is one like `scores`.
         return *projected, scores, mixed, mixed, mixed
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Keep queries, keys and values, the attention weights and the mixed values."""
+        """Queries, keys and values, the attention weights, and the mixed values."""
         h, w, c = self.input_shape
         tokens = h * w
         return {"qkv": (3 * tokens * c, 0), "weights": (self.heads * tokens * tokens, 0), "mixed": (tokens * c, 0)}

@@ -1,1 +1,1 @@
-"""How the named networks are drawn up, family by family; `table` lists them."""
+"""Definitions of the named networks, by family; `table` lists them."""

@@ -1,4 +1,4 @@
-"""Networks whose layers stand in a row, and GoogLeNet, whose blocks do."""
+"""Networks without skip connections: MLP, small networks for digits, AlexNet, VGG, GoogLeNet, and a Go network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cubatch.network.sketches.sketch import Sketch
 
 
 def mlp(net: Sketch) -> None:
-    """Five linear layers; what has height and width is flattened first."""
+    """Five linear layers, after a flatten where the input has height or width."""
     if net.shape[:2] != (1, 1):
         net.add("flatten", Flatten)
     net.dense(100, 100, 100, 100)
@@ -84,7 +84,7 @@ _INCEPTIONS: tuple[tuple[str, tuple[int, int, int, int, int, int]], ...] = (
 
 
 def googlenet(net: Sketch) -> None:
-    """GoogLeNet as in torchvision: batch normalised, and 3 x 3 filters where the paper has 5 x 5."""
+    """GoogLeNet as in torchvision: with batch norms, and 3 x 3 filters instead of the paper's 5 x 5."""
 
     def conv(name: str, k: int, size: int, *inputs: str, **values: Any) -> str:
         net.conv_norm(name, k, size, *inputs, norm={"eps": 0.001}, **values)

@@ -53,7 +53,9 @@ def mobilenet_v3_large(net: Sketch) -> None:
             conv(f"{block}.expand", expanded, 1, act)
         path = conv(f"{block}.depthwise", expanded, size, act, stride=stride, groups=expanded)
         if squeezed:
-            net.squeeze_excite(f"{block}.se", path, expanded, _to_eighths(expanded / 4), ReLU, HardSigmoid)
+            net.squeeze_excite(
+                f"{block}.se", path, width=expanded, squeezed=_to_eighths(expanded / 4), act=ReLU, gate=HardSigmoid
+            )
         path = net.conv_norm(f"{block}.project", width, 1, norm=norm)
         last = net.add(f"{block}.add", Add, path, last) if stride == 1 and width == width_in else path
         width_in = width
@@ -66,7 +68,7 @@ def mobilenet_v3_large(net: Sketch) -> None:
 
 
 def _to_eighths(channels: float) -> int:
-    """Round to the nearest multiple of 8, never losing more than a tenth: how the MobileNets round widths."""
+    """Round a width as MobileNets do: to the nearest multiple of 8, without losing more than a tenth."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 
@@ -98,7 +100,7 @@ def efficientnet_b0(net: Sketch) -> None:
             if expansion > 1:
                 conv(f"{block}.expand", expanded, 1)
             path = conv(f"{block}.depthwise", expanded, size, stride=stride, groups=expanded)
-            net.squeeze_excite(f"{block}.se", path, expanded, width_in // 4, SiLU, Sigmoid)
+            net.squeeze_excite(f"{block}.se", path, width=expanded, squeezed=width_in // 4, act=SiLU, gate=Sigmoid)
             path = net.conv_norm(f"{block}.project", width, 1, norm={})
             last = net.add(f"{block}.add", Add, path, last) if stride == 1 and width == width_in else path
             width_in = width

@@ -1,4 +1,4 @@
-"""Networks of convolutions whose blocks add to what they read, or stand beside it: ResNet, DenseNet, ConvNeXt."""
+"""Networks of convolutions with skip connections: ResNet, DenseNet, ConvNeXt."""
 
 from __future__ import annotations
 

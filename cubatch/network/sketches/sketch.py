@@ -1,9 +1,9 @@
 """
-A network while it is drawn up.
+The builder of named networks.
 
-Definitions are torchvision's and timm's, without auxiliary heads, so that their published counts
-of parameters and multiply-adds can be checked against ours; layer names follow theirs.  Every
-network ends in its logits: training adds the loss, and inference needs no softmax to be timed.
+Definitions and layer names are those of torchvision and timm, without auxiliary heads. So their published counts of
+parameters and multiply-adds apply. Every network ends in its logits: training adds the loss, and inference needs no
+softmax.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from cubatch.network.layers import AvgPool2d, BatchNorm2d, Conv2d, GlobalAvgPool
 
 
 class Sketch:
-    """A network while it is drawn up; each method adds layers and returns the name of the last."""
+    """A network under construction; each method adds layers and returns the name of the last."""
 
     def __init__(self, shape: Extents, name: str, classes: int) -> None:
         self.shape, self.name, self.classes = shape, name, classes
         self.layers: list[Layer] = []
 
     def add(self, name: str, kind: type[Layer], *inputs: str, **values: Any) -> str:
-        """Add a layer that reads the named ones, or the one before."""
+        """Add a layer that reads the named layers, or the one before."""
         self.layers.append(kind(name=name, inputs=inputs or None, **values))
         return name
 
     def conv(self, name: str, k: int, size: int, *inputs: str, **values: Any) -> str:
-        """Add a square convolution that keeps the extents unless told otherwise."""
+        """Add a square convolution, by default padded to keep the extents."""
         return self.add(name, Conv2d, *inputs, **{"k": k, "r": size, "s": size, "pad": size // 2, **values})
 
     def conv_norm(self, name: str, k: int, size: int, *inputs: str, norm: dict[str, float], **values: Any) -> str:
-        """Add a convolution without bias, and the batch normalisation that makes one superfluous."""
+        """Add a convolution without bias, and a batch norm."""
         self.conv(f"{name}.conv", k, size, *inputs, bias=False, **values)
         return self.add(f"{name}.bn", BatchNorm2d, **norm)
 
     @property
     def output_shape(self) -> Extents:
-        """(h, w, c) behind the layers so far."""
+        """(h, w, c) after the layers so far."""
         return Network(input_shape=self.shape, layers=self.layers).output_shape
 
     def pool_to(self, extent: int) -> None:
@@ -59,9 +59,9 @@ class Sketch:
         self.add(f"fc{len(widths) + 1}", Linear, k=self.classes)
 
     def squeeze_excite(
-        self, name: str, path: str, width: int, squeezed: int, act: type[Layer], gate: type[Layer]
+        self, name: str, path: str, *, width: int, squeezed: int, act: type[Layer], gate: type[Layer]
     ) -> str:
-        """Scale each channel of `path` by a gate that two small layers make of its mean."""
+        """Scale each channel of `path` by a gate that two small layers compute from its mean."""
         self.add(f"{name}.avgpool", GlobalAvgPool)
         self.conv(f"{name}.fc1", squeezed, 1)
         self.add(f"{name}.act", act)

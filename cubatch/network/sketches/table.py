@@ -1,4 +1,4 @@
-"""The named networks, each with how it is drawn up."""
+"""The named networks."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ SKETCHES: dict[str, tuple[Callable[[Sketch], None], Extents, int | None]] = {
     "vit-base": _imagenet(functools.partial(transformers.vision_transformer, width=768, heads=12)),
     "go-net": (chains.go_net, (19, 19, 128), None),
 }
-"""How each network is drawn up, the input it was made for, and its usual number of classes."""
+"""Function that builds each network, its usual input shape, and its usual number of classes."""

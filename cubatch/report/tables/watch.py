@@ -19,7 +19,7 @@ def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
     Return the table of the GPUs.
 
     Args:
-        gpus: Records of `hardware.watch.Seen`, in JSON form.
+        gpus: Records of `hardware.gpu_history.GpuRecord`, in JSON form.
         title: Title of the table.
     """
     rows = [_row(gpu, gpu["now"], gpu["peaks"]) for gpu in gpus]

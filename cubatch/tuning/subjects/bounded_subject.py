@@ -12,7 +12,7 @@ import attrs
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.frameworks import page_faults
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.runner import LearnsMemory, RunnerFactory
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain

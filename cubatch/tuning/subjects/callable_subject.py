@@ -8,7 +8,7 @@ from collections.abc import Callable
 import attrs
 
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure import clocks
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.records import Measured

@@ -13,8 +13,8 @@ from cubatch.frameworks import heap, module_worker
 from cubatch.frameworks.module_source import ModuleSource
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.frameworks.torch_module import check_kind
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
-from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory
@@ -83,7 +83,7 @@ class NamedModuleSubject(BoundedSubject):
         request.goal.check_device(resolved)
         return cls(
             name=name, library="torch", device=resolved, mode=kind["mode"], optimizer=kind["optimizer"],
-            memory=hardware_room.memory_limit(resolved, request.memory_limit), seed=request.limits.seed,
+            memory=hardware_memory.memory_limit(resolved, request.memory_limit), seed=request.limits.seed,
             budget=request.limits.budget, accumulate=kind["accumulate"], inputs=inputs, kind=dict(kind),
             sources=tuple(sources),
         )  # fmt: skip

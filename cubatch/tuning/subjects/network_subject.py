@@ -14,10 +14,10 @@ from cubatch.engine import layers
 from cubatch.errors import CubatchError, InvalidArgument, StoreError
 from cubatch.estimate import on_sms, roofline
 from cubatch.hardware import arithmetic
-from cubatch.hardware import room as hardware_room
+from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware.device_list import resolve_devices
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
-from cubatch.hardware.several import several
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.kernels import choice
 from cubatch.measure import kernel_context
 from cubatch.measure.ranks_runner import EXCHANGE_STEPS
@@ -195,7 +195,7 @@ class NetworkSubject(Subject):
             flops_per_sample=work.spec.flops(work.mode),
             roofline_seconds={n: seconds for n, seconds in floors.items() if seconds is not None},
             layers=rows,
-            device_bytes={n: device_bytes(work, n, self.memory.reserve_bytes) for n in sizes},
+            device_bytes={n: device_bytes(work, n, self.memory.overhead_bytes) for n in sizes},
         )
 
     def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:
@@ -226,13 +226,13 @@ def memory_limit(devices: Sequence[Device] | None, device: Device, requested: in
     Args:
         devices: Those that share a step; None for `device` alone.
         device: The first of them.
-        requested: As for `hardware.room.memory_limit`.
+        requested: As for `hardware.memory_limit`.
     """
     if devices is None:
-        return hardware_room.memory_limit(device, requested)
-    least = min((hardware_room.memory_limit(each, requested) for each in devices), key=lambda limit: limit.bytes)
+        return hardware_memory.memory_limit(device, requested)
+    least = min((hardware_memory.memory_limit(each, requested) for each in devices), key=lambda limit: limit.bytes)
     if device.kind == "cpu":
-        share = hardware_room.memory_limit(device).bytes // len(devices)
+        share = hardware_memory.memory_limit(device).bytes // len(devices)
         if share < least.bytes:
             reason = f"{len(devices)} ranks share what is free"
             return attrs.evolve(least, bytes=share, note=reason, is_lowered=requested is not None)
@@ -243,7 +243,7 @@ def _sharing(
     devices: int | Sequence[Device | str] | None, device: Device | str | None, mode: str
 ) -> tuple[Device, ...] | None:
     """Return the devices that share a step; None where there is one."""
-    parts = several(devices, device)
+    parts = resolve_devices(devices, device)
     if parts is not None and mode != "training":
         remedy = "In inference devices have nothing to exchange: tune one of them."
         raise InvalidArgument("mode", mode, '"training" where devices share a step', remedy)

@@ -17,8 +17,8 @@ from cubatch.frameworks import heap
 from cubatch.frameworks.onnx_graph import OnnxGraph
 from cubatch.frameworks.onnxruntime_runner import PROVIDERS
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
-from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
 from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory
@@ -59,7 +59,7 @@ class OnnxSubject(BoundedSubject):
         _check(devices, mode, dtype, request.goal.objective, recompute=recompute, isolate=isolate)
         resolved = probe.resolve(device, live=True)
         versions = _versions(resolved)
-        memory = hardware_room.memory_limit(resolved, request.memory_limit)
+        memory = hardware_memory.memory_limit(resolved, request.memory_limit)
         return cls(
             name=path.name, library=LIBRARY, device=resolved, memory=memory, mode=mode, seed=request.limits.seed,
             budget=request.limits.budget, versions=versions, path=path,

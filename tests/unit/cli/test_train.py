@@ -18,7 +18,7 @@ from cubatch.engine.training_run import Step
 from cubatch.hardware import probe
 from cubatch.memory.step_footprint import footprint
 from cubatch.network import models
-from cubatch.network.weights import save_weights
+from cubatch.network.weight_files import save_weights
 
 ROOT = Path(cubatch.__file__).parent.parent
 
@@ -157,7 +157,7 @@ def test_a_target_leaves_room_for_the_sum_of_the_gradients(run, monkeypatch, tra
     asked = {"mode": "training", "optimizer": "momentum", "device": probe.device(), "target_batch_size": 384}
     room = footprint("mnist-cnn", batch_size=32, **asked).total
     assert footprint("mnist-cnn", batch_size=48, **asked).total > room
-    monkeypatch.setattr("cubatch.hardware.room.memory_limit", lambda *_: types.SimpleNamespace(bytes=room))
+    monkeypatch.setattr("cubatch.hardware.memory_limit.memory_limit", lambda *_: types.SimpleNamespace(bytes=room))
     sample = ROOT / "tests" / "data" / "mnist-sample"
     assert run("train", "mnist-cnn", "--data", sample, "--epochs", "1", "--target-batch-size", "384")[0] == 0
     assert train.options["batch_size"] == 32

@@ -7,7 +7,7 @@ import pytest
 from cubatch.errors import DeviceNotAvailable
 from cubatch.hardware import driver, host
 from cubatch.hardware import nvml as nvml_module
-from cubatch.hardware.nvml_records import Snapshot
+from cubatch.hardware.nvml import Snapshot
 from tests.unit.hardware.gpus import GIB
 
 
@@ -54,7 +54,7 @@ def memory(monkeypatch):
 
     def put(available, room, mapped=None):
         monkeypatch.setattr(host, "available_memory_bytes", lambda: available)
-        monkeypatch.setattr(host, "cgroup_room_bytes", lambda: room)
-        monkeypatch.setattr(host, "address_space_room_bytes", lambda: mapped)
+        monkeypatch.setattr(host, "cgroup_left_bytes", lambda: room)
+        monkeypatch.setattr(host, "address_space_left_bytes", lambda: mapped)
 
     return put

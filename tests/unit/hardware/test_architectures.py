@@ -6,7 +6,6 @@ What is printed is written out in `published` once more, so that a slip in the t
 
 from __future__ import annotations
 
-import csv
 import tomllib
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from tests.unit.hardware.printed import HALF_RATE, LOWER_CLOCK, TABLE
 from tests.unit.hardware.published import CARVEOUTS, NAMES, SAME_PTX, SMS
 
 FILE = Path(cubatch.__file__).parent / "data" / "architectures.toml"
-REFERENCE = Path(__file__).with_name("occupancy_reference.csv")
 WHOLE = tomllib.loads(FILE.read_text(encoding="utf-8"))
 EVERY = WHOLE["every"]
 TABLES = {name: table for name, table in WHOLE.items() if name != "every"}
@@ -163,39 +161,6 @@ def test_barriers_are_counted_from_hopper_on(name, table):
     capability = tuple(table["compute_capability"])
     found = waves.occupancy(compute_capability=capability, threads_per_block=32, registers_per_thread=8)
     assert found.limits.get("barriers") == SMS[capability].barriers
-
-
-def test_occupancy_by_the_table_is_what_nvidias_header_says():
-    """The reference launches, worked out here from the file alone."""
-    rows = list(csv.DictReader(REFERENCE.read_text(encoding="ascii").splitlines()))
-    assert len(rows) == 150
-    for row in rows:
-        assert _blocks(row) == int(row["blocks_per_sm"]), row
-
-
-def _blocks(row):
-    """Count the blocks of a launch that an SM holds."""
-    table = TABLES["sm_" + row["compute_capability"].replace(".", "")]
-    warps = -(-int(row["threads_per_block"]) // EVERY["warp_threads"])
-    limits = [
-        table["warps_per_sm"] // warps,
-        table["blocks_per_sm"],
-        table.get("barriers_per_sm", table["blocks_per_sm"]),
-    ]
-    if registers := int(row["registers_per_thread"]):
-        unit = EVERY["register_unit"]
-        a_warp = -(-registers * EVERY["warp_threads"] // unit) * unit
-        at_launch = -(-warps // EVERY["partitions_at_launch"]) * EVERY["partitions_at_launch"] * a_warp
-        in_partition = table["registers_per_sm"] // table["partitions"] // a_warp
-        limits.append(in_partition * table["partitions"] // warps if at_launch <= table["registers_per_block"] else 0)
-    reserved, unit = table["shared_reserved_bytes"], table["shared_unit_bytes"]
-    a_block = -(-(int(row["shared_bytes_per_block"]) + reserved) // unit) * unit
-    if a_block:
-        wanted = max(a_block, int(row["shared_carveout_bytes"] or 1024 * table["shared_kib_per_sm"]))
-        sizes = [1024 * size for size in table["shared_carveouts_kib"] if 1024 * size >= wanted]
-        fits = a_block - reserved <= 1024 * table["shared_kib_per_block"]
-        limits.append(sizes[0] // a_block if fits else 0)
-    return min(limits)
 
 
 @every_table

@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.hardware import architectures, catalogue, room
+from cubatch.hardware import architectures, catalogue
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import DTYPES
 from tests.unit.hardware.printed import FIELDS, HALF_RATE, LOWER_CLOCK, TABLE, WITHOUT_TENSOR_CORES
 from tests.unit.hardware.published import SMS
@@ -237,7 +238,7 @@ def test_what_ecc_takes_of_a_boards_memory_is_in_no_plan(slug):
     device = catalogue.find(slug)
     assert device.memory_bytes == DRIVERS_MIB[slug] * 2**20
     assert 0.99 < DRIVERS_MIB[slug] / (TABLE[slug]["memory_gib"] * 1024 * 15 / 16) <= 1
-    assert room.memory_limit(device).bytes < DRIVERS_MIB[slug] * 2**20
+    assert hardware_memory.memory_limit(device).bytes < DRIVERS_MIB[slug] * 2**20
     assert {slug for slug, facts in TABLE.items() if "usable_mib" in facts} == DRIVERS_MIB.keys()
 
 

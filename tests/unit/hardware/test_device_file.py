@@ -203,9 +203,7 @@ def test_it_goes_wherever_a_device_does(write):
             lambda gpu=gpu: cubatch.autotune("lenet5", device=gpu),
             lambda gpu=gpu: cubatch.autotune_callable(lambda _: lambda: None, max_batch_size=8, device=gpu),
         ):
-            with pytest.raises(
-                DeviceNotAvailable, match=r"'RTX 3060 at 115 W' cannot be used: a GPU that a file .* in no machine"
-            ):
+            with pytest.raises(DeviceNotAvailable, match=r"'RTX 3060 at 115 W' cannot be used: .* in no machine"):
                 measure()
 
 
@@ -232,5 +230,5 @@ def test_tune_says_that_the_gpu_is_not_here(write):
     command = [sys.executable, "-m", "cubatch", "tune", "lenet5", "--device", write(EXAMPLE), "--no-store"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
-    assert "'RTX 3060 at 115 W' cannot be used: a GPU that a file" in " ".join(done.stderr.split())
+    assert "'RTX 3060 at 115 W' cannot be used: a GPU described by a file" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -98,7 +98,7 @@ def test_cupys_errors_become_ours_with_the_drivers_number():
     with pytest.raises(DeviceFailed) as fault, gpu_library.translating("waiting for the GPU"):
         raise CUDARuntimeError(700, "cudaErrorIllegalAddress")
     assert (fault.value.is_fatal, fault.value.cuda_status) == (True, 700)
-    assert "waiting for the GPU failed with cudaErrorIllegalAddress. A kernel that was launched before" in str(
+    assert "waiting for the GPU failed with cudaErrorIllegalAddress. A kernel that was launched earlier" in str(
         fault.value
     )
     with pytest.raises(DeviceFailed) as refusal, gpu_library.translating("copying"):

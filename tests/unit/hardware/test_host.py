@@ -54,7 +54,7 @@ def test_what_is_not_told_is_none(machine):
     """Without /proc and /sys nothing is guessed, and the threads are those of the affinity mask."""
     assert host.total_memory_bytes(machine.root) is None
     assert host.available_memory_bytes(machine.root) is None
-    assert host.cgroup_room_bytes(machine.root) is None
+    assert host.cgroup_left_bytes(machine.root) is None
     assert host.cpu_caches(machine.root) == {}
     assert host.cpu_name(machine.root).endswith(" CPU")
     assert host.cpu_threads(machine.root) == 8
@@ -65,7 +65,7 @@ def test_room_counts_idle_page_cache_as_free(machine):
     machine("proc/self/cgroup", "0::/job\n")
     version_2(machine, "job", limit=8 * GIB, usage=6 * GIB, inactive=GIB)
 
-    assert host.cgroup_room_bytes(machine.root) == 3 * GIB
+    assert host.cgroup_left_bytes(machine.root) == 3 * GIB
 
 
 def test_the_tightest_group_up_to_the_top_counts(machine):
@@ -75,7 +75,7 @@ def test_the_tightest_group_up_to_the_top_counts(machine):
     version_2(machine, "pod/box", limit="max", usage=3 * GIB)
     version_2(machine, "pod", limit=4 * GIB, usage=3 * GIB)
 
-    assert host.cgroup_room_bytes(machine.root) == GIB
+    assert host.cgroup_left_bytes(machine.root) == GIB
 
 
 def test_version_1_is_read_from_its_own_mount(machine):
@@ -84,7 +84,7 @@ def test_version_1_is_read_from_its_own_mount(machine):
     version_1(machine, "job", limit=4 * GIB, usage=3 * GIB, inactive=GIB // 2)
     version_1(machine, "", limit=9223372036854771712, usage=20 * GIB)
 
-    assert host.cgroup_room_bytes(machine.root) == GIB + GIB // 2
+    assert host.cgroup_left_bytes(machine.root) == GIB + GIB // 2
 
 
 def test_a_container_that_sees_only_its_own_top_reads_it(machine):
@@ -92,7 +92,7 @@ def test_a_container_that_sees_only_its_own_top_reads_it(machine):
     machine("proc/self/cgroup", "4:memory:/docker/0123456789abcdef\n")
     version_1(machine, "", limit=2 * GIB, usage=GIB)
 
-    assert host.cgroup_room_bytes(machine.root) == GIB
+    assert host.cgroup_left_bytes(machine.root) == GIB
 
 
 def test_a_hybrid_mount_of_version_2_is_found(machine):
@@ -100,7 +100,7 @@ def test_a_hybrid_mount_of_version_2_is_found(machine):
     machine("proc/self/cgroup", "1:cpu:/\n0::/job\n")
     version_2(machine, "unified/job", limit=2 * GIB, usage=GIB)
 
-    assert host.cgroup_room_bytes(machine.root) == GIB
+    assert host.cgroup_left_bytes(machine.root) == GIB
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
@@ -110,7 +110,7 @@ def test_no_limit_is_no_room(machine, limit):
     version_2(machine, "", limit="max", usage=GIB)
     version_1(machine, "", limit=limit, usage=GIB)
 
-    assert host.cgroup_room_bytes(machine.root) is None
+    assert host.cgroup_left_bytes(machine.root) is None
 
 
 def test_a_group_over_its_limit_has_no_room(machine):
@@ -118,7 +118,7 @@ def test_a_group_over_its_limit_has_no_room(machine):
     machine("proc/self/cgroup", "0::/\n")
     version_2(machine, "", limit=GIB, usage=2 * GIB)
 
-    assert host.cgroup_room_bytes(machine.root) == 0
+    assert host.cgroup_left_bytes(machine.root) == 0
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,23 @@ def test_without_counts_there_are_no_periods(machine, quota):
     assert host.cpu_periods(machine.root) == {}
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ({"job": (100, 7)}, {"job": (200, 9)}, 0.02),
+        ({"job": (100, 7)}, {"job": (200, 8)}, None),
+        ({"job": (100, 7)}, {"job": (109, 16)}, None),  # nine periods
+        ({"job": (100, 7)}, {"job": (110, 17)}, 1.0),
+        ({"job": (100, 7)}, {"job": (100, 7)}, None),  # no period has ended
+        ({"job": (100, 0), "top": (100, 0)}, {"job": (200, 0), "top": (200, 60)}, 0.6),  # other members used it up
+        ({}, {"job": (200, 50)}, None),  # set after the first look
+    ],
+)
+def test_the_share_of_throttled_periods_is_that_of_the_tightest_group(before, after, share):
+    """Below a fiftieth, or among few periods, it says nothing about a median."""
+    assert host.throttled_share(before, after) == share
+
+
 def test_caches_are_those_for_data(machine):
     """The instruction cache is left out, the first level says that it is for data."""
     caches = [(1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "1024K"), (3, "Unified", "32M")]
@@ -211,7 +228,7 @@ def test_a_group_that_is_held_up_sooner_than_killed_has_no_more_room(machine, li
     version_2(machine, "job", limit=limit, usage=GIB)
     machine("sys/fs/cgroup/job/memory.high", f"{high}\n")
 
-    assert host.cgroup_room_bytes(machine.root) == room
+    assert host.cgroup_left_bytes(machine.root) == room
 
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -236,14 +253,14 @@ def test_what_ulimit_leaves_is_room(machine, space, data, room):
     machine("proc/self/limits", LIMITS.format(space=space, data=data))
     machine("proc/self/status", f"VmPeak:\t  999999 kB\nVmSize:\t  {500 * 1024} kB\nVmData:\t  {100 * 1024} kB\n")
 
-    assert host.address_space_room_bytes(machine.root) == room
+    assert host.address_space_left_bytes(machine.root) == room
 
 
 def test_ulimit_is_seen_where_it_is_set():
     """By the real /proc of a process under a real limit: what it leaves is less than the limit, and not nothing."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
-        "from cubatch.hardware import host; print(host.address_space_room_bytes())"
+        "from cubatch.hardware import host; print(host.address_space_left_bytes())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(done.stdout) < 2**33

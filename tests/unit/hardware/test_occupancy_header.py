@@ -127,37 +127,3 @@ def test_occupancy_is_what_nvidias_header_says(header):
         assert found.limits == expected, (archs[launch.arch], launch)
     # The draw reaches every limiter, and launches that cannot be for want of registers and of shared memory.
     assert seen >= {(name, False) for name in FACTORS.values()} | {("registers", True), ("shared_memory", True)}
-
-
-@pytest.mark.parametrize(
-    ("threads", "registers", "shared", "expected"),
-    [
-        (256, 128, 16896, {arch: limits.registers_per_sm // (256 * 128) for arch, limits in KNOWN.items()}),
-        (
-            128,
-            128,
-            48 * 1024,
-            dict.fromkeys([(5, 2), (6, 1), (7, 0), (8, 6), (8, 9), (12, 0)], 2)
-            | {(7, 5): 1, (8, 0): 3, (9, 0): 4, (10, 0): 4},
-        ),
-        (
-            384,
-            168,
-            196 * 1024,
-            {arch: int(limits.shared_bytes_per_block >= 196 * 1024) for arch, limits in KNOWN.items()},
-        ),
-        (384, 168, 99328, {arch: 1 for arch in KNOWN if arch >= (8, 0)}),
-    ],
-)
-def test_the_launches_that_kernels_were_designed_by(threads, registers, shared, expected):
-    """What tiles and pipelines here were chosen by; of the first registers decide, of the third shared memory."""
-    found = {
-        arch: waves.occupancy(
-            compute_capability=arch,
-            threads_per_block=threads,
-            registers_per_thread=registers,
-            shared_bytes_per_block=shared,
-        ).blocks_per_sm
-        for arch in expected
-    }
-    assert found == expected

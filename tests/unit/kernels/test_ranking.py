@@ -233,9 +233,9 @@ def test_an_operation_or_type_without_kernels_is_refused():
 
 def test_a_convolution_that_moves_nothing_is_a_plain_product():
     """1x1 at stride 1 without pad or groups; any of those makes it a convolution again."""
-    plain = conv_shape((7, 7, 64), (32, 1, 1, 64), (1, 1), (0, 0, 0, 0), (1, 1), 1)
-    strided = conv_shape((7, 7, 64), (32, 1, 1, 64), (2, 2), (0, 0, 0, 0), (1, 1), 1)
-    grouped = conv_shape((7, 7, 64), (32, 1, 1, 32), (1, 1), (0, 0, 0, 0), (1, 1), 2)
+    plain = conv_shape((7, 7, 64), (32, 1, 1, 64), (1, 1), (0, 0, 0, 0), (1, 1))
+    strided = conv_shape((7, 7, 64), (32, 1, 1, 64), (2, 2), (0, 0, 0, 0), (1, 1))
+    grouped = conv_shape((7, 7, 64), (32, 1, 1, 32), (1, 1), (0, 0, 0, 0), (1, 1), groups=2)
     assert conv2d_problem(Pass.FPROP, plain, 2, "float32", 4) == Problem("gemm_nt", "float32", 98, 32, 64, vector=4)
     assert conv2d_problem(Pass.DGRAD, strided, 2, "float32", 4) == Problem(
         "conv2d_dgrad", "float32", 32, 64, 8, phases=4, vector=4
@@ -247,7 +247,7 @@ def test_a_convolution_that_moves_nothing_is_a_plain_product():
 
 def test_the_workspace_of_a_gradient_covers_addresses_that_turn_out_not_to_be_aligned():
     """The plan knows extents and no addresses, so it takes the larger of both."""
-    shape = conv_shape((7, 7, 512), (512, 3, 3, 512), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    shape = conv_shape((7, 7, 512), (512, 3, 3, 512), (1, 1), (1, 1, 1, 1), (1, 1))
     needs = [
         product_workspace(conv2d_problem(Pass.DGRAD, shape, 1, "float32", vector), H200) for vector in (1, 4)
     ]  # fmt: skip
@@ -259,7 +259,7 @@ def test_the_workspace_of_a_gradient_covers_addresses_that_turn_out_not_to_be_al
 )
 def test_the_tensor_cores_of_hopper_are_fed_by_tensor_copies_where_those_fill_their_boxes(channels, groups, family):
     """A plain convolution goes to kernels/hopper; groups and few channels leave it to kernels/mma."""
-    shape = conv_shape((28, 28, channels), (256, 3, 3, channels // groups), (1, 1), (1,) * 4, (1, 1), groups)
+    shape = conv_shape((28, 28, channels), (256, 3, 3, channels // groups), (1, 1), (1,) * 4, (1, 1), groups=groups)
     problem = conv2d_problem(Pass.FPROP, shape, 64, "float16", 8)
     found = ranked(problem, H200)
     assert found[0].family == family
@@ -268,7 +268,7 @@ def test_the_tensor_cores_of_hopper_are_fed_by_tensor_copies_where_those_fill_th
 
 def first_stage(operation, c, k, taps, samples, dtype):
     """Give the problem of a layer of ResNet-50's first stage, 56x56."""
-    shape = conv_shape((56, 56, c), (k, taps, taps, c), (1, 1), (taps // 2,) * 4, (1, 1), 1)
+    shape = conv_shape((56, 56, c), (k, taps, taps, c), (1, 1), (taps // 2,) * 4, (1, 1))
     return conv2d_problem(Pass(operation.removeprefix("conv2d_")), shape, samples, dtype, 4 if dtype == "tf32" else 8)
 
 
@@ -342,7 +342,7 @@ def test_an_idle_block_of_a_cluster_counts():
 def test_a_box_of_a_tensor_map_holds_channels_of_one_tap():
     """72 channels take two boxes of 64 for each of 9 taps, 1152 columns on Hopper; 648 where taps share a tile."""
     problem = conv2d_problem(
-        Pass.WGRAD, conv_shape((14, 14, 72), (64, 3, 3, 72), (1, 1), (1,) * 4, (1, 1), 1), 2, "float16", 8
+        Pass.WGRAD, conv_shape((14, 14, 72), (64, 3, 3, 72), (1, 1), (1,) * 4, (1, 1)), 2, "float16", 8
     )
     hopper = variants.find("conv2d_wgrad", "float16", family="hopper", tile="128x128x64")
     mma = variants.find("conv2d_wgrad", "float16", family="mma", tile="128x128x32", vector=8)

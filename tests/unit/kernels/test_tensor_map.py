@@ -47,7 +47,7 @@ def test_the_largest_of_everything_is_taken():
 def test_a_window_has_as_many_pixels_as_the_convolution(stride, taps):
     """Counted as the copy engine walks: from the lower corner, a stride at a time, up to the upper corner."""
     for size in range(taps, 14):
-        axis = conv_shape((size, 1, 1), (1, taps, 1, 1), (stride, 1), (1, 2, 0, 0), (1, 1), 1).vertical
+        axis = conv_shape((size, 1, 1), (1, taps, 1, 1), (stride, 1), (1, 2, 0, 0), (1, 1)).vertical
         one = Axis(size=1, out=1, taps=1, stride=1, step=1, offset=0)
         window = window_of(axis, one)
         walked = range(window.lower[1], size - 1 + window.upper[1] + 1, window.steps[1])
@@ -56,7 +56,7 @@ def test_a_window_has_as_many_pixels_as_the_convolution(stride, taps):
 
 def test_a_gradient_is_gathered_where_each_of_its_phases_can_be():
     """A stride of 9 cannot be stepped over, but its gradient's phases have stride 1; few channels fill no box."""
-    shape = conv_shape((27, 27, 64), (64, 3, 3, 64), (9, 9), (0,) * 4, (1, 1), 1)
+    shape = conv_shape((27, 27, 64), (64, 3, 3, 64), (9, 9), (0,) * 4, (1, 1))
     assert not can_gather("conv2d_fprop", shape, 1)
     assert can_gather("conv2d_dgrad", shape, 1)
     assert not can_gather("conv2d_dgrad", shape._replace(k=24), 1)
@@ -64,5 +64,5 @@ def test_a_gradient_is_gathered_where_each_of_its_phases_can_be():
 
 def test_a_stride_of_any_length_is_looked_at_by_the_taps_it_leaves():
     """Of 10^18 phases nine have a tap, and each of them reads one pixel."""
-    shape = conv_shape((27, 27, 64), (64, 3, 3, 64), (10**9, 10**9), (0,) * 4, (1, 1), 1)
+    shape = conv_shape((27, 27, 64), (64, 3, 3, 64), (10**9, 10**9), (0,) * 4, (1, 1))
     assert can_gather("conv2d_dgrad", shape, 1)

@@ -11,7 +11,7 @@ import pytest
 
 from cubatch.errors import DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import host, nvml
-from cubatch.hardware.nvml_records import Vitals
+from cubatch.hardware.nvml import Snapshot
 from cubatch.measure import clocks
 from cubatch.measure.clocks import EventClock, GpuHostClock, HostClock
 from tests.nvml import SLICE, UUID, Gpu, Library, a_slice
@@ -79,7 +79,7 @@ class FakeGpu:
 
     def vitals(self):
         self.diary.append("vitals")
-        return Vitals(temperature_celsius=61.0, power_watts=412.5, used_bytes=9)
+        return Snapshot(temperature_celsius=61.0, power_watts=412.5, used_bytes=9)
 
     def energy_joules(self):
         self.diary.append("energy")

@@ -14,7 +14,7 @@ import pytest
 
 import cubatch
 from cubatch.errors import InvalidArgument, MissingDependency, OutOfMemory, WorkerDied, WorkerFailed
-from cubatch.hardware.several import several
+from cubatch.hardware.device_list import resolve_devices
 from cubatch.measure import rank_group, remote
 from cubatch.measure.rank_group import RankGroup
 from cubatch.measure.ranks_runner import RanksRunner
@@ -31,7 +31,7 @@ ARGUMENTS = {
 
 def group(size=2):
     """Ranks that have a model of their own."""
-    ranks = RankGroup(several(["cpu"] * size))
+    ranks = RankGroup(resolve_devices(["cpu"] * size))
     ranks.do("build", each=[(name, ARGUMENTS) for name in ranks.names])
     return ranks
 
@@ -174,7 +174,7 @@ def test_without_mpiexec_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependency, match=r"\.\[mpi\]"):
-        RankGroup(several(["cpu", "cpu"]))
+        RankGroup(resolve_devices(["cpu", "cpu"]))
 
 
 def test_ranks_that_end_at_their_start_say_why(monkeypatch, tmp_path):
@@ -185,7 +185,7 @@ def test_ranks_that_end_at_their_start_say_why(monkeypatch, tmp_path):
     (tmp_path / "python").symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(WorkerFailed, match="no slots left"):
-        RankGroup(several(["cpu", "cpu"]))
+        RankGroup(resolve_devices(["cpu", "cpu"]))
 
 
 COMES = """
@@ -207,7 +207,7 @@ def test_a_rank_that_is_gone_once_it_has_come_says_why(monkeypatch, code):
     """It connects, and ends before it is heard, or before it is answered: its output is in the error."""
     monkeypatch.setattr(RankGroup, "_commands", lambda group: [[sys.executable, "-P", "-c", code, group.address]])
     with pytest.raises(WorkerFailed, match=r"ended at their start; .*no library"):
-        RankGroup(several(["cpu", "cpu"])[:1])
+        RankGroup(resolve_devices(["cpu", "cpu"])[:1])
 
 
 def test_no_folder_is_left_whoever_is_killed():
@@ -222,7 +222,7 @@ def test_no_folder_is_left_whoever_is_killed():
 def test_devices_that_make_no_sense_are_refused(devices):
     """By name, whatever is wrong with them."""
     with pytest.raises((InvalidArgument, cubatch.DeviceNotAvailable)):
-        several(devices, None)
+        resolve_devices(devices, None)
 
 
 def test_sums_are_under_way_while_the_backward_pass_goes_on():

@@ -13,7 +13,7 @@ import weakref
 import pytest
 
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnsupportedLayer
-from cubatch.hardware import probe, reserve
+from cubatch.hardware import context_overhead, probe
 from cubatch.measure import clocks, kernel_context
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner, network_runner
@@ -79,7 +79,7 @@ def test_what_cannot_be_run_is_refused_when_the_runner_is_built():
 def test_what_a_gpu_gave_beside_a_batch_is_kept_whenever_the_batch_goes(monkeypatch, learns):
     """700 bytes by NVML, 100 of them the model's: for the next size and at the end, not only after a failure."""
     kept = []
-    monkeypatch.setattr(reserve, "keep", lambda device, size: kept.append((device, size)))
+    monkeypatch.setattr(context_overhead, "record", lambda device, size: kept.append((device, size)))
     model = types.SimpleNamespace(
         device="the GPU", plan=None, held_bytes=100, launch=None, load_random=lambda: None, release=lambda: None,
         close=lambda: None, prepare=lambda n: setattr(model, "plan", n),

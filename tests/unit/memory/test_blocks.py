@@ -10,9 +10,9 @@ from cubatch.memory import blocks as scratch_blocks
 from cubatch.memory import conv_blocks
 from cubatch.network.windows import Window, conv_shape, pool_axes
 
-SHAPE = conv_shape((14, 15, 32), (64, 3, 3, 32), (1, 1), (1, 1, 1, 1), (1, 1), 1)
-STRIDED = conv_shape((14, 15, 32), (64, 3, 3, 16), (2, 2), (1, 1, 1, 1), (1, 1), 2)
-DEPTHWISE = conv_shape((14, 15, 32), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 32)
+SHAPE = conv_shape((14, 15, 32), (64, 3, 3, 32), (1, 1), (1, 1, 1, 1), (1, 1))
+STRIDED = conv_shape((14, 15, 32), (64, 3, 3, 16), (2, 2), (1, 1, 1, 1), (1, 1), groups=2)
+DEPTHWISE = conv_shape((14, 15, 32), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), groups=32)
 VERTICAL, HORIZONTAL = pool_axes((14, 15), Window(3, 3, (2, 2), (1, 1, 1, 1)))
 NEEDS = [
     *conv_blocks.conv2d_forward(SHAPE, 4),
@@ -55,7 +55,7 @@ def test_the_first_block_is_a_largest_one(need, samples, target):
 
 def test_a_gradient_needs_room_for_as_many_phases_as_its_input_has_pixels():
     """Of 5 x 4 pixels under a stride of 1000 the 3 x 2 under the filter have a tap; others end with a ReLU's slope."""
-    shape = conv_shape((5, 4, 32), (64, 3, 2, 32), (1000, 1000), (0,) * 4, (1, 1), 1)
+    shape = conv_shape((5, 4, 32), (64, 3, 2, 32), (1000, 1000), (0,) * 4, (1, 1))
     for ending, idle in (((), 0), (("positive",), 5 * 4 - 3 * 2)):
         needs = conv_blocks.conv2d_dgrad(shape, 4, frozenset(ending))
         tiles = [need for need in needs if isinstance(need, conv_blocks.Tiles)]
@@ -77,7 +77,7 @@ def test_the_rule_by_hand():
 @pytest.mark.parametrize("pad", [(0, 0, 0, 0), (1, 0, 0, 0)])
 def test_a_pointwise_convolution_needs_columns_only_where_it_pads(pad):
     """Without padding the activations are the operand already."""
-    shape = conv_shape((8, 8, 16), (4, 1, 1, 16), (1, 1), pad, (1, 1), 1)
+    shape = conv_shape((8, 8, 16), (4, 1, 1, 16), (1, 1), pad, (1, 1))
     (need,) = conv_blocks.conv2d_forward(shape, 4)
     grows = need.whole(10) > need.whole(1)
     assert grows == (pad != (0, 0, 0, 0))
@@ -85,7 +85,7 @@ def test_a_pointwise_convolution_needs_columns_only_where_it_pads(pad):
 
 def test_products_with_a_short_side_are_kept_small_on_the_host():
     """28 x 28 pixels of 9 x 32 products are 225 792; four samples stay below 10^6."""
-    shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1))
     tiles = conv_blocks.forward_tiles(shape, 4)
     sizes = {part.stop - part.start for part, _ in tiles.cut_on_host(16, 1 << 20)}
     assert sizes == {4}

@@ -292,7 +292,7 @@ def test_no_memory_is_too_large():
 def test_sizes_and_percentages(monkeypatch):
     """Text and bytes mean the same; a percentage is one of what is free, also where a run would be given less."""
     monkeypatch.setattr(host, "available_memory_bytes", lambda: 4 * 2**30)
-    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: 2 * 2**30)
+    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: 2 * 2**30)
     most = functools.partial(max_batch_size, "mnist-cnn", mode="training", device="cpu")
     assert most("1GiB") == most(2**30) == most("50%") == most(" 50 % ")
     assert most("100%") == most(2 * 2**30) > most("80%") == most(int(0.8 * 2 * 2**30))
@@ -420,7 +420,7 @@ def test_the_rules_of_thumb_by_hand():
 def test_a_percentage_serves_the_rules_too(monkeypatch):
     """The formula takes the same bytes as the plan does."""
     monkeypatch.setattr(host, "available_memory_bytes", lambda: 2 * 2**30)
-    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
+    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: None)
     (of_half,) = [rule for rule in rules_of_thumb("mlp", memory="50%", device="cpu") if rule.unit == "samples"]
     (of_bytes,) = [rule for rule in rules_of_thumb("mlp", memory=2**30, device="cpu") if rule.unit == "samples"]
     assert of_half == of_bytes

@@ -17,8 +17,8 @@ from cubatch.network.graph import Network
 from cubatch.network.importers import onnx_operators, torch_operators
 from cubatch.network.importers.axes import Atom, joined, laid_out, places, reshaped
 from cubatch.network.importers.building import Builder
+from cubatch.network.importers.layer_rules import RULES
 from cubatch.network.importers.refusal import UnsupportedOperator
-from cubatch.network.importers.rules import RULES
 from cubatch.network.importers.source import Source, Step, einsum_flop
 from cubatch.network.layers import LAYERS, Linear, ReLU
 

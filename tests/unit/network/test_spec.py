@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import warnings
 from pathlib import Path
@@ -220,19 +219,6 @@ def test_every_layer_survives_the_round_trip_through_json(kind: str, data: st.Da
     assert again == layer
 
 
-@given(kind=st.sampled_from(["conv2d", "max_pool2d", "avg_pool2d", "linear", "batch_norm2d"]), data=st.data())
-def test_networks_of_drawn_layers_survive_the_round_trip(kind: str, data: st.DataObject) -> None:
-    """A network is equal to what its mapping builds, extents inferred anew included."""
-    values = {name: data.draw(strategy, label=name) for name, strategy in FIELDS[kind].items()}
-    try:
-        graph = net({"type": "relu", "name": "a"}, {"type": kind, **values}, {"type": "flatten"}, shape=(17, 19, 4))
-    except InvalidSpec:
-        return
-    again = from_mapping(json.loads(json.dumps(graph.to_mapping())))
-    assert again == graph
-    assert again.nodes == graph.nodes
-
-
 # --- bad input -----------------------------------------------------------------------------------------------
 
 HUGE = 10**12
@@ -366,44 +352,6 @@ def test_typos_are_answered_with_near_names(mapping: dict[str, Any], near: str) 
     assert near in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("net.toml", b"input_shape = ["),
-        ("net.json", b"{not json"),
-        ("net.json", b"[" * 100_000),
-        ("net.toml", b"\xff\xfe\x00"),
-        ("net.yaml", b"a: 1"),
-        ("net", b""),
-        ("net.json", b'{"type": "linear", "c": 3, "c": 4, "k": 5}'),  # which c was meant?
-        ("net.json", b"[1, 2]"),
-        ("net.json", b"3"),
-        ("net.toml", b""),
-    ],
-)
-def test_files_that_are_no_specs_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
-    """A file that is not TOML or JSON, or not a spec, is an InvalidSpec and nothing else."""
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(InvalidSpec):
-        load_spec(path)
-
-
-def test_a_file_may_have_any_name(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8 must not end a run when the network's name is kept or printed."""
-    file = tmp_path / os.fsdecode(b"caf\xe9.json")
-    file.write_text('{"input_shape": [4, 4, 3], "layers": [{"type": "linear", "k": 4}]}')
-    network = as_network(load_spec(file))
-    assert network.name.encode().decode() == "caf\ufffd"
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """The path that was not there stands in the message."""
-    with pytest.raises(InvalidSpec) as caught:
-        load_spec(tmp_path / "none.toml")
-    assert "none.toml" in str(caught.value)
-
-
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -425,20 +373,6 @@ def test_no_mapping_raises_anything_but_our_errors(kind: str, data: st.DataObjec
         else:
             said = f"{graph}: {graph.flops('training')} FLOP"
     assert said
-
-
-@given(shape=JUNK)
-def test_no_input_shape_raises_anything_but_our_errors(shape: object) -> None:
-    """Whatever is given for a shape, a CubatchError or a network comes out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SuspiciousSpec)
-        try:
-            net(ReLU(), shape=shape)
-        except InvalidArgument as caught:
-            field = caught.field
-        else:
-            field = "input_shape"
-    assert field in {"input_shape", "layers[0] (relu)"}
 
 
 @pytest.mark.parametrize("shape", [(3, 224, 224), (1, 28, 28)])
@@ -489,10 +423,3 @@ def test_mode_is_one_of_two() -> None:
     """A misspelt mode is refused wherever FLOP are counted."""
     with pytest.raises(InvalidArgument):
         net(conv()).flops("train")
-
-
-@pytest.mark.parametrize("path", [3, None, ["net.toml"]])
-def test_what_is_no_path_is_refused_as_such(path):
-    """An error of ours, which says what is wanted, and not of pathlib."""
-    with pytest.raises(InvalidSpec, match=r"spec file must be the path of a \.toml or \.json file"):
-        load_spec(path)

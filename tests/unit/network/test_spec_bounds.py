@@ -93,21 +93,29 @@ def test_a_spec_file_must_be_readable(tmp_path):
         models.resolve("y" * 5000)
 
 
-@pytest.mark.parametrize("suffix", [".toml", ".json"])
+@pytest.mark.parametrize("suffix", [".toml", ".json", ".yaml", ""])
 @pytest.mark.parametrize(
     "text",
-    ["input_shape = [1, 1, 0x" + "f" * 5000 + "]\nlayers = []",
-     "[" * 100_000, "x = " + "[" * 100_000, '{"a":' * 100_000,
+    ["input_shape = [1, 1, 0x" + "f" * 5000 + "]\nlayers = []", "input_shape = [", "[1, 2]",
+     "[" * 100_000, "x = " + "[" * 100_000, '{"a":' * 100_000, '{"type": "linear", "c": 3, "c": 4, "k": 5}',
      "k = " + "9" * 5000, "9" * 5000, '{"layers": 1, "layers": 2}', "\ufeff{}", "", "name = '\x1b'"],
     ids=lambda text: text[:12],
 )  # fmt: skip
 def test_a_spec_file_of_nonsense_is_refused(tmp_path, suffix, text):
-    """Giant numbers and 100 000 levels, in either form."""
+    """Giant numbers, 100 000 levels, a key that stands twice, and what is neither TOML nor JSON nor a spec."""
     path = tmp_path / f"net{suffix}"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidSpec) as caught:
         load_spec(path)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("path", [3, None, ["net.toml"]])
+def test_what_is_no_path_is_refused_as_such(path):
+    """By an error of cubatch, not of pathlib."""
+    with pytest.raises(InvalidSpec) as caught:
+        load_spec(path)
+    assert caught.value.field == "spec file"
 
 
 def test_a_file_whose_name_is_no_text_still_names_its_network(tmp_path):
@@ -123,7 +131,7 @@ def test_a_key_that_stands_twice_is_named_at_once(tmp_path):
     """Of 20 000 keys, in a time that grows with their number and not with its square."""
     path = tmp_path / "a.json"
     path.write_text("{" + ", ".join(f'"k{n}": 0' for n in range(20_000)) + ', "k7": 0, "k3": 0}', encoding="utf-8")
-    with pytest.raises(InvalidSpec, match="'k3' stands twice"):
+    with pytest.raises(InvalidSpec, match="duplicate key 'k3'"):
         load_spec(path)
 
 

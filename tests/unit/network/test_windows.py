@@ -68,7 +68,7 @@ def test_phases_pair_every_input_with_every_tap_that_reads_it(size, taps, stride
     """Together the phases hold each product of the forward pass once, with the tap that made it."""
     if size + top + bottom < (taps - 1) * step + 1:
         return
-    shape = conv_shape((size, 1, 1), (1, taps, 1, 1), (stride, 1), (top, bottom, 0, 0), (step, 1), 1)
+    shape = conv_shape((size, 1, 1), (1, taps, 1, 1), (stride, 1), (top, bottom, 0, 0), (step, 1))
     want = {
         (p * stride - top + r * step, r, p)
         for p in range(shape.vertical.out)
@@ -94,14 +94,14 @@ def test_phases_pair_every_input_with_every_tap_that_reads_it(size, taps, stride
 )
 def test_the_phases_that_work_are_those_of_all_that_have_taps(hw, rs, stride, step):
     """What a layer's products are is what the engine computes, in the same order."""
-    shape = conv_shape((*hw, 1), (1, *rs, 1), stride, (9, 9, 9, 9), step, 1)
+    shape = conv_shape((*hw, 1), (1, *rs, 1), stride, (9, 9, 9, 9), step)
     assert working_phases(shape) == tuple(phase for phase in phases(shape) if phase.works)
 
 
 @given(hw=st.tuples(st.integers(1, 9), st.integers(1, 9)), stride=st.tuples(STRIDES, STRIDES))
 def test_every_input_pixel_is_in_one_phase_and_none_is_empty(hw, stride):
     """However far a stride steps beyond the input: there are no more phases than pixels."""
-    shape = conv_shape((*hw, 1), (1, 2, 3, 1), stride, (3, 3, 3, 3), (1, 1), 1)
+    shape = conv_shape((*hw, 1), (1, 2, 3, 1), stride, (3, 3, 3, 3), (1, 1))
     found = [
         [
             (phase.top + i * stride[0], phase.left + j * stride[1])

@@ -10,7 +10,7 @@ import pytest
 from cubatch.estimate import expected
 from cubatch.estimate.block_counts import num_blocks
 from cubatch.estimate.predictions import PassPrediction, StepPrediction
-from cubatch.hardware import host, load
+from cubatch.hardware import cpu_load, host
 from cubatch.measure import clocks, network_runner
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner
@@ -90,7 +90,7 @@ class VirtualClock(clocks.HostClock):
 @pytest.fixture
 def quiet(monkeypatch):
     """Nobody else is busy here, whatever runs beside the tests."""
-    monkeypatch.setattr(load, "snapshot", lambda *_: None)
+    monkeypatch.setattr(cpu_load, "snapshot", lambda *_: None)
     monkeypatch.setattr(host, "cpu_periods", dict)
 
 

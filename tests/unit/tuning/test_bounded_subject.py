@@ -7,8 +7,8 @@ import pytest
 
 from cubatch.errors import DoesNotFit, NothingMeasured
 from cubatch.frameworks import page_faults
-from cubatch.hardware import load, probe
-from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware import cpu_load, probe
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.goal import Goal
 from cubatch.tuning import machine_lock, session
 from cubatch.tuning.limits import Limits
@@ -127,7 +127,7 @@ def test_an_interrupted_run_of_which_nothing_fits_any_more_says_so(path):
 def test_what_a_worker_computed_before_it_measured_is_told_from_what_others_took(path, monkeypatch):
     """It has looked what steps take before this process had its turn, and ends within it: it is named at both ends."""
     asked = []
-    monkeypatch.setattr(load, "snapshot", lambda worker_pid=None: asked.append(worker_pid))
+    monkeypatch.setattr(cpu_load, "snapshot", lambda worker_pid=None: asked.append(worker_pid))
 
     class InWorker(Bounded):
         worker_pid = 4711
@@ -139,7 +139,7 @@ def test_what_a_worker_computed_before_it_measured_is_told_from_what_others_took
 def test_page_faults_of_timings_that_do_not_count_are_not_told(path, monkeypatch):
     """A run that is begun anew, since it is quiet now, has none to tell of; that of before had, and went on at 64."""
     with monkeypatch.context() as busy:
-        busy.setattr(load, "between", lambda *_: load.Load(others=1.9, steal=0.0, num_cpus=2))
+        busy.setattr(cpu_load, "between", lambda *_: cpu_load.CpuLoad(others=1.9, steal=0.0, num_cpus=2))
         busy.setattr(page_faults, "describe", lambda *_: ["At batch size 8 there were some."])
         before = tune(path, 8, 64, kib=100, budget=0.3)
     assert "At batch size 8 there were some." in before.reasons

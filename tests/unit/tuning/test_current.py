@@ -6,7 +6,7 @@ import pytest
 
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import probe
-from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.goal import Goal
 from cubatch.tuning import session
 from cubatch.tuning.limits import Limits

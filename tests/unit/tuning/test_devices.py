@@ -16,11 +16,11 @@ import cubatch as cb
 from cubatch.engine import train as engine
 from cubatch.errors import TimedOut
 from cubatch.hardware import probe
-from cubatch.hardware.several import several
+from cubatch.hardware.device_list import resolve_devices
 from cubatch.measure import ranks_runner
 from cubatch.measure.rank_group import RankGroup
 from cubatch.network import models
-from cubatch.network.weights import load_weights
+from cubatch.network.weight_files import load_weights
 from cubatch.tuning.exchange_cost import DataParallel
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
@@ -63,7 +63,7 @@ def losses(dtype, ranks=1, cuts=1):
     if ranks == 1:
         engine.train(network, device=probe.device("cpu"), stepped=told, **options)
     else:
-        with RankGroup(several(["cpu"] * ranks)) as group:
+        with RankGroup(resolve_devices(["cpu"] * ranks)) as group:
             group.do("train", each=[(name, network, options) for name in group.names], progress=told)
     return np.array(seen)
 
@@ -196,9 +196,9 @@ def test_what_two_devices_gave_is_kept(tmp_path, monkeypatch):
 
 def shared():
     """Two ranks on the CPU that train a network together."""
-    memory = network_subject.memory_limit(several(TWO), probe.device("cpu"), None)
+    memory = network_subject.memory_limit(resolve_devices(TWO), probe.device("cpu"), None)
     work = workload(SMALL, probe.device("cpu"), mode="training")
-    return NetworkSubject(work=work, devices=several(TWO), memory=memory, isolate="auto", winners=None)
+    return NetworkSubject(work=work, devices=resolve_devices(TWO), memory=memory, isolate="auto", winners=None)
 
 
 def test_an_answer_whose_exchange_is_not_known_is_handed_out_all_the_same(monkeypatch):
@@ -257,12 +257,12 @@ def test_what_devices_cannot_tune_together_is_refused(spec, options, field):
 
 def test_each_rank_has_its_share_of_memory():
     """Two ranks on a CPU may take half of what one may; a limit that is lower stays."""
-    from cubatch.hardware.room import memory_limit
+    from cubatch.hardware.memory_limit import memory_limit
 
     here = probe.device("cpu")
-    both = network_subject.memory_limit(several(TWO), here, None).bytes
+    both = network_subject.memory_limit(resolve_devices(TWO), here, None).bytes
     assert both == pytest.approx(memory_limit(here).bytes / 2, rel=0.1)  # what is free moves meanwhile
-    assert network_subject.memory_limit(several(TWO), here, "16MiB").bytes == 16 * 2**20
+    assert network_subject.memory_limit(resolve_devices(TWO), here, "16MiB").bytes == 16 * 2**20
 
 
 def test_a_result_without_devices_reads_as_before():

@@ -17,7 +17,8 @@ from cubatch.estimate import expected, roofline
 from cubatch.estimate.block_counts import fused_winograd_blocks, num_blocks, winograd_blocks
 from cubatch.estimate.predictions import PassPrediction, Scales, StepPrediction
 from cubatch.estimate.step import predict_step
-from cubatch.hardware import catalogue, room
+from cubatch.hardware import catalogue
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.memory import fit, step_footprint
 from cubatch.network import graph, models
@@ -52,7 +53,7 @@ def test_candidates_and_limits_are_those_of_the_ladder_and_the_plan():
     listed = ladder.candidates("mnist-cnn", device=V100, **options)
     assert [(c.batch_size, c.reasons) for c in found.candidates] == [(c.batch_size, c.reasons) for c in listed]
     assert found.largest_batch_size == fit.max_batch_size(
-        "mnist-cnn", room.memory_limit(V100).bytes, device=V100, **options
+        "mnist-cnn", hardware_memory.memory_limit(V100).bytes, device=V100, **options
     )
     assert found.optimizer == "adam"
     net = models.build("mnist-cnn")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.estimate.on_sms import first_grid
 from cubatch.estimate.step import predict_step
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
-from cubatch.hardware import room as hardware_room
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate
 from cubatch.memory import fit, step_footprint
 from cubatch.network import models
@@ -321,7 +321,7 @@ def test_every_ladder_keeps_its_bounds(
     }
     if device == "cpu":  # whose free memory changes from one look to the next
         memory_limit = min(memory_limit, 2**29)
-    room = hardware_room.memory_limit(probe.resolve(device, live=False), memory_limit).bytes
+    room = hardware_memory.memory_limit(probe.resolve(device, live=False), memory_limit).bytes
     assume(step_footprint.footprint(net, batch_size=1, **options).total <= room)
     fits = fit.max_batch_size(net, room, **options)
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cubatch.hardware import load, probe
+from cubatch.hardware import cpu_load, probe
 from cubatch.tuning import machine_lock
 from cubatch.tuning.tune import autotune_callable
 
@@ -128,11 +128,11 @@ def test_both_are_told_whoever_came_meanwhile_and_however_it_ends():
 BURN = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
 
 
-@pytest.mark.skipif(load.snapshot() is None, reason="no /proc/stat here")
+@pytest.mark.skipif(cpu_load.snapshot() is None, reason="no /proc/stat here")
 def test_what_a_worker_computed_before_is_not_taken_for_what_it_computes_meanwhile(monkeypatch):
     """It took 0.3 s of CPU time before the turn and ends within it, doing nothing: next to nothing there is ours."""
     looked = []
-    monkeypatch.setattr(load, "between", lambda *ends: looked.append(ends))
+    monkeypatch.setattr(cpu_load, "between", lambda *ends: looked.append(ends))
     with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         worker.stdout.readline()
         with machine_lock.exclusive(CPU, worker.pid):
@@ -145,17 +145,17 @@ def test_what_a_worker_computed_before_is_not_taken_for_what_it_computes_meanwhi
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
     """Nothing else runs here, whatever this machine does."""
-    monkeypatch.setattr(load, "between", lambda *_: load.Load(others=0.0, steal=0.0, num_cpus=2))
+    monkeypatch.setattr(cpu_load, "between", lambda *_: cpu_load.CpuLoad(others=0.0, steal=0.0, num_cpus=2))
 
 
 @pytest.fixture
 def others_load(monkeypatch):
-    monkeypatch.setattr(load, "between", lambda *_: load.Load(others=1.9, steal=0.0, num_cpus=2))
+    monkeypatch.setattr(cpu_load, "between", lambda *_: cpu_load.CpuLoad(others=1.9, steal=0.0, num_cpus=2))
 
 
 def test_who_only_watches_is_not_met(monkeypatch):
     """A process that looks whether it is quiet leaves no mark; it sees those who measure."""
-    monkeypatch.setattr(load, "between", lambda *_: None)
+    monkeypatch.setattr(cpu_load, "between", lambda *_: None)
     assert machine_lock.is_quiet(CPU)
     with other_process():
         assert not machine_lock.is_quiet(CPU)

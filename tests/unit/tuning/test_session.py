@@ -8,7 +8,7 @@ import pytest
 import cubatch as cb
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
-from cubatch.hardware.room import MemoryLimit
+from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.goal import Goal
 from cubatch.tuning import session
 from cubatch.tuning.ladder import of_memory

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cubatch.hardware import host, probe
-from cubatch.hardware import room as hardware_room
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.memory.fit import max_batch_size
 from cubatch.memory.step_footprint import footprint
 from cubatch.network import models
@@ -87,7 +87,7 @@ def test_candidates_come_from_the_plan_and_the_largest_ignores_max_batch_size(vi
 def test_a_memory_limit_as_text_bounds_the_candidates(virtual, monkeypatch):
     """4 MiB, or the same as a share of what is free: sizes planned above it are listed and never tried."""
     monkeypatch.setattr(host, "available_memory_bytes", lambda: 2**30)
-    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: 2**23)
+    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: 2**23)
     for limit in ("4MiB", "50%"):
         result = tune(batch_sizes=[16, 10_000], memory_limit=limit)
         assert statuses(result) == {16: "ok", 10_000: "over_limit"}
@@ -101,10 +101,10 @@ def test_a_memory_limit_as_text_bounds_the_candidates(virtual, monkeypatch):
 def test_a_limit_above_what_is_free_is_lowered_and_said(virtual, monkeypatch):
     """Nothing is silently replaced: the result names the limit that held, and what was asked for."""
     monkeypatch.setattr(host, "available_memory_bytes", lambda: 2**23)
-    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
+    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: None)
     (said,) = [reason for reason in tune(batch_sizes=[16], memory_limit="1GiB").reasons if "1GiB" in reason]
     assert said.startswith(
-        f"Memory is limited to {format_bytes(hardware_room.memory_limit(probe.device('cpu')).bytes)}: "
+        f"Memory is limited to {format_bytes(hardware_memory.memory_limit(probe.device('cpu')).bytes)}: "
     )
     assert not any("Memory is limited" in reason for reason in tune(batch_sizes=[16], memory_limit="1MiB").reasons)
 

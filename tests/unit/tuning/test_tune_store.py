@@ -9,8 +9,8 @@ import types
 
 import pytest
 
-from cubatch.hardware import host, load, probe
-from cubatch.hardware import room as hardware_room
+from cubatch.hardware import cpu_load, host, probe
+from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.memory.fit import max_batch_size
 from cubatch.memory.step_footprint import footprint
 from cubatch.tuning import session, store, store_tables
@@ -19,7 +19,7 @@ from tests.unit.tuning.small_runs import rows, statuses, tune
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-BUSY = load.Load(others=1.9, steal=0.0, num_cpus=2)
+BUSY = cpu_load.CpuLoad(others=1.9, steal=0.0, num_cpus=2)
 SENTENCE = "Other processes kept 1.9 of 2 CPUs busy"
 KEPT = "While the cached timings were taken: "
 
@@ -28,7 +28,7 @@ KEPT = "While the cached timings were taken: "
 def others(monkeypatch):
     """Say what others take of the CPUs while something is measured, or watched for a moment."""
     found = types.SimpleNamespace(load=BUSY)
-    monkeypatch.setattr(load, "between", lambda *_: found.load)
+    monkeypatch.setattr(cpu_load, "between", lambda *_: found.load)
     return found
 
 
@@ -237,10 +237,10 @@ def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, mon
         tune(batch_sizes=[4, 2000], progress=interrupt, **options)
     room = footprint("mlp", batch_size=500, device="cpu", mode="inference").total
     monkeypatch.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
-    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
+    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: None)
     result = tune(batch_sizes=[4, 2000], **options)
     assert statuses(result) == {4: "ok", 2000: "over_limit"}
-    today = hardware_room.memory_limit(probe.device("cpu"), "1GiB").bytes
+    today = hardware_memory.memory_limit(probe.device("cpu"), "1GiB").bytes
     largest = max_batch_size("mlp", today, device="cpu", mode="inference")
     assert (result.limits["memory_bytes"], result.largest_batch_size) == (today, largest)
 
@@ -251,7 +251,7 @@ def test_a_finished_run_is_told_as_it_was_measured_however_little_memory_is_free
     first = tune(**options)
     room = footprint("mlp", batch_size=50, device="cpu", mode="inference").total
     monkeypatch.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
-    monkeypatch.setattr(host, "cgroup_room_bytes", lambda: None)
+    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: None)
     again = tune(**options)
     assert (again.batch_size, again.decided_by) == (first.batch_size, first.decided_by) == (96, "max_batch_size")
     assert (again.limits, again.largest_batch_size) == (first.limits, first.largest_batch_size)
@@ -338,7 +338,7 @@ def test_sizes_that_were_refused_for_memory_are_measured_once_it_is_back(tmp_pat
     with monkeypatch.context() as short:
         room = footprint("mlp", batch_size=500, device="cpu", mode="inference").total
         short.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
-        short.setattr(host, "cgroup_room_bytes", lambda: None)
+        short.setattr(host, "cgroup_left_bytes", lambda: None)
         refused, again = tune(**options), tune(**options)
         assert statuses(refused) == statuses(again) == {4: "ok", 2000: "over_limit"}
         assert again.largest_batch_size == refused.largest_batch_size < 2000

@@ -1,4 +1,4 @@
-"""Layers that normalise, with a trained scale and shift, and the scale alone."""
+"""Normalization layers with a trained scale and shift, and a trained scale alone."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import ClassVar
 import attrs
 from attrs import field
 
-from cubatch.network.extents import check_fraction, check_share
+from cubatch.network.extents import between
 from cubatch.network.layer import Layer
+
+_EPSILON = between(0, 1, "a number above 0, at most 1", low_open=True)
 
 
 @attrs.frozen(kw_only=True)
 class BatchNorm2d(Layer):
     """
-    Batch normalisation over n, h, w, per channel, with a trained scale and shift.
+    Batch normalization over n, h, w, per channel, with a trained scale and shift.
 
     Attributes:
         eps: Added to the variance.
-        momentum: Share of the new batch in the running statistics; 0 leaves them as they are.
+        momentum: Share of the new batch in the running statistics; 0 leaves them unchanged.
     """
 
     type: ClassVar[str] = "batch_norm2d"
@@ -27,12 +29,12 @@ class BatchNorm2d(Layer):
     has_statistics: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
-    eps: float = field(default=1e-5, validator=check_fraction)
-    momentum: float = field(default=0.1, validator=check_share)
+    eps: float = field(default=1e-5, validator=_EPSILON)
+    momentum: float = field(default=0.1, validator=between(0, 1, "a number from 0 to 1"))
 
     @property
     def can_add(self) -> bool:
-        """As it normalises."""
+        """True, in its normalization."""
         return True
 
     @property
@@ -65,7 +67,7 @@ class LayerScale(Layer):
 @attrs.frozen(kw_only=True)
 class LayerNorm(Layer):
     """
-    Normalisation over the channels of each position, with a trained scale and shift.
+    Normalization over the channels of each position, with a trained scale and shift.
 
     Attributes:
         eps: Added to the variance.
@@ -74,7 +76,7 @@ class LayerNorm(Layer):
     type: ClassVar[str] = "layer_norm"
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
-    eps: float = field(default=1e-6, validator=check_fraction)
+    eps: float = field(default=1e-6, validator=_EPSILON)
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -83,6 +85,6 @@ class LayerNorm(Layer):
         return {"gamma": (c,), "beta": (c,)}
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Keep mean and inverse deviation of every position, in float32."""
+        """Mean and inverse deviation of every position, in float32."""
         h, w, _ = self.input_shape
         return {"statistics": (2 * h * w, 4)}

@@ -1,7 +1,7 @@
 """
 Layers whose work is a matrix product: convolution, and the linear layer.
 
-Convolution extents follow the field: input h, w, c; filter r, s; output p, q, k.
+Extents of a convolution: input h, w, c; filter r, s; output p, q, k.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cubatch.network.windows import ConvShape, check_window, conv_shape, working
 @attrs.frozen(kw_only=True)
 class Conv2d(Layer):
     """
-    A two-dimensional convolution (cross-correlation, as everywhere in the field).
+    A two-dimensional convolution (cross-correlation).
 
     Attributes:
         k: Output channels.
@@ -29,7 +29,7 @@ class Conv2d(Layer):
         stride: Step of the filter: int or [h, w].
         pad: Zeros around the input: int, [h, w] or [top, bottom, left, right].
         dilation: Distance between taps: int or [h, w].
-        groups: Parts that channels and filters are divided into; `groups == c` is depthwise.
+        groups: Groups that channels and filters are divided into; `groups == c` is depthwise.
         bias: Whether a bias is added.
 
     Raises:
@@ -67,7 +67,7 @@ class Conv2d(Layer):
     def convolution(self) -> ConvShape:
         """Geometry of the filter over the input."""
         filters = (self.k, self.r, self.s, self.input_shape[2] // self.groups)
-        return conv_shape(self.input_shape, filters, self.stride, self.pad, self.dilation, self.groups)
+        return conv_shape(self.input_shape, filters, self.stride, self.pad, self.dilation, groups=self.groups)
 
     @property
     def output_shape(self) -> Extents:
@@ -83,22 +83,23 @@ class Conv2d(Layer):
 
     @property
     def product_channels(self) -> dict[str, int]:
-        """Those of a group; none where each filter sees one channel: that is no product worth the name."""
+        """Channels of a group; none where each filter reads one channel."""
         channels = {"c": self.input_shape[2] // self.groups, "k": self.k // self.groups}
         return {} if channels["c"] == 1 and self.groups > 1 else channels
 
     @property
     def has_epilogue(self) -> bool:
-        """All but a depthwise one, which is no matrix product: its kernels end with bias and ReLU."""
+        """True unless it is depthwise: those kernels apply only bias and ReLU."""
         return not self.convolution.is_depthwise
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """
-        Return the extents of the implicit product.
+        Return the extents of the implicit matrix product.
 
-        fprop: (n p q) x k over (r s c); dgrad: (n h w) x c over (r s k), when strided one product for each
-        phase of input pixels, so that no tap is wasted on the stride; wgrad: k x (r s c) over (n p q).  Those
-        of dgrad include taps that come from beyond the output's border: a kernel multiplies them by zero.
+        - fprop: (n p q) x k over (r s c).
+        - dgrad: (n h w) x c over (r s k); if strided, one product for each phase of input pixels, so that no tap is
+          wasted on the stride. It includes taps beyond the border of the output, which a kernel multiplies by zero.
+        - wgrad: k x (r s c) over (n p q).
         """
         window = self.convolution
         c, k = window.c // self.groups, window.k // self.groups
@@ -114,7 +115,7 @@ class Conv2d(Layer):
         )
 
     def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:  # noqa: ARG002
-        """Each pass pairs every output with every tap of its filter, once: all have the FLOP of fprop."""
+        """Return the FLOP of fprop: each pass pairs every output with every tap of its filter once."""
         return super().pass_flops(Pass.FPROP, batch_size)
 
 
@@ -141,7 +142,7 @@ class Linear(Layer):
 
     @property
     def input_shape(self) -> Extents:
-        """(h, w, c); h and w are 1 for a layer on its own that was given only c."""
+        """(h, w, c); h and w are 1 for a single layer with c alone."""
         if self.c is not None and self.h is None and self.w is None:
             return 1, 1, self.c
         return super().input_shape
@@ -165,11 +166,11 @@ class Linear(Layer):
 
     @property
     def has_epilogue(self) -> bool:
-        """Every one."""
+        """True."""
         return True
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Return the product of one pass: (n h w) x k over c and its two gradients."""
+        """Return the product of one pass: (n h w) x k over c, or a gradient of it."""
         h, w, c = self.input_shape
         rows = batch_size * h * w
         return (Gemm(*product_extents(pass_, outputs=rows, inputs=rows, c=c, k=self.k)),)

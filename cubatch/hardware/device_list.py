@@ -1,4 +1,4 @@
-"""What `devices=` means: the devices that the ranks of a data parallel run work on, one each."""
+"""The devices of the ranks of a data parallel run, from a `devices=` argument."""
 
 from __future__ import annotations
 
@@ -16,27 +16,24 @@ from cubatch.units import shown
 _REMEDY = 'Give their number, or a list such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"].'
 
 
-def several(
+def resolve_devices(
     devices: int | Sequence[Device | str] | None, device: Device | str | None = None
 ) -> tuple[Device, ...] | None:
     """
-    Turn a `devices=` argument into the device of each rank.
+    Return the device of each rank; None where there is a single device.
 
-    Ranks on a CPU share its threads evenly: `threads` is what each of them has.  A list may have more of them.
+    Ranks on a CPU share its threads evenly: `threads` of each device is its share. A list may have more ranks.
 
     Args:
-        devices: How many, or which; None: there is one device, as `device` says.
-        device: With a number: None is GPUs if there are any, else the CPU; or a name that says which of both.
-
-    Returns:
-        tuple[Device, ...]: At least two, in the order of the ranks; None where there is one device.
+        devices: How many, or which; None and 1 are a single device.
+        device: With a number: None is the GPUs if there are any, else the CPU; or a name of either kind.
 
     Raises:
-        InvalidArgument: If it is neither, there are too few, or one is named twice.
+        InvalidArgument: If it is neither, there are too few devices, or one is named twice.
         DeviceNotAvailable: If one of them is not in this machine.
 
     Example:
-        >>> several(None) is None
+        >>> resolve_devices(None) is None
         True
     """
     if devices is None or (devices == 1 and devices is not True):
@@ -44,27 +41,27 @@ def several(
     if isinstance(devices, bool) or not isinstance(devices, int | list | tuple) or not devices:
         raise InvalidArgument("devices", devices, "a number of devices, or a list of them", _REMEDY)
     if isinstance(devices, int):
-        return _numbered(devices, probe.resolve(device))
+        return _first(devices, probe.resolve(device))
     if device is not None:
         raise InvalidArgument("device", shown(device), "None where devices is a list", _REMEDY)
-    found = tuple(probe.resolve(one) for one in devices)
-    if len(found) == 1:
+    ranks = tuple(probe.resolve(each) for each in devices)
+    if len(ranks) == 1:
         raise InvalidArgument("devices", devices, "two devices or more", "For one there is device=.")
-    if {one.kind for one in found} == {"cpu"}:
-        return _on_cpus(len(found), found[0])
-    if len({one.kind for one in found}) > 1 or len({one.uuid for one in found}) < len(found):
-        raise InvalidArgument("devices", [str(one) for one in found], "different GPUs, or all of them the CPU", _REMEDY)
-    return found
+    if {rank.kind for rank in ranks} == {"cpu"}:
+        return _on_cpus(len(ranks), ranks[0])
+    if len({rank.kind for rank in ranks}) > 1 or len({rank.uuid for rank in ranks}) < len(ranks):
+        raise InvalidArgument("devices", [*map(str, ranks)], "different GPUs, or all of them the CPU", _REMEDY)
+    return ranks
 
 
-def _numbered(count: int, device: Device) -> tuple[Device, ...]:
-    most, what = host.cpu_threads(), "threads"
+def _first(count: int, device: Device) -> tuple[Device, ...]:
+    most, unit = host.cpu_threads(), "threads"
     gpus: list[Device] = []
     if device.kind != "cpu":
-        gpus = [one for one in probe.devices() if one.kind != "cpu"]
-        most, what = len(gpus), "GPUs"
+        gpus = [here for here in probe.devices() if here.kind != "cpu"]
+        most, unit = len(gpus), "GPUs"
     if not 1 < count <= most:
-        raise InvalidArgument("devices", count, f"from 1 to the {most} {what} that this process may use", _REMEDY)
+        raise InvalidArgument("devices", count, f"from 1 to the {most} {unit} that this process may use", _REMEDY)
     return tuple(gpus[:count]) if gpus else _on_cpus(count, device)
 
 
@@ -74,7 +71,7 @@ def _on_cpus(count: int, device: Device) -> tuple[Device, ...]:
 
 def cpu_shares(count: int) -> list[list[int]]:
     """
-    Deal the CPUs that this process may use out to so many ranks, neighbours together; more ranks take turns.
+    Divide the CPUs that this process may use among `count` ranks, neighbors together; more ranks share CPUs.
 
     Example:
         >>> len(cpu_shares(1))

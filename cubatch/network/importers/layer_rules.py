@@ -1,16 +1,18 @@
-"""How a step of each kind becomes layers of ours; `RULES` is the list of the kinds."""
+"""The rules that turn a step of each kind into layers (`RULES`), and into an opaque layer where none applies."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
 import numpy as np
 
 from cubatch.network import layers
-from cubatch.network.importers import attention
-from cubatch.network.importers.axes import is_whole, laid_out, reshaped
-from cubatch.network.importers.building import Builder, Rule, Value, permuted
+from cubatch.network.extents import Extents, printable
+from cubatch.network.importers import attention_rules
+from cubatch.network.importers.axes import Atom, Dims, is_whole, joined, laid_out, reshaped
+from cubatch.network.importers.building import Builder, Rule, Value, permuted, with_channels
 from cubatch.network.importers.source import Step
 from cubatch.network.layer import Layer
 
@@ -29,11 +31,11 @@ def _conv(build: Builder, step: Step) -> Value:
 
 def _linear(build: Builder, step: Step) -> Value:
     value, order = build.features(step)
-    if isinstance(mixed := build.pending.get(value.layer), attention.Mixed):
-        return attention.project(build, step, value, order, mixed)
+    if isinstance(mixed := build.pending.get(value.layer), attention_rules.Mixed):
+        return attention_rules.project(build, step, value, order, mixed)
     w = step.constants["w"]
     layer = layers.Linear(k=w.shape[0], bias="b" in step.constants)
-    dims = build.with_channels(value, -1, w.shape[0])
+    dims = with_channels(value, -1, w.shape[0])
     return build.add(step, layer, value, dims=dims, arrays={**step.constants, "w": permuted(w, order)})
 
 
@@ -53,7 +55,7 @@ def _layer_norm(build: Builder, step: Step) -> Value:
         array.size > 1 and (array.size, array.shape[-1]) != (features, features) for array in step.constants.values()
     ):
         raise build.refusal(step, "its scale or bias is not one number for each channel")
-    arrays = {  # one number may stand for all
+    arrays = {  # a single number applies to all channels
         name: permuted(np.broadcast_to(array.reshape(-1), features), order) for name, array in step.constants.items()
     }
     return build.add(step, layers.LayerNorm(eps=step.options["eps"]), value, arrays=arrays)
@@ -78,16 +80,15 @@ def _pool(build: Builder, step: Step, kind: type[Layer], **more: Any) -> Layer:
 
 
 def _adaptive_avg_pool(build: Builder, step: Step) -> Value:
-    value, wanted = build.pixels(step), step.options["extents"]
-    found = build.shapes[value.layer][:2]
-    if wanted == (1, 1):
+    value, (p, q) = build.pixels(step), step.options["extents"]
+    h, w, _ = build.shapes[value.layer]
+    if (p, q) == (1, 1):
         return build.add(step, layers.GlobalAvgPool(), value, dims="nchw")
-    if wanted == found:
+    if (p, q) == (h, w):
         return value
-    if found[0] % wanted[0] or found[1] % wanted[1]:
-        raise build.refusal(step, f"its {found[0]} x {found[1]} pixels do not divide into {wanted[0]} x {wanted[1]}")
-    r, s = found[0] // wanted[0], found[1] // wanted[1]
-    return build.add(step, layers.AvgPool2d(r=r, s=s), value, dims="nchw")
+    if h % p or w % q:
+        raise build.refusal(step, f"its {h} x {w} pixels do not divide into {p} x {q}")
+    return build.add(step, layers.AvgPool2d(r=h // p, s=w // q), value, dims="nchw")
 
 
 def _mean(build: Builder, step: Step) -> Value:
@@ -96,8 +97,8 @@ def _mean(build: Builder, step: Step) -> Value:
     averaged = tuple(atom for axis in sorted(axes) for atom in value.dims[axis])
     if not is_whole(averaged, "hw", build.shapes[value.layer]):
         raise build.refusal(step, "it averages over other axes than all of height and width")
-    kept = [() if axis in axes else dim for axis, dim in enumerate(value.dims)]
-    dims = tuple(dim for axis, dim in enumerate(kept) if step.options["keep"] or axis not in axes)
+    rest = [() if axis in axes else dim for axis, dim in enumerate(value.dims)]
+    dims = tuple(dim for axis, dim in enumerate(rest) if step.options["keep"] or axis not in axes)
     return build.add(step, layers.GlobalAvgPool(), value, dims=dims)
 
 
@@ -145,26 +146,24 @@ def _add(build: Builder, step: Step) -> Value:
 
 
 def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) -> Value:
-    """Take a constant for each channel as the bias of the product before."""
+    """Make a constant for each channel the bias of the product before it."""
     value = build.value(step)
-    if isinstance(prepended := build.pending.get(value.layer), attention.Prepended):
-        return attention.position(build, step, value, prepended)
+    if isinstance(prepended := build.pending.get(value.layer), attention_rules.Prepended):
+        return attention_rules.position(build, step, value, prepended)
     layer = build.layers.get(value.layer)
     row = _by_channel(build, value, constant)
-    if attention.is_projected(build, value) and row is not None and build.is_read_once(value):
-        return attention.project_with_bias(build, value, row)
+    if attention_rules.is_projected(build, value) and row is not None and build.is_read_once(value):
+        return attention_rules.project_with_bias(build, value, row)
     # Only products have a bias.
     is_product = isinstance(layer, layers.Conv2d | layers.Linear) and not layer.bias
-    if row is None or not is_product or layer is None or not build.is_read_once(value):
-        if not constant.any():  # as sum() begins
-            return value
-        reason = (
-            "it adds a constant that is no bias of a convolution or linear layer before it, which nothing else reads"
-        )
-        raise build.refusal(step, reason)
-    with_bias: dict[str, Any] = {"bias": True}
-    build.replace(value.layer, attrs.evolve(layer, **with_bias), {"b": row})
-    return value
+    if row is not None and is_product and layer is not None and build.is_read_once(value):
+        with_bias: dict[str, Any] = {"bias": True}
+        build.replace(value.layer, attrs.evolve(layer, **with_bias), {"b": row})
+        return value
+    if not constant.any():  # Python's sum() begins with 0
+        return value
+    reason = "it adds a constant that is no bias of a convolution or linear layer before it, which nothing else reads"
+    raise build.refusal(step, reason)
 
 
 def _mul(build: Builder, step: Step) -> Value:
@@ -177,14 +176,14 @@ def _mul(build: Builder, step: Step) -> Value:
     pair = build.value(step), build.value(step, 1)
     for x, factor in (pair, pair[::-1]):
         gate = build.layers.get(factor.layer)
-        # x sigmoid(x) is a function of its own.
+        # x sigmoid(x) is one activation.
         fused = _GATED.get(type(gate)) if gate is not None and gate.inputs == (x.layer,) else None
         if fused is not None and x.dims == factor.dims:
             return build.add(step, fused(), x)
     for x, factor in (pair, pair[::-1]):
         are_images = all(each.dims == build.axes("nchw", build.shapes[each.layer]) for each in pair)
         is_factor = build.shapes[factor.layer] == (1, 1, build.shapes[x.layer][2])
-        if is_factor and (are_images or x.dims == factor.dims):  # the latter of features
+        if is_factor and (are_images or x.dims == factor.dims):  # images, or features
             return build.add(step, layers.Scale(), x, factor)
     raise build.refusal(step, "neither of its inputs is a factor for each sample and channel of the other")
 
@@ -193,7 +192,7 @@ _GATED: dict[type[Layer], type[Layer]] = {layers.Sigmoid: layers.SiLU, layers.Ha
 
 
 def _by_channel(build: Builder, value: Value, constant: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return a constant as one number for each channel; None if it is something else."""
+    """Return a constant as one number for each channel; None if it has another shape."""
     axis, channels = build.channel_axis(value), build.shapes[value.layer][2]
     shape = (1,) * (len(value.dims) - constant.ndim) + constant.shape
     if axis is None or len(shape) != len(value.dims) or constant.size != channels or shape[axis] != channels:
@@ -209,8 +208,59 @@ def _concat(build: Builder, step: Step) -> Value:
         others = [[dim for i, dim in enumerate(each.dims) if i != axis] for each in (value, values[0])]
         if value.dims[axis] != plain or others[0] != others[1]:
             raise build.refusal(step, "it does not join channels")
-    dims = build.with_channels(values[0], axis, sum(build.shapes[value.layer][2] for value in values))
+    dims = with_channels(values[0], axis, sum(build.shapes[value.layer][2] for value in values))
     return build.add(step, layers.Concat(), *values, dims=dims)
+
+
+def keep_opaque(build: Builder, step: Step) -> Value:
+    """
+    Make an opaque layer of a step, with the most probable meaning of its output's axes.
+
+    The axes are those of an input with the same number of axes, else those of images, tokens or features. With more
+    than four axes, or where the batch is not the first axis alone, the last axis is channels and all others are rows.
+    """
+    if not step.reads:
+        raise build.refusal(step, step.options.get("reason", "it reads nothing that depends on the network's input"))
+    values = [build.values[name] for name in step.reads]
+    batch_axis = next((axis for axis, extent in enumerate(step.shape[:-1]) if extent % build.batch_size == 0), None)
+    if step.shape[:1] == (build.batch_size,) and len(step.shape) in _LAYOUTS:
+        layouts = [_layout(value.dims, len(step.shape)) for value in values]
+        layout = next(filter(None, layouts), _LAYOUTS[len(step.shape)])
+        sizes = dict(zip(layout, step.shape, strict=True))
+        output: Extents = (sizes.get("h", 1), sizes.get("w", 1), sizes.get("c", 1))
+        dims = build.axes(layout, output)
+    elif batch_axis is not None:
+        output, dims = _rows(step.shape, build.batch_size, batch_axis)
+    else:
+        raise build.refusal(step, f"its result of shape {step.shape} is of no batch of samples")
+    layer = layers.Opaque(
+        operator=printable(step.operator), output=output, flop=step.flop // build.batch_size, weights=step.weights
+    )
+    value = build.add(step, layer, *values, dims=dims)
+    build.opaque.add(value.layer)
+    return value
+
+
+_LAYOUTS = {1: "n", 2: "nc", 3: "nhc", 4: "nchw"}  # usual axes, by their number
+
+
+def _layout(dims: Dims, rank: int) -> str:
+    """Return the one axis of cubatch on each axis of an input; "" where an axis holds several."""
+    labels = ["".join(dict.fromkeys(atom.label for atom in dim)) for dim in dims]
+    is_plain = len(labels) == rank and set(map(len, labels)) == {1} and len(set(labels)) == rank and labels[0] == "n"
+    return "".join(labels) if is_plain else ""
+
+
+def _rows(shape: tuple[int, ...], batch_size: int, batch_axis: int) -> tuple[Extents, Dims]:
+    """Take the last axis as channels and all others as rows; the batch is the outer part of one of them."""
+    rows = math.prod(shape[:-1]) // batch_size
+    dims, stride = [], rows
+    for axis, extent in enumerate(shape[:-1]):
+        batch = [Atom("n", batch_size)] if axis == batch_axis else []
+        extent_of_rows = extent // batch_size if batch else extent
+        stride //= extent_of_rows
+        dims.append(joined([*batch, Atom("h", extent_of_rows, stride)]))
+    return (rows, 1, shape[-1]), (*dims, joined([Atom("c", shape[-1])]))
 
 
 RULES: dict[str, Rule] = {
@@ -234,14 +284,13 @@ RULES: dict[str, Rule] = {
     "add": _add,
     "mul": _mul,
     "concat": _concat,
-    "prepend": attention.prepend,
-    "attention": attention.mix,
-    "attention of turned keys": attention.mix_turned,
-    "select": attention.select,
-    "slice": attention.cut,
+    "prepend": attention_rules.prepend,
+    "attention": attention_rules.mix,
+    "attention_kt": attention_rules.mix_transposed,
+    "select": attention_rules.select,
+    "slice": attention_rules.cut,
     "identity": _identity,
     "reshape": _reshape,
     "permute": _permute,
     "pad": _pad,
 }
-"""How a step of each kind becomes layers."""

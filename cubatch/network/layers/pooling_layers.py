@@ -1,4 +1,4 @@
-"""Layers that make one pixel of many, per channel."""
+"""Pooling layers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from cubatch.network.windows import Axis, Window, check_window, pool_axes
 
 @attrs.frozen(kw_only=True)
 class _Pool(Layer):
-    """What the two window pools share; the stride is the window unless given."""
+    """The fields of both window pools; the default stride is the window."""
 
     r: int = field(converter=whole, validator=at_least(1))
     s: int = field(converter=whole, validator=at_least(1))
-    # Without a stride of its own a pool steps by its window.
     stride: tuple[int, int] = field(
         default=attrs.Factory(lambda self: (self.r, self.s), takes_self=True), converter=pair, validator=PAIR
     )
@@ -28,7 +27,7 @@ class _Pool(Layer):
     ceil: bool = field(default=False, validator=check_flag)
 
     def check(self) -> None:
-        """Check that the window fits, and holds at least one real pixel wherever it stands."""
+        """Check that the window fits, and that each position of it holds at least one pixel."""
         h, w, _ = self.input_shape
         check_window((h, w), (self.r, self.s), self.pad)
         if max(self.pad[:2]) >= self.r or max(self.pad[2:]) >= self.s:
@@ -52,8 +51,7 @@ class _Pool(Layer):
         return vertical.out, horizontal.out, self.input_shape[2]
 
 
-# The tap that won is kept in one byte, which also needs values for "none".
-MOST_TAPS = 254
+MOST_TAPS = 254  # the position of the largest value is saved in one byte, which also needs values for "none"
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +62,7 @@ class MaxPool2d(_Pool):
     Attributes:
         r, s: Window height and width.
         stride: Step of the window; the window itself unless given.
-        pad: Border that never wins.
+        pad: Border that is ignored.
         ceil: Round the number of windows up instead of down.
     """
 
@@ -77,7 +75,7 @@ class MaxPool2d(_Pool):
             raise InvalidSpec("r", self.r, f"such that r x s is at most {MOST_TAPS} (s is {self.s})")
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Keep which tap won: one byte per output."""
+        """Position of the largest value in the window: one byte per output."""
         return {"argmax": (math.prod(self.output_shape), 1)}
 
 
@@ -91,7 +89,7 @@ class AvgPool2d(_Pool):
         stride: Step of the window; the window itself unless given.
         pad: Zeros around the input.
         ceil: Round the number of windows up instead of down.
-        count_pad: Divide by the whole window, border included, instead of by the real pixels in it.
+        count_pad: Divide by the size of the whole window, border included, not by the pixels in it.
     """
 
     type: ClassVar[str] = "avg_pool2d"

@@ -1,4 +1,4 @@
-"""Functions of one element, or of one position's channels."""
+"""Activations: functions of one element, or of the channels of one position."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 from attrs import field
 
-from cubatch.errors import InvalidSpec
+from cubatch.network.extents import between
 from cubatch.network.layer import Layer
 
 
@@ -78,7 +78,7 @@ class GELU(_Activation):
 
 @attrs.frozen(kw_only=True)
 class Softmax(Layer):
-    """exp(x) over its sum along the channels; a network for training ends in logits, without it."""
+    """exp(x) divided by its sum along the channels; a network for training ends in logits, without it."""
 
     type: ClassVar[str] = "softmax"
     adds_up_to_one: ClassVar[bool] = True
@@ -96,13 +96,8 @@ class Dropout(_Activation):
 
     type: ClassVar[str] = "dropout"
     idle_in_inference: ClassVar[bool] = True
-    p: float = field(default=0.5)
-
-    @p.validator
-    def _check_p(self, _: attrs.Attribute[float], value: object) -> None:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-            raise InvalidSpec("p", value, "a number from 0, below 1")
+    p: float = field(default=0.5, validator=between(0, 1, "a number from 0, below 1", high_open=True))
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Keep which elements survived: one byte each."""
+        """Which elements were not zeroed: one byte each."""
         return {"mask": (math.prod(self.input_shape), 1)}

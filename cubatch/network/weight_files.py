@@ -1,9 +1,9 @@
 """
-Weights of a network: kept in files, and carried to and from PyTorch's state dicts.
+Weights of a network: saved in files, and converted to and from PyTorch's state dicts.
 
-A file of ours is safetensors or npz; its tensors are named LAYER.ARRAY, as "conv1.w", in float32.  Its metadata hold
-"cubatch weights": JSON with "version", "network" and "dtype".  It is one entry, since several have no order in a
-safetensors file, and equal weights are to make equal files.  Any other such file is read as a state dict.
+A file of cubatch is safetensors or npz with float32 tensors named LAYER.ARRAY, such as "conv1.w". The entry
+"cubatch weights" of its metadata is JSON with "version", "network" and "dtype". It is a single entry, so that equal
+weights make equal files: several entries have no order in a safetensors file. Any other file is read as a state dict.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ _MOST_NAMED = 3
 
 def save_weights(network: Network, path: str | Path) -> None:
     """
-    Write the weights that a network has, parameters and running statistics, to a file.
+    Write the weights of a network, parameters and running statistics, to a file.
 
-    It is written whole or not at all: the file that was there stays until the new one is on the disk.
+    An existing file is replaced only when the new one is complete.
 
     Args:
         network: With weights: trained by `cubatch train`, loaded, or imported.
         path: Ends in .safetensors or .npz.
 
     Raises:
-        InvalidArgument: If the network has no weights, or the path is none for such a file.
+        InvalidArgument: If the network has no weights, or the path ends otherwise.
         InvalidData: If the file cannot be written.
 
     Example:
         >>> import cubatch as cb
         >>> cb.save_weights(cb.load_onnx("model.onnx"), "model.safetensors")     # doctest: +SKIP
     """
-    wanted = _wanted(network)
-    arrays = {f"{layer}.{name}": network.weights.get(layer, {}).get(name) for layer, name in wanted}
+    shapes = _shapes(network)
+    arrays = {f"{layer}.{name}": network.weights.get(layer, {}).get(name) for layer, name in shapes}
     missing = [key for key, array in arrays.items() if array is None]
     if missing:
         raise _incomplete(network, missing)
-    told = json.dumps({"version": VERSION, "network": network.name, "dtype": "float32"})
-    array_file.write(path, {key: _numbers(key, array) for key, array in arrays.items()}, {WEIGHTS: told})
+    entry = json.dumps({"version": VERSION, "network": network.name, "dtype": "float32"})
+    array_file.write(path, {key: _float32(key, array) for key, array in arrays.items()}, {WEIGHTS: entry})
 
 
 def load_weights(network: Network, path: str | Path) -> Network:
@@ -62,15 +62,15 @@ def load_weights(network: Network, path: str | Path) -> Network:
     Return the network with the weights of a file: a cubatch file, or a PyTorch state dict in safetensors or npz.
 
     Args:
-        network: Whose layers the file's tensors belong to, one for one.
+        network: The network; the file must have exactly its tensors.
         path: Ends in .safetensors or .npz.
 
     Returns:
-        Network: The same with weights, float32 whatever type the file has.
+        Network: The same with weights, in float32.
 
     Raises:
-        InvalidArgument: If the file's name ends otherwise.
-        InvalidData: If it is missing or damaged, or a tensor is unknown, missing, or of another shape; says which.
+        InvalidArgument: If the path ends otherwise.
+        InvalidData: If the file is missing or damaged, or a tensor is unknown, missing, or of another shape.
 
     Example:
         >>> import cubatch as cb
@@ -81,38 +81,38 @@ def load_weights(network: Network, path: str | Path) -> Network:
         remedy = "`cubatch train --checkpoint` goes on with it, and with --save writes its weights."
         raise InvalidData(str(path), "is a checkpoint, and not only weights", remedy)
     if WEIGHTS not in notes:
-        return _given(network, arrays, str(path))
+        return _convert(network, arrays, str(path))
     try:
-        told = json.loads(notes[WEIGHTS])
-        version, saved_from = told["version"], told["network"]
+        entry = json.loads(notes[WEIGHTS])
+        version, saved_from = entry["version"], entry["network"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise InvalidData(str(path), "is damaged: it does not say of what it holds the weights") from error
+        raise InvalidData(str(path), "is damaged: its metadata lack the network and version") from error
     if version != VERSION:
         raise InvalidData(str(path), f"is of version {shown(version)}, this cubatch reads {VERSION}", "Update it.")
-    wanted = _wanted(network)
-    shapes = {".".join(place): shape for place, shape in wanted.items()}
+    shapes = _shapes(network)
+    by_key = {".".join(place): shape for place, shape in shapes.items()}
     remedy = "" if saved_from == network.name else f"It was saved from {visible(str(saved_from))}."
-    _check(str(path), {key: array.shape for key, array in arrays.items()}, shapes, network.name, remedy)
-    return _with(network, {place: _numbers(".".join(place), arrays[".".join(place)]) for place in wanted})
+    _check(str(path), {key: array.shape for key, array in arrays.items()}, by_key, network.name, remedy)
+    return _with(network, {place: _float32(".".join(place), arrays[".".join(place)]) for place in shapes})
 
 
 def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
     """
     Return the network with the weights of a PyTorch module, by names as in torchvision and timm's transformers.
 
-    Any other network is taken to be of modules with our layers' names.  Filters become
-    (k, r, s, c), and what a linear layer reads behind a flatten is put into the order of (h, w, c).
+    Modules of any other network must have the names of its layers. Filters become (k, r, s, c), and weights of a linear
+    layer after a flatten are put into the order of (h, w, c).
 
     Args:
-        network: Of `models.build`, or any other.
-        state_dict: Tensors, or arrays, by name: what `module.state_dict()` gives.
+        network: A network of `models.build`, or any other.
+        state_dict: Tensors or arrays by name, as `module.state_dict()` returns them.
 
     Returns:
         Network: The same with weights, copies in float32.
 
     Raises:
-        InvalidData: If a tensor is unknown, missing, or of another shape; says which.
-        InvalidArgument: If the network has layers for which there is no rule, or it is no state dict.
+        InvalidData: If a tensor is unknown, missing, or of another shape.
+        InvalidArgument: If a layer of the network has no counterpart, or the argument is not a state dict.
 
     Example:
         >>> import torchvision, cubatch as cb                                           # doctest: +SKIP
@@ -120,12 +120,12 @@ def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
         >>> net = cb.from_state_dict(cb.models.build("resnet18"), module.state_dict())  # doctest: +SKIP
     """
     if not isinstance(state_dict, Mapping):
-        raise InvalidArgument("state_dict", state_dict, "tensors by name", "module.state_dict() gives them.")
+        raise InvalidArgument("state_dict", state_dict, "tensors by name", "module.state_dict() returns them.")
     for key, array in state_dict.items():
         if not isinstance(key, str) or not hasattr(array, "shape"):
-            remedy = "Of what holds more than a state dict give that entry alone: what module.state_dict() gave."
+            remedy = "Of a larger mapping pass only the entry that module.state_dict() returned."
             raise InvalidArgument(f"state_dict[{shown(key)}]", array, "a tensor, by a name that is text", remedy)
-    return _given(network, state_dict, "the state dict")
+    return _convert(network, state_dict, "the state dict")
 
 
 def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
@@ -139,7 +139,7 @@ def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
         dict[str, numpy.ndarray]: float32 arrays, and the int64 counters of batch norms, at 0.
 
     Raises:
-        InvalidArgument: If the network lacks weights, or has layers for which there is no rule.
+        InvalidArgument: If the network lacks weights, or a layer has no counterpart.
 
     Example:
         >>> state = cb.to_state_dict(cb.load_weights(net, "trained.safetensors"))                   # doctest: +SKIP
@@ -152,26 +152,26 @@ def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
         if array is None:
             missing.append(f"{tensor.layer}.{tensor.name}")
         else:
-            state[tensor.key] = tensor.to_theirs(_numbers(tensor.key, array))
+            state[tensor.key] = tensor.to_torch(_float32(tensor.key, array))
     if missing:
         raise _incomplete(network, missing)
     return state | {key: np.array(0, np.int64) for key in pytorch.counters(network)}
 
 
-# --- below ---------------------------------------------------------------------------------------------------
-
-
-def _given(network: Network, state: Mapping[str, Any], source: str) -> Network:
-    wanted = {tensor.key: tensor for tensor in pytorch.tensors(network)}
-    found = {key: array for key, array in state.items() if key in wanted or not pytorch.is_left_out(key)}
-    shapes = {key: tuple(array.shape) for key, array in found.items()}
+def _convert(network: Network, state: Mapping[str, Any], source: str) -> Network:
+    """Return the network with the weights of a state dict."""
+    tensors = {tensor.key: tensor for tensor in pytorch.tensors(network)}
+    arrays = {key: array for key, array in state.items() if key in tensors or not pytorch.is_left_out(key)}
+    shapes = {key: tuple(array.shape) for key, array in arrays.items()}
     remedy = "docs/reference/files.md lists the names that weights have in PyTorch."
-    _check(source, shapes, {key: tensor.theirs for key, tensor in wanted.items()}, network.name, remedy)
-    ours = {(one.layer, one.name): one.to_ours(_numbers(key, found[key])) for key, one in wanted.items()}
-    return _with(network, ours)
+    _check(source, shapes, {key: tensor.torch_shape for key, tensor in tensors.items()}, network.name, remedy)
+    converted = {
+        (tensor.layer, tensor.name): tensor.from_torch(_float32(key, arrays[key])) for key, tensor in tensors.items()
+    }
+    return _with(network, converted)
 
 
-def _wanted(network: Network) -> dict[tuple[str, str], tuple[int, ...]]:
+def _shapes(network: Network) -> dict[tuple[str, str], tuple[int, ...]]:
     return {
         (node.name, name): shape
         for node in network.nodes
@@ -186,8 +186,8 @@ def _with(network: Network, arrays: Mapping[tuple[str, str], np.ndarray[Any, Any
     return attrs.evolve(network, weights=weights)
 
 
-def _numbers(key: str, array: Any) -> np.ndarray[Any, Any]:
-    """Return an array, or a tensor of PyTorch's wherever it lies, as float32 of its own."""
+def _float32(key: str, array: Any) -> np.ndarray[Any, Any]:
+    """Return an array, or a tensor of PyTorch on any device, as a copy in float32."""
     if hasattr(array, "detach"):
         array = array.detach().cpu().float().numpy()
     numbers: np.ndarray[Any, Any] = np.asarray(array)
@@ -198,24 +198,24 @@ def _numbers(key: str, array: Any) -> np.ndarray[Any, Any]:
 
 def _check(
     source: str,
-    found: Mapping[str, tuple[int, ...]],
-    wanted: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
     network: str,
     remedy: str,
 ) -> None:
-    """Refuse tensors that are missing, unknown or of another shape, by their names."""
-    missing = [f"{key} {shape}" for key, shape in wanted.items() if key not in found]
-    unknown = [key for key in found if key not in wanted]
+    """Raise InvalidData for tensors that are missing, unknown or of another shape."""
+    missing = [f"{key} {shape}" for key, shape in expected.items() if key not in shapes]
+    unknown = [key for key in shapes if key not in expected]
     if missing:
         reason = f"lacks {_some(missing)} of {network}" + (f", and holds {_some(unknown)}" if unknown else "")
         raise InvalidData(source, reason, remedy)
     if unknown:
-        near = near_names(unknown[0], wanted, 1)
+        near = near_names(unknown[0], expected, 1)
         hint = f" ({near[0]} is the nearest name)" if near else ""
         raise InvalidData(source, f"holds {_some(unknown)}, which {network} does not have{hint}", remedy)
-    for key, shape in wanted.items():
-        if found[key] != shape:
-            reason = f"holds {key} of shape {found[key]}, {network} needs {shape}"
+    for key, shape in expected.items():
+        if shapes[key] != shape:
+            reason = f"holds {key} of shape {shapes[key]}, {network} needs {shape}"
             raise InvalidData(source, reason, remedy or "Give --classes and --input-shape as they were for the file.")
 
 
@@ -225,5 +225,5 @@ def _some(names: list[str]) -> str:
 
 
 def _incomplete(network: Network, missing: list[str]) -> InvalidArgument:
-    remedy = f"It lacks {_some(missing)}; load_weights, from_state_dict and `cubatch train --save` give them."
+    remedy = f"It lacks {_some(missing)}; load_weights and from_state_dict add them."
     return InvalidArgument("network", network.name, "one with all its weights", remedy)

@@ -1,9 +1,9 @@
 """
-Attention and class tokens, which foreign graphs spell out in many steps and we have as one layer each.
+Rules for attention and class tokens, which foreign graphs compute in many steps and cubatch in one layer each.
 
-Queries, keys and values are parts of what linear layers make, cut and permuted into heads.  The axes say which rows
-of the weights each comes from, so that `attention` gets them in its order, whichever way they were cut.  Until its
-output is projected, or a position is added to its tokens, such a layer is not whole: it is `pending`.
+Queries, keys and values are parts of the outputs of linear layers, cut and permuted into heads. Their axes show which
+rows of the weights each comes from, so that `attention` gets the rows in its order. Attention is incomplete (`pending`)
+until its output is projected, and tokens until a position is added.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 from cubatch.network import layers
 from cubatch.network.importers.axes import Dims, is_whole, joined, laid_out, places
-from cubatch.network.importers.building import Builder, Value, permuted
+from cubatch.network.importers.building import Builder, Value, permuted, with_channels
 from cubatch.network.importers.source import Step
 
 
 @attrs.frozen
 class Mixed:
-    """Values mixed by attention, not projected yet: what queries, keys and values are projected from, and how."""
+    """Attention without its output projection: its input, and the projections to queries, keys and values."""
 
     x: Value
     heads: int
@@ -31,14 +31,14 @@ class Mixed:
 
 @attrs.frozen
 class Prepended:
-    """Pixels with a class token in front, without positions yet."""
+    """Pixels with a class token in front, and no positions yet."""
 
     x: Value
     token: np.ndarray[Any, Any]
 
 
 def select(build: Builder, step: Step) -> Value:
-    """Take one position of an axis: of heads and the like a part of the channels; of tokens the first, a layer."""
+    """Take one position of an axis: a part of the channels, or the first token."""
     value, axis = build.part(step), step.options["axis"] % (len(step.shape) + 1)
     atoms, index = value.dims[axis], step.options["index"]
     dims = value.dims[:axis] + value.dims[axis + 1 :]
@@ -50,7 +50,7 @@ def select(build: Builder, step: Step) -> Value:
     value = build.value(step)
     if index == 0 and is_whole(atoms, "h", build.shapes[value.layer]) and build.shapes[value.layer][1] == 1:
         return build.add(step, layers.ClassToken(), value, dims=dims)
-    raise build.refusal(step, "it takes one position of something else than heads, or the first token")
+    raise build.refusal(step, "it takes one position of an axis that is neither heads nor, for the first token, tokens")
 
 
 def cut(build: Builder, step: Step) -> Value:
@@ -58,33 +58,33 @@ def cut(build: Builder, step: Step) -> Value:
     value, axis = build.part(step), step.options["axis"] % len(step.shape)
     atoms = value.dims[axis]
     if [atom.label for atom in atoms] != ["c"]:
-        raise build.refusal(step, "it takes a range of something else than channels")
+        raise build.refusal(step, "it takes a range of another axis than channels")
     (atom,) = atoms
     dims = (*value.dims[:axis], joined([atom._replace(size=step.shape[axis])]), *value.dims[axis + 1 :])
     return attrs.evolve(value, dims=dims, offset=value.offset + step.options["start"] * atom.stride)
 
 
 def mix(build: Builder, step: Step) -> Value:
-    """Attend with queries, keys and values (n, heads, tokens, channels of a head), each projected from one input."""
-    return _mixed(build, step, [build.part(step, i) for i in range(3)])
+    """Attend with queries, keys and values (n, heads, tokens, channels of a head), projected from one input."""
+    return _mix(build, step, [build.part(step, i) for i in range(3)])
 
 
-def mix_turned(build: Builder, step: Step) -> Value:
+def mix_transposed(build: Builder, step: Step) -> Value:
     """Attend with keys that are (n, heads, channels of a head, tokens)."""
     q, k, v = (build.part(step, i) for i in range(3))
-    return _mixed(build, step, [q, attrs.evolve(k, dims=(*k.dims[:-2], *k.dims[:-3:-1])), v])
+    return _mix(build, step, [q, attrs.evolve(k, dims=(*k.dims[:-2], *k.dims[:-3:-1])), v])
 
 
-def _mixed(build: Builder, step: Step, parts: list[Value]) -> Value:
+def _mix(build: Builder, step: Step, parts: list[Value]) -> Value:
     if any(len(part.dims) != 4 for part in parts):  # noqa: PLR2004
         raise build.refusal(step, "its axes are not batch, heads, tokens and channels")
     made = [build.layers.get(part.layer) for part in parts]
     query = parts[0]
     rows, arrays = [], []
     for part, layer in zip(parts, made, strict=True):
-        # Heads are cut from what a linear layer makes.
+        # Heads can only be cut from the outputs of a linear layer.
         if not isinstance(layer, layers.Linear) or part.dims[0] != query.dims[0] or part.dims[2] != query.dims[2]:
-            raise build.refusal(step, "its queries, keys and values are not made by linear layers alike")
+            raise build.refusal(step, "its queries, keys and values are not outputs of linear layers alike")
         extents = build.shapes[part.layer]
         is_cut = all(atom.label == "c" for axis in (1, 3) for atom in part.dims[axis])
         if not is_cut or not is_whole(part.dims[2], "hw", extents):
@@ -92,7 +92,8 @@ def _mixed(build: Builder, step: Step, parts: list[Value]) -> Value:
         rows.append(part.offset + np.asarray(places([*part.dims[1], *part.dims[3]], (1, 1, extents[2]))))
         arrays.append(build.arrays[part.layer])
     sources = {(layer.inputs or ("",), layer.c) for layer in made if layer is not None}
-    c, heads = query_channels(step), step.shape[1]
+    _, heads, _, channels_of_head = step.shape
+    c = heads * channels_of_head
     if len(sources) != 1 or {len(each) for each in rows} != {c} or next(iter(sources))[1] != c:
         raise build.refusal(step, f"its queries, keys and values are not of one input with {c} channels")
     w = np.concatenate([array["w"][each] for array, each in zip(arrays, rows, strict=True)])
@@ -104,11 +105,6 @@ def _mixed(build: Builder, step: Step, parts: list[Value]) -> Value:
     return attrs.evolve(mixed, dims=_in_heads(mixed.dims, heads, c))
 
 
-def query_channels(step: Step) -> int:
-    """Channels of all heads of a step's result (n, heads, tokens, channels of a head)."""
-    return step.shape[1] * step.shape[3]
-
-
 def _in_heads(dims: Dims, heads: int, c: int) -> Dims:
     batch, (channels,), tokens = dims
     inner = c // heads
@@ -117,7 +113,7 @@ def _in_heads(dims: Dims, heads: int, c: int) -> Dims:
 
 
 def project(build: Builder, step: Step, value: Value, order: list[int] | None, mixed: Mixed) -> Value:
-    """Make the layer of attention, whose output a linear layer projects."""
+    """Make the attention layer, whose output a linear layer projects."""
     w, b = step.constants["w"], step.constants.get("b")
     c = len(mixed.w) // 3
     if w.shape != (c, c):
@@ -127,16 +123,16 @@ def project(build: Builder, step: Step, value: Value, order: list[int] | None, m
     if has_bias:
         arrays |= {"b_in": np.zeros(3 * c) if mixed.b is None else mixed.b, "b_out": np.zeros(c) if b is None else b}
     layer = layers.Attention(heads=mixed.heads, bias=has_bias)
-    return build.add(step, layer, mixed.x, dims=build.with_channels(value, -1, c), arrays=arrays)
+    return build.add(step, layer, mixed.x, dims=with_channels(value, -1, c), arrays=arrays)
 
 
 def is_projected(build: Builder, value: Value) -> bool:
-    """Whether a value is what `project` made."""
+    """Whether a value is the output of an attention layer."""
     return "w_out" in build.arrays.get(value.layer, {})
 
 
 def project_with_bias(build: Builder, value: Value, bias: np.ndarray[Any, Any]) -> Value:
-    """Add a bias to what projects attention's output."""
+    """Add a bias to the output projection of an attention layer."""
     c = len(bias)
     known = {"b_in": np.zeros(3 * c), "b_out": np.zeros(c), **build.arrays[value.layer]}
     with_bias: dict[str, Any] = {"bias": True}
@@ -146,7 +142,7 @@ def project_with_bias(build: Builder, value: Value, bias: np.ndarray[Any, Any]) 
 
 
 def prepend(build: Builder, step: Step) -> Value:
-    """Put a class token in front of pixels that are tokens, (n, h w, c)."""
+    """Put a class token in front of pixels as tokens, (n, h w, c)."""
     value, token = build.value(step), step.constants["token"]
     h, w, c = build.shapes[value.layer]
     rows = joined(atom for dim in build.axes("hw", (h, w, c)) for atom in dim)
@@ -158,10 +154,10 @@ def prepend(build: Builder, step: Step) -> Value:
 
 
 def position(build: Builder, step: Step, value: Value, prepended: Prepended) -> Value:
-    """Make the layer of tokens, to whose pixels and class token a position is added."""
+    """Make the tokens layer, which adds a position to pixels and class token."""
     tokens, _, c = build.shapes[value.layer]
     constant = step.constants["constant"]
     if constant.shape not in {(1, tokens, c), (tokens, c)}:
-        raise build.refusal(step, "what it adds to the tokens is no position for each")
+        raise build.refusal(step, "it adds a constant to the tokens that is not one position for each")
     arrays = {"token": prepended.token, "position": constant.reshape(tokens, c)}
     return build.add(step, layers.Tokens(), prepended.x, dims=value.dims, arrays=arrays)

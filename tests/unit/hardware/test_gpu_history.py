@@ -9,9 +9,9 @@ import pynvml
 import pytest
 
 from cubatch.errors import CubatchError, DeviceFailed, DeviceNotAvailable
-from cubatch.hardware import nvml, watch
-from cubatch.hardware.nvml import Monitor
-from cubatch.hardware.nvml_records import Listed, Process, Snapshot, named
+from cubatch.hardware import nvml
+from cubatch.hardware.gpu_history import COURSE_LENGTH, GpuHistory
+from cubatch.hardware.nvml import Listed, Monitor, Process, Snapshot, name_processes
 from tests.nvml import GIB, NO_MEMORY_TOLD, OTHER, SLICE, STATUSES, UNTOLD, UUID, Gpu, Library, a_slice
 
 
@@ -23,7 +23,7 @@ def library(monkeypatch):
 
 def asked(library):
     """Give the C functions that a look calls, each once."""
-    watch.Watch().look()
+    GpuHistory().read()
     return sorted(set(library.calls) - {"nvmlInitWithFlags"})
 
 
@@ -83,7 +83,7 @@ def test_processes_are_named_and_the_largest_comes_first(library):
     found = Monitor(UUID).processes()
 
     assert found == (Process(8, "train", 3 * GIB), Process(10, "Xorg", 2 * GIB), Process(7, "python3", GIB), Process(9))
-    assert named(found) == (
+    assert name_processes(found) == (
         "train (pid 8) holds 3.00 GiB, Xorg (pid 10) holds 2.00 GiB, python3 (pid 7) holds 1.00 GiB and 1 more"
     )
 
@@ -109,10 +109,10 @@ def test_no_status_of_a_list_of_processes_is_an_error(library, status):
 def test_peaks_are_of_all_looks_and_the_rest_is_of_the_last(library):
     """Memory rises and falls, the counter of energy runs from the first look on."""
     gpu = library.gpus[0]
-    looked = watch.Watch()
+    looked = GpuHistory()
     for used, millijoules in ((10, 5000), (70, 6500), (35, 9000)):
         gpu.used, gpu.millijoules = used * GIB, millijoules
-        (seen,) = looked.look()
+        (seen,) = looked.read()
 
     assert (seen.now.used_bytes, seen.peaks["used_bytes"]) == (35 * GIB, 70 * GIB)
     assert list(seen.course) == [10 / 140, 70 / 140, 35 / 140]
@@ -122,16 +122,16 @@ def test_peaks_are_of_all_looks_and_the_rest_is_of_the_last(library):
 
 def test_the_course_has_an_end(library):
     """A watch of days keeps no more than its picture shows."""
-    looked = watch.Watch()
-    for _ in range(watch.KEPT_LOOKS + 5):
-        (seen,) = looked.look()
-    assert len(seen.course) == watch.KEPT_LOOKS
+    looked = GpuHistory()
+    for _ in range(COURSE_LENGTH + 5):
+        (seen,) = looked.read()
+    assert len(seen.course) == COURSE_LENGTH
 
 
 def test_a_slice_has_memory_and_nothing_of_its_board(library):
     """Its board's clock and power are not even asked for."""
     library.gpus = [Gpu(slices=(a_slice(used=4 * GIB),))]
-    board, part = watch.Watch().look()
+    board, part = GpuHistory().read()
     assert part.now == Snapshot(free_bytes=12 * GIB, used_bytes=4 * GIB, total_bytes=16 * GIB)
     assert (part.joules, part.peaks) == (None, {"used_bytes": 4 * GIB})
     assert board.now.power_watts == 412.5
@@ -151,31 +151,14 @@ CALLS = (
 )  # fmt: skip
 
 
-VITALS = {
-    "nvmlDeviceGetMemoryInfo": "used_bytes", "nvmlDeviceGetPowerUsage": "power_watts",
-    "nvmlDeviceGetTemperature": "temperature_celsius", "nvmlDeviceGetUtilizationRates": "utilization_percent",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("status", STATUSES)
-@pytest.mark.parametrize("name", VITALS)
-def test_every_status_of_a_vital_costs_that_one(library, name, status):
-    """A GPU without the counter, a driver without the call, a GPU that is lost: None, and the others are told."""
-    monitor = Monitor(UUID)
-    whole = attrs.asdict(monitor.vitals())
-    library.failing = {name: status}
-    assert attrs.asdict(monitor.vitals()) == whole | {VITALS[name]: None}
-    assert None not in whole.values()
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_every_status_of_every_call_ends_in_a_look(library, name):
     """A figure that is missing, or a GPU that says why: never an exception, and the other GPU is seen in full."""
     library.gpus.append(Gpu(uuid=OTHER))
-    whole = watch.Watch().look()[1].now
+    whole = GpuHistory().read()[1].now
     for status in STATUSES:
         library.failing = {name: status}
-        found = watch.Watch().look()
+        found = GpuHistory().read()
         assert len(found) == 2
         for seen in found:
             assert (
@@ -188,12 +171,12 @@ def test_every_status_of_every_call_ends_in_a_look(library, name):
 
 def test_a_gpu_that_is_lost_and_comes_back_is_seen_again(library):
     """A look that failed is of the past."""
-    looked = watch.Watch()
+    looked = GpuHistory()
     library.failing["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_GPU_IS_LOST
-    (lost,) = looked.look()
+    (lost,) = looked.read()
     assert (lost.now, "status 15" in lost.problem) == (Snapshot(), True)
     library.failing.clear()
-    (back,) = looked.look()
+    (back,) = looked.read()
     assert (back.problem, back.now.used_bytes) == ("", 40 * GIB)
 
 
@@ -202,4 +185,4 @@ def test_only_our_errors_leave_a_watch(library):
     for status in STATUSES:
         library.failing = {"nvmlDeviceGetCount_v2": status}
         with pytest.raises(CubatchError):
-            watch.Watch()
+            GpuHistory()

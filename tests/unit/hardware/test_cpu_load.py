@@ -12,8 +12,8 @@ import time
 import attrs
 import pytest
 
-from cubatch.hardware import load
-from cubatch.hardware.load import Load, Snapshot
+from cubatch.hardware import cpu_load
+from cubatch.hardware.cpu_load import Snapshot
 
 CPUS = "cpu0 1 1 1 1 1 1 1 1 1 1\ncpu1 1 1 1 1 1 1 1 1 1 1\nintr 5 5\nctxt 77\ncpufreq 3\n"
 
@@ -28,9 +28,9 @@ def taken(*, wall=10.0, own=0.0, **ticks):
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
     start = [1000 + 7 * place for place in range(len(names))]
     end = [count + ticks.get(name, 0) for count, name in zip(start, names, strict=True)]
-    before = load.read_stat(stat(*start), 100, when=5.0, own_seconds=3.0)
-    after = load.read_stat(stat(*end), 100, when=5.0 + wall, own_seconds=3.0 + own)
-    return load.between(before, after)
+    before = cpu_load.read_stat(stat(*start), 100, when=5.0, own_seconds=3.0)
+    after = cpu_load.read_stat(stat(*end), 100, when=5.0 + wall, own_seconds=3.0 + own)
+    return cpu_load.between(before, after)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ def test_steal_is_a_share_of_all_cpu_time(ticks, steal):
 )
 def test_where_proc_does_not_tell_nothing_is_said(text):
     """No /proc, an empty one, one of another system: None, all the way."""
-    assert load.read_stat(text, 100, when=0.0, own_seconds=0.0) is None
-    here = load.read_stat(stat(*range(10)), 100, when=9.0, own_seconds=0.0)
-    assert (load.between(None, here), load.between(here, None)) == (None, None)
+    assert cpu_load.read_stat(text, 100, when=0.0, own_seconds=0.0) is None
+    here = cpu_load.read_stat(stat(*range(10)), 100, when=9.0, own_seconds=0.0)
+    assert (cpu_load.between(None, here), cpu_load.between(here, None)) == (None, None)
 
 
 def test_a_place_without_proc_has_no_snapshot(tmp_path):
     """Nothing raises, with or without a worker."""
-    assert load.snapshot(root=tmp_path) is None
-    assert load.snapshot(os.getpid(), root=tmp_path) is None
+    assert cpu_load.snapshot(root=tmp_path) is None
+    assert cpu_load.snapshot(os.getpid(), root=tmp_path) is None
 
 
 def test_too_short_a_time_or_a_stat_that_stands_still_tells_nothing():
@@ -90,68 +90,19 @@ def test_too_short_a_time_or_a_stat_that_stands_still_tells_nothing():
 
 def test_the_cpus_are_those_of_the_machine():
     """One line each; other lines that begin with cpu are none."""
-    assert load.read_stat(stat(*range(10)), 100, when=0.0, own_seconds=0.0).num_cpus == 2
+    assert cpu_load.read_stat(stat(*range(10)), 100, when=0.0, own_seconds=0.0).num_cpus == 2
 
 
 def test_ticks_are_those_of_the_machine():
     """USER_HZ is 100 nearly everywhere, and is asked for all the same."""
-    fast = load.read_stat(stat(*range(10)), 1000, when=0.0, own_seconds=0.0)
-    slow = load.read_stat(stat(*range(10)), 100, when=0.0, own_seconds=0.0)
+    fast = cpu_load.read_stat(stat(*range(10)), 1000, when=0.0, own_seconds=0.0)
+    slow = cpu_load.read_stat(stat(*range(10)), 100, when=0.0, own_seconds=0.0)
     assert slow.busy_seconds == pytest.approx(10 * fast.busy_seconds)
-
-
-# --- sentences -----------------------------------------------------------------------------------------------
-
-BUSY = "Other processes kept 1.0 of 2 CPUs busy while it was measured"
-STOLEN = "hypervisor took 5 % of the CPU time (steal)"
-FEW = "end them, or leave it 5 CPUs (put taskset --cpu-list 2,3,5,6,7 before the whole command), and measure again."
-FEWER = "end them, or leave it 1 CPU (put taskset --cpu-list 2 before the whole command), and measure again."
-
-
-@pytest.mark.parametrize(
-    ("found", "threads", "sentence"),
-    [
-        (
-            Load(others=1.02, steal=0.0, num_cpus=2),
-            2,
-            f"{BUSY}: {FEWER}",
-        ),
-        (Load(others=1.02, steal=0.0, num_cpus=2), 1, f"{BUSY}: end them and measure again."),
-        (
-            Load(others=3.02, steal=0.05, num_cpus=8),
-            8,
-            f"{BUSY.replace('1.0 of 2', '3.0 of 8')}, and the {STOLEN}: {FEW}",
-        ),
-        (
-            Load(others=0.5, steal=0.0, num_cpus=1),
-            1,
-            "Other processes kept 0.5 of 1 CPU busy while it was measured: end them and measure again.",
-        ),
-        (
-            Load(others=0.0, steal=0.05, num_cpus=2),
-            2,
-            f"The {STOLEN}: measure again when the other machines of this host are quiet, or on CPUs of your own.",
-        ),
-    ],
-)
-def test_a_sentence_says_what_was_taken_and_what_to_do(monkeypatch, found, threads, sentence):
-    """Fewer CPUs, of those that may be used, are a way out only where they are left, and fewer than were used."""
-    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {2, 3, 5, 6, 7, 8})
-    assert found.sentence(threads) == sentence
-
-
-@pytest.mark.parametrize(
-    ("others", "steal", "is_said"),
-    [(0.19, 0.0, False), (0.2, 0.0, True), (0.0, 0.019, False), (0.0, 0.02, True), (0.0, 0.0, False)],
-)
-def test_what_is_too_little_is_not_said(others, steal, is_said):
-    """A fifth of a CPU, or a fiftieth of the CPU time, is what moves a median that is known to 1 %."""
-    assert (Load(others=others, steal=steal, num_cpus=2).sentence(2) is not None) is is_said
 
 
 # --- this process and its worker, for real -------------------------------------------------------------------
 
-needs_proc = pytest.mark.skipif(load.snapshot() is None, reason="no /proc/stat here")
+needs_proc = pytest.mark.skipif(cpu_load.snapshot() is None, reason="no /proc/stat here")
 BURN = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
 
 
@@ -163,32 +114,32 @@ def test_all_threads_of_this_process_are_ours():
         while time.thread_time() < 0.3:
             hashlib.sha256(bytes(1 << 20))  # without the interpreter's lock
 
-    before = load.snapshot()
+    before = cpu_load.snapshot()
     threads = [threading.Thread(target=burn) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert 0.55 <= load.snapshot().own_seconds - before.own_seconds <= 1.5
+    assert 0.55 <= cpu_load.snapshot().own_seconds - before.own_seconds <= 1.5
 
 
 @needs_proc
 def test_a_worker_is_ours_while_it_runs_and_once_it_was_waited_for():
     """A child is among the times of children only after it was waited for; before, its own file tells."""
-    before = load.snapshot()
+    before = cpu_load.snapshot()
     with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         worker.stdout.readline()
-        assert load.snapshot().own_seconds - before.own_seconds < 0.25
-        running = load.snapshot(worker.pid)
+        assert cpu_load.snapshot().own_seconds - before.own_seconds < 0.25
+        running = cpu_load.snapshot(worker.pid)
         assert running.own_seconds - before.own_seconds >= 0.28  # ticks
         worker.stdin.close()
         deadline = time.monotonic() + 30
         while os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert load.snapshot(worker.pid).own_seconds >= running.own_seconds  # ended, not waited for
+        assert cpu_load.snapshot(worker.pid).own_seconds >= running.own_seconds  # ended, not waited for
         worker.wait()
-        waited = load.snapshot(worker.pid)
+        waited = cpu_load.snapshot(worker.pid)
     assert waited.own_seconds >= running.own_seconds - 0.02
     assert waited.own_seconds - running.own_seconds < 0.3  # counted once
 
@@ -196,11 +147,11 @@ def test_a_worker_is_ours_while_it_runs_and_once_it_was_waited_for():
 @needs_proc
 def test_what_this_process_burns_is_nobody_elses():
     """On a machine that does nothing else it would be 0; here it is at most what the machine had beside us."""
-    before = load.snapshot()
+    before = cpu_load.snapshot()
     while time.monotonic() < before.when + 0.7:
         hashlib.sha256(bytes(1 << 20))
-    after = load.snapshot()
-    found = load.between(before, after)
-    blamed = load.between(before, attrs.evolve(after, own_seconds=before.own_seconds))
+    after = cpu_load.snapshot()
+    found = cpu_load.between(before, after)
+    blamed = cpu_load.between(before, attrs.evolve(after, own_seconds=before.own_seconds))
     assert isinstance(before, Snapshot)
     assert 0.0 <= found.others <= blamed.others <= found.num_cpus

@@ -1,4 +1,4 @@
-"""What stands for an operator that has no layer."""
+"""The layer that stands for an operator without a layer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _check_extents(attribute: attrs.Attribute[Any], value: object) -> None:
 @attrs.frozen(kw_only=True)
 class Opaque(Layer):
     """
-    An operator of an imported network that has no layer, known by its extents: planned and predicted, but not run.
+    An operator of an imported network without a layer: can be planned and predicted, but not run.
 
     Attributes:
-        operator: As its source calls it: "aten.cumsum".
+        operator: Name in the imported network: "aten.cumsum".
         output: (h, w, c) of its output; None is that of its input.
-        others: (h, w, c) of each input behind the first; inferred in a network.
-        flop: FLOP of its matrix products, forward, of one sample.
-        weights: Number of its trained parameters.
+        others: (h, w, c) of each input after the first; inferred in a network.
+        flop: FLOP of its matrix products in the forward pass of one sample.
+        weights: Number of trained parameters.
 
     Example:
         >>> Opaque(operator="aten.cumsum", h=7, w=7, c=64, output=(1, 1, 64)).output_shape
@@ -86,20 +86,20 @@ class Opaque(Layer):
 
     @property
     def output_shape(self) -> Extents:
-        """(h, w, c) as it was given, or of the input."""
+        """(h, w, c) of the output."""
         return self.input_shape if self.output is None else self.output
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Fill in the extents of all inputs."""
+        """Return the layer with these extents."""
         return attrs.evolve(super().with_inputs(shapes), others=tuple(shapes[1:]))
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """All in one."""
+        """All parameters as one array."""
         return {"w": (self.weights,)} if self.weights else {}
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Spread its FLOP over its outputs, as one product of as many rows and columns; backward one a factor."""
+        """Return a product of the output's rows and columns, with a depth that has its FLOP; backward one a factor."""
         if not self.flop:
             return ()
         h, w, c = self.output_shape
@@ -108,5 +108,5 @@ class Opaque(Layer):
             return (Gemm(c, depth, rows),) if self.weights else ()
         if pass_ is Pass.FPROP:
             return (Gemm(rows, c, depth),)
-        # Of two factors: parameters are one, and of attention's three inputs each product reads two.
+        # A product has two factors: parameters are one of them, and of attention's three inputs each product reads two.
         return (Gemm(rows, depth, c),) * (1 if self.weights else min(len(self.input_shapes), 2))

@@ -1,0 +1,87 @@
+"""All GPUs of this machine over time: the current figures of each, and their highest values."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import attrs
+
+from cubatch.errors import CubatchError
+from cubatch.hardware import nvml
+from cubatch.hardware.nvml import Listed, Monitor, Process, Snapshot, name_processes
+
+COURSE_LENGTH = 20  # latest values of the memory in use that are drawn
+
+_PEAKS = ("used_bytes", "power_watts", "temperature_celsius", "utilization_percent", "sm_clock_mhz")
+
+
+@attrs.define(kw_only=True)
+class GpuRecord:
+    """
+    Figures of a GPU, or of a MIG slice, since the watch began.
+
+    Attributes:
+        gpu: The GPU.
+        now: The latest figures; None where the GPU does not report one.
+        processes: Processes that hold its memory now.
+        peaks: Highest used_bytes, power_watts, temperature_celsius, utilization_percent and sm_clock_mhz.
+        course: Latest shares of its memory in use, the newest last.
+        joules: Energy of the board since the watch began; None where it has no counter.
+        problem: Why the latest reading failed; empty if it did not.
+    """
+
+    gpu: Listed
+    now: Snapshot = attrs.field(factory=Snapshot)
+    processes: tuple[Process, ...] = ()
+    peaks: dict[str, float] = attrs.field(factory=dict)
+    course: deque[float] = attrs.field(factory=lambda: deque(maxlen=COURSE_LENGTH))
+    joules: float | None = None
+    problem: str = ""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return it as a plain mapping, for JSON."""
+        return attrs.asdict(self) | {"course": list(self.course), "holders": name_processes(self.processes)}
+
+
+class GpuHistory:
+    """
+    All GPUs of this machine.
+
+    Raises:
+        DeviceNotAvailable: If NVML is missing, or lists no GPU.
+        DeviceFailed: If NVML cannot list the GPUs.
+
+    Example:
+        >>> GpuHistory().read()[0].now.free_bytes          # doctest: +SKIP
+        150039822336
+    """
+
+    def __init__(self) -> None:
+        self._records = [GpuRecord(gpu=gpu, problem=gpu.problem) for gpu in nvml.listed()]
+        self._monitors: dict[str, Monitor] = {}
+        self._first_joules: dict[str, float | None] = {}
+
+    def read(self) -> list[GpuRecord]:
+        """Read every GPU; the record of one that fails has the problem, and the others are read."""
+        for record in self._records:
+            if record.gpu.uuid is not None:
+                self._update(record, record.gpu.uuid)
+        return self._records
+
+    def _update(self, record: GpuRecord, uuid: str) -> None:
+        try:
+            monitor = self._monitors[uuid] = self._monitors.get(uuid) or Monitor(uuid)
+            now = monitor.snapshot()
+        except CubatchError as error:
+            record.now, record.processes, record.problem = Snapshot(), (), str(error)
+            return
+        record.now, record.processes, record.problem = now, monitor.processes(), ""
+        for name in _PEAKS:
+            if (value := getattr(now, name)) is not None:
+                record.peaks[name] = max(value, record.peaks.get(name, value))
+        if now.used_bytes is not None and now.total_bytes:
+            record.course.append(now.used_bytes / now.total_bytes)
+        joules = monitor.energy_joules()
+        first = self._first_joules.setdefault(uuid, joules)
+        record.joules = None if joules is None or first is None else joules - first

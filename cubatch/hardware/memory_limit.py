@@ -1,0 +1,137 @@
+"""How much memory a run may use: the user's limit, or the available memory of the device."""
+
+from __future__ import annotations
+
+import os
+
+import attrs
+
+from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument
+from cubatch.hardware import context_overhead, device_file, host, nvml
+from cubatch.hardware.facts import Device
+from cubatch.units import format_bytes, parse_bytes
+
+_CPU_SHARE = 0.8  # of available main memory; the rest is left to the system and to NumPy's temporary arrays
+
+_ADDRESS_BYTES_PER_THREAD = 104 * 2**20
+"""
+Address space of a thread that computes a shard: stack (8 MiB), glibc arena (64 MiB) and OpenBLAS buffer (32 MiB).
+
+Little of it is used, but `ulimit -v` counts what is mapped.
+"""
+
+_WORTH_NAMING = 0.05  # share of a GPU's memory from which other processes are named; the driver holds less for itself
+
+
+@attrs.frozen
+class MemoryLimit:
+    """
+    The memory that a run may use, and why.
+
+    Attributes:
+        bytes: The limit, at least 0.
+        free_bytes: Free memory when the limit was computed; percentages refer to it.
+        note: Where the limit comes from, as a phrase.
+        is_lowered: Whether the limit is below the requested one.
+        overhead_bytes: Memory reserved for the CUDA context and libraries.
+        others: Other processes that hold much of the device, as a sentence; empty if there are none.
+    """
+
+    bytes: int
+    free_bytes: int
+    note: str
+    is_lowered: bool = False
+    overhead_bytes: int = 0
+    others: str = ""
+
+
+def memory_limit(device: Device, requested: int | str | None = None, *, held: int = 0) -> MemoryLimit:
+    """
+    Return how much memory a run on a device may use: the smaller of the requested and the available memory.
+
+    - GPU in this machine: free memory by NVML, less the overhead of the CUDA context and libraries. If NVML reports
+      nothing and the GPU shares the CPU's memory: 0.8 x available main memory, less the same overhead.
+    - Absent GPU: its capacity less the overhead.
+    - CPU: 0.8 x the smallest of available memory, what the cgroup leaves, and what `ulimit -v` and `-d` leave.
+
+    Args:
+        device: Device of the run.
+        requested: None, bytes, "8GiB", or "80%" of free and held memory.
+        held: Bytes that this process already holds for the run; they count as free.
+
+    Raises:
+        InvalidArgument: If `requested` is not a size, or the memory of the device is not known.
+
+    Example:
+        >>> from cubatch.hardware.probe import device
+        >>> memory_limit(device("titan-x-pascal"), "8GiB").bytes
+        8589934592
+    """
+    limit = _cpu_limit(held) if device.kind == "cpu" else _gpu_limit(device, held)
+    if requested is None:
+        return limit
+    try:
+        requested_bytes = parse_bytes(requested, free_bytes=limit.free_bytes)
+    except (ValueError, OverflowError) as error:
+        allowed = "a positive size: bytes, '8GiB' or '80%'"
+        raise InvalidArgument("memory_limit", requested, allowed) from error
+    if requested_bytes <= limit.bytes:
+        return attrs.evolve(limit, bytes=requested_bytes, note=f"memory_limit={requested!r}")
+    return attrs.evolve(limit, note=f"{limit.note}, which is less than memory_limit={requested!r}", is_lowered=True)
+
+
+def _cpu_limit(held: int) -> MemoryLimit:
+    mapped = host.address_space_left_bytes()
+    bounds = (
+        (host.cgroup_left_bytes(), "what the cgroup leaves"),
+        (mapped and max(0, mapped - host.cpu_threads() * _ADDRESS_BYTES_PER_THREAD), "what ulimit -v or -d leaves"),
+        (host.available_memory_bytes(), "memory available"),
+    )
+    known = [(size, name) for size, name in bounds if size is not None]
+    if not known:
+        raise InvalidArgument("device", "cpu", "one whose free memory can be read from /proc or the cgroup")
+    free, name = min(known, key=lambda bound: bound[0])
+    note = f"{_CPU_SHARE} of the {format_bytes(free)} of {name}{_and_held(held)}"
+    return MemoryLimit(int(_CPU_SHARE * free) + held, free + held, note)
+
+
+def _gpu_limit(device: Device, held: int) -> MemoryLimit:
+    free, others = _read(device.uuid, held) if device.live and device.uuid else (None, "")
+    name, shared = "free on the GPU", host.available_memory_bytes() if device.integrated else None
+    if free is None and shared is not None:
+        free, name = int(_CPU_SHARE * shared), f"({_CPU_SHARE} of what is available of memory shared with the CPU)"
+    if free is None:
+        free, held = device.memory_bytes, 0  # the capacity includes what this process holds
+        name = "of the GPU's memory (what is free of it is not known)" if device.live else "of an empty GPU"
+    if free is None:
+        catalogued = "Its catalogue entry has no size." if device.slug else ""
+        remedy = device_file.lacks(device, ["memory_bytes"]) or catalogued
+        raise InvalidArgument("device", device.name, "one whose memory is known", remedy)
+    overhead = context_overhead.overhead_bytes(device)
+    note = f"{format_bytes(free)} {name} less {format_bytes(overhead)} for the CUDA context and libraries"
+    limit = max(0, free - overhead) + held
+    return MemoryLimit(limit, free + held, note + _and_held(held), others=others, overhead_bytes=overhead)
+
+
+def _and_held(held: int) -> str:
+    return f", and {format_bytes(held)} that are held already" if held else ""
+
+
+def _read(uuid: str, held: int) -> tuple[int | None, str]:
+    """Read a GPU's free memory (None where NVML does not report it) and the other processes that hold much of it."""
+    try:
+        monitor = nvml.Monitor(uuid)
+    except (DeviceNotAvailable, DeviceFailed):
+        return None, ""
+    memory, processes = monitor.memory(), monitor.processes()
+    own = [process.used_bytes or 0 for process in processes if process.pid == os.getpid()]
+    others_bytes = (memory.used_bytes or 0) - max(held, sum(own))
+    if not memory.total_bytes or others_bytes < _WORTH_NAMING * memory.total_bytes:
+        return memory.free_bytes, ""
+    holders = nvml.name_processes([process for process in processes if process.pid != os.getpid()])
+    names = f": {holders}." if holders else ", and NVML does not say which."
+    # In a container NVML may list no process, or the process numbers of the host.
+    may_be_own = not own and (held or not holders)
+    subject = "Processes, this one perhaps among them, hold" if may_be_own else "Other processes hold"
+    amounts = f"{format_bytes(others_bytes)} of the GPU's {format_bytes(memory.total_bytes)}"
+    return memory.free_bytes, f"{subject} {amounts}{names}"
