@@ -19,16 +19,15 @@ from cubatch.engine.place import Bound
 _SAVED = ("qkv", "weights", "mixed")
 
 
-def call(at: Bound, names: Sequence[str], more: dict[str, Any]) -> None:
+def call(at: Bound, names: Sequence[str], given: dict[str, Any]) -> None:
     """
     Call functions in order, each with those arguments that it has parameters for.
 
     Args:
         at: The operation and its arrays.
         names: Names of functions in `functional`.
-        more: Arguments in addition to `arguments`.
+        given: Arguments by name.
     """
-    given = arguments(at) | more
     for name in names:
         if name.endswith("_dgrad") and "out" not in given:
             continue  # of the first layer: nothing reads the gradient by its input

@@ -42,10 +42,10 @@ class Ops:
     inference: tuple[str, ...] = ()
     draws: bool = False
 
-    def run(self, at: Bound) -> None:
-        """Call the functions of an operation's pass."""
+    def run(self, at: Bound, given: dict[str, Any]) -> None:
+        """Call the functions of an operation's pass, with the given arguments and those of this kind."""
         names = self.backward if at.op.kind == "backward" else self.forward
-        layer_passes.call(at, names if at.training else self.inference or names, self.more(at))
+        layer_passes.call(at, names if at.training else self.inference or names, given | self.more(at))
 
 
 def check(layer: Layer, name: str) -> None:
@@ -84,10 +84,10 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     reads = {role: view(role, number) for role, number in op.reads.items()}
     writes = {role: view(role, number) for role, number in op.writes.items()}
     bound = Bound(op, layer, reads, writes, place.arena.workspace(op.workspace), place, training)
-    ops = TABLE[type(layer)]
+    ops, given = TABLE[type(layer)], layer_passes.arguments(bound)
     if ops.draws and op.kind == "forward" and place.numbers is None:
-        return functools.partial(ops.run, bound)
-    return backend.prepare(ops.run, bound)
+        return functools.partial(ops.run, bound, given)
+    return backend.prepare(ops.run, bound, given)
 
 
 def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
