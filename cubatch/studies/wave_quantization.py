@@ -22,8 +22,8 @@ from cubatch.report.tables.study import signed
 from cubatch.studies.size_comparison import SizeComparison, answer_slower, list_verdicts
 from cubatch.studies.study_request import StudyRequest
 from cubatch.studies.sweep import Conclusion, SweepPlan, sweep
-from cubatch.tuning.crests import crests, slowest
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.wave_peaks import slowest, wave_peaks
 from cubatch.workload import Workload
 
 MULTIPLE = 8
@@ -90,7 +90,7 @@ def _over_sms(work: Workload, limit: int) -> Distribution:
     if num_sms is None:
         raise InvalidArgument("device", str(work.device), "a GPU whose SMs are known")
     passes = slowest(work, limit)[:1]
-    tops = [proposal.batch_size for proposal in crests(passes, num_sms, limit) if proposal.kind == "crest"]
+    tops = [proposal.batch_size for proposal in wave_peaks(passes, num_sms, limit) if proposal.kind == "crest"]
     tops = sorted(n for n in tops if _SMALLEST <= n < limit)[:_NUM_FULL_WAVES]
     if not tops:
         allowed = f"a network whose slowest layer fills all SMs equally at a batch size from 4 to {limit - 1}"

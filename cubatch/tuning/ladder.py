@@ -25,9 +25,9 @@ from cubatch.memory import fit
 from cubatch.memory.plan import plan
 from cubatch.network.models import SpecLike
 from cubatch.shown import Shown
-from cubatch.tuning.crests import Proposal, by_turns, coulom, crests, slowest
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note
+from cubatch.tuning.wave_peaks import Proposal, coulom, interleaved, slowest, wave_peaks
 from cubatch.units import visible
 from cubatch.workload import Workload
 
@@ -147,7 +147,7 @@ class Ladder:
 
 
 def propose(
-    work: Workload, limits: Limits, memory: MemoryLimit, largest: int, *, crests_of: Workload | None = None
+    work: Workload, limits: Limits, memory: MemoryLimit, largest: int, *, tiles_of: Workload | None = None
 ) -> Ladder:
     """
     List the candidates as `candidates` does, without predicted times: see `timed`.
@@ -157,10 +157,10 @@ def propose(
         limits: The limits of the request.
         memory: Memory that a step may take.
         largest: The largest batch whose plan fits into it.
-        crests_of: The workload whose tiles make the wave peaks, if it is not `work`.
+        tiles_of: The workload whose tiles make the wave peaks, if it is not `work`.
     """
     if limits.batch_sizes is None:
-        steps = _ladder([*_proposals(crests_of or work, largest, limits.max_batch_size), *_current(limits)])
+        steps = _ladder([*_proposals(tiles_of or work, largest, limits.max_batch_size), *_current(limits)])
     else:
         steps = asked_for(limits.batch_sizes)
     return _bounded(steps, memory, largest, lambda size: plan(work, size).total)
@@ -234,7 +234,7 @@ def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
     peaks: list[Proposal] = []
     if (num_sms := work.device.num_sms) is not None:
         peaks += coulom(work.spec, num_sms, limit)
-        peaks += crests(slowest(work, limit), num_sms, limit)
+        peaks += wave_peaks(slowest(work, limit), num_sms, limit)
     multiple = tensor_core_multiple(work.device, work.dtype)
     if multiple:
         rounded = [peak.batch_size // multiple * multiple for peak in peaks]
@@ -304,7 +304,7 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
             following = max(other for other in sizes if other <= 2 * size)
             chosen.add(following)
         size = following
-    for proposal in by_turns(list(turns.values())):
+    for proposal in interleaved(list(turns.values())):
         if len(chosen) < MOST:
             chosen.add(proposal.batch_size)
     return chosen

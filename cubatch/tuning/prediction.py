@@ -156,7 +156,7 @@ def _ladder(work: Workload, request: Request, memory: MemoryLimit) -> Ladder:
     planned = attrs.evolve(work, library="cubatch")
     largest = fit.largest(planned, max(1, memory.bytes))
     tiles_of = attrs.evolve(work, library="im2col") if work.library == "vendor" else planned
-    return propose(planned, request.limits, memory, largest, crests_of=tiles_of)
+    return propose(planned, request.limits, memory, largest, tiles_of=tiles_of)
 
 
 def _at_latency_limit(work: Workload, request: Request, sharpened: Sharpened, known: Sequence[Anchor]) -> list[int]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cubatch import errors
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.units import is_visible, parse_bytes, said, shown, visible
+from cubatch.units import is_visible, message_of, parse_bytes, shown, visible
 
 MOST = 300
 TURNS = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}  # bidirectional classes of UAX 9
@@ -140,8 +140,8 @@ def test_every_control_character_is_known():
 
 def test_what_an_exception_says_is_taken_from_anybody():
     """One whose text raises is called by its type."""
-    assert said(Rude()) == "<Rude that does not say what it is>"
-    assert said(ValueError("\x1b]0;title\x07")) == r"\x1b]0;title\x07"
+    assert message_of(Rude()) == "<Rude without a message>"
+    assert message_of(ValueError("\x1b]0;title\x07")) == r"\x1b]0;title\x07"
 
 
 @pytest.mark.parametrize("size", [2**63, 16**5000, "9" * 200, "1e400", 0, -1, "99999999999TiB"], ids=shown)

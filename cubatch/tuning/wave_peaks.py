@@ -18,9 +18,9 @@ from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass
 from cubatch.workload import Workload
 
-TOP = 3
-STEPS = 8
-PASSED = 2
+TOP = 3  # layers or passes that make proposals
+STEPS = 8  # levels before they double
+PASSED = 2  # levels whose next batch size is proposed too, to show the fall behind a peak
 _CREST = "crest"  # in reasons, for a wave peak
 
 
@@ -50,7 +50,7 @@ def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
         end = (limit + 1) * h * w * c // ((1 << 14) * num_sms) + 2
         sizes = ((n, coulom_batch_size(n, h=h, w=w, c=c, num_sms=num_sms)) for n in _levels(end))
         queues.append([Proposal(size, "coulom", f"coulom n={n}") for n, size in sizes if 1 <= size <= limit])
-    return by_turns(queues)
+    return interleaved(queues)
 
 
 def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
@@ -88,7 +88,7 @@ def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
     ]
 
 
-def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> list[Proposal]:
+def wave_peaks(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> list[Proposal]:
     """Return the largest batch for each number of blocks on the busiest SM, and the batch just past the first two."""
     tops, past = [], []
     for name, blocks in passes:
@@ -103,11 +103,11 @@ def crests(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> li
             for peak in peaks[:PASSED]
             if peak.batch_size < limit
         ])  # fmt: skip
-    return [*by_turns(tops), *by_turns(past)]
+    return [*interleaved(tops), *interleaved(past)]
 
 
-def by_turns(lists: Sequence[Sequence[Proposal]]) -> list[Proposal]:
-    """Return the first item of each queue, then the second of each, and so on."""
+def interleaved(lists: Sequence[Sequence[Proposal]]) -> list[Proposal]:
+    """Return the first items of all lists, then the second ones, and so on."""
     return [item for turn in itertools.zip_longest(*lists) for item in turn if item is not None]
 
 

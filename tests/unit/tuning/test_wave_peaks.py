@@ -20,7 +20,7 @@ from cubatch.network.graph import Network
 from cubatch.network.layer import Layer
 from cubatch.network.layers import Attention, Conv2d, Linear
 from cubatch.network.passes import Pass
-from cubatch.tuning.crests import coulom, crests, slowest
+from cubatch.tuning.wave_peaks import coulom, slowest, wave_peaks
 from tests.building import workload
 from tests.thorough import examples
 
@@ -185,7 +185,7 @@ def test_crests_are_those_of_brute_force(
         return tiles_by_hand(layer, pass_, n)
 
     expected = crests_by_hand(blocks, num_sms, limit)
-    found = crests([("x", blocks)], num_sms, limit)
+    found = wave_peaks([("x", blocks)], num_sms, limit)
     assert {p.reason: p.batch_size for p in found if p.kind == "crest"} == {
         f"crest {level} of x": size for level, size in expected.items()
     }
@@ -197,13 +197,13 @@ def test_crests_are_those_of_brute_force(
 
 def test_the_end_of_the_range_is_no_crest() -> None:
     """Where the limit cuts a level off, its last batch is not the level's largest, so it is not proposed."""
-    found = crests([("x", lambda n: n)], 10, 15)
+    found = wave_peaks([("x", lambda n: n)], 10, 15)
     assert [(p.reason, p.batch_size) for p in found] == [("crest 1 of x", 10), ("past crest 1 of x", 11)]
 
 
 def test_levels_between_blocks_of_one_sample_are_left_out() -> None:
     """If one sample is already 25 blocks on 10 SMs, nothing has 1 or 2 on the busiest."""
-    found = crests([("x", lambda n: 25 * n)], 10, 3)
+    found = wave_peaks([("x", lambda n: 25 * n)], 10, 3)
     assert [(p.reason, p.batch_size) for p in found if p.kind == "crest"] == [
         ("crest 3 of x", 1),
         ("crest 5 of x", 2),
