@@ -103,7 +103,7 @@ class Timing:
     Attributes:
         batch_size: Samples per step.
         round: Number of its round, from 0; rounds pair timings of different sizes.  The timings of one trial have
-            consecutive numbers: see PER_VISIT.
+            consecutive numbers: see PER_TRIAL.
         seconds: Seconds of a step.
         repeats: Steps between two reads of the clock.
         throttled: Whether the SM clock was clearly lowered; such timings are used only if a size has no others.
@@ -188,7 +188,7 @@ class Measured:
         return tuple(sorted((t for t in self.timings if t.batch_size == batch_size), key=lambda timing: timing.round))
 
 
-PER_VISIT = 16
+PER_TRIAL = 16
 """Round numbers of a trial: its timings have the numbers r, r + 1, ... below the next multiple of this."""
 
 
@@ -196,7 +196,7 @@ def by_trial(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
     """Return the timings of one size grouped by trial number, which counts from 0."""
     trials: dict[int, list[Timing]] = {}
     for timing in timings:
-        trials.setdefault(timing.round // PER_VISIT, []).append(timing)
+        trials.setdefault(timing.round // PER_TRIAL, []).append(timing)
     return trials
 
 

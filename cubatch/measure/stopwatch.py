@@ -17,7 +17,7 @@ import attrs
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, repeats_for, timings_for
 from cubatch.measure.hang_warning import HangWarning
-from cubatch.measure.records import PER_VISIT, Timing
+from cubatch.measure.records import PER_TRIAL, Timing
 from cubatch.measure.runner import HoldsReference, KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
@@ -38,7 +38,7 @@ AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
 # A first step that takes this many times the expected seconds probably compiled.  If it took less than a share of the
 # budget, further steps may take another share of its seconds.
 COMPILES, COMPILES_SHARE, SPARE_SHARE = 10.0, 0.1, 0.1
-MOST_OF_TRIAL = PER_VISIT - 2  # timings
+MOST_OF_TRIAL = PER_TRIAL - 2  # timings
 SETTLED = 0.01  # clocks are warm if a quarter of a second changes timings by less than this share
 FIRST_REST_SECONDS, MAX_REST_SECONDS, MAX_REST_SHARE = 0.05, 1.6, 0.1
 # The bus to main memory is at least ten times slower than a GPU's own memory; no other algorithm costs as much.
@@ -132,7 +132,7 @@ class Stopwatch:
             self.around_seconds = (2 * repeats + 1) * step_seconds
         return is_held
 
-    def visit(
+    def run_trial(
         self,
         batch_size: int,
         *,

@@ -24,7 +24,7 @@ from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDi
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, trial_seconds
 from cubatch.measure.goal import Goal
 from cubatch.measure.hang_warning import HangWarning
-from cubatch.measure.records import PER_VISIT, Candidate, Keeper, Measured, Outcome, Recorder, Timing
+from cubatch.measure.records import PER_TRIAL, Candidate, Keeper, Measured, Outcome, Recorder, Timing
 from cubatch.measure.runner import RunnerFactory
 from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, HasStepLimit, Stopwatch
 from cubatch.search import trial_rules, verdicts
@@ -161,7 +161,7 @@ class _Run:
                 self.timings[timing.batch_size].append(timing)
         self.outcomes = {o.batch_size: o for o in earlier.outcomes if o.status != "interrupted"}
         self.retried: set[int] = set()
-        self.round = max((timing.round // PER_VISIT for timing in earlier.timings), default=0)
+        self.round = max((timing.round // PER_TRIAL for timing in earlier.timings), default=0)
         model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
         self.model = model if len(model) == len(ladder) else None
         self.reference = next(
@@ -185,7 +185,7 @@ class _Run:
                     spent = f"{format_seconds(self.budget.spent())} of {format_seconds(self.budget.seconds)} are spent"
                     text = f"continuing from {count} timing{'s' * (count > 1)}; {spent}"
                     # without a state: the best so far follows with the first trial
-                    self.reporter.report("resume", None, text, self.round * PER_VISIT, None)
+                    self.reporter.report("resume", None, text, self.round * PER_TRIAL, None)
                 self.search()
             self.report("end", None, "measuring is done")
         except CubatchError:  # its message is complete
@@ -314,13 +314,13 @@ class _Run:
         stopwatch = self.stopwatch or self.open_runner()
         if self.seeks_reference:
             self.choose_reference(stopwatch)
-        number = 1 + max((timing.round // PER_VISIT for timing in self.timings[n]), default=-1)
+        number = 1 + max((timing.round // PER_TRIAL for timing in self.timings[n]), default=-1)
         if self.timings[n]:  # a size that is retried has timings of this round already
             number = self.round = max(self.round, number)
         try:
-            stopwatch.visit(
+            stopwatch.run_trial(
                 n,
-                first_round=number * PER_VISIT,
+                first_round=number * PER_TRIAL,
                 likely=self.likely_seconds(n),
                 keep=self.record_timing,
                 expected=self.expected_seconds(n),
@@ -435,4 +435,4 @@ class _Run:
 
     def report(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
         with self.computing():
-            self.reporter.report(kind, n, message, self.round * PER_VISIT if number is None else number, self.state)
+            self.reporter.report(kind, n, message, self.round * PER_TRIAL if number is None else number, self.state)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from cubatch.measure import stopping
-from cubatch.measure.records import PER_VISIT
+from cubatch.measure.records import PER_TRIAL
 from cubatch.report.tables.study import signed
 from cubatch.studies.study_request import TOO_FEW_TRIALS
 from cubatch.tuning.results import Measurement
@@ -86,7 +86,7 @@ def _log_rates(measurement: Measurement) -> list[float]:
     """Return the logarithm of the samples per second of each trial."""
     trials: dict[int, list[float]] = {}
     for number, seconds in zip(measurement.timings_rounds or (), measurement.timings_seconds, strict=True):
-        trials.setdefault(number // PER_VISIT, []).append(seconds)
+        trials.setdefault(number // PER_TRIAL, []).append(seconds)
     return [math.log(measurement.batch_size / stopping.median(seconds)) for seconds in trials.values()]
 
 

@@ -50,7 +50,7 @@ class Measurement:
         samples_per_second: batch_size / latency_seconds.
         throughput_interval: 90 % interval of the throughput.
         timings_seconds: Raw timings, by round; throttled ones only where there are no others.
-        timings_rounds: Round of each timing. Each trial has PER_VISIT rounds; trials of one pass over the sizes have
+        timings_rounds: Round of each timing. Each trial has PER_TRIAL rounds; trials of one pass over the sizes have
             equal rounds.
         reference_seconds: For each timing, the geometric mean of the reference step before and after it; None in a run
             without a reference.

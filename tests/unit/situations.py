@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Timing
+from cubatch.measure.records import PER_TRIAL, Timing
 from cubatch.search.state import SearchInputs, SearchState
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -17,7 +17,7 @@ def record(n: int, seconds: float | Sequence[Sequence[float]], *, visits: int = 
     """Readings of a size: five in each visit about some seconds, or as they are given, visit by visit."""
     read = [[seconds * factor for factor in WIGGLE]] * visits if isinstance(seconds, float) else seconds
     return [
-        Timing(batch_size=n, round=PER_VISIT * visit + number, seconds=value, **more)
+        Timing(batch_size=n, round=PER_TRIAL * visit + number, seconds=value, **more)
         for visit, values in enumerate(read)
         for number, value in enumerate(values)
     ]

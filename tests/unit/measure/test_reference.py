@@ -131,7 +131,7 @@ def test_the_stopwatch_holds_blocks_of_about_ten_milliseconds(step_seconds: floa
     assert runner.held == [(4, repeats)]
     assert REFERENCE_BLOCK_SECONDS <= repeats * step_seconds < REFERENCE_BLOCK_SECONDS + step_seconds
     assert stopwatch.reference_batch_size == 4
-    stopwatch.visit(4, first_round=0, likely=None, keep=lambda timing: None)
+    stopwatch.run_trial(4, first_round=0, likely=None, keep=lambda timing: None)
     assert runner.session.prepared == [4, 4]
 
 
@@ -150,7 +150,7 @@ def test_a_spent_budget_holds_no_reference() -> None:
     """Once a size was measured, preparing another needs budget."""
     runner = Holds()
     stopwatch = stopwatch_of(runner, 0.3)
-    stopwatch.visit(4, first_round=0, likely=None, keep=lambda timing: None)
+    stopwatch.run_trial(4, first_round=0, likely=None, keep=lambda timing: None)
     with pytest.raises(OutOfBudget):
         stopwatch.hold_reference(8, 0.008)
     assert runner.held == []

@@ -10,7 +10,7 @@ import pytest
 
 from cubatch.errors import DeviceFailed, TimedOut, WorkerDied
 from cubatch.measure.budget import MOST_TIMINGS, Budget, OutOfBudget
-from cubatch.measure.records import PER_VISIT, Timing
+from cubatch.measure.records import PER_TRIAL, Timing
 from cubatch.measure.runner import Reading
 from cubatch.measure.stopwatch import (
     HANG_FACTOR,
@@ -41,7 +41,7 @@ def open_stopwatch(device: FakeDevice, seconds: float = 60.0, *, warm: bool = Fa
 def visit(stopwatch: Stopwatch, batch_size: int = 8, *, likely: float | None = None, first: int = 0) -> list[Timing]:
     """Take the readings of a visit."""
     kept: list[Timing] = []
-    stopwatch.visit(batch_size, first_round=first, likely=likely, keep=kept.append)
+    stopwatch.run_trial(batch_size, first_round=first, likely=likely, keep=kept.append)
     return kept
 
 
@@ -187,10 +187,10 @@ def test_steps_that_never_agree_end_somewhere() -> None:
 def test_a_visit_takes_readings_in_rounds_of_its_own() -> None:
     """Nine at most, numbered on from the first; 20 ms each, as a step spans the minimum; memory stands in each."""
     stopwatch = scripted(0.02)
-    kept = visit(stopwatch, first=3 * PER_VISIT)
+    kept = visit(stopwatch, first=3 * PER_TRIAL)
     assert [timing.round for timing in kept] == list(range(48, 48 + len(kept)))
     assert len(kept) == 9  # it took half a second to get there
-    assert len(kept) < PER_VISIT
+    assert len(kept) < PER_TRIAL
     assert {(t.batch_size, t.seconds, t.repeats, t.peak_bytes, t.peak_device_bytes) for t in kept} == {
         (8, 0.02, 1, 1000, 2000)
     }
@@ -203,7 +203,7 @@ def test_what_a_visit_took_is_kept_apart() -> None:
     spent = stopwatch.spent[8]
     assert attrs.astuple(spent) == (1, 0.5, 2.0, 0.5)
     assert stopwatch.prepare_seconds == {8: 0.5}
-    visit(stopwatch, first=PER_VISIT)
+    visit(stopwatch, first=PER_TRIAL)
     assert attrs.astuple(spent) == (2, 0.5, 4.0, 1.0)
     assert stopwatch.prepare_seconds == {8: 0.5}
 

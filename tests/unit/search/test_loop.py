@@ -13,7 +13,7 @@ import pytest
 import cubatch
 from cubatch.errors import EnergyNotAvailable, TimedOut
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Measured, Recorder, Timing
+from cubatch.measure.records import PER_TRIAL, Measured, Recorder, Timing
 from cubatch.measure.stopwatch import MIN_SPAN_SECONDS
 from cubatch.search import loop
 from cubatch.search.events import Event
@@ -70,7 +70,7 @@ def test_sizes_asked_for_are_each_visited_once_before_any_twice_and_none_is_adde
     """Without `extend` all sizes have round 0 before the first timing of a later visit, ascending."""
     measured = go(FakeDevice(affine(1e-3, 1e-4), noise=0.02), given(48, 1, 7, 100))
     assert first_visits(measured) == [1, 7, 48, 100]
-    visits = [timing.round // PER_VISIT for timing in measured.timings]
+    visits = [timing.round // PER_TRIAL for timing in measured.timings]
     assert visits == sorted(visits)
     assert all(any(timing.round == 0 for timing in measured.of(n)) for n in (1, 7, 48, 100))
     assert (measured.added, set(statuses(measured))) == ((), {1, 7, 48, 100})
@@ -87,7 +87,7 @@ def test_the_prepared_size_is_not_prepared_again() -> None:
     """One candidate is prepared once, for all of its visits, and the runner is closed."""
     sessions = Sessions(FakeDevice(FLAT))
     measured = go(sessions, given(8))
-    assert len({timing.round // PER_VISIT for timing in measured.timings}) > 1
+    assert len({timing.round // PER_TRIAL for timing in measured.timings}) > 1
     assert sessions.opened[0].prepared == [8]
     assert sessions.opened[0].closed
 
@@ -97,7 +97,7 @@ def test_no_size_and_round_is_measured_twice() -> None:
     measured, _ = seek(FakeDevice(affine(0.02, 1e-4), noise=0.02))
     keys = [(timing.batch_size, timing.round) for timing in measured.timings]
     assert len(keys) == len(set(keys))
-    assert max(timing.round % PER_VISIT for timing in measured.timings) < PER_VISIT - 1
+    assert max(timing.round % PER_TRIAL for timing in measured.timings) < PER_TRIAL - 1
 
 
 def test_a_cold_start_stays_out_of_the_timings_that_count() -> None:
@@ -122,7 +122,7 @@ def test_clearly_slower_sizes_are_dropped_with_their_timings() -> None:
     """On a steep curve the small sizes end after one visit, naming who beat them and by how much."""
     measured = go(FakeDevice(RISES, noise=0.005), given())
     assert statuses(measured)[1] == "dropped"
-    assert {timing.round // PER_VISIT for timing in measured.of(1)} == {0}
+    assert {timing.round // PER_TRIAL for timing in measured.of(1)} == {0}
     assert outcome_of(measured, 1).stop_reason.startswith("99.2 % behind batch size 128 after ")
     assert statuses(measured)[128] == "ok"
 
@@ -145,7 +145,7 @@ def test_noise_that_never_settles_ends() -> None:
     """With 30 % noise one size has at most the visits that are worth their time, and is ok."""
     measured = go(FakeDevice(FLAT, noise=0.3), given(8))
     assert statuses(measured) == {8: "ok"}
-    assert 2 <= len({timing.round // PER_VISIT for timing in measured.timings}) <= MOST_TRIALS
+    assert 2 <= len({timing.round // PER_TRIAL for timing in measured.timings}) <= MOST_TRIALS
 
 
 def test_a_plateau_ends_long_before_the_budget_and_the_rest_is_dropped() -> None:
@@ -217,7 +217,7 @@ def test_energy_without_readings_ends_after_one_visit() -> None:
     taken = Recorder()
     with pytest.raises(EnergyNotAvailable):
         go(FakeDevice(FLAT), given(), goal=Goal(objective="energy"), keeper=taken)
-    assert {(timing.batch_size, timing.round // PER_VISIT) for timing in taken.measured.timings} == {(1, 0)}
+    assert {(timing.batch_size, timing.round // PER_TRIAL) for timing in taken.measured.timings} == {(1, 0)}
 
 
 # --- resuming ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Measured, Timing
+from cubatch.measure.records import PER_TRIAL, Measured, Timing
 from cubatch.measure.stopwatch import MAX_REST_SHARE
 from cubatch.search import loop
 from cubatch.tuning import answer
@@ -79,7 +79,7 @@ def test_what_visits_took_is_in_the_result() -> None:
     measured = go(device, given(32, 48))
     result = answer.answer(given(32, 48), measured, goal=Goal(), setting={})
     for m in result.measurements:
-        visits = len({timing.round // PER_VISIT for timing in measured.of(m.batch_size)})
+        visits = len({timing.round // PER_TRIAL for timing in measured.of(m.batch_size)})
         assert m.visits == visits
         assert m.prepare_seconds == pytest.approx(0.02 * round(m.prepare_seconds / 0.02))
         assert 0.02 - 1e-9 <= m.prepare_seconds <= 0.02 * visits + 1e-9

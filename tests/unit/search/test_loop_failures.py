@@ -9,7 +9,7 @@ import pytest
 
 from cubatch.errors import WorkerDied, WorkerFailed
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Candidate, Measured, Outcome, Recorder, Timing
+from cubatch.measure.records import PER_TRIAL, Candidate, Measured, Outcome, Recorder, Timing
 from cubatch.measure.stopwatch import HANG_SECONDS
 from cubatch.tuning import answer
 from tests.fakes import Fails, FakeDevice, FakeOutOfMemoryError, FakeRunner, Hangs, affine
@@ -112,7 +112,7 @@ def test_what_was_behind_a_fallen_leader_gets_its_chance() -> None:
     """Batch 128 turns out to break the latency limit after its first visit: 64, far behind it, is the answer."""
 
     first = [Timing(batch_size=128, round=number, seconds=0.0201) for number in range(3)]
-    later = [Timing(batch_size=128, round=PER_VISIT + number, seconds=0.0205) for number in range(9)]
+    later = [Timing(batch_size=128, round=PER_TRIAL + number, seconds=0.0205) for number in range(9)]
     slow = Measured(timings=(*first, *later))
     goal = Goal(latency_limit=0.0203)
     measured = go(FakeDevice(RISES), given(), earlier=slow, goal=goal)

@@ -8,7 +8,7 @@ import pytest
 
 from cubatch.errors import NothingMeasured
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Recorder, Timing
+from cubatch.measure.records import PER_TRIAL, Recorder, Timing
 from cubatch.tuning import answer
 from tests.fakes import FakeDevice, affine
 from tests.unit.search.walking import given, go, statuses, stop_after
@@ -20,8 +20,8 @@ def sweeps_of(timings: list[Timing]) -> dict[int, list[int]]:
     """Give the sizes of each sweep, in the order of their visits."""
     found: dict[int, list[int]] = defaultdict(list)
     for timing in timings:
-        if timing.batch_size not in found[timing.round // PER_VISIT]:
-            found[timing.round // PER_VISIT].append(timing.batch_size)
+        if timing.batch_size not in found[timing.round // PER_TRIAL]:
+            found[timing.round // PER_TRIAL].append(timing.batch_size)
     return found
 
 
@@ -41,7 +41,7 @@ def test_a_cut_off_comparison_goes_on(count: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         go(STEEP, given(1, 8, 64), keeper=book, progress=stop_after(count), rounds=5)
     whole = go(STEEP, given(1, 8, 64), earlier=book.measured, rounds=5)
-    visits = Counter((t.batch_size) for t in {(t.batch_size, t.round // PER_VISIT): t for t in whole.timings}.values())
+    visits = Counter((t.batch_size) for t in {(t.batch_size, t.round // PER_TRIAL): t for t in whole.timings}.values())
     assert visits == {1: 5, 8: 5, 64: 5}
     assert whole.timings[:count] == book.measured.timings
     assert len({(timing.batch_size, timing.round) for timing in whole.timings}) == len(whole.timings)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_VISIT, Timing
+from cubatch.measure.records import PER_TRIAL, Timing
 from cubatch.search import noise as noise_model
 from cubatch.search.curve_posterior import SizeEstimate
 from cubatch.search.noise import Noise, count_trials, has_cost, usable
@@ -36,7 +36,7 @@ def timing(
     """A timing beside two blocks of a reference step of batch size `size`; None: beside no reference."""
     before, after = blocks or (None, None)
     return Timing(
-        batch_size=n, round=PER_VISIT * trial + number, seconds=seconds,
+        batch_size=n, round=PER_TRIAL * trial + number, seconds=seconds,
         reference_batch_size=size if blocks else None, reference_before_seconds=before, reference_after_seconds=after,
     )  # fmt: skip
 
@@ -83,10 +83,10 @@ def test_throttled_timings_are_used_only_where_there_are_no_others() -> None:
 def test_energy_is_compared_by_joules_and_timed_in_seconds() -> None:
     """Timings without joules do not count by energy, and a size without any has no cost; its seconds are known."""
     goal, noise = Goal(objective="energy"), Noise(0.01, 0.01)
-    one = [Timing(batch_size=8, round=number * PER_VISIT, seconds=2.0) for number in range(2)]
+    one = [Timing(batch_size=8, round=number * PER_TRIAL, seconds=2.0) for number in range(2)]
     assert not has_cost(one, goal)
     assert noise_model.estimate(one, noise, goal) is None
-    one.append(Timing(batch_size=8, round=2 * PER_VISIT, seconds=2.0, joules=16.0))
+    one.append(Timing(batch_size=8, round=2 * PER_TRIAL, seconds=2.0, joules=16.0))
     assert (has_cost(one, goal), count_trials(one)) == (True, 3)
     assert estimate(one, noise, goal).log_cost == pytest.approx(math.log(16.0))
     assert estimate(one, noise).log_cost == pytest.approx(math.log(2.0))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument, NothingMeasured
-from cubatch.measure.records import PER_VISIT
+from cubatch.measure.records import PER_TRIAL
 from cubatch.studies import sweep
 from cubatch.studies.size_comparison import answer_slower, compare
 from cubatch.tuning.results import Measurement
@@ -18,8 +18,8 @@ from cubatch.tuning.results import Measurement
 def measured(size, seconds_per_sample, *, noise=0.0, rounds=11, drift=0.0):
     """Three timings in each round, that grow by a share from round to round."""
     draws = random.Random(f"{size}, 0")
-    numbers = [number * PER_VISIT + k for number in range(rounds) for k in range(3)]
-    factors = [(1 + drift * (r // PER_VISIT)) * (1 + noise * draws.uniform(-1, 1)) for r in numbers]
+    numbers = [number * PER_TRIAL + k for number in range(rounds) for k in range(3)]
+    factors = [(1 + drift * (r // PER_TRIAL)) * (1 + noise * draws.uniform(-1, 1)) for r in numbers]
     return Measurement(
         batch_size=size,
         status="ok",

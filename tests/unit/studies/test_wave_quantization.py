@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import probe
-from cubatch.measure.records import PER_VISIT
+from cubatch.measure.records import PER_TRIAL
 from cubatch.studies import wave_quantization as waves
 from cubatch.studies.size_comparison import compare
 from cubatch.tuning.results import Measurement
@@ -38,7 +38,7 @@ def measured(size, seconds_per_sample):
     return Measurement(
         batch_size=size,
         status="ok",
-        timings_rounds=[number * PER_VISIT for number in range(7)],
+        timings_rounds=[number * PER_TRIAL for number in range(7)],
         timings_seconds=[size * seconds_per_sample * (1 + k / 1000) for k in range(7)],
         samples_per_second=rate,
         throughput_interval=(rate, rate),
