@@ -6,7 +6,7 @@ Fit the ratio of measured to counted time of products by cubatch's kernels, to a
 For each family a product takes a launch and the longer of two times: factor * counted arithmetic, or bytes at a share
 of the bandwidth.  The share is the same for all families.  The fit minimizes the mean distance of logarithms over the
 fastest variants of convolutions and linear layers that take several launches.  It prints the constants of
-`cubatch/estimate/ours.py`.
+`cubatch/estimate/cubatch_kernels.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.estimate.ours import LAUNCH_SECONDS, counted
+from cubatch.estimate.cubatch_kernels import LAUNCH_SECONDS, counted
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.network.layers import Conv2d, Linear

@@ -14,7 +14,7 @@ from benchmarks.pages.tables import table
 from cubatch.bench.cases import Case
 from cubatch.bench.rivals import VENDOR
 from cubatch.errors import InvalidData
-from cubatch.estimate import ours
+from cubatch.estimate import cubatch_kernels
 from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import Device
 from cubatch.network.layers import Attention
@@ -72,13 +72,13 @@ def predicted_seconds(case: Case, device: Device) -> float:
     layer, pass_ = case.layer, case.pass_
     if layer is None or pass_ is None or not layer.gemms(pass_, 1):
         moved = case.moved_bytes / (device.peak_bytes_per_second or 1.0)
-        return moved / ours.MOVED_SHARE + ours.LAUNCH_SECONDS
+        return moved / cubatch_kernels.MOVED_SHARE + cubatch_kernels.LAUNCH_SECONDS
     plain = layer.traffic(pass_, case.batch_size) * case.itemsize("w" if "w" in case.operands else case.arguments[0])
     passes = (Pass.DGRAD, Pass.WGRAD) if isinstance(layer, Attention) and pass_ is Pass.DGRAD else (pass_,)
     more = 0 if isinstance(layer, Attention) else max(0, case.traffic_bytes - plain)
     return sum(
         float(
-            ours.pass_seconds(
+            cubatch_kernels.pass_seconds(
                 layer, each, [case.batch_size], device, case.dtype, saves="keep" in case.lists,
                 more=more // (case.itemsize("x" if "x" in case.operands else "dy") * case.batch_size),
             )[0][0]

@@ -1,1 +1,1 @@
-"""How long a step takes, without measuring."""
+"""Predicted time of a step, without measuring."""

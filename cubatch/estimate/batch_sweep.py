@@ -1,9 +1,8 @@
 """
-How the blocks of a layer fall on the SMs when the batch size changes.
+The blocks of a layer on the SMs as the batch size changes.
 
-The share of the SMs at work is a saw: it climbs to a crest, where the busiest SM has as much as before and the
-others have caught up, and falls when the busiest one gets one more block.  Our kernels split deep products of few
-tiles, so what the busiest SM has to do is counted in tiles of full depth.
+The share of busy SMs rises until the SM with the most blocks gets one more, then it falls: wave quantization.  The
+cubatch kernels split deep products of few tiles, so the busiest SM's work is counted in tiles of full depth.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
 MOST_BATCH = 1 << 14
-"""A sweep of batch sizes goes no further; it asks for each of them how the product is split."""
+"""Largest batch size of a sweep, which computes the split of the product for each size."""
 
 _LEVELS = 8
 _LEAST_BATCHES = 64
-_GAIN = 0.01  # by how much more of the SMs must be at work to call another batch size better
+_GAIN = 0.01  # smallest gain in busy SMs of a better batch size
 
 
 def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple[Layer, Pass]:
     """
-    Find the layer of a network whose pass a kernel computes: the one named, else the one with most FLOP.
+    Return the layer of a network whose pass a kernel computes: the named one, else the one with most FLOP.
 
     Args:
         spec: A layer or network.
         kernel: A tiled kernel.
-        name: Of the layer; None chooses.
+        name: Name of the layer, or None.
 
     Raises:
-        UnknownName: If no layer is called so.
-        InvalidArgument: If the kernel computes none of them, or not this one.
+        UnknownName: If no layer has this name.
+        InvalidArgument: If the kernel computes no layer, or not this one.
 
     Example:
         >>> from cubatch.kernels import variant
@@ -75,9 +74,9 @@ def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple
             if name == node.name and (problem := problem_of(node.layer, pass_, 1, kernel.dtype)) is not None
         }
         remedy = f"Its passes run as {', '.join(sorted(others))}." if others - {kernel.operation} else ""
-        wanted = f"one that {kernel.name} computes: {kernel.operation}, channels in multiples of {kernel.vector}"
+        wanted = f"computed by {kernel.name}: {kernel.operation}, channels in multiples of {kernel.vector}"
         raise InvalidArgument(field, name or str(spec.name), wanted, remedy)
-    return max(computed, key=lambda found: sum(gemm.flops for gemm in found[0].gemms(found[1], 1)))
+    return max(computed, key=lambda each: sum(gemm.flops for gemm in each[0].gemms(each[1], 1)))
 
 
 def _computes(kernel: Kernel, layer: Layer, pass_: Pass) -> bool:
@@ -88,13 +87,13 @@ def _computes(kernel: Kernel, layer: Layer, pass_: Pass) -> bool:
 @attrs.frozen(kw_only=True)
 class Spread:
     """
-    How blocks fall on the SMs.
+    The distribution of blocks over the SMs.
 
     Attributes:
         blocks: Tiles of the result times slices of the depth.
-        slices: Parts that the depth of the product is split into.
+        slices: Slices of the product's depth.
         busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`; time follows these.
-        waves, last_wave: Full complements of resident blocks, and how full the last one is; None where no block fits.
+        waves, last_wave: Full complements of resident blocks, and the share of the last one; None if no block fits.
     """
 
     blocks: int
@@ -108,7 +107,7 @@ class Spread:
 @attrs.frozen(kw_only=True)
 class Grid(Spread):
     """
-    How the blocks of a pass fall on the SMs, at one batch size.
+    The distribution of a pass's blocks over the SMs at one batch size.
 
     Attributes:
         batch_size: Samples.
@@ -119,20 +118,20 @@ class Grid(Spread):
 
 def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) -> Spread:
     """
-    Return how blocks fall on SMs.
+    Return the distribution of blocks over SMs.
 
     Args:
-        blocks: Of all slices together.
+        blocks: Blocks of all slices together.
         num_sms: SMs of the GPU.
-        blocks_per_sm: Blocks that one SM holds; 0 where none fits.
-        slices: Parts that the depth of the product is split into.
+        blocks_per_sm: Blocks that one SM holds; 0 if none fits.
+        slices: Slices of the product's depth.
 
     Raises:
-        InvalidArgument: If a number is not a whole one of at least 1.
+        InvalidArgument: If a number is not an integer of at least 1.
 
     Example:
-        >>> found = spread(82, 80, blocks_per_sm=2)
-        >>> found.waves, found.last_wave, found.busiest_sm_blocks, found.fill
+        >>> shared = spread(82, 80, blocks_per_sm=2)
+        >>> shared.waves, shared.last_wave, shared.busiest_sm_blocks, shared.fill
         (1, 0.5125, 2, 0.5125)
     """
     waves = count_waves(blocks, blocks_per_sm=blocks_per_sm, num_sms=num_sms) if blocks_per_sm else None
@@ -149,12 +148,12 @@ def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) ->
 @attrs.frozen
 class BatchStep:
     """
-    Batch sizes over which the busiest SM has as much to do; `last` is a crest, the next one past a cliff.
+    A range of batch sizes with equal work of the busiest SM.
 
     Attributes:
-        first, last: How the smallest and the largest of them fall on the SMs.
-        cliff: Whether the busiest SM has more to do at the next batch size.
-        drop: Share of the samples a second that is lost there, if time follows the busiest SM; 0 without a cliff.
+        first, last: The grids of the smallest and the largest of them.
+        `cliff`: Whether the busiest SM has more work at the next batch size.
+        drop: Share of the throughput that is lost there, if time follows the busiest SM; otherwise 0.
     """
 
     first: Grid
@@ -166,12 +165,12 @@ class BatchStep:
 @attrs.frozen
 class BatchSweep:
     """
-    The share of the SMs at work against batch size.
+    The share of busy SMs against batch size.
 
     Attributes:
-        grid: At the batch size asked for; None where none was.
+        grid: At the given batch size; None without one.
         steps: In ascending order, without gaps.
-        better: The crest next to it at which a hundredth more of the SMs is at work; None where there is none.
+        better: The nearest step end with at least 1 % more SMs busy; None if there is none.
     """
 
     grid: Grid | None
@@ -181,18 +180,18 @@ class BatchSweep:
 
 def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, device: Device, blocks_per_sm: int) -> Grid:
     """
-    Return how a kernel's blocks fall on the SMs at a batch size.
+    Return the distribution of a kernel's blocks over the SMs at a batch size.
 
     Args:
-        layer: What it computes.
-        pass_: Which of its passes.
+        layer: The layer.
+        pass_: One of its passes.
         kernel: A tiled kernel of that pass.
         batch_size: Samples.
         device: The GPU.
-        blocks_per_sm: Blocks that one SM holds; 0 where none fits.
+        blocks_per_sm: Blocks that one SM holds; 0 if none fits.
 
     Raises:
-        InvalidArgument: If the kernel does not compute that, or the GPU's SMs are not known.
+        InvalidArgument: If the kernel does not compute the pass, or the GPU's SMs are unknown.
     """
     check_whole("batch_size", batch_size, most=MAX_EXTENT)
     problem = problem_of(layer, pass_, batch_size, kernel.dtype)
@@ -202,21 +201,21 @@ def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, devic
         raise InvalidArgument("device", str(device), "a GPU whose SMs are known")
     slices = ranking.slices(problem, kernel, device)
     blocks = slices * cost_model.blocks(problem, kernel)
-    found = spread(blocks, device.num_sms, blocks_per_sm=blocks_per_sm, slices=slices)
-    return Grid(batch_size=batch_size, **attrs.asdict(found))
+    on_sms = spread(blocks, device.num_sms, blocks_per_sm=blocks_per_sm, slices=slices)
+    return Grid(batch_size=batch_size, **attrs.asdict(on_sms))
 
 
 def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None) -> BatchSweep:
     """
-    Let the batch size change, up to where the busiest SM has eight blocks and past the one asked for.
+    Return the grids of all batch sizes up to eight blocks on the busiest SM, and beyond the given batch size.
 
     Args:
-        at: The grid by batch size.
+        at: Returns the grid of a batch size.
         num_sms: SMs of the GPU.
-        batch_size: The one asked for, or None.
+        batch_size: The given batch size, or None.
 
     Raises:
-        InvalidArgument: If it is larger than a sweep goes.
+        InvalidArgument: If the batch size is larger than MOST_BATCH.
     """
     if batch_size is not None:
         check_whole("batch_size", batch_size, most=MOST_BATCH)
@@ -236,17 +235,17 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
     now = None if batch_size is None else grids[batch_size - 1]
     if now is None:
         return BatchSweep(None, tuple(steps), None)
-    crests = (step.last for step in steps[:-1])  # where the last one ends is no crest but the end of the sweep
-    better = {crest.batch_size: crest for crest in crests if crest.fill > now.fill + _GAIN}
-    found = nearest(now.batch_size, better)
-    return BatchSweep(now, tuple(steps), None if found is None else better[found])
+    ends = (step.last for step in steps[:-1])  # the last step ends with the sweep
+    better = {end.batch_size: end for end in ends if end.fill > now.fill + _GAIN}
+    near = nearest(now.batch_size, better)
+    return BatchSweep(now, tuple(steps), None if near is None else better[near])
 
 
 def _work(grid: Grid) -> float:
-    """What the busiest SM has to do, in tiles of full depth."""
+    """Return the work of the busiest SM in tiles of full depth."""
     return grid.busiest_sm_blocks / grid.slices
 
 
 def _drop(before: Grid, after: Grid) -> float:
-    """Share of the samples a second that the next batch size loses: more work of the busiest SM for one sample more."""
+    """Return the share of the throughput that is lost at the next batch size."""
     return 1 - after.batch_size / before.batch_size * _work(before) / _work(after)

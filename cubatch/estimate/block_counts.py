@@ -1,9 +1,9 @@
 """
-How many blocks a pass of a layer is, by algorithm and tile; and the general form of Coulom's rule.
+Blocks of a layer's pass by algorithm and tile, and the general form of Coulom's rule.
 
-A pass gets longer when the busiest SM gets one more block.  So the best batch of those that take as long is
-the largest whose blocks still share out as n to each SM, its crest.  With tiles of 128 x 128 outputs, filters
-that are a multiple of 128 wide and outputs as many as inputs, that is Coulom's formula, and 1 << 14 is the tile.
+A pass takes longer when the busiest SM gets one more block.  So the best of the batch sizes that take as long is the
+largest at which no SM has more than n blocks.  For tiles of 128 x 128 outputs, filters in
+multiples of 128, and as many outputs as inputs, this is Coulom's formula.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass
 
 TILE = (128, 128)
-"""Rows and columns of the result that a block computes, where nothing else is known."""
+"""Rows and columns of a block's result if the kernel is unknown."""
 
 WINOGRAD_OUTPUTS = 4
-"""F(4x4, 3x3), which vendors use too, makes 4 x 4 outputs at a time, from 36 products."""
+"""F(4x4, 3x3), which vendors also use, computes 4 x 4 outputs from 36 products."""
 
 FUSED_FILTERS = 32
 FUSED_PIXELS = ((1, 8, 16), (1, 16, 8), (2, 8, 8), (2, 4, 16), (2, 16, 4), (4, 2, 16), (4, 16, 2))
 """
-What a block of fused F(2x2, 3x3) computes: 32 filters at 128 pixels, as images x rows x columns.
+A block of fused F(2x2, 3x3) computes 32 filters at 128 pixels, as images x rows x columns.
 
-Read off the grids of the vendor's kernels in published measurements (NeuSight, all of 2217 launches).
+Derived from the grids of the vendor's kernels in published measurements (NeuSight, all of 2217 launches).
 """
 
 Blocks = Callable[[int], int]
-"""Blocks of a pass as a function of the batch size; never fewer for a larger batch."""
+"""Blocks of a pass by batch size; the number never falls as the batch grows."""
 
 
 def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE, *, slices: int = 1) -> int:
     """
-    Count the blocks of a pass as an implicit product, one for each tile of the result and slice of its depth.
+    Return the blocks of a pass as an implicit product: one per tile of the result and slice of its depth.
 
-    The phases of a strided dgrad and the groups of a convolution are one grid.  The products of
-    attention need each other's results, so they are several: the one with most FLOP stands for them.
+    The phases of a strided dgrad and the groups of a convolution share one grid.  The products of attention depend on
+    each other and are several launches: the one with most FLOP represents them.
 
     Args:
         layer: The layer.
-        pass_: Which of its passes.
+        pass_: One of its passes.
         batch_size: Samples.
         tile: Rows and columns of a tile; see `on_sms.first_grid`.
-        slices: Parts that the depth of the product is split into (split-K).
+        slices: Slices of the product's depth (split-K).
 
     Returns:
         int: Blocks; 0 for a pass without a matrix product.
@@ -64,20 +64,19 @@ def winograd_blocks(
     layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE, outputs: int = WINOGRAD_OUTPUTS
 ) -> int:
     """
-    Count the blocks of the products of Winograd's algorithm, which are 36 side by side of F(4x4, 3x3).
+    Return the blocks of the products of Winograd's algorithm, 36 side by side for F(4x4, 3x3).
 
-    Each is as high as there are tiles of 4 x 4 outputs, and as wide as there are filters; transforming the
-    input and the outputs are launches of their own.
+    Each product has a row per tile of 4 x 4 outputs and a column per filter.  The transforms are separate launches.
 
     Args:
-        layer: A convolution 3 x 3 of stride 1.
+        layer: A 3x3 convolution of stride 1.
         pass_: Its forward pass or the gradient of its input.
         batch_size: Samples.
         tile: Rows and columns of the product that a block computes.
-        outputs: Rows and columns of a tile of outputs: 4, or 2 of F(2x2, 3x3), whose products are 16.
+        outputs: Rows and columns of a tile of outputs: 4, or 2 for F(2x2, 3x3) with 16 products.
 
     Raises:
-        InvalidArgument: If the algorithm does not compute that.
+        InvalidArgument: If the algorithm does not compute the pass.
 
     Example:
         >>> from cubatch.network.layers import Conv2d
@@ -93,16 +92,16 @@ def fused_winograd_blocks(
     layer: Layer, pass_: Pass, batch_size: int, pixels: tuple[int, int, int] = FUSED_PIXELS[0]
 ) -> int:
     """
-    Count the blocks of Winograd's F(2x2, 3x3) in one launch: 32 filters times 128 pixels each.
+    Return the blocks of Winograd's F(2x2, 3x3) in one launch: 32 filters times 128 pixels each.
 
     Args:
-        layer: A convolution 3 x 3 of stride 1.
+        layer: A 3x3 convolution of stride 1.
         pass_: Its forward pass or the gradient of its input.
         batch_size: Samples.
         pixels: Images, rows and columns of a block: one of FUSED_PIXELS.
 
     Raises:
-        InvalidArgument: If the algorithm does not compute that, or there is no such block.
+        InvalidArgument: If the algorithm does not compute the pass, or there is no such block.
 
     Example:
         >>> from cubatch.network.layers import Conv2d
@@ -120,26 +119,26 @@ def crest_batch_size(n: int = 1, *, blocks: Blocks, num_sms: int, blocks_per_sm:
     """
     Return the largest batch at which no SM gets more than n blocks: the general form of Coulom's rule.
 
-    For a convolution's forward pass of p x q outputs by k filters in tiles of tm x tn it is
-    int(int(n * num_sms * blocks_per_sm / ceil(k / tn)) * tm / (p * q)).  It holds for any layer, pass and
-    algorithm whose blocks can be counted.
+    For the forward pass of a convolution with p x q outputs, k filters and tiles of tm x tn:
+
+        int(int(n * num_sms * blocks_per_sm / ceil(k / tn)) * tm / (p * q))
 
     Args:
-        n: Blocks that the busiest SM may get.
+        n: Most blocks of an SM.
         blocks: Blocks by batch size: `num_blocks`, `winograd_blocks` or `fused_winograd_blocks` of a layer and pass.
-        num_sms: SMs the device offers.
-        blocks_per_sm: Blocks that finish together on an SM.  What resides together does not as a rule: it shares
-            the SM's pipes, so that leaving this at 1 explains the published cliffs.
+        num_sms: SMs of the device.
+        blocks_per_sm: Blocks that finish together on an SM. Resident blocks share the SM's pipes and usually do not:
+            the value 1 explains the published measurements.
 
     Returns:
-        int: The batch size; 0 if already one sample is more.
+        int: The batch size; 0 if one sample already has more blocks.
 
     Raises:
-        InvalidArgument: If a number is not a whole one of at least 1, or the blocks do not grow with the batch, as
-            those of wgrad do not: there the batch is the depth of the product.
+        InvalidArgument: If a number is not an integer of at least 1, or the blocks do not grow with the batch. Those of
+            wgrad do not: the batch is the depth of its product.
 
     Example:
-        Go boards of 19 x 19 with 128 channels on a V100, as by the published rule, and with the tile 256 x 128:
+        Go boards of 19 x 19 with 128 channels on a V100, by the published rule, and with tiles of 256 x 128:
 
         >>> from functools import partial
         >>> from cubatch.network.layers import Conv2d
@@ -157,7 +156,7 @@ def crest_batch_size(n: int = 1, *, blocks: Blocks, num_sms: int, blocks_per_sm:
 
 
 def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
-    """Find the largest batch up to the limit that has at most so many blocks; 0 if none has."""
+    """Return the largest batch up to the limit that has at most `most` blocks; 0 if none has."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -167,17 +166,17 @@ def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
 
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
     """Return the products of a pass that are launched as one grid."""
-    found = layer.gemms(pass_, batch_size)
-    return (max(found, key=lambda gemm: gemm.flops),) if found and layer.products_in_turn else found
+    gemms = layer.gemms(pass_, batch_size)
+    return (max(gemms, key=lambda gemm: gemm.flops),) if gemms and layer.products_in_turn else gemms
 
 
 def tiles(extent: int, tile: int) -> int:
-    """Count the tiles that cover an extent."""
+    """Return the tiles that cover an extent."""
     return -(-extent // tile)
 
 
 def _outputs(layer: Layer, pass_: Pass) -> tuple[int, int, int]:
-    """Return rows, columns and filters of what is computed; the gradient of an input is a convolution too."""
+    """Return rows, columns and filters of the result; the gradient of an input is a convolution too."""
     shape = layer.convolution
     if shape is None or not shape.is_plain_3x3 or pass_ is Pass.WGRAD:
         wanted = "the forward pass or input gradient of a convolution 3x3 of stride 1, without dilation and groups"

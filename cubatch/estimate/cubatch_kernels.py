@@ -65,9 +65,9 @@ def pass_seconds(
         products   max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
         others     memory * roofline / 0.75 + launches
 
-    On Hopper products take longer, as measured on an H200: arithmetic by family, bytes by 1 / 0.75.  A filter's gradient
-    with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer FLOP than the layer, and its
-    transforms take clocks.  An unknown peak rate is no bound.
+    On Hopper products take longer, as measured on an H200: arithmetic by family, bytes by 1 / 0.75.  A filter's
+    gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer FLOP than the layer, and
+    its transforms take clocks.  An unknown peak rate is no bound.
 
     Args:
         layer: The layer, with its extents.
@@ -80,8 +80,8 @@ def pass_seconds(
         saves: Whether it belongs to a training step, whose forward pass stores attention's weights.
 
     Returns:
-        Seconds, kernel name ("bytes" for passes that only move data), and blocks of its grid (0 for those), per batch size.
-        Attention returns those of its longest launch.
+        Seconds, kernel name ("bytes" for passes that only move data), and blocks of its grid (0 for those), per batch
+        size. Attention returns those of its longest launch.
 
     Raises:
         InvalidArgument: If a fact of the device is missing, or no cubatch kernel runs there.
@@ -138,9 +138,7 @@ class Counted:
 
 
 def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> Counted | None:
-    """
-    Return the predicted arithmetic of a product; None for a pass that only moves bytes. Arguments as for `pass_seconds`.
-    """
+    """Return the predicted arithmetic of a product, see `pass_seconds`; None for a pass that only moves bytes."""
     problem = problem_of(layer, pass_, batch_size, dtype)
     if problem is None:
         return None

@@ -1,8 +1,4 @@
-"""
-What a step should take on a device, before it runs.
-
-By the model of `predict` where the device's facts allow it, else by the roofline.
-"""
+"""Predicted time of a step on a device: by the model of `predict` if the device's facts suffice, else the roofline."""
 
 from __future__ import annotations
 
@@ -25,11 +21,11 @@ from cubatch.workload import Workload
 
 def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
     """
-    Return the facts of a GPU that the model of time needs and that are not known.
+    Return the facts of a GPU that the time model needs and that are unknown.
 
     Args:
         device: The GPU.
-        dtype: What is computed with.
+        dtype: Type of the arithmetic.
         library: "vendor", or "cubatch", whose kernels are counted in clocks.
 
     Example:
@@ -49,14 +45,14 @@ def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
 
 def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | None]:
     """
-    Return what one step should take at each batch size: predicted on a GPU of known facts, else the roofline.
+    Return the predicted seconds of one step at each batch size, or the roofline if facts of the GPU are unknown.
 
     Args:
-        work: What is run; "im2col" is the vendor's products, without gathering their operands first.
+        work: The workload; "im2col" counts as the vendor's products.
         batch_sizes: Samples.
 
     Returns:
-        Seconds of each; None where not even the roofline is known, as on a CPU. The roofline knows of no recomputing.
+        Seconds; None if not even the roofline is known, as on a CPU. The roofline ignores recomputation.
     """
     step = predicted(work, batch_sizes)
     if step is None:
@@ -65,14 +61,14 @@ def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | Non
 
 
 def predicted(work: Workload, batch_sizes: Sequence[int]) -> StepPrediction | None:
-    """Predict one step with its passes; None where facts of the device are missing."""
+    """Predict one step with its passes; return None if facts of the device are missing."""
     if missing_facts(work.device, work.dtype, _model(work.library)):
         return None
     return step_of(work, batch_sizes)
 
 
 def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales | None = None) -> StepPrediction:
-    """Predict one step, for a GPU that takes so many times as long as the model says."""
+    """Predict one step, with the GPU's times multiplied by the scales."""
     step = predict_step(
         work.spec, batch_sizes, work.device, mode=work.mode, dtype=work.dtype, library=_model(work.library),
         scales=scales or Scales(),
@@ -81,9 +77,9 @@ def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales | None = 
 
 
 def takes_time(work: Workload) -> bool:
-    """Whether a step does anything at all: a lone flatten is another name for the same memory."""
+    """Return whether a step does anything: a flatten on its own does nothing."""
     passes = layer_passes(work.spec, work.mode)
-    return any(node.layer.traffic(one, 1) or node.layer.pass_flops(one, 1) for node, one in passes)
+    return any(node.layer.traffic(pass_, 1) or node.layer.pass_flops(pass_, 1) for node, pass_ in passes)
 
 
 def _model(library: str) -> str:
@@ -92,14 +88,14 @@ def _model(library: str) -> str:
 
 def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:
     """
-    Add the forward passes that are done again in the backward pass.
+    Add the forward passes that are repeated in the backward pass.
 
     Args:
-        step: A training step as `predict_step` gives it.
-        spec: What it is a step of.
+        step: A training step of `predict_step`.
+        spec: Its layer or network.
     """
     ops = schedule_of(spec, "training", recompute=True, library="im2col").ops
-    # What an operation does to its result too is a call of its own in the vendor's libraries, and no time on ours.
+    # Fused layers are calls of their own in the vendor's libraries and take no time in cubatch kernels.
     again = Counter(node.name for op in ops if op.replay for node in (op.node, *op.then) if node is not None)
     passes = tuple(
         attrs.evolve(item, seconds=item.seconds * (1 + again[item.layer])) if item.pass_ is Pass.FPROP else item

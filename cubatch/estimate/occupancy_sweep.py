@@ -1,7 +1,7 @@
 """
-What becomes of occupancy when one thing of a launch changes: threads, registers or shared memory.
+Occupancy as one resource of a launch changes: threads, registers or shared memory.
 
-Occupancy is a staircase in each of them.  A sweep is given as its steps, so that every cliff lies between two.
+Occupancy is a step function of each.  A sweep lists its steps, so each fall lies between two of them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ QUANTITIES = ("threads", "registers", "shared")
 @attrs.frozen
 class Step:
     """
-    Values over which occupancy stays as it is.
+    A range of values with equal occupancy.
 
     Attributes:
         first, last: The values.
         blocks_per_sm, occupancy, limiters: See `waves.Occupancy`.
-        cliff: Whether occupancy falls at the next value.
+        `cliff`: Whether occupancy falls at the next value.
     """
 
     first: int
@@ -40,13 +40,13 @@ class Step:
 @attrs.frozen
 class Sweep:
     """
-    Occupancy against one of threads, registers and shared memory, the others as they are.
+    Occupancy against threads, registers or shared memory, the others unchanged.
 
     Attributes:
-        quantity: What changes: one of QUANTITIES.
-        value: What it is now.
+        quantity: The one that changes: one of QUANTITIES.
+        value: Its present value.
         steps: In ascending order, without gaps.
-        better: The nearest value with higher occupancy; None where there is none.
+        better: The nearest value with higher occupancy; None if there is none.
     """
 
     quantity: str
@@ -55,28 +55,28 @@ class Sweep:
     better: int | None
 
     def at(self, value: int) -> Step:
-        """Return the step that a value is on."""
+        """Return the step of a value."""
         return next(step for step in self.steps if step.first <= value <= step.last)
 
 
 def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> Sweep:
     """
-    Let one thing of a launch change and say what becomes of its occupancy.
+    Return the occupancy for all values of one resource of a launch.
 
     Args:
-        needs: What a block takes now.
-        compute_capability: Of the GPU.
-        quantity: "threads" (1 to 1024), "registers" (0 to 255) or "shared" (0 bytes to all that an SM has).
+        needs: The present needs of a block.
+        compute_capability: Compute capability of the GPU.
+        quantity: "threads" (1 to 1024), "registers" (0 to 255) or "shared" (0 bytes to all of an SM).
 
     Raises:
-        InvalidArgument: If there is no such quantity, or a number is out of its range.
-        UnknownName: If the limits of the compute capability are not known.
+        InvalidArgument: If the quantity is unknown, or a number is out of its range.
+        UnknownName: If the compute capability is unknown.
 
     Example:
-        With 96 registers for each of 256 threads a third block does not fit in; with 80 it does:
+        With 96 registers per thread two blocks of 256 threads fit; with 80 a third one does:
 
-        >>> found = sweep(Needs(threads=256, registers=96), (7, 0), "registers")
-        >>> found.at(96).blocks_per_sm, found.better, found.at(80).blocks_per_sm
+        >>> registers = sweep(Needs(threads=256, registers=96), (7, 0), "registers")
+        >>> registers.at(96).blocks_per_sm, registers.better, registers.at(80).blocks_per_sm
         (2, 80, 3)
     """
     sm, every = architectures.of(compute_capability), architectures.every()
@@ -88,16 +88,16 @@ def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> S
     }
     if quantity not in fields:
         raise InvalidArgument("sweep", quantity, "one of " + ", ".join(QUANTITIES))
-    needs.on(compute_capability)  # all of its numbers are in their ranges
+    needs.on(compute_capability)  # checks the ranges of all numbers
     name, value, least, unit, most = fields[quantity]
-    ends = [*range(unit, most, unit), most, *([value] if value > most else [])]  # beyond the SM nothing changes
+    ends = [*range(unit, most, unit), most, *([value] if value > most else [])]  # above the SM's size nothing changes
     if least == 0:
         ends = [0, *ends]
-    found = [(end, attrs.evolve(needs, **{name: end}).on(compute_capability)) for end in ends]
-    steps = _steps(found, least)
+    occupancies = [(end, attrs.evolve(needs, **{name: end}).on(compute_capability)) for end in ends]
+    steps = _steps(occupancies, least)
     result = Sweep(quantity, value, steps, None)
     now = result.at(value).occupancy
-    round_up = unit if quantity == "threads" else 1  # part of a warp costs as much as all of it
+    round_up = unit if quantity == "threads" else 1  # a partial warp costs as much as a full one
     return attrs.evolve(
         result,
         better=nearest(
@@ -111,11 +111,11 @@ def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> S
     )
 
 
-def _steps(found: Iterable[tuple[int, Occupancy]], least: int) -> tuple[Step, ...]:
-    """Join neighbouring values with equal answers; a value stands for all since the value before."""
+def _steps(occupancies: Iterable[tuple[int, Occupancy]], least: int) -> tuple[Step, ...]:
+    """Join neighboring values of equal occupancy; a value represents all since the value before."""
     steps: list[Step] = []
-    for end, held in found:
-        facts = (held.blocks_per_sm, held.occupancy, held.limiters)
+    for end, occupied in occupancies:
+        facts = (occupied.blocks_per_sm, occupied.occupancy, occupied.limiters)
         if steps and facts == (steps[-1].blocks_per_sm, steps[-1].occupancy, steps[-1].limiters):
             steps[-1] = attrs.evolve(steps[-1], last=end)
         else:
@@ -127,5 +127,5 @@ def _steps(found: Iterable[tuple[int, Occupancy]], least: int) -> tuple[Step, ..
 
 
 def nearest(value: int, others: Iterable[int]) -> int | None:
-    """Return the value next to this one; of two as near the smaller."""
+    """Return the nearest value; of two equally near ones the smaller."""
     return min(others, key=lambda other: (abs(other - value), other), default=None)

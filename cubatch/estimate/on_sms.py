@@ -1,4 +1,4 @@
-"""What each pass of a network puts on the SMs: tiles, blocks, the busiest SM."""
+"""The distribution of each pass of a network over the SMs: tiles, blocks, the busiest SM."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def first_grid(
     layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str
 ) -> tuple[tuple[int, int], int | None, Blocks]:
     """
-    Return the grid of a pass: that of our kernel which is ranked first, else of the vendor's usual tile.
+    Return the grid of a pass: that of the cubatch kernel ranked first, else of the vendor's usual tile.
 
     Args:
         layer: The layer.
-        pass_: Which of its passes.
-        batch_size: Samples; small ones rank smaller tiles first.
+        pass_: One of its passes.
+        batch_size: Samples; for small ones smaller tiles are ranked first.
         device: A GPU.
         dtype: Storage of the elements.
         library: "cubatch" or "im2col".
 
     Returns:
-        The rows and columns of its tile, those of the outputs that Winograd's algorithm computes at a time (None of
-        other algorithms), and its blocks by batch size.
+        Rows and columns of its tile; rows and columns of outputs of Winograd's algorithm (None for others); its blocks
+        by batch size.
 
     Example:
         >>> from cubatch.network.layers import Conv2d
@@ -69,18 +69,18 @@ def on_sms(
     choose: Choose = first_ranked,
 ) -> dict[str, Any]:
     """
-    Return how the blocks of a pass fall on the SMs of a GPU.
+    Return the distribution of a pass's blocks over the SMs of a GPU.
 
     Args:
         layer, pass_, batch_size, device, dtype, library: As for `first_grid`; the device's SMs are known.
-        budget: What is recorded of our kernels; see `resources.recorded_figures`.
-        choose: Says which of them runs.
+        budget: Figures of `resources.recorded_figures`.
+        choose: Chooses the kernel.
 
     Returns:
-        dict: `kernel` that runs, or None; its `tile`, "128x128" where there is none; `slices` of the depth;
-        `blocks` of all slices, as launched; `blocks_per_sm` that are resident, one for the vendor's kernels and None
-        where nothing is recorded, as their `occupancy`; `waves` of those and how full the `last_wave` is, or None;
-        `busiest_sm_blocks` and `fill`.
+        dict: `kernel` by name, or None; its `tile`, "128x128" without one; `slices` of the depth; `blocks` of all
+            slices;
+        `blocks_per_sm` that are resident, 1 for the vendor's kernels; `occupancy`; `waves` and the share of the
+        `last_wave`; `busiest_sm_blocks` and `fill`. Unknown values are None.
 
     Example:
         >>> from cubatch.hardware.catalogue import find
@@ -95,12 +95,12 @@ def on_sms(
     chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library, choose=choose)
     problem, kernel, slices = (None, None, 1) if chosen is None else chosen
     tile = _tile_of(kernel)
-    held = None if kernel is None else _held(kernel, device, budget)
+    occupied = None if kernel is None else _occupancy(kernel, device, budget)
     if problem is None or kernel is None:
         blocks = num_blocks(layer, pass_, batch_size, tile)
     else:
         blocks = slices * cost_model.blocks(problem, kernel)
-    resident = 1 if library == "im2col" else None if held is None else held.blocks_per_sm
+    resident = 1 if library == "im2col" else None if occupied is None else occupied.blocks_per_sm
     waves = count_waves(blocks, blocks_per_sm=resident, num_sms=num_sms) if resident else None
     return {
         "kernel": None if kernel is None else kernel.name,
@@ -108,7 +108,7 @@ def on_sms(
         "slices": slices,
         "blocks": blocks,
         "blocks_per_sm": resident,
-        "occupancy": None if held is None else held.occupancy,
+        "occupancy": None if occupied is None else occupied.occupancy,
         "waves": None if waves is None else waves.num_waves,
         "last_wave": None if waves is None else waves.last_wave_fraction,
         "busiest_sm_blocks": busiest_sm_blocks(blocks, num_sms),
@@ -116,8 +116,7 @@ def on_sms(
     }
 
 
-def _held(kernel: Kernel, device: Device, budget: Recorded) -> Occupancy | None:
-    """Count what an SM holds of a kernel; None where nothing is recorded."""
+def _occupancy(kernel: Kernel, device: Device, budget: Recorded) -> Occupancy | None:
     if device.arch is None or device.compute_capability is None:
         return None
     needs = recorded_needs(kernel, device.arch, budget)
@@ -143,7 +142,7 @@ def _chosen(
     library: str,
     choose: Choose = first_ranked,
 ) -> tuple[Problem, Kernel, int] | None:
-    """Return a pass as a product, the kernel chosen for it and its slices; None where none of ours is known to run."""
+    """Return a pass as a problem, its kernel and slices; None if no cubatch kernel is known to compute it."""
     problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
     if problem is None or device.num_sms is None or device.compute_capability is None:
         return None
@@ -152,21 +151,21 @@ def _chosen(
 
 
 FACTS = ("kernel", "slices", "blocks", "blocks_per_sm", "occupancy", "busiest_sm_blocks", "fill")
-"""What a row has of `on_sms.on_sms`."""
+"""Keys of `on_sms` in a row."""
 
 
 def layer_rows(work: Workload, batch_sizes: Sequence[int], choose: Choose) -> dict[int, list[dict[str, Any]]]:
     """
-    Say for each batch size how the passes that our tiled kernels compute fall on the SMs.
+    Return the distribution over the SMs of all passes that tiled kernels compute, for each batch size.
 
     Args:
-        work: What is run, on a GPU by our kernels.
+        work: The workload, on a GPU with `library="cubatch"`.
         batch_sizes: Samples, at least one size.
-        choose: Gives the kernel of a product; asked for each once, from the first size to the last.
+        choose: Chooses the kernel of a problem, once for each problem and in the order of the sizes.
 
     Returns:
-        dict: By batch size, a row for each such layer and pass in the order of the network: `layer`, `pass`, FACTS,
-        and `predicted_seconds`, None where the device's facts do not allow a prediction.
+        dict: By batch size, a row per such layer and pass in the order of the network: `layer`, `pass`, FACTS, and
+        `predicted_seconds`, None if the device's facts do not suffice.
 
     Example:
         >>> from cubatch.kernels.ranking import first_ranked
@@ -189,8 +188,8 @@ def layer_rows(work: Workload, batch_sizes: Sequence[int], choose: Choose) -> di
         on_sms, device=work.device, dtype=work.dtype, library="cubatch", budget=recorded_figures(), choose=choose
     )
     for column, size in enumerate(batch_sizes):
-        found = [on(layer, pass_, size) for layer, pass_ in distinct]
-        facts = [{fact: one[fact] for fact in FACTS} for one in found]
+        figures = [on(layer, pass_, size) for layer, pass_ in distinct]
+        facts = [{fact: each[fact] for fact in FACTS} for each in figures]
         rows[size] = [
             {"layer": name, "pass": pass_.value, **facts[i], "predicted_seconds": seconds[column]}
             for name, pass_, i, seconds in passes

@@ -1,4 +1,4 @@
-"""What a prediction is made of: seconds and doubts of passes and steps."""
+"""Records of predictions: seconds and uncertainty of passes and steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import attrs
 
-from cubatch.estimate import ours
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
 Z90 = 1.6448536269514722
-"""Standard deviations either side of the middle that hold 90 of 100 normal draws."""
+"""Half-width of the interval of 90 % of a normal distribution, in standard deviations."""
 
 BYTES_SD = 0.3
 NEVER_SEEN_SD = 0.6
@@ -21,7 +20,7 @@ NEVER_SEEN_SD = 0.6
 @attrs.frozen
 class Scales:
     """
-    Factors on a GPU's predicted times, by which its measurements differ from the model.
+    Factors on a GPU's predicted times, from its measurements.
 
     Attributes:
         compute: Factor on the time of arithmetic.
@@ -35,15 +34,14 @@ class Scales:
 @attrs.frozen(eq=False)
 class PassPrediction:
     """
-    One pass of one layer, at each batch size.
+    Predicted time of one pass of one layer, at each batch size.
 
     Attributes:
-        layer: Its name.
-        pass_: Which of its passes.
-        seconds: Predicted time, one for each batch size.
-        algorithms: What should run, one for each batch size: "128x128", "winograd 2x2", a kernel of ours, "bytes",
-            "fused" for what a neighbour does.
-        blocks: Of the grid of that; 0 of a layer that moves only.
+        layer: Name of the layer.
+        pass_: One of its passes.
+        seconds: Predicted time per batch size.
+        algorithms: Algorithm per batch size: "128x128", "winograd 2x2", a cubatch kernel, "bytes", "fused".
+        blocks: Blocks of its grid; 0 for a pass that only moves bytes.
     """
 
     layer: str
@@ -53,19 +51,32 @@ class PassPrediction:
     blocks: Array
 
 
+@attrs.frozen
+class ModelNote:
+    """
+    A limit of a prediction, without words: `tuning.explain` has the sentence of each code.
+
+    Attributes:
+        code: Key of the sentence.
+        value: Value in the sentence: a dtype, a multiple, names of measurements.
+    """
+
+    code: str
+    value: object = None
+
+
 @attrs.frozen(eq=False)
 class StepPrediction:
     """
-    One step of a network, at each batch size; nothing of it was measured.
+    Predicted time of one step of a network, at each batch size.
 
     Attributes:
-        batch_sizes: In the order asked for.
+        batch_sizes: In the requested order.
         seconds: Predicted time of a step.
-        low, high: The interval that should hold 90 of 100 such steps.
-        passes: What it is the sum of.
-        notes: What the model has never seen of what was asked, in sentences.
-        scale_sd: Of the interval, what is unknown of the GPU and the framework alike for all steps: standard deviation
-            of the logarithm.
+        low, high: Interval that should contain 90 % of such steps.
+        passes: Passes of the step.
+        notes: Limits of the prediction.
+        scale_sd: Uncertainty of the GPU and the framework that all steps share: standard deviation of the logarithm.
     """
 
     batch_sizes: tuple[int, ...]
@@ -73,13 +84,13 @@ class StepPrediction:
     low: Array
     high: Array
     passes: tuple[PassPrediction, ...]
-    notes: tuple[str, ...]
+    notes: tuple[ModelNote, ...]
     scale_sd: float
 
 
 @attrs.frozen(eq=False)
 class Part:
-    """Passes that one model answers for: (passes, sizes), and the model's own error of each pass."""
+    """Predictions of one model, (passes, batch sizes), and the standard deviation of each pass."""
 
     seconds: Array
     algorithms: Sequence[tuple[str, ...]]
@@ -87,22 +98,13 @@ class Part:
     sd: Array
 
 
-MOVED = (
-    "Of layers that only move bytes, such as norms and activations, no time was published to us: theirs are predicted "
-    f"from {100 * ours.MOVED_SHARE:g} % of the data sheet's bandwidth."
-)
-
-
-STORED = "{} without Tensor Cores is computed in float32, with half the bytes."
-
-
-def never_seen(layer: Layer, notes: list[str]) -> float | None:
-    """Return the standard deviation of a kind that no measurement is of, and note it; None for others."""
+def never_measured(layer: Layer, notes: list[ModelNote]) -> float | None:
+    """Return the standard deviation of a layer type without published times, and note it; None for others."""
     shape = layer.convolution
     if shape is not None and (shape.groups > 1 or (shape.vertical.step, shape.horizontal.step) != (1, 1)):
-        notes.append("Grouped, depthwise and dilated convolutions were never seen by the model: their times are rough.")
-        return NEVER_SEEN_SD
-    if layer.products_in_turn:
-        notes.append("Attention was never seen by the model: it is the sum of its matrix products.")
-        return NEVER_SEEN_SD
-    return None
+        notes.append(ModelNote("grouped_or_dilated"))
+    elif layer.products_in_turn:
+        notes.append(ModelNote("attention"))
+    else:
+        return None
+    return NEVER_SEEN_SD

@@ -1,9 +1,8 @@
 """
-Seconds of a layer pass on a device: the roofline.
+Roofline of a layer pass on a device: the least time by arithmetic and by bytes.
 
-A pass can be no faster than its arithmetic at the device's peak rate, and no faster than its
-bytes at the device's bandwidth; the larger of the two is the time given here.  It ranks passes and
-orders batch sizes before anything was measured; it is a lower bound, not a forecast.
+A pass takes at least its arithmetic at the peak rate and at least its bytes at the bandwidth; the larger bound counts.
+It ranks passes and orders batch sizes before anything is measured.  It is a lower bound, not a forecast.
 """
 
 from __future__ import annotations
@@ -22,26 +21,25 @@ def layer_seconds(
     layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, *, more: int = 0
 ) -> float | None:
     """
-    Bound the time of one pass of a layer from below by the roofline.
+    Return the roofline of one pass of a layer in seconds.
 
     seconds = max(flops / peak, bytes / bandwidth), with each input, output and parameter moved once
     (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
 
-    Ignored: launches, how blocks divide among SMs, what a kernel loses to its tile's edges and to its own
-    instructions, re-reading what does not stay in a cache, and what stays in the L2 between layers.
-    All but the last make the real pass slower.  That is safe where it is used, to rank the
-    passes of one network on one device, since the large passes that decide are the least affected.
+    It ignores launches, wave quantization, tile edges, other instructions, repeated reads, and data that stays in the
+    L2 between layers.  All but the last make the real pass slower.  This is safe for ranking the passes of one network
+    on one device, since the large passes are the least affected.
 
     Args:
-        layer: With its extents known.
-        pass_: Which product.
+        layer: The layer, with its extents.
+        pass_: One of its passes.
         batch_size: Samples.
-        device: Its peaks count.
-        dtype: Of storage and arithmetic.
-        more: Elements of a sample that it moves for its neighbours.
+        device: The device.
+        dtype: Storage and arithmetic.
+        more: Further elements per sample that it moves for fused layers.
 
     Returns:
-        float | None: Seconds; 0.0 for a pass that moves nothing; None where a rate that counts is not known.
+        float | None: Seconds; 0.0 for a pass that moves nothing; None if a rate that is needed is unknown.
 
     Example:
         >>> from cubatch.network.layers import ReLU
@@ -49,13 +47,13 @@ def layer_seconds(
         >>> layer_seconds(ReLU(h=10, w=10, c=10), Pass.FPROP, 125, card, "float32")
         0.001
     """
-    found = _roofs(layer, pass_, batch_size, device, dtype, more)
-    return None if found is None else max(found)
+    bounds = _roofs(layer, pass_, batch_size, device, dtype, more=more)
+    return None if bounds is None else max(bounds)
 
 
 def bound(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> str | None:
     """
-    Return which roof a pass lies under: "compute", "memory", or None where a rate is not known.
+    Return the bound of a pass: "compute", "memory", or None if a rate is unknown.
 
     Example:
         >>> from cubatch.network.layers import Linear
@@ -64,29 +62,28 @@ def bound(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str
         >>> bound(square, Pass.FPROP, 1, card, "float32"), bound(square, Pass.FPROP, 1000, card, "float32")
         ('memory', 'compute')
     """
-    found = _roofs(layer, pass_, batch_size, device, dtype)
-    return None if found is None else ("compute" if found[0] > found[1] else "memory")
+    bounds = _roofs(layer, pass_, batch_size, device, dtype)
+    return None if bounds is None else ("compute" if bounds[0] > bounds[1] else "memory")
 
 
 def roofline_seconds(
     spec: Spec, batch_size: int, device: Device, mode: str = "inference", dtype: str = "float32"
 ) -> float | None:
     """
-    Bound the time of one step from below: the sum of its passes, each by `layer_seconds`.
+    Return the roofline of one step in seconds: the sum over its passes of `layer_seconds`.
 
-    Layers that a neighbour's operation does add to that what they make it read; sums of gradients count wherever they
-    are made.  Beyond what a single pass ignores, a training step leaves out the loss and the optimiser, which are
-    small against the passes unless the batch is.
+    Fused layers add what they make their neighbor read, and sums of gradients count.  A training step leaves out the
+    loss and the optimizer, which are small unless the batch is.
 
     Args:
         spec: A layer or network.
         batch_size: Samples.
-        device: Its peaks count.
+        device: The device.
         mode: "inference" or "training".
-        dtype: Of storage and arithmetic.
+        dtype: Storage and arithmetic.
 
     Returns:
-        float | None: Seconds; None where a rate that counts is not known, as on a CPU.
+        float | None: Seconds; None if a rate that is needed is unknown, as on a CPU.
     """
     total = 0.0
     for (layer, pass_, more), count in _distinct_passes(spec, mode).items():
@@ -103,7 +100,7 @@ def roofline_seconds(
 
 @cached
 def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer | None, Pass, int]]:
-    """Count the passes that are equal, without layer where it does not run; cached, as all batch sizes share them."""
+    """Count equal passes; the layer is None if it is fused. Cached, since all batch sizes share the result."""
     return Counter(
         (extents(at.node.layer) if at.runs else None, at.pass_, at.more)
         for at in scheduled_passes(spec, mode)
@@ -112,9 +109,9 @@ def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer | None, Pass,
 
 
 def _roofs(
-    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, more: int = 0
+    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, *, more: int = 0
 ) -> tuple[float, float] | None:
-    """Seconds of the arithmetic and seconds of the bytes."""
+    """Return the seconds of arithmetic and the seconds of bytes."""
     peak, flops = peak_flops_per_second(device, dtype), layer.pass_flops(pass_, batch_size)
     moving = _moved_seconds(layer.traffic(pass_, batch_size) + batch_size * more, device, dtype)
     if moving is None or (flops and peak is None):
@@ -123,6 +120,5 @@ def _roofs(
 
 
 def _moved_seconds(elements: int, device: Device, dtype: str) -> float | None:
-    """Seconds of so many elements at the device's bandwidth."""
     bandwidth = device.peak_bytes_per_second
     return None if bandwidth is None else elements * BYTES_PER_ELEMENT[dtype] / bandwidth

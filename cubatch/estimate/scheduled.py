@@ -1,9 +1,9 @@
 """
 The passes of a step as the schedule runs them.
 
-What a neighbour's operation does is no pass of its own: it costs what it makes the neighbour read, and no launch.  Sums
-of gradients cost what they move also where the pass before which they are made is none, as that of a residual branch's
-sum.  The fold of batch norms at the head of a step is left out, as the loss and the optimiser are.
+A fused layer is no pass of its own: it costs what its neighbor additionally reads, and no launch.  A sum of gradients
+costs what it moves, even if the pass after it is fused.  The fold of batch norms, the loss and the optimizer are left
+out.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cubatch.network.passes import Pass
 @attrs.frozen
 class Scheduled:
     """
-    One pass of one layer in a step.
+    A pass of a layer in a step.
 
     Attributes:
         node: The layer.
-        pass_: Which of its passes.
-        runs: Whether it is an operation; otherwise a neighbour does it, or there is nothing to do.
-        more: Elements of a sample that it moves beside its own: what its epilogue reads, sums of gradients before it,
-            which are all that is moved where it does not run.
+        pass_: One of its passes.
+        runs: Whether it is an operation; otherwise it is fused, or does nothing.
+        more: Further elements per sample that it moves: reads of its epilogue, and sums of gradients before it. These
+            are all that moves if it does not run.
     """
 
     node: Node
@@ -40,15 +40,15 @@ class Scheduled:
 @cached
 def scheduled_passes(spec: Spec, mode: str) -> tuple[Scheduled, ...]:
     """
-    List the passes of one step in the order of `layer_passes`, each with what the schedule makes of it.
+    Return the passes of one step in the order of `layer_passes`, as the schedule runs them.
 
     Example:
         >>> from cubatch.network import models
-        >>> found = scheduled_passes(models.build("resnet50"), "inference")
-        >>> sum(item.runs for item in found), len(found)
+        >>> passes = scheduled_passes(models.build("resnet50"), "inference")
+        >>> sum(item.runs for item in passes), len(passes)
         (56, 174)
     """
-    program = schedule_of(spec, mode, recompute=False, library="im2col")  # which runs is the same on any
+    program = schedule_of(spec, mode, recompute=False, library="im2col")  # equal for all libraries
     ops: dict[tuple[str, str], Op] = {}
     summed: dict[str, int] = {}
     for op in program.ops:
@@ -56,12 +56,12 @@ def scheduled_passes(spec: Spec, mode: str) -> tuple[Scheduled, ...]:
             summed[op.node.name] = summed.get(op.node.name, 0) + 3 * math.prod(op.node.layer.output_shape)
         elif op.node is not None:
             ops[op.node.name, op.kind] = op
-    found = []
+    passes = []
     for node, pass_ in layer_passes(spec, mode):
         runs = ops.get((node.name, "forward" if pass_ is Pass.FPROP else "backward"))
         ending = runs.ending - {"folded"} if runs and pass_ is not Pass.WGRAD else ()
         more = sum(program.buffers[runs.reads[role]].elements for role in ending) if runs else 0
         if pass_ is not Pass.FPROP:  # before the first of its gradients
             more += summed.pop(node.name, 0)
-        found.append(Scheduled(node, pass_, runs is not None, more))
-    return tuple(found)
+        passes.append(Scheduled(node, pass_, runs is not None, more))
+    return tuple(passes)

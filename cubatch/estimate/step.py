@@ -1,4 +1,4 @@
-"""Seconds of a step on a GPU that is not here: every pass of every layer, with an interval."""
+"""Predicted seconds of a step on a GPU that is not in this machine: every pass of every layer, with an interval."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import numpy as np
 
 from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument
-from cubatch.estimate import ours
+from cubatch.estimate import cubatch_kernels
 from cubatch.estimate.predictions import (
     BYTES_SD,
-    MOVED,
     NEVER_SEEN_SD,
-    STORED,
     Z90,
+    ModelNote,
     Part,
     PassPrediction,
     Scales,
     StepPrediction,
-    never_seen,
+    never_measured,
 )
 from cubatch.estimate.scheduled import Scheduled, scheduled_passes
 from cubatch.estimate.vendor.vendor_model import vendor_parts
@@ -30,21 +29,16 @@ from cubatch.network.graph import Spec, layer_passes
 from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass
 
-_OURS_SD = 0.3
-OURS_SCALE_SD = 0.5
-"""Of our kernels where nothing was fitted to their times: more than of any published one."""
-OURS_TIMED_SCALE_SD = 0.25
-"""Where it was: on an H100, to which it was not, ResNets took 0.68 to 1.22 times as long as predicted."""
-COUNTED = {
-    False: "Hardly anything was fitted to times of our kernels here: theirs are clocks counted in the compiled code.",
-    True: "Times of our kernels are clocks counted in the compiled code, of products times what an H200 took more.",
-}
-"""What a prediction of our kernels notes, unless anchors are of them: by whether such a GPU was timed."""
+_CUBATCH_SD = 0.3
+CUBATCH_SCALE_SD = 0.5
+"""Uncertainty of cubatch kernels whose times were not fitted: larger than for published times."""
+CUBATCH_FITTED_SCALE_SD = 0.25
+"""Uncertainty if they were: on an H100, which was not fitted, ResNets took 0.68 to 1.22 times the prediction."""
 FUSED = "fused"
-"""What runs where a neighbour's operation does a layer, or there is nothing to do."""
+"""Algorithm of a fused layer, and of a pass that does nothing."""
 Work = tuple[Layer, Pass, bool, int]
 """A pass, whether it runs, and what more it moves: see `Scheduled`."""
-_COMMON = 0.2  # judgement: correlation of the errors of different passes
+_COMMON = 0.2  # correlation of the errors of different passes, an assumption
 
 
 def predict_step(
@@ -60,24 +54,25 @@ def predict_step(
     """
     Predict the time of a step at each batch size.
 
-    The step is the sum of its passes, on our kernels of those that the schedule runs; the loss and the optimiser are
-    left out, which are small unless the batch is.
-    Convolutions of 3x3 and stride 1 computed in float32 go by what NeuSight measured with cuDNN 8.9, others and their
-    gradients by DeepBench (cuDNN 5 to 7), products by DeepBench's.  Of Tensor Cores only DeepBench's V100 is known,
-    of bfloat16 and tf32 nothing: their intervals are wider, and a note says so.
+    The step is the sum of its passes; fused layers of cubatch kernels are none.  Loss and optimizer are left out, which
+    are small unless the batch is.
+
+    The vendor's 3x3 convolutions of stride 1 in float32 use NeuSight's measurements of cuDNN 8.9.  Other convolutions,
+    gradients and matrix products use DeepBench (cuDNN 5 to 7).  Of Tensor Cores only DeepBench's V100 was published, in
+    float16.  Where nothing was published, intervals are wider, with a note.
 
     Args:
         spec: A layer or network.
         batch_sizes: Samples, at least one size.
-        device: A GPU of which SMs, compute capability, peak rate and bandwidth are known.
+        device: A GPU of known SMs, compute capability, peak rate and bandwidth.
         mode: "inference" or "training".
-        dtype: Of storage and arithmetic.
-        library: "vendor": cuDNN and cuBLAS; "cubatch": our kernels.
-        scales: Further factors on the GPU's times; see `anchors`.
+        dtype: Storage and arithmetic.
+        library: "vendor" (cuDNN and cuBLAS) or "cubatch".
+        scales: Factors on the GPU's times, from anchors.
 
     Raises:
-        InvalidArgument: If there is no batch size or one is not a whole number of at least 1, a fact of the device is
-            missing, or the library is neither.
+        InvalidArgument: If a batch size is not an integer of at least 1, a fact of the device is missing, or the
+            library is unknown.
 
     Example:
         >>> from cubatch.hardware.catalogue import find
@@ -95,23 +90,23 @@ def predict_step(
     if has_tensor_cores(device, dtype) is None:
         raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
     scales, passes = scales or Scales(), scheduled_passes(spec, mode)
-    if library != "cubatch":  # every layer is a call of its own
+    if library != "cubatch":  # each layer is a separate call
         passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
     distinct: dict[Work, int] = {}
     places = [distinct.setdefault((extents(at.node.layer), at.pass_, at.runs, at.more), len(distinct)) for at in passes]
-    work, notes = list(distinct), list[str]()
+    work, notes = list(distinct), list[ModelNote]()
     if library == "cubatch":
-        found = _ours(work, batch_sizes, device, dtype, scales, notes, mode == "training")
-        scale_sd = OURS_TIMED_SCALE_SD if ours.was_timed(device) else OURS_SCALE_SD
+        part = _cubatch_part(work, batch_sizes, device, dtype, scales=scales, notes=notes, saves=mode == "training")
+        scale_sd = CUBATCH_FITTED_SCALE_SD if cubatch_kernels.was_timed(device) else CUBATCH_SCALE_SD
     elif library == "vendor":
-        found, scale_sd = vendor_parts(
-            [(layer, pass_) for layer, pass_, *_ in work], sizes, device, dtype, scales, notes
+        part, scale_sd = vendor_parts(
+            [(layer, pass_) for layer, pass_, *_ in work], sizes, device, dtype, scales=scales, notes=notes
         )
     else:
         raise InvalidArgument("library", library, '"vendor" or "cubatch"')
-    total = found.seconds[places].sum(axis=0)
-    # Equal layers err alike; of what different ones do wrong, _COMMON is the same.
-    errors = found.seconds * np.bincount(places, minlength=len(work))[:, None] * found.sd[:, None]
+    total = part.seconds[places].sum(axis=0)
+    # Equal layers have equal errors; those of different layers have the correlation _COMMON.
+    errors = part.seconds * np.bincount(places, minlength=len(work))[:, None] * part.sd[:, None]
     own, together = (errors**2).sum(axis=0), errors.sum(axis=0) ** 2
     spread = np.sqrt((1 - _COMMON) * own + _COMMON * together) / np.where(total > 0, total, 1.0)
     factor = np.exp(Z90 * np.hypot(spread, scale_sd))
@@ -121,7 +116,7 @@ def predict_step(
         low=total / factor,
         high=total * factor,
         passes=tuple(
-            PassPrediction(at.node.name, at.pass_, found.seconds[i], found.algorithms[i], found.blocks[i])
+            PassPrediction(at.node.name, at.pass_, part.seconds[i], part.algorithms[i], part.blocks[i])
             for at, i in zip(passes, places, strict=True)
         ),
         notes=tuple(dict.fromkeys(notes)),
@@ -129,39 +124,30 @@ def predict_step(
     )
 
 
-def _ours(
-    work: Sequence[Work],
-    batch_sizes: Sequence[int],
-    device: Device,
-    dtype: str,
-    scales: Scales,
-    notes: list[str],
-    saves: bool,  # noqa: FBT001 - see `ours.pass_seconds`
-) -> Part:
-    """Predict what our kernels take."""
+def _cubatch_part(
+    work: Sequence[Work], batch_sizes: Sequence[int], device: Device, dtype: str, *, scales: Scales,
+    notes: list[ModelNote], saves: bool,
+) -> Part:  # fmt: skip
     nothing = np.zeros(len(batch_sizes)), (FUSED,) * len(batch_sizes), np.zeros(len(batch_sizes))
     facts: dict[str, Any] = {"compute": scales.compute, "memory": scales.memory, "saves": saves}
     rows = [
-        ours.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more)
+        cubatch_kernels.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more)
         if runs
-        else ours.moved_seconds(more, batch_sizes, device, dtype, memory=scales.memory)
+        else cubatch_kernels.moved_seconds(more, batch_sizes, device, dtype, memory=scales.memory)
         if more
         else nothing
         for layer, pass_, runs, more in work
     ]
-    notes.append(COUNTED[ours.was_timed(device)])
+    notes.append(ModelNote("fitted_on_h200" if cubatch_kernels.was_timed(device) else "counted_clocks"))
     shape = len(rows), len(batch_sizes)  # of no rows too
     seconds, blocks = (np.array([row[i] for row in rows]).reshape(shape) for i in (0, 2))
     if any("bytes" in names and times.any() for times, names, _ in rows):
-        notes.append(MOVED)
-    known = _OURS_SD
+        notes.append(ModelNote("bytes_only"))
+    known = _CUBATCH_SD
     if dtype in {"float16", "bfloat16"} and not has_tensor_cores(device, dtype):
-        notes.append(STORED.format(dtype))
+        notes.append(ModelNote("float32_arithmetic", dtype))
     if has_tensor_cores(device, dtype) and peak_flops_per_second(device, dtype) is None:
         known = NEVER_SEEN_SD
-        notes.append(
-            f"No rate of the Tensor Cores of {device} is known: they are taken to do what their architecture's can, of "
-            "which some boards do half."
-        )
-    sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_seen(layer, notes) or known for layer, pass_, *_ in work]
+        notes.append(ModelNote("tensor_core_rate"))
+    sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_measured(layer, notes) or known for layer, pass_, *_ in work]
     return Part(seconds, [row[1] for row in rows], blocks, np.array(sd))

@@ -17,7 +17,8 @@ from typing import Any
 import attrs
 
 from cubatch.estimate.block_counts import crest_batch_size
-from cubatch.estimate.step import COUNTED
+from cubatch.estimate.cubatch_kernels import MOVED_SHARE
+from cubatch.estimate.predictions import ModelNote
 from cubatch.hardware import architectures
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, fill
@@ -56,6 +57,39 @@ _WORSE = {"throughput": "are slower", "latency": "take longer", "energy": "use m
 _REFUSED = ("out_of_memory", "over_limit")
 _NONE: Mapping[int, Any] = MappingProxyType({})
 _FAILED = {"out_of_memory": "ran out of memory", "timeout": "timed out", "error": "failed"}
+_MODEL_NOTES = {
+    "counted_clocks": "Times of cubatch kernels are clocks counted in the compiled code; they were hardly fitted here.",
+    "fitted_on_h200": (
+        "Times of cubatch kernels are clocks counted in the compiled code; those of products were fitted on an H200."
+    ),
+    "bytes_only": (
+        "No times of layers that only move bytes, such as norms and activations, are published: they are predicted "
+        "from {share} of the data sheet's bandwidth."
+    ),
+    "float32_arithmetic": "{value} without Tensor Cores is computed in float32, with half the bytes.",
+    "tensor_core_rate": (
+        "The Tensor Core rate of {device} is unknown: that of its architecture is assumed, which some boards halve."
+    ),
+    "grouped_or_dilated": (
+        "No times of grouped, depthwise and dilated convolutions are published: their predictions are rough."
+    ),
+    "attention": "No times of attention are published: it is predicted as the sum of its matrix products.",
+    "tensor_cores_of_v100": (
+        "Tensor Cores were measured on a V100 only: those of {device} are assumed to reach the same share of their "
+        "rate."
+    ),
+    "device_not_measured": (
+        "The model was not fitted to measurements of {device} ({value}): it uses the data sheet and related GPUs."
+    ),
+    "dtype_not_measured": "No times in {value} are published: those of float16 are used, at the rate of {value}.",
+    "channels_padded": (
+        "Channels that are no multiple of {value} are assumed to be padded; without padding, such layers took up to "
+        "ten times as long."
+    ),
+}
+"""Sentences of `ModelNote`, by code."""
+_COUNTED = ("counted_clocks", "fitted_on_h200")
+_MEMORY_OF_ENGINE = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
 
 
 @attrs.frozen(kw_only=True)
@@ -502,19 +536,27 @@ def predicted(forecast: Forecast, network: Network, sharpened: Sharpened) -> tup
     )
 
 
-def forecast_notes(forecast: Forecast, known: Sequence[Anchor]) -> tuple[str, ...]:
+def forecast_notes(
+    device: Device, model: Sequence[ModelNote], memory: Sequence[str], known: Sequence[Anchor]
+) -> tuple[str, ...]:
     """
-    Return what the figures of a forecast leave out, after the model's own notes.
+    Return what the figures of a forecast leave out.
 
     Args:
-        forecast: The forecast, with the model's notes.
-        known: Its anchors; measured cubatch kernels replace the note that none was timed.
+        device: The GPU.
+        model: Notes of the time model.
+        memory: Sentences about the memory limit.
+        known: Anchors; those of cubatch kernels replace the note that their times are counted.
     """
-    plan = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
     timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
     measured = f"Times of cubatch kernels are clocks counted in the compiled code, corrected by measurements: {timed}."
-    notes = (measured if timed and note in COUNTED.values() else note for note in forecast.notes)
-    return (*notes, *_unknown_architecture(forecast.device), plan)
+    notes = (
+        measured
+        if timed and note.code in _COUNTED
+        else _MODEL_NOTES[note.code].format(value=note.value, device=device, share=_percent(MOVED_SHARE))
+        for note in model
+    )
+    return (*notes, *memory, *_unknown_architecture(device), _MEMORY_OF_ENGINE)
 
 
 def _unknown_architecture(device: Device) -> Iterator[str]:

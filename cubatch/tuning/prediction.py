@@ -124,9 +124,9 @@ def predict(
         ladder = attrs.evolve(ladder, candidates=tuple(sorted(rungs, key=lambda rung: rung.batch_size)))
         sharpened = sharpen(work, sorted([*sizes, *more]), known)
     draft = _draft(work, request, ladder, sharpened, known)
-    draft = attrs.evolve(draft, notes=(*sharpened.step.notes, *map(sentence, memory_notes(memory))))
-    sentences = explain.predicted(draft, as_network(work.spec), sharpened)
-    return attrs.evolve(draft, reasons=sentences, notes=explain.forecast_notes(draft, known))
+    about_memory = [sentence(each) for each in memory_notes(memory)]
+    notes = explain.forecast_notes(work.device, sharpened.step.notes, about_memory, known)
+    return attrs.evolve(draft, reasons=explain.predicted(draft, as_network(work.spec), sharpened), notes=notes)
 
 
 def _workload(

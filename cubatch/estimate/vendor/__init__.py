@@ -1,1 +1,1 @@
-"""What the vendor's libraries take: an analytic model, fitted to published measurements."""
+"""The vendor's libraries: an analytic model, fitted to published measurements."""

@@ -1,7 +1,7 @@
 """
-A model fitted to one body of published measurements: constants, what each GPU adds to them, and the learned residual.
+A model fitted to one set of published measurements: constants, factors per GPU, and the learned correction.
 
-The files in data/ are written by `benchmarks/fit_predictor.py`, from measurements that others published.
+`benchmarks/fit_predictor.py` writes the files in data/ from published measurements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cubatch.hardware.facts import Device
 
 _DATA = Path(__file__).parents[2] / "data"
 _WATTS_PER_TFLOPS = 15.0
-_MOST_LANES = 128  # of an SM that was measured, but for Kepler
+_MOST_LANES = 128  # of a measured SM, except Kepler
 _ARRAYS = ("depths", "feature", "number", "low", "high")
 _POINTS = ("lengths", "points", "weights", "gpu", "kin", "shares")
 
@@ -31,17 +31,17 @@ _POINTS = ("lengths", "points", "weights", "gpu", "kin", "shares")
 @attrs.frozen(eq=False)
 class Fitted:
     """
-    What was learned from one body of measurements.
+    A model fitted to one set of measurements.
 
     Attributes:
         name: "neusight", "deepbench conv", ...
-        constants: Of `algorithms.seconds`.
+        constants: Constants of `algorithms.seconds`.
         scales: Factors on the time of arithmetic and of bytes, by the catalogue's name of the GPU.
-        trees: The residual; None before it was fitted, and where too little was published to learn one.
-        sd: Standard deviation of the logarithm of measured over predicted time, of shapes not fitted.
-        unseen_sd: What a GPU that was not measured adds to it.
+        trees: The correction; None before it was fitted, and for sources with too few measurements.
+        sd: Standard deviation of the logarithm of measured over predicted time, for shapes that were not fitted.
+        unseen_sd: Additional standard deviation for a GPU that was not measured.
         transforms: Whether there are other algorithms than tiles: see `algorithms.algorithms`.
-        process: The residual of sources of few shapes, which have no trees.
+        process: The correction of sources with few shapes, which have no trees.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Fitted:
         """
         Return a GPU's factors on arithmetic and bytes, and whether it was measured itself.
 
-        That of a GPU that was not is the geometric mean of those of its kin, the GPUs whose SMs issue instructions
-        alike (Maxwell with Pascal but the P100; Volta with Turing and the A100), or of all where there are none, with
-        the power that holds its clock down (`sustained`) in place of theirs.
+        A GPU that was not measured takes the geometric mean of its kin, or of all GPUs.  Kin are GPUs whose SMs issue
+        instructions alike: Maxwell with Pascal except the P100; Volta with Turing and the A100.  The factor by which
+        its own power limit lowers the clock (`sustained`) replaces that of its kin.
         """
-        known = self.scales.get(device.slug)
-        if known is not None:
-            return *known, True
-        devices = {one.slug: one for one in catalogue.all_devices()}
+        own = self.scales.get(device.slug)
+        if own is not None:
+            return *own, True
+        devices = {each.slug: each for each in catalogue.all_devices()}
         rows = [(devices[slug], scale) for slug, scale in self.scales.items() if slug in devices]
         kin = [row for row in rows if kin_of(row[0]) == kin_of(device)] or rows
-        compute = [np.log(scale[0] * sustained(one)) for one, scale in kin]
+        compute = [np.log(scale[0] * sustained(each)) for each, scale in kin]
         memory = [np.log(scale[1]) for _, scale in kin]
         return float(np.exp(np.mean(compute)) / sustained(device)), float(np.exp(np.mean(memory))), False
 
@@ -80,18 +80,18 @@ class Fitted:
             places: Their GPUs, with their factors.
 
         Returns:
-            Seconds; what the library could run; which of it is the shortest.
+            Seconds; the algorithms of the library; the index of the fastest.
         """
-        found = algorithms(work, places.num_sms, transforms=self.transforms)
-        times = seconds(work, places, self.constants, found)
+        candidates = algorithms(work, places.num_sms, transforms=self.transforms)
+        times = seconds(work, places, self.constants, candidates)
         predicted = times.min(axis=0)
         if self.trees is not None or self.process is not None:
-            described = tree_model.features(work, places, found, times)
+            described = tree_model.features(work, places, candidates, times)
             if self.trees is not None:
                 predicted = predicted * np.exp(self.trees(described))
             if self.process is not None:
                 predicted = predicted * np.exp(self.process(described, places))
-        return predicted, found, np.argmin(times, axis=0)
+        return predicted, candidates, np.argmin(times, axis=0)
 
     def save(self, path: Path) -> None:
         """Write the model to one file of plain arrays."""
@@ -108,7 +108,7 @@ class Fitted:
 
     @classmethod
     def load(cls, path: Path) -> Fitted:
-        """Read what `save` wrote."""
+        """Read a file of `save`."""
         with np.load(path) as file:
             facts = json.loads(str(file["facts"]))
             arrays = {name: file[name] for name in _ARRAYS if name in file}
@@ -123,18 +123,17 @@ class Fitted:
 
 @cache
 def shipped(name: str) -> Fitted:
-    """Return a model that comes with cubatch: "neusight", "deepbench conv tensor", ...; see data/."""
+    """Return a model that is part of cubatch: "neusight", "deepbench conv tensor", ...; see data/."""
     return Fitted.load(_DATA / f"{name.replace(' ', '_')}.npz")
 
 
 def sustained(device: Device) -> float:
     """
-    Estimate the share of the boost clock that a GPU's power lets it hold in float32 arithmetic.
+    Return the share of the boost clock that a GPU's power limit allows in float32 arithmetic, an estimate.
 
-    Power grows about as the square of the clock, and GPUs of Pascal to Turing are taken to need 15 W for each 10^12
-    FLOP/s, a judgement that P4's published times bear out: min(1, sqrt(watts / TFLOP/s / 15)).  It is below 1 for small
-    boards such as P4 (75 W) and T4 (70 W); of other
-    generations no such figure is known here, and 1 is taken.
+    Power grows about as the square of the clock.  GPUs of Pascal to Turing are assumed to need 15 W per TFLOP/s, which
+    fits P4's published times: min(1, sqrt(watts / TFLOP/s / 15)).  It is below 1 for small boards such as P4 (75 W) and
+    T4 (70 W).  For other generations no figure is known, and the share is 1.
 
     Example:
         >>> from cubatch.hardware.catalogue import find
@@ -148,13 +147,13 @@ def sustained(device: Device) -> float:
 
 
 def kin_of(device: Device) -> str:
-    """Return the GPUs whose SMs issue instructions as this GPU's do: libraries have one set of kernels for all."""
+    """Return the name of the GPUs whose SMs issue instructions alike: libraries have the same kernels for all."""
     return _like(device).kin
 
 
 def lanes(device: Device) -> int:
     """
-    Return the float32 lanes of an SM, as the model knows them: 128 of Kepler's 192, since it was fitted with that.
+    Return the float32 lanes of an SM in the model: 128 of Kepler's 192, as it was fitted.
 
     Example:
         >>> lanes(Device(name="V100", compute_capability=(7, 0))), lanes(Device(name="K80", compute_capability=(3, 7)))
@@ -164,5 +163,5 @@ def lanes(device: Device) -> int:
 
 
 def _like(device: Device) -> Architecture:
-    """Return the architecture that a GPU is taken to be of; one that does not say counts as old."""
+    """Return the architecture of a GPU; an unknown one counts as old."""
     return architectures.like(device.compute_capability or (0, 0))

@@ -1,13 +1,13 @@
 """
-What the analytic model gets wrong where few shapes were measured: a Gaussian process as plain arrays.
+Learned correction of the analytic model for sources with few shapes: a Gaussian process as plain arrays.
 
-The logarithm of measured over predicted time is taken to be normal around zero, and as alike in two cases as they are
-near in the logarithms of a few extents and ratios:
+The logarithm of measured over predicted time is normal with mean zero.  Its covariance falls with the distance of two
+cases in the logarithms of a few extents and ratios:
 
-    covariance = exp(-distance^2 / 2) * (all + kin [GPUs that issue instructions alike] + gpu [the same GPU])
+    covariance = exp(-distance^2 / 2) * (all + kin [GPUs with the same instruction issue] + gpu [the same GPU])
 
-so that what a related GPU's library does oddly is passed on to it, and to no other.  Its mean given the measurements is
-a weighted sum over them, which far from all of them is nothing.
+So the errors of a related GPU's library carry over, and those of others do not.  The posterior mean is a weighted sum
+over the measurements, and zero far from all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cubatch.estimate.vendor.algorithms import Array, Places
 
 FEATURES = ("m", "columns", "depth", "r", "s", "stride_h", "waves 128x64", "intensity", "dgrad", "wgrad")
-"""Names of columns of `trees.features`; the last two, of its pass."""
+"""Names of columns of `trees.features`; the last two are passes."""
 
 _CHUNK = 512
 
@@ -29,14 +29,14 @@ _CHUNK = 512
 @attrs.frozen(eq=False)
 class GaussianProcess:
     """
-    A weighted sum over measurements that are near.
+    A weighted sum over nearby measurements.
 
     Attributes:
-        lengths: Of FEATURES: over what the error changes.
-        points: `table` of the measurements, over the lengths.
-        weights: Of each measurement.
-        gpu, kin: Of each measurement, as in Places.
-        shares: Variances of what all GPUs, kin and one GPU have in common.
+        lengths: Length scales of FEATURES.
+        points: `table` of the measurements, divided by the lengths.
+        weights: Weight of each measurement.
+        gpu, kin: GPU of each measurement, as in Places.
+        shares: Variances shared by all GPUs, by kin, and by one GPU.
     """
 
     lengths: NDArray[np.float32]
@@ -48,7 +48,7 @@ class GaussianProcess:
 
     def __call__(self, columns: Mapping[str, Array], places: Places) -> Array:
         """
-        Return the correction of each case, to be added to the logarithm of its time.
+        Return the correction of each case, which is added to the logarithm of its time.
 
         Args:
             columns: `trees.features` of the cases.
@@ -68,7 +68,7 @@ class GaussianProcess:
 
 
 def near(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return how alike each row of a is to each of b: exp(-distance^2 / 2)."""
+    """Return the similarity of each row of a to each row of b: exp(-distance^2 / 2)."""
     square = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None] - 2 * a @ b.T
     alike: NDArray[np.floating] = np.exp(np.maximum(square, 0) / -2)
     return alike

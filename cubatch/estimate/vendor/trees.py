@@ -1,8 +1,8 @@
 """
-What the analytic model gets wrong, learned: an ensemble of regression trees as plain arrays.
+Learned correction of the analytic model: an ensemble of regression trees as plain arrays.
 
-The trees see ratios only, never a GPU's clock, bandwidth or number of SMs by itself, from which they would draw
-conclusions about GPUs that they have never seen.  Outside what was seen the correction fades to nothing.
+The trees see only ratios, never a GPU's clock, bandwidth or number of SMs, from which they could not generalize to
+other GPUs.  Outside the range of the training data the correction fades to zero.
 """
 
 from __future__ import annotations
@@ -31,26 +31,25 @@ SHOWN = (
 
 _EXTENTS = ("n", "c", "k", "h", "w", "p", "q", "r", "s", "m", "columns", "depth")
 _REMAINDERS = {"c": (2, 4, 8, 32), "k": (4, 8, 32, 64), "p": (2, 4, 8), "q": (2, 4, 8), "n": (2, 4, 8), "w": (4,)}
-_FAR = 3.0  # an algorithm that would take e^3 times as long has no say
+_FAR = 3.0  # an algorithm that takes e^3 times as long does not matter
 _MANY_WAVES = 64.0
 _FADE = np.log(4.0)
-_CHUNK = 128  # cases whose features, and whose places in all trees, a CPU's caches hold
+_CHUNK = 128  # cases whose features and nodes fit a CPU's caches
 
 
 @attrs.frozen(eq=False)
 class Trees:
     """
-    An ensemble of regression trees, the nodes of all trees level by level.
+    An ensemble of regression trees, with the nodes of all trees level by level.
 
-    First come the roots, the deepest tree's first; then, level by level, the two nodes that follow each question.
+    The roots come first, the deepest tree's first.  Each level then has the two successors of each split.
 
     Attributes:
         features: Names of the features, by number.
-        depths: Questions from a root to the deepest leaf, by tree: in no tree more than in the one before.
-        feature: Feature that a node asks for; -1 of a leaf.
-        number: A question sends a case to the first of its two nodes if its feature is at most this; of a leaf, what
-            it adds.
-        low, high: Range of each feature that was seen; infinite where leaving it is harmless.
+        depths: Splits from a root to the deepest leaf, by tree, in descending order.
+        feature: Feature of a node's split; -1 for a leaf.
+        number: A split sends a case to its first successor if the feature is at most this; a leaf adds it.
+        low, high: Range of each feature in the training data; infinite if leaving it is harmless.
     """
 
     features: tuple[str, ...]
@@ -62,7 +61,7 @@ class Trees:
 
     def __call__(self, columns: Mapping[str, Array]) -> Array:
         """
-        Return the correction of each case, to be added to the logarithm of its time.
+        Return the correction of each case, which is added to the logarithm of its time.
 
         Args:
             columns: `features` of the cases.
@@ -71,14 +70,14 @@ class Trees:
         return self._sums(table) * self.trust(table)
 
     def trust(self, table: NDArray[np.float32]) -> Array:
-        """Return 1 for cases inside what was seen, less outside, and 0 from a factor of four beyond it."""
+        """Return 1 for cases inside the training range, less outside, and 0 from a factor of four beyond it."""
         beyond = np.maximum(self.low - table, table - self.high).max(axis=1)
         faded: Array = np.clip(1 - beyond / _FADE, 0.0, 1.0).astype(float)
         return faded
 
     def _sums(self, table: NDArray[np.float32]) -> Array:
         asks = self.feature >= 0
-        # A leaf follows itself, whatever the case.
+        # A leaf is its own successor.
         after = np.where(asks, len(self.depths) + 2 * np.cumsum(asks) - 2, np.arange(len(asks)))
         threshold = np.where(asks, self.number, np.float32(np.inf))
         asking = [int((self.depths > level).sum()) for level in range(max(self.depths, default=0))]
@@ -96,14 +95,14 @@ class Trees:
         return out
 
 
-def features(work: Work, places: Places, found: Sequence[Algorithm], times: Array) -> dict[str, Array]:
+def features(work: Work, places: Places, candidates: Sequence[Algorithm], times: Array) -> dict[str, Array]:
     """
-    Describe each case to the trees or the Gaussian process, by ratios.
+    Return the features of each case for the trees and the Gaussian process: ratios only.
 
     Args:
         work: The cases.
         places: Their GPUs.
-        found: `algorithms` of the work.
+        candidates: `algorithms` of the work.
         times: `seconds` of them.
 
     Returns:
@@ -111,20 +110,20 @@ def features(work: Work, places: Places, found: Sequence[Algorithm], times: Arra
     """
     best = times.min(axis=0)
     groups: dict[str, Array] = {}
-    for one, time in zip(found, times, strict=True):
-        groups[one.group] = np.minimum(groups.get(one.group, np.inf), time)
+    for algorithm, time in zip(candidates, times, strict=True):
+        groups[algorithm.group] = np.minimum(groups.get(algorithm.group, np.inf), time)
     columns = {f"ratio {name}": np.minimum(np.log(time / best), _FAR) for name, time in groups.items()}
     columns["best"] = np.argmin(np.array(list(groups.values())), axis=0)
     ordered = np.sort(times, axis=0)
     columns["margin"] = np.minimum(np.log(ordered[1] / best), 1.0)
-    for one in found:
-        if one.name in SHOWN:
-            share = one.blocks / places.num_sms
-            columns[f"waves {one.name}"] = np.log(share)
-            columns[f"rounding {one.name}"] = _rounding(share)
-            columns[f"waste {one.name}"] = 2 * one.blocks * one.tile * one.depth / work.flops
-        if one.family == "fused":
-            columns |= {name: np.where(one.usable, column, 0.0) for name, column in _fused(work, places).items()}
+    for algorithm in candidates:
+        if algorithm.name in SHOWN:
+            share = algorithm.blocks / places.num_sms
+            columns[f"waves {algorithm.name}"] = np.log(share)
+            columns[f"rounding {algorithm.name}"] = _rounding(share)
+            columns[f"waste {algorithm.name}"] = 2 * algorithm.blocks * algorithm.tile * algorithm.depth / work.flops
+        if algorithm.family == "fused":
+            columns |= {name: np.where(algorithm.usable, column, 0.0) for name, column in _fused(work, places).items()}
     columns |= {name: np.log(getattr(work, name)) for name in _EXTENTS}
     columns |= {"stride_h": work.stride_h, "stride_w": work.stride_w, "pass": work.pass_.astype(float)}
     for name, moduli in _REMAINDERS.items():
@@ -141,7 +140,7 @@ def _rounding(share: Array) -> Array:
 
 
 def _fused(work: Work, places: Places) -> dict[str, Array]:
-    """Describe each block of the vendor's fused F(2x2, 3x3); no GPU's library has all blocks."""
+    """Return features of each block shape of the vendor's fused F(2x2, 3x3); no GPU's library has all of them."""
     high, wide, _, outputs, _ = image(work)
     filters, columns = np.ceil(outputs / FUSED_FILTERS), {}
     for block in FUSED_PIXELS:
@@ -153,6 +152,6 @@ def _fused(work: Work, places: Places) -> dict[str, Array]:
 
 
 def logarithmic(names: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which features are logarithms of sizes, outside whose range nothing was learned."""
-    kept = {*_EXTENTS, "intensity"} - {"n"}
-    return np.array([name in kept for name in names])
+    """Return which features are logarithms of sizes, which the correction does not extrapolate."""
+    sizes = {*_EXTENTS, "intensity"} - {"n"}
+    return np.array([name in sizes for name in names])

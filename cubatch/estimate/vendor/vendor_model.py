@@ -1,4 +1,4 @@
-"""Seconds of passes by the vendor's libraries: an analytic model and what was learned of its error."""
+"""Predicted seconds of passes by the vendor's libraries: an analytic model and its learned correction."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cubatch.errors import InvalidArgument
-from cubatch.estimate import ours
-from cubatch.estimate.predictions import BYTES_SD, MOVED, NEVER_SEEN_SD, STORED, Part, Scales, never_seen
+from cubatch.estimate import cubatch_kernels
+from cubatch.estimate.predictions import BYTES_SD, NEVER_SEEN_SD, ModelNote, Part, Scales, never_measured
 from cubatch.estimate.vendor.algorithms import PASSES, Array, Places, Work
 from cubatch.estimate.vendor.fitted import Fitted, kin_of, lanes, shipped
 from cubatch.hardware import architectures, catalogue
@@ -18,12 +18,13 @@ from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass, linear_of
 
 _OTHER_DTYPE_SD = 0.25
-_STORED_CONVOLUTION_SD = 0.8  # of DeepBench's float16 storage on a P100, whose products are as sure as in float32
-_KNOWN_SD = 0.05  # of a GPU that was measured: other boards, drivers and temperatures
+_STORED_CONVOLUTION_SD = 0.8  # DeepBench's convolutions with float16 storage on a P100; products err as in float32
+_KNOWN_SD = 0.05  # a measured GPU: other boards, drivers and temperatures
 FRAMEWORK_SD, FRAMEWORK_SD_16 = 0.17, 0.43
 """
-What a framework loses between kernels and adds to them: chosen so that about 90 of 100 published whole networks lie
-inside (benchmarks/predictor/score_networks.py). Those in 16 bits are of frameworks that still kept channels first.
+Uncertainty of a framework's overhead: about 90 % of published whole networks lie inside the intervals.
+
+See benchmarks/predictor/score_networks.py. Published networks in 16 bits used frameworks that stored channels first.
 """
 
 _MULTIPLES = {"float16": 8, "bfloat16": 8, "tf32": 4}
@@ -34,30 +35,31 @@ _GEMM = "deepbench gemm"
 
 
 def l2_of(device: Device) -> float:
-    """Return a GPU's L2 cache, or the median of those of its compute capability, or of all, where it is not known."""
+    """Return a GPU's L2 cache in bytes; if unknown, the median for its compute capability, or of all GPUs."""
     if device.l2_bytes is not None:
         return float(device.l2_bytes)
-    known = [one for one in catalogue.all_devices() if one.l2_bytes is not None]
-    alike = [one for one in known if one.compute_capability == device.compute_capability] or known
-    return float(np.median([one.l2_bytes or 0 for one in alike]))
+    known = [each for each in catalogue.all_devices() if each.l2_bytes is not None]
+    alike = [each for each in known if each.compute_capability == device.compute_capability] or known
+    return float(np.median([each.l2_bytes or 0 for each in alike]))
 
 
 def vendor_parts(
-    work: Sequence[tuple[Layer, Pass]], sizes: Array, device: Device, dtype: str, scales: Scales, notes: list[str]
-) -> tuple[Part, float]:
-    """Predict by what was published of the vendor's libraries, and give what is unknown of the GPU alike for all."""
+    work: Sequence[tuple[Layer, Pass]], sizes: Array, device: Device, dtype: str, *, scales: Scales,
+    notes: list[ModelNote],
+) -> tuple[Part, float]:  # fmt: skip
+    """Return the predictions of passes by published times, and the uncertainty of the GPU that all passes share."""
     tensor = bool(has_tensor_cores(device, dtype))
     models = [_model(layer, pass_, tensor=tensor) for layer, pass_ in work]
     seconds, blocks, sd = *np.zeros((2, len(work), len(sizes))), np.full(len(work), BYTES_SD)
     names: list[tuple[str, ...]] = [("bytes",) * len(sizes)] * len(work)
-    unseen, strange = [_KNOWN_SD], list[str]()
-    rate = (device.peak_bytes_per_second or 0) * ours.MOVED_SHARE / BYTES_PER_ELEMENT[dtype] / scales.memory
+    unseen, unmeasured = [_KNOWN_SD], list[str]()
+    rate = (device.peak_bytes_per_second or 0) * cubatch_kernels.MOVED_SHARE / BYTES_PER_ELEMENT[dtype] / scales.memory
     for i, (layer, pass_) in enumerate(work):
         if models[i] is None:
             elements = np.array([layer.traffic(pass_, int(n)) for n in sizes], float)
-            seconds[i] = np.where(elements > 0, elements / rate + ours.LAUNCH_SECONDS, 0.0)
+            seconds[i] = np.where(elements > 0, elements / rate + cubatch_kernels.LAUNCH_SECONDS, 0.0)
     if seconds.any():
-        notes.append(MOVED)
+        notes.append(ModelNote("bytes_only"))
     for name in (_NEUSIGHT, _CONV, _GEMM):
         chosen = [i for i, of in enumerate(models) if of == name]
         if not chosen:
@@ -65,28 +67,22 @@ def vendor_parts(
         model = shipped(f"{name} tensor" if tensor else name)
         table, owner = _table([work[i] for i in chosen], sizes, _MULTIPLES[dtype] if tensor else 1)
         where, known = _places(model, device, dtype, len(table.n), scales)
-        times, found, best = model.predict(table, where)
-        grids = np.stack([one.blocks for one in found])
+        times, candidates, best = model.predict(table, where)
+        grids = np.stack([each.blocks for each in candidates])
         for row, i in enumerate(chosen):
             cells = owner[row]  # products of the pass, each (sizes,) of the table
             seconds[i] = times[cells].sum(axis=0)
-            names[i] = tuple(found[index].name for index in best[cells[0]])
+            names[i] = tuple(candidates[index].name for index in best[cells[0]])
             blocks[i] = grids[best[cells[0]], cells[0]]
             sd[i] = _error(model, work[i][0], dtype, device, notes)
         if not known:
             unseen.append(model.unseen_sd)
-            strange.append(_WHAT[name])
+            unmeasured.append(_WHAT[name])
         if tensor and not architectures.like(device.compute_capability or (0, 0)).tensor_measured:
             unseen.append(_OTHER_DTYPE_SD)
-            notes.append(
-                f"Tensor Cores were measured on a V100 only: those of {device} are taken to reach as much of their "
-                "rate."
-            )
-    if strange:
-        notes.append(
-            f"No measurement of {device} was among those that the model was fitted to ({', '.join(strange)}): it goes "
-            "by the data sheet and by related GPUs."
-        )
+            notes.append(ModelNote("tensor_cores_of_v100"))
+    if unmeasured:
+        notes.append(ModelNote("device_not_measured", ", ".join(unmeasured)))
     framework = FRAMEWORK_SD if dtype == "float32" else FRAMEWORK_SD_16
     return Part(seconds, names, blocks, sd), float(np.hypot(max(unseen), framework))
 
@@ -95,7 +91,7 @@ _WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "other convolutions", _GEMM: "mat
 
 
 def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
-    """Return the model that answers for a pass; None for one that only moves bytes."""
+    """Return the model of a pass; None for a pass that only moves bytes."""
     if not layer.gemms(pass_, 1):
         return None
     if (shape := layer.convolution) is None:
@@ -103,30 +99,25 @@ def _model(layer: Layer, pass_: Pass, *, tensor: bool) -> str | None:
     return _NEUSIGHT if shape.is_plain_3x3 and pass_ is Pass.FPROP and not tensor else _CONV
 
 
-def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[str]) -> float:
-    """Return the standard deviation of a pass's error, and note what was never seen."""
-    never = never_seen(layer, notes)
+def _error(model: Fitted, layer: Layer, dtype: str, device: Device, notes: list[ModelNote]) -> float:
+    """Return the standard deviation of a pass's prediction, and note what was not measured."""
+    never = never_measured(layer, notes)
     if never is not None or dtype == "float32":
         return never or model.sd
     if not has_tensor_cores(device, dtype):
-        notes.append(STORED.format(dtype))
+        notes.append(ModelNote("float32_arithmetic", dtype))
         return _STORED_CONVOLUTION_SD if layer.convolution else model.sd
     if dtype != "float16":
-        notes.append(
-            f"No measurement in {dtype} was published to us: the times are those of float16 at {dtype}'s rate."
-        )
+        notes.append(ModelNote("dtype_not_measured", dtype))
     multiple = _MULTIPLES[dtype]
     if any(extent % multiple for extent in (layer.input_shape[2], layer.output_shape[2])):
-        notes.append(
-            f"Channels that are no multiple of {multiple} are taken to be padded to it; measured as they are, such "
-            "layers took up to ten times as long."
-        )
+        notes.append(ModelNote("channels_padded", multiple))
         return NEVER_SEEN_SD
     return model.sd if dtype == "float16" else float(np.hypot(model.sd, _OTHER_DTYPE_SD))
 
 
 def _table(work: Sequence[tuple[Layer, Pass]], sizes: Array, multiple: int) -> tuple[Work, list[np.ndarray]]:
-    """Lay passes at all batch sizes in one table, channels padded; of each pass, its rows: (products, sizes)."""
+    """Return a table of passes at all batch sizes, channels padded, and the rows of each pass: (products, sizes)."""
     names = ("n", "h", "w", "c", "k", "r", "s", "p", "q", "stride_h", "stride_w", "dilation", "groups")
     rows: list[tuple[float, ...]] = []
     kinds: list[int] = []
@@ -158,13 +149,13 @@ def _table(work: Sequence[tuple[Layer, Pass]], sizes: Array, multiple: int) -> t
 
 
 def _as_linear(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
-    """Return a product the extents of the linear layer (a group for each of several) of which it is that pass."""
+    """Return the extents of a linear layer with this product as its pass; several products are its groups."""
     batch, c, filters = linear_of(pass_, gemm.m, gemm.n, gemm.k)
     return (batch, 1, 1, c * gemm.count, filters * gemm.count, 1, 1, 1, 1, 1, 1, 1, gemm.count)
 
 
 def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales) -> tuple[Places, bool]:
-    """Return the GPU of every row, and whether the model was fitted to measurements of that GPU."""
+    """Return the GPU of each row, and whether the model was fitted to measurements of that GPU."""
     peak = peak_flops_per_second(device, dtype)
     facts = {
         "num_sms": device.num_sms,

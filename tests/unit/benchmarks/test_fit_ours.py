@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fit_ours
-from cubatch.estimate import ours
+from cubatch.estimate import cubatch_kernels
 from cubatch.hardware import catalogue
 
 MEASURED = Path(fit_ours.__file__).parent / "results" / "h200-sxm" / "2026-11-26-2572091.json"
@@ -19,8 +19,8 @@ def test_the_constants_are_what_the_program_gives():
     result = json.loads(MEASURED.read_text(encoding="utf-8"))
     found = list(fit_ours.passes(result, catalogue.find("h200-sxm")))
     share, times, errors = fit_ours.fit(found)
-    assert times == pytest.approx(ours._TIMES_COUNTED)
-    assert share == pytest.approx(ours.MOVED_SHARE)
+    assert times == pytest.approx(cubatch_kernels._TIMES_COUNTED)
+    assert share == pytest.approx(cubatch_kernels.MOVED_SHARE)
     assert len(found) == 279
     for place, said in ((0, 0.115), (1, 0.309)):
         assert sum(both[place].sum() for both in errors.values()) / len(found) == pytest.approx(said, abs=5e-4)

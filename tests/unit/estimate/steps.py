@@ -54,3 +54,8 @@ def half_width(step):
     """Standard deviations of the logarithm on either side, from the interval of 90 in 100."""
     assert_within(step.low * step.high, step.seconds**2, SUM * step.seconds**2)
     return np.log(step.high / step.seconds) / 1.6448536269514722
+
+
+def codes(step):
+    """Return the codes of a prediction's notes."""
+    return [note.code for note in step.notes]

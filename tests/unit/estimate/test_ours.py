@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
+from cubatch.estimate.cubatch_kernels import LAUNCH_SECONDS, MOVED_SHARE, pass_seconds
 from cubatch.estimate.expected import missing_facts
 from cubatch.estimate.on_sms import on_sms
-from cubatch.estimate.ours import LAUNCH_SECONDS, MOVED_SHARE, pass_seconds
 from cubatch.estimate.predictions import Scales
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic, catalogue
@@ -26,6 +26,7 @@ from cubatch.network import models
 from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, Linear, ReLU
 from cubatch.network.passes import Pass
 from tests.thorough import examples
+from tests.unit.estimate.steps import codes
 
 V100 = catalogue.find("v100-sxm2-16gb")
 GO = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
@@ -102,7 +103,7 @@ def test_tensor_cores_whose_rate_nobody_printed_are_noted_and_less_sure(dtype):
         predict_step(LAYERS[-1], [8192], device, dtype=of, library="cubatch")
         for device, of in ((orin, dtype), (a40, dtype), (orin, "float32"))
     )
-    assert [any("No rate of the Tensor Cores" in note for note in one.notes) for one in (step, known, plain)] == [
+    assert ["tensor_core_rate" in codes(each) for each in (step, known, plain)] == [
         True, False, False,
     ]  # fmt: skip
     wide, narrow, other = (one.high[0] / one.low[0] for one in (step, known, plain))

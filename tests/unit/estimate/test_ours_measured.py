@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cubatch.estimate.ours import pass_seconds
+from cubatch.estimate.cubatch_kernels import pass_seconds
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import catalogue
 from cubatch.network import models

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cubatch.estimate import step as step_model
-from cubatch.estimate.ours import LAUNCH_SECONDS, MOVED_SHARE
-from cubatch.estimate.predictions import Scales
+from cubatch.estimate.cubatch_kernels import LAUNCH_SECONDS, MOVED_SHARE
+from cubatch.estimate.predictions import ModelNote, Scales
 from cubatch.estimate.step import predict_step
 from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD, FRAMEWORK_SD_16
 from cubatch.network.graph import Network
@@ -26,6 +26,7 @@ from tests.unit.estimate.steps import (
     SMALL,
     SUM,
     V100,
+    codes,
     half_width,
     model_of,
     tiles_alone,
@@ -156,9 +157,8 @@ def test_channels_are_padded_on_tensor_cores(shipped, layer, dtype, multiple):
     for got, same in zip(step.passes, want.passes, strict=True):
         assert got.seconds == pytest.approx(same.seconds, rel=SUM)
         assert got.blocks.tolist() == same.blocks.tolist()
-    words = f"no multiple of {multiple}"
-    assert [words in note for note in step.notes].count(True) == 1
-    assert not any("multiple" in note for note in want.notes)
+    assert step.notes.count(ModelNote("channels_padded", multiple)) == 1
+    assert "channels_padded" not in codes(want)
     alone = predict_step(layer, [40], TENSOR, dtype=dtype)
     # Of another generation than the one that was measured a quarter more is unknown.
     assert half_width(alone) == pytest.approx([math.hypot(0.6, 0.25, FRAMEWORK_SD_16)])
@@ -171,7 +171,7 @@ def test_channels_are_not_padded_elsewhere(shipped, dtype, device):
     step = predict_step(layer, [8], device or PLAIN, dtype=dtype)
     (gemm,) = layer.gemms(Pass.FPROP, 8)
     assert step.seconds == pytest.approx([product_seconds(gemm)], rel=SUM)
-    assert not any("multiple" in note for note in step.notes)
+    assert "channels_padded" not in codes(step)
 
 
 PLAIN = attrs.evolve(CARD, tensor_cores=False, peak_flops_per_second={"float32": 48 * 2e11})
@@ -191,7 +191,7 @@ def test_16_bits_without_tensor_cores_are_computed_in_float32(shipped, layer, na
     moved = 64 * math.prod(layer.input_shape) * 2 / 1.25e12
     assert step.seconds == pytest.approx([product_seconds(gemm) + moved], rel=SUM)
     assert half_width(step) == pytest.approx([math.hypot(sd, 0.05, FRAMEWORK_SD_16)])
-    assert step.notes == (f"{dtype} without Tensor Cores is computed in float32, with half the bytes.",)
+    assert step.notes == (ModelNote("float32_arithmetic", dtype),)
 
 
 @pytest.mark.parametrize(("dilation", "runs"), [(1, "winograd"), (2, "128x128"), ((1, 2), "128x128")])

@@ -10,8 +10,8 @@ import pytest
 
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import step as step_model
-from cubatch.estimate.ours import pass_seconds
-from cubatch.estimate.predictions import Scales
+from cubatch.estimate.cubatch_kernels import pass_seconds
+from cubatch.estimate.predictions import ModelNote, Scales
 from cubatch.estimate.step import predict_step
 from cubatch.estimate.vendor import vendor_model
 from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD_16, l2_of
@@ -33,6 +33,7 @@ from tests.unit.estimate.steps import (
     SMALL,
     SUM,
     V100,
+    codes,
     half_width,
 )
 
@@ -110,9 +111,7 @@ def test_a_dtype_that_nobody_published_is_less_sure():
     half, brain = (predict_step(LINEAR, [512], A100, dtype=dtype) for dtype in ("float16", "bfloat16"))
     assert brain.seconds == pytest.approx(half.seconds)
     assert brain.high / brain.low > 1.05 * (half.high / half.low)
-    assert [note for note in brain.notes if note not in half.notes] == [
-        "No measurement in bfloat16 was published to us: the times are those of float16 at bfloat16's rate."
-    ]
+    assert [note for note in brain.notes if note not in half.notes] == [ModelNote("dtype_not_measured", "bfloat16")]
 
 
 def test_one_sample_more_costs_a_wave_where_the_law_says_so():
@@ -133,38 +132,37 @@ def test_one_sample_more_costs_a_wave_where_the_law_says_so():
 def test_a_gpu_that_was_measured_needs_no_note():
     """A P100 is in all of the sources, whose figures are of products alone."""
     assert predict_step(CONV, [8], P100, mode="training").notes == ()
-    (moved,) = predict_step(models.resolve("vgg16"), [8], P100, mode="training").notes
-    assert "75 % of the data sheet's bandwidth" in moved
+    assert codes(predict_step(models.resolve("vgg16"), [8], P100, mode="training")) == ["bytes_only"]
 
 
 @pytest.mark.parametrize(
-    ("spec", "device", "dtype", "words"),
+    ("spec", "device", "dtype", "note"),
     [
-        (CONV, H200, "float32", ("No measurement of", "H200", "3x3 convolutions")),
-        (SMALL, H200, "float32", ("No measurement of", "H200", "(other convolutions)")),
-        (LINEAR, H200, "float32", ("No measurement of", "H200", "matrix products")),
-        (models.build("vgg16"), H200, "float32", ("the model was fitted to (3x3 convolutions, matrix products): it",)),
-        (LINEAR, A100, "float16", ("Tensor Cores were measured on a V100 only", "A100")),
-        (LINEAR, A100, "tf32", ("No measurement in tf32",)),
-        (models.resolve("mobilenet-v3-large"), P100, "float32", ("depthwise", "never seen")),
-        (attrs.evolve(CONV, dilation=2), P100, "float32", ("dilated", "never seen")),
-        (models.resolve("deit-tiny"), P100, "float32", ("Attention", "never seen")),
-        (CONV, P100, "float16", ("float16 without Tensor Cores",)),
-        (LINEAR, V100, "bfloat16", ("bfloat16 without Tensor Cores",)),
-        (models.resolve("resnet18"), V100, "float16", ("no multiple of 8", "ten times")),
+        (CONV, H200, "float32", ModelNote("device_not_measured", "3x3 convolutions")),
+        (SMALL, H200, "float32", ModelNote("device_not_measured", "other convolutions")),
+        (LINEAR, H200, "float32", ModelNote("device_not_measured", "matrix products")),
+        (models.build("vgg16"), H200, "float32", ModelNote("device_not_measured", "3x3 convolutions, matrix products")),
+        (LINEAR, A100, "float16", ModelNote("tensor_cores_of_v100")),
+        (LINEAR, A100, "tf32", ModelNote("dtype_not_measured", "tf32")),
+        (models.resolve("mobilenet-v3-large"), P100, "float32", ModelNote("grouped_or_dilated")),
+        (attrs.evolve(CONV, dilation=2), P100, "float32", ModelNote("grouped_or_dilated")),
+        (models.resolve("deit-tiny"), P100, "float32", ModelNote("attention")),
+        (CONV, P100, "float16", ModelNote("float32_arithmetic", "float16")),
+        (LINEAR, V100, "bfloat16", ModelNote("float32_arithmetic", "bfloat16")),
+        (models.resolve("resnet18"), V100, "float16", ModelNote("channels_padded", 8)),
     ],
 )
-def test_what_was_never_measured_is_said(spec, device, dtype, words):
-    """Each note is one sentence, said once, and widens the interval of what it is about."""
+def test_what_was_never_measured_is_noted_once(spec, device, dtype, note):
+    """Layers, devices and dtypes without published times."""
     step = predict_step(spec, [8], device, dtype=dtype)
-    assert len([note for note in step.notes if all(word in note for word in words)]) == 1
+    assert step.notes.count(note) == 1
     assert len(set(step.notes)) == len(step.notes)
 
 
 def test_tensor_cores_are_spoken_of_only_where_they_multiply():
     """A ReLU in float16 needs none, and its interval is that of bytes on a GPU that is known."""
     step = predict_step(ReLU(h=8, w=8, c=64), [8], A100, dtype="float16")
-    assert ["only move bytes" in note for note in step.notes] == [True]
+    assert codes(step) == ["bytes_only"]
     assert half_width(step) == pytest.approx([math.hypot(0.3, 0.05, FRAMEWORK_SD_16)])
 
 
@@ -203,17 +201,15 @@ def test_our_own_kernels_are_asked_of_themselves(monkeypatch, dtype):
         assert found.blocks.tolist() == blocks.tolist()
     assert all(name.startswith("conv2d_fprop") for name in step.passes[0].algorithms)
     assert step.passes[-1].algorithms != ("bytes", "bytes")
-    ours, moved = step.notes
-    assert "our kernels" in ours
-    assert "only move bytes" in moved
-    assert step.scale_sd == step_model.OURS_SCALE_SD
+    assert codes(step) == ["counted_clocks", "bytes_only"]
+    assert step.scale_sd == step_model.CUBATCH_SCALE_SD
 
 
 def test_our_own_kernels_are_less_sure_than_published_ones():
     """One product errs by its clocks and by what nothing was fitted to, a dilated one by what was never seen."""
     for layer, sd in ((CONV, 0.3), (attrs.evolve(CONV, dilation=2), 0.6), (ReLU(h=8, w=8, c=8), 0.3)):
         step = predict_step(layer, [64], V100, library="cubatch")
-        assert half_width(step) == pytest.approx([math.hypot(sd, step_model.OURS_SCALE_SD)])
+        assert half_width(step) == pytest.approx([math.hypot(sd, step_model.CUBATCH_SCALE_SD)])
 
 
 def test_moving_bytes_takes_as_long_by_either_library():
@@ -295,19 +291,17 @@ def test_a_cache_that_is_not_known_is_taken_from_gpus_alike():
 def test_where_nothing_was_timed_a_prediction_of_ours_says_so_and_is_less_sure():
     """Only Hopper's products were; a V100's are the clocks that are counted."""
     for name, timed, scale in (
-        ("h100-sxm", True, step_model.OURS_TIMED_SCALE_SD),
-        ("v100-sxm2-16gb", False, step_model.OURS_SCALE_SD),
+        ("h100-sxm", True, step_model.CUBATCH_FITTED_SCALE_SD),
+        ("v100-sxm2-16gb", False, step_model.CUBATCH_SCALE_SD),
     ):
         step = predict_step(models.build("lenet5"), [64], catalogue.find(name), library="cubatch")
-        assert step_model.COUNTED[timed] in step.notes
-        assert step_model.COUNTED[not timed] not in step.notes
+        assert codes(step)[0] == ("fitted_on_h200" if timed else "counted_clocks")
         assert step.scale_sd == scale
 
 
 @pytest.mark.parametrize("library", ["cubatch", "vendor"])
 def test_16_bits_without_tensor_cores_are_said_to_be_computed_in_float32(library):
     """A V100 has tensor cores for float16, and none for bfloat16."""
-    said = "bfloat16 without Tensor Cores is computed in float32, with half the bytes."
-    for dtype, told in (("bfloat16", True), ("float16", False)):
+    for dtype, is_noted in (("bfloat16", True), ("float16", False)):
         step = predict_step(models.build("vgg11"), [8], V100, dtype=dtype, library=library)
-        assert (said in step.notes) == told
+        assert ("float32_arithmetic" in codes(step)) == is_noted
