@@ -98,7 +98,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Declare the options before the command."""
+    """Declare the options that stand before the name of a command, as in `cubatch --version`."""
 
 
 def main() -> None:

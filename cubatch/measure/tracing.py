@@ -97,7 +97,7 @@ class NamedOperations:
 
 
 class NamedLauncher:
-    """A launcher whose launches hold their kernels."""
+    """A launcher that records in each launch which kernel it runs."""
 
     def __init__(self, launcher: Any) -> None:
         self._launcher = launcher
@@ -114,7 +114,7 @@ class NamedLauncher:
 
 
 def add_names(context: Context) -> Context:
-    """Return a context whose launches hold their kernels."""
+    """Return a context whose launches record which kernel they run."""
     return attrs.evolve(context, launcher=NamedLauncher(context.launcher))
 
 

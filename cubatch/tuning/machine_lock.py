@@ -96,7 +96,7 @@ def _busy_since(before: cpu_load.Snapshot | None, device: Device, worker_pid: in
 
 
 def folder() -> Path:
-    """Return the folder of the marks, in the user's cache directory."""
+    """Return the folder of the lock files, in the user's cache directory."""
     return sqlite_file.default_path().with_name("measuring")
 
 

@@ -91,7 +91,7 @@ class _Session:
     notes: list[Note]
 
     def save_ladder(self, measured: Measured | None = None) -> None:
-        """Cache the ladder, with the sizes that the search added, and what it was made under."""
+        """Cache the candidate sizes, those that the search added, and the memory limit that they were chosen for."""
         ladder, added = self.ladder, () if measured is None else measured.added
         facts = {**ladder.facts, "memory_bytes": ladder.memory_bytes, "largest_batch_size": ladder.largest}
         self.run.save_ladder([*ladder.candidates, *added], facts)

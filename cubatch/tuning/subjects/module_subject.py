@@ -41,7 +41,7 @@ class PresentModuleSubject(BoundedSubject):
         return self.first_notes
 
     def make_runner(self) -> LearnsMemory:
-        """Step it in this process."""
+        """Return a runner that steps the module in this process."""
         return self.make(self.memory.bytes, self.seed)
 
 
