@@ -105,8 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(compared(name, mode, options.rounds))
             print(f"{name} {mode} is done", flush=True)
             if options.json:  # as far as it is
-                raised, kept = heap.format_variables(heap.RAISED), heap.format_variables(heap.KEPT)
-                about = {**on_cpu("page_faults"), "raised": raised, "kept": kept}
+                raised, retained = heap.format_variables(heap.RAISED), heap.format_variables(heap.KEPT)
+                about = {**on_cpu("page_faults"), "raised": raised, "kept": retained}
                 text = json.dumps({**about, "rows": rows}, indent=1, allow_nan=False)
                 options.json.write_text(f"{text}\n", encoding="utf-8")
 
