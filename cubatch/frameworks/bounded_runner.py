@@ -39,7 +39,12 @@ class BoundedRunner(abc.ABC):
 
     Attributes:
         clock, meter, dtype, own_bytes: As given.
+        is_compiled: Whether the first step of a size may be compiled.
+        compile_seconds: See `Compiles`.
     """
+
+    is_compiled = False
+    compile_seconds = 0.0
 
     def __init__(self, clock: HostClock, meter: Meter, memory_limit: int, dtype: str, own_bytes: int) -> None:
         self.clock = clock
@@ -106,7 +111,9 @@ class BoundedRunner(abc.ABC):
                 "largest": None, "why_not": self._why_not, "raised": raised, "first": None,
                 "memory_bytes": self._memory_limit, "dtype": self.dtype,
             }  # fmt: skip
-        if plan.largest(self._memory_limit):
+        if (
+            plan.largest(self._memory_limit) and not self.is_compiled
+        ):  # a first step would be compiled outside the budget
             self._climb(plan, seconds, top)
         return {
             "largest": plan.largest(self._memory_limit), "why_not": None, "first": plan.at(1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import attrs
 
 from cubatch.frameworks.bounded_runner import BoundedRunner
 from cubatch.frameworks.memory_meter import AllocatorMeter, HostMeter, Meter
+from cubatch.frameworks.torch_compile import compiled_only, num_graphs
 from cubatch.frameworks.torch_inputs import Inputs, random_like
 from cubatch.frameworks.torch_memory import Peaks, num_bytes
 from cubatch.frameworks.torch_step import StepKind
@@ -17,6 +19,7 @@ from cubatch.measure import clocks
 from cubatch.measure.runner import Remark
 
 _IMAGE_AXES = 4
+_MOST_COMPILATIONS = 2  # one for a batch of 1, one for all others
 
 
 class ModuleRunner(BoundedRunner):
@@ -61,6 +64,9 @@ class ModuleRunner(BoundedRunner):
         self._time_first: tuple[str, ...] = ()
         self._guessed: frozenset[str] = frozenset()
         self._bare: Any = module if bare is None else bare
+        self.is_compiled = hasattr(module, "_orig_mod")
+        self.compile_seconds = 0.0
+        self._compiled: dict[int, float] = {}
         self._arguments: Any = None
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
@@ -77,7 +83,39 @@ class ModuleRunner(BoundedRunner):
         if self._time_first:
             values = {"first": self._time_first[0], "count": len(self._time_first)}
             remarks.append(Remark(code="batch_as_time", values=values))
+        if self._compiled:
+            values = {"count": len(self._compiled), "compile_seconds": sum(self._compiled.values())}
+            is_each = len(self._compiled) > _MOST_COMPILATIONS
+            remarks.append(
+                Remark(code="compiled_for_each_size", values=values)
+                if is_each
+                else Remark(code="compiled", values=values)
+            )
         return remarks
+
+    def prepare(self, batch_size: int) -> None:
+        """
+        As `BoundedRunner`, with the time of compiling in `compile_seconds`.
+
+        Raises:
+            InvalidArgument: If PyTorch would not compile the step but run it as it is.
+        """
+        if not self.is_compiled:
+            super().prepare(batch_size)
+            return
+        before, began = num_graphs(), time.monotonic()
+        self.compile_seconds = 0.0
+        try:
+            with compiled_only():
+                super().prepare(batch_size)
+        finally:
+            if num_graphs() > before:
+                self.compile_seconds = time.monotonic() - began
+        if self.compile_seconds:
+            began = time.monotonic()
+            self.clock.time(self.step, 1)
+            self.compile_seconds = max(0.0, self.compile_seconds - (time.monotonic() - began))
+            self._compiled[batch_size] = self.compile_seconds
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`."""

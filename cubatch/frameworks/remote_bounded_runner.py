@@ -21,7 +21,13 @@ class RemoteBoundedRunner(RemoteRunner):
 
     def __init__(self, factory: FactoryRef, *, prepare_seconds: float, remedy: str) -> None:
         super().__init__(factory, prepare_seconds=prepare_seconds, remedy=remedy)
+        self.compile_seconds = 0.0
         self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
+
+    def prepare(self, batch_size: int) -> None:
+        """Make the worker ready for steps of this batch size; start it if there is none."""
+        super().prepare(batch_size)
+        self.compile_seconds = self.call("compile_seconds")
 
     def look(self, *, seconds: float, top: int | None) -> MemoryLook:
         """Let the worker find out what steps take: see `BoundedRunner.look`."""

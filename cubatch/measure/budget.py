@@ -14,6 +14,11 @@ EXPENSIVE_SHARE, EXPENSIVE_SECONDS = 0.007, 0.2
 """Share of the seconds left, and seconds, above which a timing is expensive: two are taken, or one above twice that."""
 
 
+FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE = 10.0, 0.5
+"""Seconds of compiling that do not count: this many, or this share of the budget.  The rest counts, so that a run whose
+steps are compiled for each size ends in time."""
+
+
 class OutOfBudget(Exception):
     """The budget does not hold the next step."""
 
@@ -32,6 +37,7 @@ class Budget:
     spent_before: float = 0.0
     _now: Callable[[], float] | None = attrs.field(default=None, init=False)
     _started: float = attrs.field(default=0.0, init=False)
+    _compiled: float = attrs.field(default=0.0, init=False)
 
     def start(self, now: Callable[[], float]) -> None:
         """Start counting by this clock."""
@@ -40,6 +46,14 @@ class Budget:
     def forgive(self, seconds: float) -> None:
         """Leave out seconds that have just passed."""
         self._started += seconds
+
+    def forgive_compiling(self, seconds: float) -> float:
+        """Do not count seconds of compiling that have just passed, up to the limit for a run; return those seconds."""
+        most = max(FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE * self.seconds)
+        free = min(seconds, most - self._compiled)
+        self._compiled += free
+        self.forgive(free)
+        return free
 
     def spent(self) -> float:
         """Return the seconds spent, including those of earlier runs."""

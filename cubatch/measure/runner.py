@@ -134,6 +134,16 @@ class HoldsReference(Protocol):
 
 
 @runtime_checkable
+class Compiles(Protocol):
+    """A runner whose steps are compiled when a batch size is prepared."""
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of the last `prepare` in which something was compiled; 0 if nothing was."""
+        ...
+
+
+@runtime_checkable
 class KnowsFree(Protocol):
     """A clock that also reads the free memory of its device."""
 

@@ -18,7 +18,7 @@ from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, repeats_for, timings_for
 from cubatch.measure.hang_warning import HangWarning
 from cubatch.measure.records import PER_TRIAL, Timing
-from cubatch.measure.runner import HoldsReference, KnowsFree, Reading, Runner
+from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
 
@@ -303,7 +303,10 @@ class Stopwatch:
         before = self.runner.clock.now()
         with self._waiting(f"preparing batch size {batch_size}", HANG_SECONDS):
             self.runner.prepare(batch_size)
-        self.prepare_seconds[batch_size] = self.runner.clock.now() - before
+        seconds = self.runner.clock.now() - before
+        if isinstance(self.runner, Compiles):
+            seconds -= self.budget.forgive_compiling(self.runner.compile_seconds)
+        self.prepare_seconds[batch_size] = seconds
         self._prepared = batch_size
 
     def _warm_clocks(self, expected: float | None) -> tuple[list[Reading], int]:

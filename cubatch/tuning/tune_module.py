@@ -84,7 +84,8 @@ def autotune_module(
         channels_last: Lay filters and four-dimensional inputs out as NHWC.
         accumulate: In training, batches to an optimizer step: a timed step has that many forward and backward passes,
             and one optimizer step. `batch_size` is that of one pass.
-        compile: Run it through torch.compile, once for all sizes; compile time does not count.
+        compile: Run it through torch.compile, once for all sizes. Up to 10 s or half the budget of it do not count.
+            A size whose step PyTorch would no longer compile is an error, not a result.
         device: Reject another device than this; None is the device of the parameters. A named module is moved there;
             None is the first GPU, else the CPU.
         batch_sizes: Measure exactly these.

@@ -106,3 +106,46 @@ def test_a_compiled_module_has_the_name_of_what_was_compiled():
         channels_last=False, compiled=False,
     )  # fmt: skip
     assert found.name == "Net"
+
+
+class Specialized(nn.Module):
+    """Its code runs over the samples, so that PyTorch compiles it for each batch size."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        weights = [1.0 / (1 + place) for place in range(x.shape[0])]
+        return self.layer(x) * weights[-1]
+
+
+@pytest.fixture
+def _nothing_compiled():
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.usefixtures("_nothing_compiled")
+def test_compiling_is_reported_and_sizes_share_it():
+    """A module that is compiled once for all sizes: a graph for a batch of 1 and one for the others."""
+    compiled = torch.compile(Net(), backend="eager", dynamic=True)
+    result = cb.autotune_module(compiled, (4,), batch_sizes=[1, 2, 4, 8], budget=300.0)
+    assert all(m.timings_seconds for m in result.measurements)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    assert any(reason.startswith("Compiling took") for reason in result.reasons)
+
+
+@pytest.mark.usefixtures("_nothing_compiled")
+def test_a_size_that_pytorch_would_not_compile_any_more_is_no_result():
+    """PyTorch compiles a function eight times; the ninth size would run uncompiled, and is an error by name."""
+    compiled = torch.compile(Specialized(), backend="eager", dynamic=True)
+    limit = torch._dynamo.config.recompile_limit
+    sizes = list(range(2, 2 + limit + 2))
+    result = cb.autotune_module(compiled, (4,), batch_sizes=sizes, budget=600.0)
+    timed = [m.batch_size for m in result.measurements if m.timings_seconds]
+    failed = {m.batch_size: m.stop_reason for m in result.measurements if m.status == "error"}
+    assert len(timed) == limit
+    assert sorted([*timed, *failed]) == sizes
+    assert all("compile" in reason for reason in failed.values())
+    assert any("compiled separately for 8 batch sizes" in reason for reason in result.reasons)

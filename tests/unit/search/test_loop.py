@@ -261,3 +261,41 @@ def test_is_out_of_memory_and_goal_are_at_hand_for_workers() -> None:
     assert loop.is_out_of_memory(MemoryError())
     assert loop.Goal is Goal
     assert str(TimedOut("a step", 30.0)) == "a step did not come back within 30.0 s"
+
+
+class Compiler(FakeRunner):
+    """Compiles at each size that it prepares, or only at the first."""
+
+    def __init__(self, device: FakeDevice, seconds: float, *, each: bool) -> None:
+        super().__init__(device)
+        self.seconds, self.each, self.compile_seconds = seconds, each, 0.0
+
+    def prepare(self, batch_size: int) -> None:
+        self.compile_seconds = self.seconds if self.each or not self.prepared else 0.0
+        super().prepare(batch_size)
+        self.clock.sleep(self.compile_seconds)
+
+
+@pytest.mark.parametrize(("compiling", "budget"), [(9.0, 5.0), (28.0, 60.0)])
+def test_compiling_once_takes_nothing_from_the_budget(compiling: float, budget: float) -> None:
+    """The search does what it does on a device that compiles nothing, and counts the same seconds."""
+    device = FakeDevice(affine(1e-3, 1e-5), noise=0.01)
+    plain, _ = seek(lambda: FakeRunner(device), 256, budget=budget)
+    compiled, _ = seek(lambda: Compiler(device, compiling, each=False), 256, budget=budget)
+    assert [t.batch_size for t in compiled.timings] == [t.batch_size for t in plain.timings]
+    assert compiled.seconds_spent == pytest.approx(plain.seconds_spent, rel=1e-3)
+
+
+@pytest.mark.parametrize(("budget", "free"), [(5.0, 10.0), (60.0, 30.0)])
+def test_compiling_each_size_ends_in_time(budget: float, free: float) -> None:
+    """4 s for each size: no more than 10 s or half the budget come on top of it, and one size more."""
+    runners: list[Compiler] = []
+
+    def opened() -> Compiler:
+        runners.append(Compiler(FakeDevice(affine(1e-3, 1e-5), noise=0.01), 4.0, each=True))
+        return runners[-1]
+
+    measured, result = seek(opened, 256, budget=budget)
+    assert result.batch_size is not None
+    assert len({t.batch_size for t in measured.timings}) > 1
+    assert runners[0].clock.now() <= budget + free + 2 * 4.0

@@ -1,0 +1,46 @@
+"""Observe torch.compile: what it compiled, and steps that it left uncompiled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from cubatch.errors import InvalidArgument
+
+REMEDY = (
+    "Its code depends on the batch size beyond shapes, as by a loop over samples. Rewrite that part, or name few sizes "
+    "in batch_sizes."
+)
+
+
+def num_graphs() -> int:
+    """Return the number of graphs that torch.compile has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+@contextlib.contextmanager
+def compiled_only() -> Iterator[None]:
+    """
+    Reject steps that torch.compile runs uncompiled because it has compiled them too often.
+
+    Raises:
+        InvalidArgument: If PyTorch's recompile limit is reached in the block.
+    """
+    from torch._dynamo import config, exc
+
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.7
+    option = f"fail_on_{name}_hit" if name == "recompile_limit" else "fail_on_cache_limit_hit"
+    failures = tuple(
+        kind
+        for kind in (getattr(exc, each, None) for each in ("FailOnRecompileLimitHit", "FailOnCacheLimitHit"))
+        if kind
+    )
+    try:
+        with config.patch({option: True}):
+            yield
+    except failures as error:
+        limit = getattr(config, name)
+        given = f"of a module that is compiled for each batch size, which PyTorch does {limit} times ({name})"
+        raise InvalidArgument("compile", given, "of one that is compiled once for all", REMEDY) from error
