@@ -13,7 +13,7 @@ from cubatch.tuning.limits import Limits
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from tests.fakes import FakeDevice, affine
-from tests.unit.tuning.test_session import KIB, Sheet
+from tests.unit.tuning.sheets import KIB, Sheet
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

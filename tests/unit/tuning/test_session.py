@@ -7,44 +7,18 @@ import pytest
 
 import cubatch as cb
 from cubatch.hardware import probe
-from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.goal import Goal
 from cubatch.tuning import session
-from cubatch.tuning.ladder import of_memory
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
-from cubatch.tuning.subject import Revision, Subject, SubjectFacts
+from cubatch.tuning.subject import Revision, SubjectFacts
 from tests.fakes import FakeDevice, affine
+from tests.unit.tuning.sheets import KIB, Sheet
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-KIB = 1024
-
-
-@attrs.frozen(kw_only=True)
-class Sheet(Subject):
-    """Samples of 1 KiB each; steps take 20 ms and 1 us a sample, so that the largest batch is the best by far."""
-
-    device: Device
-    memory: MemoryLimit
-    fake: FakeDevice
-    identity = {"spec": {"name": "sheet"}}  # noqa: RUF012 - a property in the protocol
-    made: list = attrs.field(factory=list)
-
-    def ladder(self, limits, cached, *, is_finished):
-        largest = self.memory.bytes // KIB
-        return cached or of_memory(limits, self.memory, largest, lambda n: KIB * n)
-
-    def runner_factory(self, ladder, limits):
-        def make():
-            self.made.append(self.fake())
-            return self.made[-1]
-
-        return make
-
 
 ROOM = MemoryLimit(100 * KIB, 100 * KIB, "all there is")
 
