@@ -73,11 +73,7 @@ class Anchor:
 
 def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[Anchor]:
     """
-    Read anchors, and reject those that are unrelated to the prediction.
-
-    Args:
-        anchors: Tuning results, or paths to their JSON.
-        work: The workload to predict.
+    Read anchors, and reject those that are unrelated to the predicted workload.
 
     Raises:
         InvalidData: If a file is no tuning result of this schema.

@@ -61,15 +61,11 @@ def answer(
     whose difference from the fastest may be zero, by its 90 % interval. For `decided_by` see `decision.decide`.
 
     Args:
-        ladder: The candidates.
-        measured: Their timings and outcomes.
-        goal: The objective.
+        ladder, measured, goal: The candidates, their timings and outcomes, and the objective.
         setting: Fields of TuningResult that measuring does not decide; those left out are unknown. `created` is now,
             if missing.
-        largest_batch_size: The largest that fits by the memory plan; None without a plan.
-        is_listed: Whether the user gave the list of batch sizes.
+        largest_batch_size, is_listed, multiple: As for `decision.decide`.
         current: The size that the user has now; it is recommended if no other is better beyond tolerance and noise.
-        multiple: The search adds multiples of this size.
         facts: Computed figures of the subject; `occupancy` and `fill` of a size are means over its layers.
         notes: Warnings follow the recommendation, other notes come last.
         partial: Return a result without a recommendation instead of raising NothingMeasured: after Ctrl-C.

@@ -101,9 +101,7 @@ def decide(
 
     Args:
         fates: Of every candidate, ascending.
-        chosen: The recommended size.
-        fastest: The size with the best median.
-        ties: Sizes that cannot be distinguished from the fastest.
+        chosen, fastest, ties: The recommended size, the one with the best median, and those that equal the fastest.
         goal: The objective.
         largest_batch_size: The largest that fits by the memory plan; None without a plan.
         max_batch_size: The largest that is allowed; None for no such limit.

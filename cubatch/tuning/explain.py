@@ -510,14 +510,7 @@ def _unknown(result: BatchSizeResult, decision: Decision) -> str:
 
 
 def predicted(forecast: Forecast, network: Network, sharpened: Sharpened) -> tuple[str, ...]:
-    """
-    Return the recommendation of a prediction and its reasons.
-
-    Args:
-        forecast: The forecast, without reasons.
-        network: Its network.
-        sharpened: Its corrections by anchors.
-    """
+    """Return the recommendation of a prediction and its reasons."""
     n, top = forecast.batch_size, max(n for n in forecast.seconds if not forecast.why_not(n))
     over = next(((m, "latency_limit") for m in forecast.sizes if m > top), None)
     ends = (forecast.sizes[n].value(forecast.objective) or (0.0, 0.0, 0.0))[1:]

@@ -152,12 +152,8 @@ def propose(
     """
     List the candidates as `candidates` does, without predicted times: see `timed`.
 
-    Args:
-        work: The workload.
-        limits: The limits of the request.
-        memory: Memory that a step may take.
-        largest: The largest batch whose plan fits into it.
-        tiles_of: The workload whose tiles make the wave peaks, if it is not `work`.
+    `largest` is the largest batch whose plan fits. `tiles_of` is the workload whose tiles make the wave peaks, if it is
+    not `work`.
     """
     if limits.batch_sizes is None:
         steps = _ladder([*_proposals(tiles_of or work, largest, limits.max_batch_size), *_current(limits)])
@@ -167,15 +163,7 @@ def propose(
 
 
 def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
-    """
-    List round sizes and the limits, for a workload of which only the memory is known.
-
-    Args:
-        limits: The limits of the request.
-        memory: Memory that a step may take.
-        largest: The largest batch that fits into it.
-        peak_bytes: Bytes of a step by batch size.
-    """
+    """List round sizes and the limits, for a workload of which only the memory is known (`peak_bytes` by size)."""
     steps = asked_for(limits.batch_sizes or ())
     if limits.batch_sizes is None:
         top = limits.max_batch_size

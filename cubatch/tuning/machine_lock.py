@@ -34,9 +34,8 @@ def exclusive(device: Device, worker_pid: int | None = None) -> Iterator[list[st
     """
     Measure exclusively in this process while the block runs; other threads wait.
 
-    Args:
-        device: The device, which is marked for other processes of this user; they do not wait.
-        worker_pid: A worker of this process whose earlier CPU time does not count as interference.
+    The device is marked for other processes of this user, which do not wait. Earlier CPU time of the worker
+    `worker_pid` does not count as interference.
 
     Yields:
         list[str]: Messages about interference, complete at the end of the block: another cubatch on the device at its

@@ -18,16 +18,7 @@ _SECONDS = 0.2  # between updates of the bar: each is a message to the browser
 
 @contextlib.contextmanager
 def shown(progress: Show | None, *, now: Callable[[], float] = time.monotonic) -> Iterator[Show | None]:
-    """
-    Yield the function to call with events.
-
-    Args:
-        progress: The user's function.
-        now: A clock.
-
-    Yields:
-        `progress`. If it is None: in a notebook a function that moves a bar below the cell, elsewhere None.
-    """
+    """Yield the user's function; if it is None, in a notebook a function that moves a bar below the cell, else None."""
     if progress is not None or not _is_notebook():
         yield progress
         return

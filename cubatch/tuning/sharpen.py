@@ -72,14 +72,7 @@ class Sharpened:
 
 
 def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
-    """
-    Predict a step at each batch size given the anchors; without anchors, as `predict_step`.
-
-    Args:
-        predicted: The workload.
-        sizes: Batch sizes, each once.
-        anchors: As from `anchors.read`.
-    """
+    """Predict a step at each of distinct batch sizes given the anchors; without anchors, as `predict_step`."""
     cases = [(predicted, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
     steps = [step_of(work, ladder) for work, ladder in cases]
     slopes = _diagonal([_slopes(*case, step) for case, step in zip(cases, steps, strict=True)])
