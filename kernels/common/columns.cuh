@@ -10,7 +10,7 @@
 //            +-----+-----+-----+-----+                     loaded once and its sums stay in registers
 //
 // lanes is a power of two, 32 at most.  V is WIDE where channels are a multiple of it and all pointers are
-// aligned, otherwise 1; the host chooses both.  Sums are added in one order whatever the schedule.
+// aligned, otherwise 1; the host chooses both.  Sums are added in one order for any schedule.
 #pragma once
 
 #include "common/elements.cuh"

@@ -17,7 +17,7 @@ CB_DEVICE int divide(int dividend, Divisor by) {
   return (int)(by.divisor == 1 ? x : cb_mul_high(x, by.multiplier) >> by.shift);
 }
 
-// One axis as the header says.  `size` is the source's extent.
+// One axis, see above.  `size` is the source's extent.
 struct Axis {
   int size, taps, stride, step, offset;
 };

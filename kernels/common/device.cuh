@@ -57,7 +57,7 @@ CB_DEVICE u32 cb_num_blocks_x() { return gridDim.x; }
 CB_DEVICE u32 cb_num_blocks_y() { return gridDim.y; }
 
 // Programmatic dependent launch, from sm_90 on: blocks of the next launch may come in as soon as this one's have all
-// begun, and these wait until what the launch before wrote is there to see.  Asked for at the launch
+// begun, and these wait until the writes of the launch before are visible.  Requested at the launch
 // (cubatch/kernels/launch.py); without that both instructions do nothing.  A kernel that did not wait might run before
 // its operands are there.
 CB_DEVICE void cb_dependent_launch() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// What Hopper (sm_90a) has beside common/device.cuh: barriers in shared memory that count bytes, tensor copies (TMA),
+// What Hopper (sm_90a) adds to common/device.cuh: barriers in shared memory that count bytes, tensor copies (TMA),
 // products of a warpgroup (wgmma).  Inline PTX on the GPU, a twin of the same name in tests/cpusim on the CPU.
 //
 //   barrier    a u64 in shared memory with a phase bit.  A phase ends when all expected arrivals and all expected bytes
@@ -9,7 +9,7 @@
 //   tensor map 128 bytes that describe an array to the copy engine (cubatch/kernels/tensor_map.py).  A copy is issued
 //              by one thread; its bytes count on a barrier, places outside of the array arrive as zeros and count as
 //              well.
-//   wgmma      4 warps multiply two tiles in shared memory, told by 64-bit descriptors, into registers.  It runs behind
+//   wgmma      4 warps multiply two tiles in shared memory, by 64-bit descriptors, into registers.  It runs behind
 //              the program's back: what it reads may not be overwritten, nor its sums be touched, before it was waited
 //              for.
 //   cluster    two blocks that run side by side and reach each other's shared memory.  None may return while another may
@@ -54,7 +54,7 @@ CB_DEVICE void cb_barrier_init_fence() { asm volatile("fence.mbarrier_init.relea
 CB_DEVICE void cb_barrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cb_shared_address(barrier)) : "memory");
 }
-// Arrive at the same barrier of another block of the cluster, or of this one.  Orders nothing between blocks: it says
+// Arrive at the same barrier of another block of the cluster, or of this one.  Orders nothing between blocks: it shows
 // that wgmma, which was waited for, has read, and what a thread wrote for another block it would have to release to the
 // cluster, which is a fence of all memory.  CUTLASS's ClusterBarrier arrives so too (include/cutlass/arch/barrier.h).
 CB_DEVICE void cb_barrier_arrive_remote(u64* barrier, u32 rank) {
@@ -64,12 +64,12 @@ CB_DEVICE void cb_barrier_arrive_remote(u64* barrier, u32 rank) {
       "r"(rank)
       : "memory");
 }
-// Arrive, and expect so many bytes more before this phase ends.
+// Arrive, and expect `bytes` more bytes before this phase ends.
 CB_DEVICE void cb_barrier_expect(u64* barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cb_shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// Wait for the end of a phase of the given parity.  A wait that nobody ends becomes an error after about ten seconds,
+// Wait for the end of a phase of the given parity.  A wait that never ends becomes an error after about ten seconds,
 // where a GPU that hangs would take its machine along: a try lasts as long as the GPU likes, so that no number of them is
 // a time, but the upper half of %globaltimer's nanoseconds goes on every 4.3 seconds.
 CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity) {
@@ -135,7 +135,7 @@ CB_DEVICE void cb_tma_load_3d(void* shared, const TensorMap* map, u64* barrier, 
                  : "memory");
   }
 }
-// As many pixels as the map says, from (w, h, n) on within the map's corners, each moved by the offsets of a tap.
+// As many pixels as the map has, from (w, h, n) on within the map's corners, each moved by the offsets of a tap.
 template <int BLOCKS>
 CB_DEVICE void cb_tma_load_im2col(void* shared, const TensorMap* map, u64* barrier, int c, int w, int h, int n,
                                   u16 offset_w, u16 offset_h) {

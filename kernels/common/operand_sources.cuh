@@ -3,12 +3,12 @@
 // Where the operands of a product lie in global memory: a matrix, or a view of a convolution's arrays as one.
 //
 // A tile of an operand has EXTENT places along gemm_m or gemm_n ("outer") and TILE_K along gemm_k.  A Map (of the
-// family: simt/loaders.cuh, mma/loaders.cuh) says which of them a thread loads: COUNT vectors of WIDTH elements, STEP
+// family: simt/loaders.cuh, mma/loaders.cuh) has those that a thread loads: COUNT vectors of WIDTH elements, STEP
 // outer places apart from `outer` on, all at place `k` along gemm_k, so that what depends on gemm_k is worked out once
-// for all of them, and what depends on the outer place once before the main loop.  IS_ALONG_K says whether a vector's
+// for all of them, and what depends on the outer place once before the main loop.  IS_ALONG_K is whether a vector's
 // neighbours in memory are neighbours along gemm_k.
 //
-// A source says where an outer place's elements lie (`pointer`) and whether they exist (`valid`).  It begins at
+// A source knows where an outer place's elements lie (`pointer`) and whether they exist (`valid`).  It begins at
 // gemm_k = 0, is put elsewhere by `seek` and moved on by TILE_K by `advance`.
 #pragma once
 
@@ -83,7 +83,7 @@ struct WindowSource {
       column[i] = (within + place - line * rows.out_columns) * rows.horizontal.stride + rows.horizontal.offset;
       at[i] = rows.source + (image + images) * image_elements +
               ((i64)row[i] * rows.horizontal.size + column[i]) * rows.pixel_stride + map.k;
-      if (rows.first + place >= rows.count) row[i] = -(1 << 30);  // outside whatever the tap
+      if (rows.first + place >= rows.count) row[i] = -(1 << 30);  // outside for any tap
     }
     enter_tap();
   }

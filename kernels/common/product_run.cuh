@@ -8,7 +8,7 @@
 // What part of the output a block owns.  In shared memory, so that it takes no registers during the main loop.
 struct OutputTile {
   i64 first_row;        // of the whole output, which the tile's rows are counted from
-  int further[TILE_M];  // so many rows; negative where the row does not exist
+  int further[TILE_M];  // rows after that; negative where the row does not exist
   int first_column;     // of the whole output
   int columns;          // of this tile that exist
   int slice;            // of gemm_k

@@ -5,7 +5,7 @@
 //   NUM_STAGES = 2   the next tile waits in registers until the second buffer may take it
 //   NUM_STAGES > 2   cp.async fills the buffers, NUM_STAGES - 1 tiles ahead (from sm_80 on)
 //
-// A family says before it includes this: NUM_STAGES, and of its operands
+// A family defines before it includes this: NUM_STAGES, and of its operands
 //
 //   fetch<WHOLE>(shared, byte, count)   sets a tile on its way to that byte of shared memory: a WHOLE one, or one of
 //                                       which the first `count` places along gemm_k exist and the others are zeros

@@ -31,8 +31,8 @@ CB_DEVICE void stage_taps(float* taps, const CB_ELEMENT* w, int first, int count
   }
 }
 
-// Add what one row of pixels, the `a`-th of group row j = 0, gives to the sums of all open rows.  Row of taps by row of
-// taps from the last, and planes outside of that: the other orders keep more values in registers.
+// Add the products of a row of pixels, the `a`-th of group row j = 0, to the sums of all open rows.  Row of taps by row
+// of taps from the last, and planes outside of that: the other orders keep more values in registers.
 template <class W>
 CB_DEVICE void add_row(float (&sum)[W::OPEN][W::UP][W::GROUPS * W::UP][VECTOR],
                        const Held<Vec<CB_ELEMENT, VECTOR>> (&pixels)[W::COLUMNS], float* taps, int vector, int a) {

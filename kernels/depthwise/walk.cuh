@@ -34,7 +34,7 @@ struct Walk {
   static constexpr int COLUMNS = (GROUPS - 1) * DOWN + LAST + 1;
 };
 
-// Bit j tells whether first + j lies in [0, extent).
+// Bit j is whether first + j lies in [0, extent).
 template <int COUNT>
 CB_DEVICE u32 inside_bits(int first, int extent) {
   u32 bits = 0;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// Filter gradient: the same walk, with dy in the place of the sums.
+// Filter gradient: the same walk, with dy instead of the sums.
 //
 //   dw[c,r,s] = sum over n,p,q of dy[n,p,q,c] * x[n, p*stride - top + r, q*stride - left + s, c]
 //   db[c]     = sum over n,p,q of dy[n,p,q,c]
 //
-// A row of x that arrives is multiplied with the OPEN rows of dy that it is read for, which stay in registers beside
+// A row of x that arrives is multiplied with the OPEN rows of dy that it is read for, which stay in registers with
 // the TAPS sums: x and dy are loaded once.  A block walks its share of all strips, adds up its threads' sums in
 // shared memory and leaves one partial result of its channels; depthwise_wgrad_reduce adds those in a fixed order.
 //

@@ -125,7 +125,7 @@ CB_DEVICE void apply_stage(bool is_mask, int number, int consumer, const Shared&
     }
   }
   cb_proxy_fence();  // unlike products these reads are no copy engine's: the next copy must not overtake them
-  cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them says so
+  cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them signals it
   cb_barrier_wait(shared.joined(consumer), joins++ & 1);
   release(shared, ring.stage);
   ring.advance();
@@ -177,7 +177,7 @@ CB_DEVICE void scale_sums(const float* scale, const float* shift, const Walk& wa
   }
 }
 
-// Wait until the other consumer is through with its tile; in the first round the first one waits for nobody.
+// Wait until the other consumer is through with its tile; in the first round the first one does not wait.
 CB_DEVICE void wait_turn(const Shared& shared, int consumer, int round) {
   cb_barrier_wait(shared.turn(consumer), (u32)((round + consumer + 1) & 1));
 }

@@ -6,7 +6,7 @@
 //
 //   registers        lane holds 2 columns of rows lane / 4 and 8 + lane / 4, 8 times
 //   shared memory    [16 rows][64 floats], groups of 8 floats of row r swapped by r % 4: no bank is met twice at a time
-//   finished         lane % 16 has 4 columns, lane / 16 says which of two rows at a time
+//   finished         lane % 16 has 4 columns, lane / 16 is one of two rows at a time
 //
 // Where rows follow each other and all that is left to do is a bias and a ReLU, sums are finished in registers instead,
 // and the copy engine stores them while the warp goes on (store_tile, store_swapped).  Scale, shift, residual and mask
@@ -16,7 +16,7 @@
 //
 //   registers        lane holds 2 rows of columns lane / 4 and 8 + lane / 4, 8 times
 //   shared memory    [32 pairs of rows][2 x 16 floats], groups of 4 floats of pair p swapped by p % 4: as above
-//   finished         lane % 4 has 4 columns, lane / 4 says which of eight rows at a time: whole sectors of 32 bytes
+//   finished         lane % 4 has 4 columns, lane / 4 is one of eight rows at a time: whole sectors of 32 bytes
 //
 // The copy engine's rows of 128 bytes belong to the four warps of a consumer, which fill them together.
 #pragma once

@@ -49,8 +49,8 @@ struct Walk {
   int masks_tiles;           // and the mask
 };
 
-// A strided gradient's input is cut into phases, whose tiles follow each other: so many in a launch, those that are not
-// there without tiles.
+// A strided gradient's input is cut into phases, whose tiles follow each other: their number is fixed, missing ones
+// without tiles.
 #if defined(OPERATION_CONV2D_DGRAD)
 constexpr int PHASES = 4;
 #else

@@ -2,7 +2,7 @@
 //
 // batch_norm — normalise each channel of (rows, channels) by mean and variance over the rows; and its gradient.
 //
-//   y  = (x - mean) * inv_std * gamma + beta [+ residual], then max(y, 0) where asked for
+//   y  = (x - mean) * inv_std * gamma + beta [+ residual], then max(y, 0) on request
 //   dx = gamma * inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)),  xhat = (x - mean) * inv_std
 //
 //   batch_norm_statistics        partials[tile][3][C] = count, mean - x[0] and M2 = sum (x - mean)^2 of a tile of rows

@@ -11,7 +11,7 @@
 //   layer_norm_backward   dx
 //
 // A row is read once from memory and again from the cache.  The first mean is off by the rounding of a sum of x; the
-// second pass sums the deviations from it and their squares, which says by how much, so that a mean of many deviations
+// second pass sums the deviations from it and their squares, which shows by how much, so that a mean of many deviations
 // costs no digits of the variance.
 //
 //   grid    rows: some blocks for each SM (common/rows.cuh); sums: (tiles, ceil(C / (lanes * V))) (common/columns.cuh)

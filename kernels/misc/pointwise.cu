@@ -4,7 +4,7 @@
 //
 //   activation            y = f(x)                       kind: enum Activation of common/activation.cuh
 //   activation_backward   dx = dy * f'(saved)
-//   add                   y = a + b [+ c [+ d]], then max(y, 0) where asked for
+//   add                   y = a + b [+ c [+ d]], then max(y, 0) on request
 //   copy_columns          target[row, column] = source[row, column], each with its own distance between rows
 //   place_columns         target[row, begin + column] = source[row, column], and 0 in the target's other columns
 //
@@ -155,7 +155,7 @@ CB_DEVICE void place_tile(const CB_ELEMENT* source, CB_ELEMENT* target, Rows row
       });
 }
 
-// A vector lies in the range or beside it: where V is WIDE, it divides begin and columns.
+// A vector lies inside the range or outside it: where V is WIDE, it divides begin and columns.
 CB_KERNEL(THREADS, 4)
 place_columns(const CB_ELEMENT* source, CB_ELEMENT* target, i64 num_rows, int rows_per_tile, int begin, int columns,
               int target_columns, int lanes, int vector) {

@@ -97,7 +97,7 @@ CB_DEVICE i64 output_offset(const PoolShape& shape, const Place& at) {
   return ((at.n * shape.p + at.row) * shape.q + at.column) * shape.c + at.channel;
 }
 
-// Codes start at `code`: 1 where the first tap of every window has nobody to beat, otherwise 0.  A NaN stays, and
+// Codes start at `code`: 1 where the first tap of every window has no rival, otherwise 0.  A NaN stays, and
 // wins nothing.
 template <int V>
 CB_DEVICE void largest(const CB_ELEMENT* x, CB_ELEMENT* y, u8* argmax, const PoolShape& shape, int code, int relu) {

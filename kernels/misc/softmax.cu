@@ -12,7 +12,7 @@
 // writes its own elements only, so the result may go where the input is.  Softmax and its gradient take rows that begin
 // every `stride` elements; elements behind a row's classes are neither read nor written.
 //
-//   grid    at most some blocks for each SM, whatever the rows; the finish: one block
+//   grid    at most some blocks for each SM, for any rows; the finish: one block
 #include "common/rows.cuh"
 
 // Sum of all threads' values, in the first thread.

@@ -16,7 +16,7 @@ using WarpAtom = Atom<CB_ELEMENT>;
 constexpr int GROUP = 16;
 constexpr int STEPS = TILE_K / WarpAtom::K;  // of a tile along gemm_k
 
-// EXTENT places of the operand, from `first` of the block's tile on; IS_ROW tells A from B.
+// EXTENT places of the operand, from `first` of the block's tile on; IS_ROW is true for A, false for B.
 template <class Map, int EXTENT, bool IS_ROW>
 struct Fragments {
   static constexpr int GROUPS = EXTENT / GROUP;

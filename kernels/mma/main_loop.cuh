@@ -17,7 +17,7 @@ constexpr int GROUPS_M = WARP_M / GROUP, GROUPS_N = WARP_N / GROUP;
 static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "warps tile the block's tile");
 static_assert(STEPS % 2 == 0, "two sets of fragments take turns");
 
-// Whether a thread has registers for two sets of fragments beside its sums, addresses and what waits for a buffer.
+// Whether a thread has registers for two sets of fragments, its sums, addresses and loads for a buffer.
 template <class A, class B>
 CB_DEVICE constexpr bool reads_ahead() {
   constexpr int VECTORS = A::Map::COUNT + B::Map::COUNT;

@@ -120,7 +120,7 @@ struct Statistics {
     }
   }
 
-  // Give each lane the sums of all warps that share its columns, then begin anew; `floats` is [WARPS_M][TILE_N].
+  // Give each lane the sums of all warps that share its columns, then begin again; `floats` is [WARPS_M][TILE_N].
   CB_DEVICE void add_warps(const Place& warp, float* floats, float (&total)[LANE_COLUMNS]) {
     CB_UNROLL
     for (int i = 0; i < LANE_COLUMNS; ++i) {

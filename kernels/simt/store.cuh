@@ -120,7 +120,7 @@ CB_DEVICE void add_piece(float (&total)[PIECE], const float* copy, const float* 
   }
 }
 
-// Sum over a warp's rows of 4 neighbouring columns of each thread, and begin anew.
+// Sum over a warp's rows of 4 neighbouring columns of each thread, and begin again.
 CB_DEVICE void sum_lanes(float (&total)[PIECE], float* sums) {
   Vec<float, PIECE> part;
   CB_UNROLL
@@ -153,7 +153,7 @@ CB_DEVICE void finish_columns(const Epilogue& epilogue, const OutputTile& tile, 
   cb_sync();
 }
 
-// Passes over a thread's pieces: two for statistics where they are asked for, so that nothing cancels, and one that
+// Passes over a thread's pieces: two for statistics where they are requested, so that nothing cancels, and one that
 // stores.
 CB_DEVICE void store(const Epilogue& epilogue, const OutputTile& tile, const Place& thread, const Sums& sums,
                      float* shared) {

@@ -28,7 +28,7 @@
 //   n u / (1 - n u)  *  |A^T| [ sum over c of (|G| |w| |G^T|) * (|B^T| |d| |B|) ] |A|,   n = C + 10 or C + 18
 //
 // which is at most 16 or 163.3 times  max |d| * sum |w|,  where the direct sum has 9 C roundings on once that.
-// cubatch/kernels/winograd.py has the same in numbers, and says where that is too much.
+// cubatch/kernels/winograd_plan.py has the same in numbers, and the limit.
 #pragma once
 
 #include "common/device.cuh"

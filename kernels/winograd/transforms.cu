@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // winograd_filter, winograd_source, winograd_result - a 3x3 convolution of stride 1 from products of its tiles and its
-// filter at the points of cook_toom.cuh, which says what they are, how far off results may be, and why
+// filter at the points of cook_toom.cuh, which has their values and the error bound of the results
 //
 //   winograd_filter      U[point][k][c]      = (G w[k, c] G^T)[point]
 //   winograd_source      V[point][tile][c]   = (B^T d[tile, c] B)[point]
@@ -14,7 +14,7 @@
 // in each other's place: U stays as it is, and is multiplied as stored (gemm_nn).
 //
 // Channels of U, V and M are padded with zeros to multiples of 4, so that the products' loads are always whole vectors,
-// whatever the channels and addresses of the arrays.  Source and filter are read one element at a time, channels along
+// for any channels and addresses of the arrays.  Source and filter are read one element at a time, channels along
 // the lanes; the result is stored 4 at a time where its epilogue is wide.
 //
 //   threads   256, one for each tile and channel, the channel fastest;  winograd_filter: one for each filter and channel
@@ -43,7 +43,7 @@ struct Item {
   int top, left;  // of the tile's pixels, in the result
   int channel;
 
-  // The item-th of tiles with so many channels.
+  // The item-th of tiles with `channels` channels.
   CB_DEVICE Item(const Tiles& tiles, u32 item, int channels) {
     const u32 width = (u32)padded(channels), tile = item / width;
     const int of_image = tiles.rows * tiles.columns, number = tiles.first + (int)tile, ahead = number / of_image;

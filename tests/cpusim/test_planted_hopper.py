@@ -51,7 +51,7 @@ EMPTIED = "    u64* full = shared.full(ring.stage);\n    cb_barrier_expect(full,
 EMPTY = f"    wait_empty(shared, ring);\n{EMPTIED}"
 ANY_FIRST = tuple(mode for mode in EARLY if mode[0] in {"shuffled", "warps"})
 JOIN = (
-    "  cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them says so\n"
+    "  cb_barrier_arrive(shared.joined(consumer));  // all have read before one of them signals it\n"
     "  cb_barrier_wait(shared.joined(consumer), joins++ & 1);\n"
 )
 FULL_OF_TERM = "  cb_barrier_wait(shared.full(ring.stage), ring.parity);\n  const auto apply"
