@@ -168,12 +168,12 @@ class BoundedRunner(abc.ABC):
 
     @property
     def history(self) -> list[dict[str, int]]:
-        """Return for each `batch_size` that ran: bytes predicted just before (`said`), measured (`took`) and traced."""
+        """Return for each `batch_size` that ran: `predicted_bytes` just before, and `measured_bytes`."""
         if (plan := self._plan) is None:
             return []
-        took = {**plan.earlier, **plan.measured}
+        measured = {**plan.earlier, **plan.measured}
         return [
-            {"batch_size": n, "said": plan.said[n], "took": took[n], "walked": plan.walked(n)} for n in sorted(took)
+            {"batch_size": n, "predicted_bytes": plan.said[n], "measured_bytes": measured[n]} for n in sorted(measured)
         ]
 
     @property

@@ -66,10 +66,6 @@ class MemoryPlan:
         self.said: dict[int, int] = {}
         self.earlier: dict[int, int] = {}
 
-    def walked(self, batch_size: int) -> int:
-        """Return the bytes of a step by the trace alone."""
-        return self._walked.at(batch_size)
-
     def learn(self, batch_size: int, num_bytes: int) -> None:
         """Add a measurement; the largest one of a size counts."""
         if batch_size not in self.said:

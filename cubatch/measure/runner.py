@@ -192,8 +192,7 @@ class MemoryReport(TypedDict):
     Memory figures of a runner after its last step; it can be written as JSON.
 
     Keys:
-        history: For each `batch_size` that ran: bytes predicted just before (`said`), measured (`took`) and traced
-            (`walked`).
+        history: For each `batch_size` that ran: `predicted_bytes` just before, and `measured_bytes`.
         forecast: None if `look` was not called.
         remarks: Notes for the user.
         page_faults: Rows of `PageFaults`.

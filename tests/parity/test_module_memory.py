@@ -87,8 +87,8 @@ def test_no_size_above_the_limit_is_tried_and_the_largest_comes_near_it(on_devic
     runner.prepare(91)  # after some between the largest that was looked at and this
     runner.release()
     assert max(module.sizes) == 91
-    assert all(row["took"] == takes(row["batch_size"]) for row in runner.history)
-    assert all(row["said"] == pytest.approx(row["took"], rel=0.05) for row in runner.history[2:])
+    assert all(row["measured_bytes"] == takes(row["batch_size"]) for row in runner.history)
+    assert all(row["predicted_bytes"] == pytest.approx(row["measured_bytes"], rel=0.05) for row in runner.history[2:])
     tuned(module, memory_limit=limit)
     assert max(module.sizes) <= 100
 
@@ -165,7 +165,7 @@ def test_a_heap_is_kept_in_order_only_where_it_might_take_more_than_the_limit(on
     assert runner.meter.is_tidy
     assert runner.remarks == [{"code": "heap_compacted", "values": {"batch_size": 350}}]
     runner.release()
-    assert max(row["took"] for row in runner.history) <= limit
+    assert max(row["measured_bytes"] for row in runner.history) <= limit
 
 
 def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch, malloc_is_not_chosen):

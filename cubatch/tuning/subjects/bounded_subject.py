@@ -138,7 +138,7 @@ class BoundedSubject(Subject):
             notes += [of_remark(remark) for remark in report["remarks"]]
             sizes = {timing.batch_size for timing in measured.timings}
             messages = page_faults.describe(report["page_faults"], sizes) or ladder.facts.get("page_faults", [])
-            predicted = {row["batch_size"]: row["said"] for row in report["history"]}
+            predicted = {row["batch_size"]: row["predicted_bytes"] for row in report["history"]}
             largest = ladder.largest
             if (forecast := report["forecast"]) is not None:
                 largest = forecast["largest"] or ladder.largest
