@@ -282,7 +282,7 @@ def _exchange_seconds(factory: FactoryRef, result: TuningResult, limits: Limits)
     allowed = max(prepare_limit(limits.budget), _EXCHANGE_PATIENCE * EXCHANGE_STEPS * step)
     runner = RemoteRunner(factory, prepare_seconds=allowed)
     try:
-        seconds: dict[str, float] = runner.call("exchange", batch_size=result.batch_size)
+        seconds: dict[str, float] = runner.call("measure_exchange", batch_size=result.batch_size)
     finally:
         runner.close()
     return seconds
