@@ -50,29 +50,29 @@ def autotune_module(
     """
     Find the batch size at which a PyTorch module runs fastest.
 
-    The memory of a step is predicted by a trace on tensors without data and corrected by measured steps of smaller
-    sizes, so that no size above the limit is tried. Steps take random inputs; the search is that of `autotune`.
+    The memory of a step is predicted by a trace on tensors without data, and corrected by measured steps of smaller
+    sizes. No size above the limit is tried. Steps take random inputs; the search is that of `autotune`.
 
     A module is restored to the bit at the end, also after an error or Ctrl-C: parameters, buffers, gradients, train
     flags and PyTorch's random generators. A module given by name, "package.module:build", is built and run in a worker
-    process, and its timings are cached: a rerun answers from the cache, an interrupted run continues. Cached timings
-    are not used if the source of the module or the version of an imported package has changed. Inputs that are the
+    process. Its timings are cached: a rerun answers from the cache, an interrupted run continues. Cached timings are
+    not used if the source of the module or the version of an imported package has changed. Inputs that are the
     same at all sizes count too: seed random ones.
 
     Under torchrun, after `torch.distributed.init_process_group`, all ranks call it together with equal arguments and a
     module each, wrapped in DistributedDataParallel or not. They step the same sizes in the same order. The slowest
-    rank's time and the fullest rank's memory count, an out-of-memory on one rank counts for all, and every rank gets
+    rank's time and the fullest rank's memory count, and an out-of-memory on one rank counts for all. Every rank gets
     the same result, with sizes and rates of one rank. A rank that fails after its first step of a size, or within the
     module's own collective operations (FSDP), is noticed when these time out.
 
     Args:
         module: A torch.nn.Module on its device, or "package.module:build", a function without arguments.
         example_inputs: A tensor, a tuple (positional arguments) or a dict (keyword arguments) whose tensors have the
-            batch as axis 0; or the shape of one sample, such as (3, 224, 224). Batches are random floats in the
+            batch as axis 0. Also the shape of one sample, such as (3, 224, 224). Batches are random floats in the
             example's range; integers and booleans repeat the example's samples. They require a gradient where the
             example does. A batch of a class of its own goes into a tuple: (batch,). A layer that reads axis 0 as time
             is reported.
-        mode: "inference": a forward pass in inference mode. "training": forward, loss, backward and optimizer step; the
+        mode: "inference": a forward pass in inference mode. "training": forward, loss, backward and optimizer step. The
             gradients of the previous step stay allocated until the backward pass, so that memory suffices for loops
             that accumulate them. Parts in evaluation mode stay so if the module as a whole trains.
         loss: In training, a function from the module's output to a scalar, or its name "package.module:function", which
@@ -93,9 +93,9 @@ def autotune_module(
         current: As for `autotune`.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory, which includes the module's own; never more than that.
             It bounds PyTorch's allocator on a GPU, and the growth of the resident set on the CPU. On the CPU, a module
-            that is not named runs in this process, whose allocator cubatch does not change: sizes above about half of
+            that is not named runs in this process, whose allocator cubatch does not change. Sizes above about half of
             the limit are then rejected. The worker of a named module raises glibc's thresholds (`mallopt`) and can use
-            more; a note in the result names the variables that do so in another process.
+            more. A note in the result has the variables that do so in another process.
         latency_limit, objective, tolerance, seed: As for `autotune`.
         progress: As for `autotune`; called on rank 0.
         budget: As for `autotune`. Predicting memory may take a twentieth more; importing PyTorch, building a named

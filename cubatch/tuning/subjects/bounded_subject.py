@@ -21,7 +21,7 @@ from cubatch.tuning.notes import Note, note, of_remark
 from cubatch.tuning.subject import Revision, Subject
 
 _LOOK_SHARE = 0.05
-"""Of the budget, that steps of small sizes may take beforehand, to learn what larger ones will."""
+"""Share of the budget for steps of small sizes, from which the memory of larger ones is predicted."""
 
 INPUTS = (
     "example_inputs is the shape of one sample, without the batch, or a batch of tensors, those of several arguments "
@@ -168,7 +168,7 @@ class BoundedSubject(Subject):
         }
 
     def remedy(self, ladder: Ladder) -> str:
-        """Name what a step is made of, where the fake-tensor trace failed as all sizes did."""
+        """Return the inputs that a step needs, if the fake-tensor trace failed as all sizes did."""
         return "" if ladder.facts.get("why_not") is None else self._needs()
 
     def _started(self) -> LearnsMemory:

@@ -30,7 +30,7 @@ class PresentModuleSubject(BoundedSubject):
 
     Attributes:
         make: Makes a runner for a limit of bytes and a seed.
-        first_notes: What a user should know beforehand.
+        first_notes: Facts that a user should know, known before measuring.
     """
 
     make: Callable[[int, int], LearnsMemory]
