@@ -29,7 +29,7 @@ def test_kernels_are_listed_for_an_architecture(run):
     code, out, err = run("kernels", "--arch", "sm_80", "--arch", "sm_90", "--family", "mma")
     assert code == 0
     assert "mma, sm_80 to sm_90" in out
-    assert "As NVRTC 12.9.86 compiles them." in out
+    assert "Compiled by NVRTC 12.9.86." in out
     assert "recorded with the sources" in err
     assert "pip install '.[kernels]'" in err
 
