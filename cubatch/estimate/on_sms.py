@@ -6,10 +6,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
+from cubatch.estimate.batch_sweep import spread
 from cubatch.estimate.block_counts import TILE, Blocks, num_blocks, winograd_blocks
 from cubatch.estimate.expected import predicted
 from cubatch.hardware.facts import Device
-from cubatch.hardware.waves import Occupancy, busiest_sm_blocks, count_waves, fill
+from cubatch.hardware.waves import Occupancy
 from cubatch.kernels import cost_model
 from cubatch.kernels.problem import Problem, problem_of, tiled
 from cubatch.kernels.ranking import Choose, first_ranked
@@ -77,10 +80,8 @@ def on_sms(
         choose: Chooses the kernel.
 
     Returns:
-        dict: `kernel` by name, or None; its `tile`, "128x128" without one; `slices` of the depth; `blocks` of all
-            slices;
-        `blocks_per_sm` that are resident, 1 for the vendor's kernels; `occupancy`; `waves` and the share of the
-        `last_wave`; `busiest_sm_blocks` and `fill`. Unknown values are None.
+        dict: `kernel` by name, or None; its `tile`, "128x128" without one; `blocks_per_sm` that are resident, 1 for the
+        vendor's kernels; `occupancy`; and the attributes of `Spread`. Unknown values are None.
 
     Example:
         >>> from cubatch.hardware.catalogue import find
@@ -91,7 +92,6 @@ def on_sms(
         >>> facts["blocks"], facts["waves"], facts["last_wave"]
         (82, 2, 0.025)
     """
-    num_sms = device.num_sms or 1
     chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library, choose=choose)
     problem, kernel, slices = (None, None, 1) if chosen is None else chosen
     tile = _tile_of(kernel)
@@ -101,18 +101,12 @@ def on_sms(
     else:
         blocks = slices * cost_model.blocks(problem, kernel)
     resident = 1 if library == "im2col" else None if occupied is None else occupied.blocks_per_sm
-    waves = count_waves(blocks, blocks_per_sm=resident, num_sms=num_sms) if resident else None
     return {
         "kernel": None if kernel is None else kernel.name,
         "tile": f"{tile[0]}x{tile[1]}",
-        "slices": slices,
-        "blocks": blocks,
         "blocks_per_sm": resident,
         "occupancy": None if occupied is None else occupied.occupancy,
-        "waves": None if waves is None else waves.num_waves,
-        "last_wave": None if waves is None else waves.last_wave_fraction,
-        "busiest_sm_blocks": busiest_sm_blocks(blocks, num_sms),
-        "fill": fill(blocks, num_sms),
+        **attrs.asdict(spread(blocks, device.num_sms or 1, blocks_per_sm=resident or 0, slices=slices)),
     }
 
 

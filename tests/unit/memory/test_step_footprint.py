@@ -163,17 +163,7 @@ def test_a_footprint_prints_the_tables_of_the_command():
     whole = footprint("mlp", batch_size=8, device="cpu")
     parts, layers = tables.footprint(whole, title="batch 8: memory of a step")
     assert str(whole) == whole.table() == f"{parts.text()}\n\n{layers.text()}"
-
-
-def test_tables_and_mappings_hold_the_numbers():
-    """The text, which is also what print shows, names every part and layer; the mapping is plain."""
-    whole = footprint("mlp", batch_size=256, mode="training", device=ONE)
-    text = whole.table()
-    assert str(whole) == text
-    for word in ("weights", "gradients", "workspace", "1 820", "465 920", *(str(row["name"]) for row in whole.layers)):
-        assert word in text.replace(",", " "), word
-    assert whole.to_mapping()["elements_per_sample"] == 1820
-    assert isinstance(whole.to_mapping()["layers"], list)
+    assert whole.to_mapping()["layers"] == list(whole.layers)
 
 
 # --- the largest batch ---------------------------------------------------------------------------------------
@@ -224,14 +214,6 @@ def test_sizes_far_above_are_reached_in_few_plans_whatever_lies_between(period):
 
     assert fit._climb(fits, 1) == max(size for size in range(99_990, 100_001) if size % period)
     assert len(tried) < 1000
-
-
-def test_the_largest_batch_of_a_large_memory_is_exact_too():
-    """Tens of thousands of samples: the last one fits, the next does not."""
-    options = {"mode": "training", "device": V100}
-    most = max_batch_size("mnist-cnn", "12GiB", **options)
-    assert footprint("mnist-cnn", batch_size=most, **options).total <= 12 * 2**30
-    assert footprint("mnist-cnn", batch_size=most + 1, **options).total > 12 * 2**30
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
@@ -304,13 +286,6 @@ def test_all_of_a_gpu_is_its_own_memory():
     assert most("100%") == most("16GiB") > most("80%")
 
 
-@pytest.mark.parametrize("memory", ["101%", "0%"])
-def test_more_than_there_is_is_no_share(memory):
-    """Of a device there is no more than all, and nothing is no memory; the error names the argument."""
-    with pytest.raises(errors.InvalidArgument, match=r"memory must be .* at most '100%'"):
-        max_batch_size("mnist-cnn", memory, mode="training", device="cpu")
-
-
 def test_one_sample_too_many():
     """Where not even one sample fits, the error holds what is needed and what there is, and pickles."""
     one = footprint("resnet18", batch_size=1, device=V100, mode="inference").total
@@ -336,7 +311,7 @@ def test_a_batch_size_that_makes_no_sense_is_refused(value):
     assert caught.value.value is value
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, math.nan, "", "12XB", "-3GiB", "0%", None, True, "lots", "nan GiB"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, math.nan, "", "12XB", "-3GiB", "0%", "101%", None, True])
 def test_a_memory_that_is_no_size_is_refused(value):
     """The same for sizes, by max_batch_size and by the rules of thumb."""
     calls = [functools.partial(max_batch_size, "mlp", value, device="cpu")]
@@ -353,12 +328,9 @@ def test_a_memory_that_is_no_size_is_refused(value):
     [
         ({"mode": "train"}, errors.InvalidArgument, "mode"),
         ({"optimizer": "adamw"}, errors.InvalidArgument, "optimizer"),
-        ({"optimizer": None}, errors.InvalidArgument, "optimizer"),
         ({"dtype": "float33"}, errors.UnknownName, "dtype"),
         ({"dtype": "float16"}, errors.UnsupportedDtype, "dtype"),
-        ({"dtype": 32}, errors.InvalidArgument, "dtype"),
         ({"device": "h300"}, errors.InvalidArgument, "device"),
-        ({"device": "titan x"}, errors.InvalidArgument, "device"),
         ({"library": "cudnn"}, errors.InvalidArgument, "library"),
         ({"device": V100, "dtype": "float16", "library": "im2col"}, errors.UnsupportedDtype, "dtype"),
         ({"device": V100, "dtype": "tf32"}, errors.UnsupportedDtype, "dtype"),
@@ -382,12 +354,6 @@ def test_kernels_that_cannot_be_planned_say_what_is_missing():
 
     with pytest.raises(errors.InvalidArgument, match="num_sms"):
         footprint("mlp", batch_size=1, device=unknown, dtype="float16", mode="inference")
-
-
-def test_unknown_models_are_refused_with_near_names():
-    """A typo in a model's name is answered with the name that was meant."""
-    with pytest.raises(errors.CubatchError, match="resnet50"):
-        footprint("resnet5", batch_size=1, device=ONE, mode="inference")
 
 
 # --- rules of thumb ------------------------------------------------------------------------------------------
@@ -415,17 +381,4 @@ def test_the_rules_of_thumb_by_hand():
         assert rule.error == pytest.approx((rule.value - rule.computed) / rule.computed)
         assert rule.to_mapping()["error"] == rule.error
     assert rules["max batch formula"].error < -0.9  # it counts the parameters once for every sample
-
-
-def test_a_percentage_serves_the_rules_too(monkeypatch):
-    """The formula takes the same bytes as the plan does."""
-    monkeypatch.setattr(host, "available_memory_bytes", lambda: 2 * 2**30)
-    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: None)
-    (of_half,) = [rule for rule in rules_of_thumb("mlp", memory="50%", device="cpu") if rule.unit == "samples"]
-    (of_bytes,) = [rule for rule in rules_of_thumb("mlp", memory=2**30, device="cpu") if rule.unit == "samples"]
-    assert of_half == of_bytes
-
-
-def test_without_a_memory_there_is_no_rule_about_the_largest_batch():
-    """The rule that needs a memory is left out without one."""
-    assert "samples" not in {rule.unit for rule in rules_of_thumb("mlp", device=ONE)}
+    assert "samples" not in {rule.unit for rule in rules_of_thumb("mlp", device=ONE)}  # no memory, no such rule
