@@ -22,6 +22,8 @@ def tune_function(
     model: str,
     input_shape: str | None,
     example_inputs: str | None,
+    batches: str | None,
+    *,
     dtype: str,
     others: Mapping[str, object | None],
 ) -> Callable[..., TuningResult]:
@@ -32,11 +34,12 @@ def tune_function(
         model: "package.module:name" of a function that builds a module; files in the current folder are found too.
         input_shape: "H,W,C" of one sample.
         example_inputs: "package.module:name" of a function that returns example inputs.
+        batches: "package.module:name" of a function from a batch size to inputs, or of a data loader.
         dtype: Value of --dtype; 16 bits mean automatic mixed precision.
         others: Options that a PyTorch module does not take; None for an option that was not given.
 
     Raises:
-        typer.BadParameter: If such an option is given, or not exactly one of `input_shape` and `example_inputs`.
+        typer.BadParameter: If such an option is given, or not exactly one of the three kinds of inputs.
         CubatchError: If there is no such function, or it raises.
     """
     from cubatch.tuning.tune_module import autotune_module
@@ -53,14 +56,14 @@ def tune_function(
             raise typer.BadParameter(f"leave out {option}: --library torch runs the module as it is")
     if dtype not in _AUTOCAST:
         raise typer.BadParameter(f"--library torch does not take --dtype {dtype}; set it where the module is built")
-    if (input_shape is None) == (example_inputs is None):
+    if sum(each is not None for each in (input_shape, example_inputs, batches)) != 1:
         raise typer.BadParameter(
-            "--library torch takes either --input-shape H,W,C, for images, or --example-inputs, a function that "
-            "returns other inputs"
+            "--library torch takes one of --input-shape H,W,C, for images, --batches or --loader, which make batches "
+            "of any size, and --example-inputs, a function that returns a batch"
         )
     here = user_code.current_folder()
     with user_code.beside(here):
-        example = _example(input_shape, example_inputs)
+        example = _example(input_shape, example_inputs) if batches is None else batches
 
     def tuned(**options: Any) -> TuningResult:
         with user_code.beside(here), _name_options(input_shape):

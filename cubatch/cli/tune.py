@@ -32,6 +32,12 @@ def tune(
     batch_sizes: opt.SizesOption = None,
     max_batch_size: opt.MaxOption = None,
     current: opt.CurrentOption = None,
+    multiple_of: Annotated[
+        int, typer.Option("--multiple-of", metavar="N", help="Propose only multiples of this batch size.")
+    ] = 1,
+    divides: Annotated[
+        int | None, typer.Option("--divides", metavar="N", help="Propose only batch sizes that divide this number.")
+    ] = None,
     memory_limit: opt.MemoryOption = None,
     latency_limit: opt.LatencyOption = None,
     optimizer: opt.OptimizerOption = "sgd",
@@ -64,6 +70,22 @@ def tune(
         str | None, typer.Option("--report", metavar="FILE", help="Write the result as an .html page.")
     ] = None,
     input_shape: opt.ShapeOption = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            "--batches",
+            metavar="package.module:name",
+            help="A function from a batch size to inputs of a PyTorch module, for --library torch.",
+        ),
+    ] = None,
+    loader: Annotated[
+        str | None,
+        typer.Option(
+            "--loader",
+            metavar="package.module:name",
+            help="A data loader, or a function that returns one, whose samples make the batches.",
+        ),
+    ] = None,
     example_inputs: Annotated[
         str | None,
         typer.Option(
@@ -98,15 +120,20 @@ def tune(
     console.check_writable(json=json, plot=plot, report=report)
     _check_endings(plot, report)
     ask: Callable[..., TuningResult]
+    if batches is not None and loader is not None:
+        raise typer.BadParameter("--batches and --loader exclude each other")
     if library == "torch":
         others = {
             "--classes": classes, "--devices": devices, "--recompute": recompute or None,
             "--isolate/--no-isolate": isolate,
         }  # fmt: skip
-        ask = torch_module.tune_function(model, input_shape, example_inputs, dtype, others)
+        ask = torch_module.tune_function(
+            model, input_shape, example_inputs, batches or loader, dtype=dtype, others=others
+        )
         ask = functools.partial(ask, accumulate=1 if accumulate is None else accumulate)
     else:
-        _check_library(library, {"--example-inputs": example_inputs, "--accumulate": accumulate})
+        only_torch = {"--batches": batches, "--loader": loader}
+        _check_library(library, {**only_torch, "--example-inputs": example_inputs, "--accumulate": accumulate})
         ask = functools.partial(
             tuner.autotune, _spec(model, library, input_shape, classes), devices=opt.several_devices(devices),
             dtype=dtype, library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
@@ -115,8 +142,8 @@ def tune(
         with console.watching(model) as watch:
             result = ask(
                 device=device, mode=mode, objective=objective, tolerance=tolerance, batch_sizes=sizes,
-                max_batch_size=max_batch_size, current=current, memory_limit=memory_limit,
-                latency_limit=latency_limit, optimizer=optimizer, budget=seconds,
+                max_batch_size=max_batch_size, current=current, multiple_of=multiple_of, divides=divides,
+                memory_limit=memory_limit, latency_limit=latency_limit, optimizer=optimizer, budget=seconds,
                 store=chosen_store,
                 seed=seed, progress=watch,
             )  # fmt: skip

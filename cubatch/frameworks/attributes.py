@@ -2,27 +2,66 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+
+from cubatch import user_code
+
+_DEEPEST, _LONGEST = 3, 1000  # collections within each other, and items, of which the inner ones are restored too
+
+
+class Snapshot:
+    """
+    The attributes of a module and its submodules, which can be restored as often as needed.
+
+    Steps append to lists, count metrics and create tables on first use, also as buffers, parameters or submodules.
+    Lists, deques, dicts and sets get their old items back, also within each other, and tensors their values. Objects of
+    a user's class get their old attributes back; other nested objects are the same ones.
+
+    Args:
+        module: The module.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._parts: list[tuple[Any, dict[str, tuple[Any, Any]]]] = [
+            (part, {name: (value, _copied(value)) for name, value in _attributes(part).items()})
+            for part in module.modules()
+        ]
+
+    def restore(self) -> None:
+        """Restore all attributes, also where some refuse it: the last error is raised at the end."""
+        with ExitStack() as undo:
+            for part, attributes in self._parts:
+                for name, (value, copy) in attributes.items():
+                    undo.callback(_restore, part, name, value, copy)
+                undo.callback(_drop_new, part, attributes.keys())
+
+    def kept_batches(self, batch_size: int) -> list[str]:
+        """Return the names of attributes that hold a tensor with that number of rows which they did not hold before."""
+        names = []
+        for part, attributes in self._parts:
+            for name, value in _attributes(part).items():
+                before, copy = attributes.get(name, (None, None))
+                old = {id(before), *(_ids(copy[0]) if isinstance(copy, tuple) and _held(before) is not None else ())}
+                rows = (each for each in _inside(value) if id(each) not in old)
+                if any(each.ndim and len(each) == batch_size for each in rows):
+                    names.append(name)
+        return names
 
 
 @contextmanager
 def kept_attributes(module: Any) -> Iterator[None]:
-    """
-    Restore the attributes of a module and its submodules at the end of the block, also after an error.
-
-    Steps append to lists, count metrics and create tables on first use, also as buffers, parameters or submodules.
-    Lists, deques, dicts and sets get their old items back, tensors their values; nested objects by identity only.
-    """
-    with ExitStack() as undo:  # what refuses to be put back keeps nothing else from it
-        for part in module.modules():
-            attributes = _attributes(part)
-            for name, value in attributes.items():
-                undo.callback(_restore, part, name, value, _copied(value))
-            undo.callback(_drop_new, part, attributes.keys())
+    """Restore the attributes of a module and its submodules at the end of the block, also after an error."""
+    snapshot = Snapshot(module)
+    try:
         yield
+    finally:
+        snapshot.restore()
 
 
 def put_back(tensor: Any, before: Any) -> None:
@@ -83,35 +122,81 @@ def _drop_new(part: Any, names: Any) -> None:
         del vars(part)[name]
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, depth: int = 0) -> Any:
+    """Return what `_put_back` needs: of a tensor its values, of a collection or object its items; else None."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.detach().clone(), None if value.is_inference() else value._version  # noqa: SLF001 - its only name
-    return _held(value)
+    if (held := _held(value)) is None:
+        return None
+    items = _items(held) if depth < _DEEPEST and len(held) <= _LONGEST else ()
+    nested = [(item, _copied(item, depth + 1)) for item in items if _held(item) is not None]
+    return held, nested
 
 
 def _put_back(value: Any, copy: Any) -> None:
     import torch
 
+    if copy is None:
+        return
     if isinstance(value, torch.Tensor):
         before, version = copy
         if _has_bits(value) or version is None or value._version != version:  # noqa: SLF001 - as above
             put_back(value, before)
-    elif copy is None or _ids(value) == _ids(copy):  # one that refuses changes is as it was
         return
-    elif isinstance(value, list):
-        value[:] = copy
-    else:
-        value.clear()
-        value.extend(copy) if isinstance(value, deque) else value.update(copy)
+    held, nested = copy
+    if _ids(_held(value)) != _ids(held):  # one that refuses changes is as it was
+        if isinstance(value, list):
+            value[:] = held
+        else:
+            target = vars(value) if _is_users(value) else value
+            target.clear()
+            target.extend(held) if isinstance(target, deque) else target.update(held)
+    for item, below in nested:
+        _put_back(item, below)
 
 
 def _held(value: Any) -> Any:
-    """Copy the items of a collection into a plain one, since a subclass may copy otherwise."""
+    """Copy the items of a collection, or attributes of a user's object, into a plain collection; else return None."""
     if isinstance(value, dict):
         return dict(value.items())
-    return list(value) if isinstance(value, list | deque | set) else None
+    if isinstance(value, list | deque | set):
+        return list(value)
+    return dict(vars(value)) if _is_users(value) else None
+
+
+def _is_users(value: Any) -> bool:
+    """Return whether it is an object with attributes, of a class in the user's own files."""
+    import torch
+
+    if (
+        isinstance(value, type | torch.nn.Module | dict | list | deque | set)
+        or callable(value)
+        or not hasattr(value, "__dict__")
+    ):
+        return False
+    return _is_own_file(type(value).__module__)
+
+
+@functools.cache
+def _is_own_file(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module == "__main__" or (file is not None and not user_code.is_installed(Path(file)))
+
+
+def _items(held: Any) -> list[Any]:
+    return list(held.values() if isinstance(held, dict) else held)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Yield the tensors that an attribute is or holds directly."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif (held := _held(value)) is not None:
+        yield from (item for item in _items(held) if isinstance(item, torch.Tensor))
 
 
 def _ids(held: Any) -> list[int]:

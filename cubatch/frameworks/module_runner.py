@@ -14,11 +14,11 @@ from cubatch.frameworks.memory_meter import AllocatorMeter, HostMeter, Meter
 from cubatch.frameworks.torch_compile import compiled_only, num_graphs
 from cubatch.frameworks.torch_inputs import Inputs, random_like
 from cubatch.frameworks.torch_memory import Peaks, num_bytes
+from cubatch.frameworks.torch_state import StartState
 from cubatch.frameworks.torch_step import StepKind
 from cubatch.measure import clocks
-from cubatch.measure.runner import Remark
+from cubatch.measure.runner import MemoryLook, Remark
 
-_IMAGE_AXES = 4
 _MOST_COMPILATIONS = 2  # one for a batch of 1, one for all others
 
 
@@ -37,9 +37,10 @@ class ModuleRunner(BoundedRunner):
             many bytes are left for steps.
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
-        channels_last: Lay four-dimensional inputs out as NHWC.
+        channels_last: Lay images and volumes out with the channels last.
         dtype: The type that it computes with.
         bare: The module without DistributedDataParallel; None is the module itself.
+        start: What each batch size starts from; None restores nothing.
         meter: Measures the memory of a step; None is that of the device.
     """
 
@@ -47,7 +48,7 @@ class ModuleRunner(BoundedRunner):
         self, module: Callable[..., Any], parameters: list[Any], buffers: list[Any], inputs: Inputs, kind: StepKind,
         device: Any, walk: Callable[[int, int | None], Peaks], put_aside: Callable[[Peaks | None, int], int],
         memory_limit: int, seed: int, *, channels_last: bool, dtype: str, bare: Callable[..., Any] | None = None,
-        meter: Meter | None = None,
+        meter: Meter | None = None, start: StartState | None = None,
     ) -> None:  # fmt: skip
         import torch
 
@@ -67,6 +68,7 @@ class ModuleRunner(BoundedRunner):
         self.is_compiled = hasattr(module, "_orig_mod")
         self.compile_seconds = 0.0
         self._compiled: dict[int, float] = {}
+        self._start, self._scales = start, True
         self._arguments: Any = None
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
@@ -78,6 +80,8 @@ class ModuleRunner(BoundedRunner):
         if resting := [name for name, part in parts if not part.training]:
             remarks.append(Remark(code="evaluation_mode", values={"first": resting[0], "count": len(resting)}))
         remarks += self._inputs.remarks()
+        if not self._scales:
+            remarks.append(Remark(code="step_does_not_grow", values={}))
         if self._guessed:
             remarks.append(Remark(code="data_dependent", values={"operators": ", ".join(sorted(self._guessed))}))
         if self._time_first:
@@ -117,6 +121,10 @@ class ModuleRunner(BoundedRunner):
             self.compile_seconds = max(0.0, self.compile_seconds - (time.monotonic() - began))
             self._compiled[batch_size] = self.compile_seconds
 
+    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+        """Predict memory as `BoundedRunner.look`, and add the number of samples of a data set."""
+        return {**super().look(seconds=seconds, top=top), "num_samples": self._inputs.num_samples}
+
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`."""
         peaks = self._walk_of(num_bytes, top)
@@ -125,6 +133,8 @@ class ModuleRunner(BoundedRunner):
 
     def put_aside(self, walked: Peaks | None) -> int:
         """Back up the parameters that a step modifies (None: no trace knows them); return the bytes left for steps."""
+        if walked is not None:
+            self._inputs, self._scales = self._inputs.held(walked.constant), walked.scales is not False
         return self._put_aside(walked, self._memory_limit)
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:  # noqa: ARG002 - of the same batch
@@ -132,6 +142,11 @@ class ModuleRunner(BoundedRunner):
         return attrs.evolve(self._kind, optimizer="sgd").step(
             self._module, self._parameters, self._device.type, self._arguments
         )
+
+    def hold_reference(self, repeats: int) -> bool:
+        """As `BoundedRunner`; a module that keeps a batch between steps cannot step two sizes in turn."""
+        kept_names = self._start.kept_batches(self._batch_size) if self._start is not None else ()
+        return not kept_names and super().hold_reference(repeats)
 
     def rehearse(self) -> None:
         """Run a step without collective operations, so that a rank that fails does not keep the others waiting."""
@@ -144,17 +159,20 @@ class ModuleRunner(BoundedRunner):
 
         if self._scaler is not None:  # another, since a step that failed leaves it half done
             self._scaler = self._kind.scaler(self._device.type, self._scaler.get_scale())
+        if self._start is not None:
+            self._start.restore()
         draw = random_like(torch.Generator().manual_seed(self._seed), self._device)
-        drawn: list[Any] = []
+        batch: list[Any] = []
 
-        def make(tensor: Any, n: int) -> Any:
-            batch = draw(tensor, n)
-            if self._channels_last and batch.ndim == _IMAGE_AXES:
-                batch = batch.contiguous(memory_format=torch.channels_last)
-            drawn.append(batch)
-            return batch
+        def placed(tensor: Any) -> Any:
+            batch.append(channels_last(tensor) if self._channels_last else tensor)
+            return batch[-1]
 
-        arguments = self._arguments = self._inputs.batch(batch_size, make)
+        arguments = self._arguments = self._inputs.drawn(
+            batch_size,
+            lambda tensor, shape: placed(draw(tensor, shape)),
+            lambda tensor: placed(tensor.to(self._device)),
+        )
 
         def bound(module: Callable[..., Any]) -> Callable[[], None]:
             return self._kind.step(module, self._parameters, self._device.type, arguments, self._scaler)
@@ -166,7 +184,7 @@ class ModuleRunner(BoundedRunner):
             self._is_loaded = True
         self.meter.start()
         self._bind = bound
-        return bound(self._module), num_bytes(drawn)
+        return bound(self._module), num_bytes(batch)
 
     def _drop(self) -> None:
         import torch
@@ -180,3 +198,13 @@ class ModuleRunner(BoundedRunner):
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def channels_last(tensor: Any) -> Any:
+    """Return a batch of images or volumes, or their filters, with the channels last; another tensor as it is."""
+    import torch
+
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.ndim not in formats or tensor.layout != torch.strided:
+        return tensor
+    return tensor.contiguous(memory_format=formats[tensor.ndim])

@@ -56,6 +56,7 @@ class ModuleSource:
         Raises:
             InvalidArgument: If it is no such name, or there is no such module.
         """
+        name = dotted(name)
         if not _FORM.fullmatch(name):
             raise InvalidArgument(field, name, _ALLOWED)
         module = name.partition(":")[0]
@@ -96,6 +97,14 @@ def load(name: str, field: str = "module") -> Any:
     Raises:
         InvalidArgument: Naming the field and similar names, if there is no such module or function.
     """
+    if not callable(made := load_any(name, field)):
+        raise InvalidArgument(field, name, f"a function of {name.partition(':')[0]}")
+    return made
+
+
+def load_any(name: str, field: str) -> Any:
+    """Import the value "package.module:name"; errors as for `load`."""
+    name = dotted(name)
     if not _FORM.fullmatch(name):
         raise InvalidArgument(field, name, "'package.module:function'")
     module, _, attribute = name.partition(":")
@@ -105,9 +114,19 @@ def load(name: str, field: str = "module") -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is there, and imports what is not
         raise InvalidArgument(field, name, *_IMPORTED) from error
-    if not callable(made := user_code.part_of(found, attribute, field, "a function")):
-        raise InvalidArgument(field, name, f"a function of {user_code.file_of(found)}")
-    return made
+    return user_code.part_of(found, attribute, field, "a function")
+
+
+def dotted(name: str) -> str:
+    """
+    Return a name with the path of a file as the name of its module.
+
+    Example:
+        >>> dotted("models/small.py:build"), dotted("models.small:build")
+        ('models.small:build', 'models.small:build')
+    """
+    module, colon, attribute = name.partition(":")
+    return f"{module[:-3].replace('/', '.').lstrip('.')}:{attribute}" if module.endswith(".py") and colon else name
 
 
 def _followed(first: _Module) -> tuple[list[Path], list[str]]:

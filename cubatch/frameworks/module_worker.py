@@ -6,11 +6,12 @@ import base64
 import hashlib
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from cubatch import user_code
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks import garbage, module_source
+from cubatch.frameworks import batch_sources, garbage, module_source
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import is_shape, without_floats
 from cubatch.frameworks.torch_module import TorchModule
@@ -19,22 +20,32 @@ from cubatch.hardware import probe
 CALLABLE = "a function that can be imported and called without arguments"
 
 
-def pack(example_inputs: Any) -> Any:
+def pack(batches: Any) -> Any:
     """
-    Write inputs as JSON: a shape as a list, tensors as the base64 text of `torch.save`.
+    Write inputs as JSON: a shape as a list, the name of a function as a dict, tensors as base64 text of `torch.save`.
+
+    Of a data loader or data set, batches of some sizes are written.
 
     Raises:
         InvalidArgument: If they cannot be saved.
     """
-    if is_shape(example_inputs):
-        return list(example_inputs)
+    if is_shape(batches):
+        return list(batches)
+    if isinstance(batches, str):
+        return {"name": batches}
     import torch
 
+    example_inputs = batches
+    if isinstance(source := batch_sources.find(batches), batch_sources.DataSetBatches):
+        example_inputs = [tuple(batch) if isinstance(batch, list) else batch for batch in map(source, (4, 16))]
     kept = io.BytesIO()
     try:
         torch.save(example_inputs, kept)
     except Exception as error:
-        allowed = "what torch.save can write, since the module runs in a process of its own"
+        allowed = (
+            "what torch.save can write, or the name of a function, 'package.module:function', since the module runs in "
+            "a process of its own"
+        )
         raise InvalidArgument("example_inputs", example_inputs, allowed) from error
     return base64.b64encode(kept.getvalue()).decode()
 
@@ -43,6 +54,8 @@ def unpack(packed: Any) -> Any:
     """Read what `pack` wrote, in a process of the same user."""
     if isinstance(packed, list):
         return tuple(packed)
+    if isinstance(packed, dict):
+        return batch_sources.load(packed["name"])
     import torch
 
     kept = io.BytesIO(base64.b64decode(packed))
@@ -51,8 +64,8 @@ def unpack(packed: Any) -> Any:
 
 def digest(packed: Any) -> str:
     """Return the SHA-256 of inputs; the values of floats, which each batch draws, do not count."""
-    asked = packed if isinstance(packed, list) else pack(without_floats(unpack(packed)))
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()  # what torch.save writes of equal ones is equal
+    identity = packed if isinstance(packed, list | dict) else pack(without_floats(unpack(packed)))
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()  # what torch.save writes of equal ones is equal
 
 
 def example(name: str) -> Any:
@@ -98,6 +111,8 @@ def runner(
     autocast: str | None,
     channels_last: bool,
     compiled: bool,
+    constant_inputs: Sequence[str | int],
+    sizes: Sequence[int],
     memory_limit: int,
     seed: int,
     accumulate: int = 1,
@@ -110,6 +125,7 @@ def runner(
         inputs: As `pack` wrote them.
         device: Where it runs, as `Device.address`.
         mode, loss, optimizer, autocast, channels_last, compiled, accumulate: As for `TorchModule`.
+        constant_inputs, sizes: As for `TorchModule`.
         memory_limit: Bytes that a step may take.
         seed: Seeds PyTorch's generator before the module is built, and draws the inputs.
     """
@@ -123,7 +139,8 @@ def runner(
     place = place_of(device)
     subject = TorchModule(
         module.to(place), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
-        channels_last=channels_last, compiled=compiled, accumulate=accumulate, place=place,
+        channels_last=channels_last, compiled=compiled, accumulate=accumulate, constant_inputs=constant_inputs,
+        sizes=sizes, place=place,
     )  # fmt: skip
     subject.ready()
     garbage.freeze_objects()

@@ -1,117 +1,244 @@
-"""Random inputs of any batch size, like an example of them."""
+"""The inputs of a module at any batch size: from a function, a data loader, two batches, or one example."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import dataclasses
+import inspect
 import math
 from collections import UserDict, deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 
 from cubatch.errors import InvalidArgument
+from cubatch.frameworks import batch_sources
+from cubatch.frameworks.batch_sources import Source
+from cubatch.frameworks.input_growth import ROWS, Growth, Path, by_difference, children, of_example
 from cubatch.measure.runner import Remark
 
 _ALLOWED = (
     "a tensor, or a tuple (positional arguments) or dict (keyword arguments) of tensors with the batch as axis 0, "
     "or the shape of one sample, such as (3, 224, 224)"
 )
+_TWO = "Pass two batches of different size in a list, or a function from a batch size to inputs."
+DRAWN_SIZES = (4, 8, 16)
+"""Batch sizes at which a source is called, to see what grows."""
+
+
+class Call(NamedTuple):
+    """The arguments of a call of a module, and the targets that only the loss gets."""
+
+    positional: tuple[Any, ...]
+    keyword: Mapping[str, Any]
+    targets: tuple[Any, ...] = ()
 
 
 @attrs.frozen(eq=False)
 class Inputs:
     """
-    Example inputs of a module.
+    Inputs of a module at any batch size.
 
     Attributes:
-        positional, keyword: Arguments; other values than tensors are passed on unchanged.
-        batch_size: Samples of the example: axis 0 of its first tensor.
+        call: An example: arguments and targets; other values than tensors are passed on unchanged.
+        batch_size: Samples of the example.
+        growth: How values grow with the batch size, by their path in `call`.
+        source: Makes the batches that are timed; None: they are drawn like the example.
+        constant: `constant_inputs`: names or positions of arguments that are the same at all sizes.
+        names: Names of the positional parameters.
+        is_guess: Whether growth was read from a single example, which may have equal extents by chance.
+        module: Called with them, without wrappers; None if unknown.
+        place: Device of the module; None before `on`.
+        unpacks: Whether a list that `source` makes holds arguments.
     """
 
-    positional: tuple[Any, ...]
-    keyword: Mapping[str, Any]
+    call: Call
     batch_size: int
+    growth: Mapping[Path, Growth]
+    source: Source | None = None
+    constant: tuple[str | int, ...] = ()
+    names: tuple[str, ...] = ()
+    is_guess: bool = False
+    module: Any = None
+    place: Any = None
+    unpacks: bool = False
 
     @classmethod
-    def of(cls, example: Any, dtype: Any) -> Inputs:
+    def of(
+        cls, given: Any, dtype: Any, *, module: Any = None, constant: Collection[str | int] = (),
+        sizes: Sequence[int] = DRAWN_SIZES,
+    ) -> Inputs:  # fmt: skip
         """
-        Read the `example_inputs` of a public function.
+        Read the `batches` of a public function.
 
         Args:
-            example: A tensor, a tuple, a mapping, a dataclass, or the shape of one sample.
+            given: A function, loader, data set, two batches in a list, a batch, or the shape of one sample.
             dtype: Type of the elements if only a shape is given.
+            module: The module that gets the inputs; an item more than it takes is a target of the loss.
+            constant: Names or positions of arguments that are the same at all sizes.
+            sizes: Batch sizes at which a function is called.
 
         Raises:
-            InvalidArgument: If it has no tensor, its first tensor has no axis, or an object that is none of these
-                containers holds the batch.
+            InvalidArgument: If nothing grows with the batch size, or an example does not show what does.
         """
+        names = _parameters(module)
+        source = batch_sources.find(given)
+        if source is not None:
+            return cls._compared(_drawn(source, sizes), module, constant, names, source)
+        if (pair := _pair(given, module)) is not None:
+            return cls._compared(pair, module, constant, names, None)
+        return cls._of_one(given, dtype, module, constant, names)
+
+    @classmethod
+    def _compared(
+        cls, batches: Mapping[int, Any], module: Any, constant: Collection[str | int], names: tuple[str, ...],
+        source: Source | None,
+    ) -> Inputs:  # fmt: skip
+        lengths = {len(batch) for batch in batches.values() if isinstance(batch, list)}
+        unpacks = source is not None and len(lengths) == 1  # a longer list of a larger batch holds its samples
+        calls = {n: _call(batch, module, is_batch=unpacks) for n, batch in batches.items()}
+        growth = by_difference(calls)
+        largest = max(calls)
+        if not any(each.lines for each in growth.values()):
+            given = f"inputs that are the same at batch sizes {min(calls)} and {largest}"
+            raise InvalidArgument(batch_sources.FIELD, given, "inputs that grow with the batch size")
+        inputs = cls(calls[largest], largest, growth, source, tuple(constant), names, module=module, unpacks=unpacks)
+        inputs._check()
+        return inputs
+
+    @classmethod
+    def _of_one(
+        cls, example: Any, dtype: Any, module: Any, constant: Collection[str | int], names: tuple[str, ...]
+    ) -> Inputs:  # fmt: skip
         import torch
 
         if is_shape(example):
             example = torch.randn(1, *example, dtype=dtype, generator=torch.Generator().manual_seed(0), device="cpu")
-        positional: tuple[Any, ...] = ()
-        keyword: Mapping[str, Any] = {}
-        if isinstance(example, Mapping):
-            keyword = dict(example)
-        else:
-            positional = example if isinstance(example, tuple) and not hasattr(example, "_fields") else (example,)
-        found: list[Any] = []
+        call = _call(example, module, is_batch=False)
+        tensors: list[Any] = []
 
         def noted(tensor: Any) -> Any:
-            found.append(tensor)
+            tensors.append(tensor)
             return tensor.detach().requires_grad_() if tensor.requires_grad else tensor  # the example gets no gradient
 
-        positional, keyword = _mapped((positional, keyword), noted)
-        if not found or not found[0].ndim or not len(found[0]):
+        _check_lists(call)
+        call = Call(*_mapped(tuple(call), noted))
+        is_list = (size := _samples_of(call)) is not None
+        if not is_list and (not tensors or not tensors[0].ndim or not len(tensors[0])):
             raise InvalidArgument("example_inputs", example, _ALLOWED)
-        inputs = cls(positional, keyword, len(found[0]))
-        if (holder := inputs._opaque((positional, keyword))) is not None:
-            given = f"a {type(holder).__name__}, whose tensors nobody can replace by those of another batch"
+        for tensor in tensors:
+            if tensor.layout != torch.strided or tensor.is_nested:
+                kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+                given, allowed = f"a {kind} tensor", "dense tensors, like which batches are drawn"
+                remedy = "Pass a function from a batch size to inputs, and max_batch_size."
+                raise InvalidArgument("example_inputs", given, allowed, remedy)
+        size = len(tensors[0]) if size is None else size
+        growth = of_example(call, size)
+        if is_list:
+            at: Path = (0, 0) if call.positional else (1, next(iter(call.keyword)))
+            growth = {path: each for path, each in growth.items() if path[:2] != at} | {at: Growth({0: ROWS})}
+        inputs = cls(call, size, growth, None, tuple(constant), names, is_guess=True, module=module)
+        if (holder := inputs._opaque(tuple(call))) is not None:
+            given = f"a {type(holder).__name__}, whose tensors cannot be replaced by those of another batch"
             remedy = (
                 "Wrap the module in one that makes it, as a cache of keys and values, of tensors; or, if these are the "
                 "same in every batch, give an example of another number of samples."
             )
             raise InvalidArgument("example_inputs", given, _ALLOWED, remedy)
-        return inputs
+        inputs._check()
+        return attrs.evolve(inputs, growth={at: each for at, each in inputs.growth.items() if not inputs._named(at)})
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of the data set that batches are made of; None if unknown."""
+        return getattr(self.source, "num_samples", None)
 
     def on(self, device: Any) -> Inputs:
         """Return the inputs for a device: constant tensors are moved there, the example stays on the CPU."""
 
-        def moved(tensor: Any) -> Any:
+        def moved(tensor: Any, path: Path) -> Any:
             if tensor.is_meta:
                 raise InvalidArgument("example_inputs", "a tensor on meta", "tensors with data, which batches are like")
-            there = tensor.detach().to("cpu" if self._holds_batch(tensor) else device)
+            there = tensor.detach().to("cpu" if self._grows(path) else device)
             return there.requires_grad_(tensor.requires_grad)
 
-        positional, keyword = _mapped((self.positional, dict(self.keyword)), moved)
-        return Inputs(positional, keyword, self.batch_size)
+        return attrs.evolve(self, call=Call(*_mapped_at(tuple(self.call), moved)), place=device)
 
     @property
     def device(self) -> Any:
         """Device of its first tensor."""
-        return self._tensors()[0].device
+        return self._tensors()[0][1].device
+
+    def doubtful(self) -> list[Path]:
+        """Return the values of a single example that may have the extent of the batch by chance: all but the first."""
+        return [at for at, each in self.growth.items() if each.lines][1:] if self.is_guess else []
+
+    def held(self, constant: Collection[Path]) -> Inputs:
+        """Return the inputs with some values the same at all sizes."""
+        return attrs.evolve(self, growth={at: each for at, each in self.growth.items() if at not in constant})
 
     def remarks(self) -> list[Remark]:
-        """Return a remark on tensors without a batch axis, which are the same at all batch sizes."""
-        shapes = [str(tuple(tensor.shape)) for tensor in self._tensors() if not self._holds_batch(tensor)]
-        values = {"batch_size": self.batch_size, "shapes": ", ".join(shapes)}
-        return [Remark(code="constant_inputs", values=values)] if shapes else []
+        """Return remarks on tensors that are the same at all batch sizes; unnamed ones prevent a recommendation."""
+        own = {id(each) for each in (*self.module.parameters(), *self.module.buffers())} if self.module else set()
+        allowed, others = list[tuple[str, str]](), list[tuple[str, str]]()
+        for path, tensor in self._tensors():
+            if self._grows(path):
+                continue
+            is_one = not tensor.ndim or len(tensor) == 1
+            is_allowed = is_one or self._named(path) or id(tensor) in own
+            (allowed if is_allowed else others).append((self.name(path), str(tuple(tensor.shape))))
+        remarks: list[Remark] = []
+        if others:
+            words = ", ".join(f"{name} of shape {shape}" for name, shape in others)
+            values = {"inputs": words, "names": str([name for name, _ in others])}
+            remarks.append(Remark(code="inputs_stay", values=values))
+        if allowed:
+            words = ", ".join(f"{name} of shape {shape}" for name, shape in allowed)
+            remarks.append(Remark(code="constant_inputs", values={"inputs": words}))
+        return remarks
 
-    def _tensors(self) -> list[Any]:
-        found: list[Any] = []
+    def name(self, path: Path) -> str:
+        """Return the name of a value for a message: the parameter that it is part of, and where in it."""
+        part, *rest = path
+        if not rest:
+            return "the inputs"
+        first, *below = rest
+        if part == 0:
+            first = self.names[first] if first < len(self.names) else f"argument {first}"
+        elif part == 2:  # noqa: PLR2004 - see Call
+            first = "the target"
+        return f"{first}{''.join(f'[{key!r}]' for key in below)}"
 
-        def noted(tensor: Any) -> Any:
-            found.append(tensor)
+    def _named(self, path: Path) -> bool:
+        """Return whether `constant_inputs` names a value, or the argument that it is part of."""
+        name = self.name(path)
+        of_argument = self.name(path[:2])
+        places = {path[1]} if path[0] == 0 and len(path) > 1 else set()
+        return not {name, of_argument, *places}.isdisjoint(self.constant)
+
+    def _check(self) -> None:
+        """Reject a name in `constant_inputs` that no input has."""
+        known = {self.name((0, place)) for place in range(len(self.call.positional))}
+        known |= {self.name(path) for path, _ in self._tensors()} | set(self.call.keyword)
+        for each in self.constant:
+            if each not in known and not (isinstance(each, int) and 0 <= each < len(self.call.positional)):
+                raise InvalidArgument("constant_inputs", each, f"names of inputs: {', '.join(sorted(known))}")
+
+    def _tensors(self) -> list[tuple[Path, Any]]:
+        tensors: list[tuple[Path, Any]] = []
+
+        def noted(tensor: Any, path: Path) -> Any:
+            tensors.append((path, tensor))
             return tensor
 
-        _mapped((self.positional, dict(self.keyword)), noted)
-        return found
+        _mapped_at(tuple(self.call), noted)
+        return tensors
 
-    def _holds_batch(self, tensor: Any) -> bool:
-        return bool(tensor.ndim) and len(tensor) == self.batch_size
+    def _grows(self, path: Path) -> bool:
+        """Return whether a value, or a list that it is part of, grows with the batch."""
+        return any((each := self.growth.get(path[:end])) and each.lines for end in range(1, len(path) + 1))
 
     def _opaque(self, tree: Any) -> Any:
         """Return an object of unknown class that holds a tensor with the batch; None if there is none."""
@@ -132,7 +259,7 @@ class Inputs:
         import torch
 
         if isinstance(value, torch.Tensor):
-            return self._holds_batch(value)
+            return bool(value.ndim) and len(value) == self.batch_size
         if id(value) in seen or isinstance(value, type | torch.nn.Module) or callable(value):
             return False
         seen[id(value)] = value  # kept, as no other may have its id
@@ -141,29 +268,238 @@ class Inputs:
         state = object.__getstate__(value)  # all attributes, also those in slots
         return any(self._has_batch(part, seen) for part in (*parts, state))
 
-    def batch(self, batch_size: int, make: Callable[[Any, int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def batch(self, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any]) -> Call:
         """
-        Return the arguments for another batch size.
+        Return the arguments for another batch size, in the form of the example.
 
         Args:
             batch_size: Samples.
-            make: make(tensor, n) returns a tensor with n rows in place of one of the example.
+            make: make(tensor, shape) returns a tensor of a shape in place of one of the example.
 
         Returns:
-            Positional and keyword arguments; they require a gradient where the example does. Tensors without a batch
-            axis are the same at all sizes.
+            Call: Its tensors require a gradient where the example does. Values that do not grow are the same.
         """
+        return Call(*self._at_size(tuple(self.call), (), batch_size, make))
 
-        def replaced(tensor: Any) -> Any:
-            if not self._holds_batch(tensor):
-                return tensor
-            return make(tensor, batch_size).requires_grad_(tensor.requires_grad)
+    def drawn(
+        self, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any], move: Callable[[Any], Any]
+    ) -> Call:  # fmt: skip
+        """
+        Return the arguments of a step: of the user's source, else drawn like the example.
 
-        positional, keyword = _mapped((self.positional, dict(self.keyword)), replaced)
-        return positional, keyword
+        Args:
+            batch_size: Samples.
+            make: As for `batch`.
+            move: Moves a tensor to the device.
+        """
+        if self.source is None:
+            return self.batch(batch_size, make)
+
+        def moved(tensor: Any, _: Path) -> Any:
+            there = move(tensor.detach())
+            return there.requires_grad_() if tensor.requires_grad else there
+
+        def other(value: Any) -> Any:
+            return value.to(self.place) if hasattr(value, "to") and not isinstance(value, type) else value
+
+        return Call(
+            *_mapped_at(tuple(_call(self.source(batch_size), self.module, is_batch=self.unpacks)), moved, other)
+        )
+
+    def check_traceable(self, batch_size: int) -> None:
+        """
+        Raise an error if a trace cannot have inputs of this size.
+
+        Raises:
+            NotImplementedError: If tensors are in an object of an unknown class, or not dense.
+        """
+        import torch
+
+        lists = [each.lines[0].at(batch_size) for at, each in self.growth.items() if not _is_tensor_at(self.call, at)]
+        if max(lists, default=0) > _LONGEST_LIST:
+            raise NotImplementedError(f"a list of {max(lists)} samples is too long for a trace")
+        for path, tensor in self._tensors():
+            if tensor.layout != torch.strided or tensor.is_nested:
+                raise NotImplementedError(f"{self.name(path)} is no dense tensor")
+        if self.source is not None and (holder := _unknown(tuple(self.call))) is not None:
+            raise NotImplementedError(f"inputs are in a {type(holder).__name__}")
+
+    def _at_size(self, tree: Any, path: Path, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any]) -> Any:
+        import torch
+
+        growth = self.growth.get(path)
+        if isinstance(tree, torch.Tensor):
+            if growth is None:
+                return tree
+            made = make(tree, growth.shape(tree.shape, batch_size))
+            return made.requires_grad_(tree.requires_grad) if tree.requires_grad else made
+        if growth is not None and isinstance(tree, list | tuple):
+            length = growth.lines[0].at(batch_size)
+            samples = [tree[place * len(tree) // max(1, length)] for place in range(length)]
+            made = [_mapped(sample, lambda tensor: make(tensor, tuple(tensor.shape))) for sample in samples]
+            return tuple(made) if isinstance(tree, tuple) else _of_list(tree, made)
+        if growth is not None and isinstance(tree, int):
+            return growth.lines[0].at(batch_size)
+        return _rebuilt(tree, lambda key, item: self._at_size(item, (*path, key), batch_size, make))
 
 
-def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
+_LONGEST_LIST = 4096  # items, whose tensors take a trace seconds
+
+
+def _parameters(module: Any) -> tuple[str, ...]:
+    """Return the names of a module's positional parameters; none if unknown."""
+    try:
+        parameters = inspect.signature(getattr(module, "forward", module)).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD)
+
+
+def _call(given: Any, module: Any, *, is_batch: bool) -> Call:
+    """
+    Read the arguments of a call from what a batch is: a mapping of keywords, a tuple of arguments, or one argument.
+
+    Args:
+        given: The batch.
+        module: Called with it; one item more than it takes is a target. None: there are no targets.
+        is_batch: Whether a list holds arguments, as the batches of a data loader do.
+    """
+    if isinstance(given, Mapping):
+        return Call((), dict(given))
+    is_tuple = isinstance(given, tuple) and not hasattr(given, "_fields")
+    counts = (len(given), len(given) - 1) if is_tuple or (is_batch and isinstance(given, list)) else ()
+    accepted = [count for count in counts if module is None or batch_sources.takes(module, count)]
+    if not is_tuple and not accepted:
+        return Call((given,), {})
+    positional = tuple(given)
+    if len(positional) == 2 and isinstance(positional[0], tuple | list) and _is_keywords(positional[1], module):  # noqa: PLR2004
+        return Call(tuple(positional[0]), dict(positional[1]))
+    num_targets = len(positional) - accepted[0] if accepted and len(positional) > 1 else 0
+    end = len(positional) - num_targets
+    return Call(positional[:end], {}, positional[end:])
+
+
+def _is_keywords(value: Any, module: Any) -> bool:
+    names = _parameters(module) if module is not None else ()
+    return isinstance(value, dict) and bool(value) and all(key in names for key in value)
+
+
+def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
+    """Ask a source for batches of several sizes; what it raises at one of them does not matter if two are left."""
+    import torch
+
+    batches: dict[int, Any] = {}
+    raised: Exception | None = None
+    with torch.random.fork_rng(devices=[]):
+        for n in sizes:
+            try:
+                batches[n] = source(n)
+            except InvalidArgument:
+                raise
+            except Exception as error:  # noqa: BLE001 - any error of a user's function
+                raised = error
+    if len(batches) > 1:
+        return batches
+    name = getattr(source, "__name__", type(source).__name__)
+    remedy = "" if raised is None else f"It raised {type(raised).__name__}: {raised}."
+    allowed = f"a function that makes inputs for {' and '.join(map(str, sizes))} samples"
+    raise InvalidArgument(batch_sources.FIELD, name, allowed, remedy) from raised
+
+
+def _pair(given: Any, module: Any) -> dict[int, Any] | None:
+    """Return two batches by their size, if a list or tuple is that; None if it is one batch."""
+    import torch
+
+    if not isinstance(given, list | tuple) or hasattr(given, "_fields") or len(given) != 2:  # noqa: PLR2004
+        return None
+    first, second = given
+    if type(first) is not type(second) or not isinstance(first, torch.Tensor | tuple | list | Mapping):
+        return None
+    if isinstance(first, torch.Tensor):
+        is_call = isinstance(given, tuple) and (module is None or batch_sources.takes(module, 2))
+        if is_call or first.ndim != second.ndim or first.dtype != second.dtype or len(first) == len(second):
+            return None
+    elif (
+        isinstance(given, tuple)
+        and module is not None
+        and not isinstance(first, Mapping)
+        and batch_sources.takes(module, 2)
+    ):
+        return None
+    lengths = _lengths(first, second)
+    if not lengths:
+        return None
+    small, large = min(lengths)
+    return {small: first, large: second}
+
+
+def _lengths(first: Any, second: Any) -> list[tuple[int, int]]:
+    """Return the lengths of the values of two batches that differ, along axis 0 of tensors and of lists."""
+    import torch
+
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        is_longer = bool(first.ndim) and bool(second.ndim) and 0 < len(first) != len(second)
+        return [(len(first), len(second))] if is_longer else []
+    left_parts, right_parts = children(first), children(second)
+    if left_parts is None or right_parts is None:
+        return []
+    if [key for key, _ in left_parts] != [key for key, _ in right_parts]:
+        return (
+            [(len(left_parts), len(right_parts))]
+            if isinstance(first, list) and isinstance(second, list) and left_parts
+            else []
+        )
+    return [
+        pair for (_, left), (_, right) in zip(left_parts, right_parts, strict=True) for pair in _lengths(left, right)
+    ]
+
+
+def _check_lists(call: Call) -> None:
+    """Reject a list of tensors that may hold the samples of a batch as well as several inputs."""
+    import torch
+
+    argument = next(iter((*call.positional, *call.keyword.values())), None)
+    if not isinstance(argument, list) or len(argument) < 2 or not all(isinstance(x, torch.Tensor) for x in argument):  # noqa: PLR2004
+        return
+    kinds = {(tensor.ndim, tensor.dtype) for tensor in argument}
+    if len(kinds) == 1 and len({len(tensor) if tensor.ndim else 0 for tensor in argument}) == 1:
+        given = f"a list of {len(argument)} tensors, which are the samples of a batch or several inputs"
+        remedy = f"{_TWO} Several inputs go into a tuple."
+        raise InvalidArgument("example_inputs", given, "one of which that is known", remedy)
+
+
+def _samples_of(call: Call) -> int | None:
+    """Return the length of a list of samples that comes before every other tensor; None if there is none."""
+    import torch
+
+    argument = next(iter((*call.positional, *call.keyword.values())), None)
+    if not isinstance(argument, list) or not argument or not all(isinstance(each, torch.Tensor) for each in argument):
+        return None
+    kinds = {(tensor.ndim, tensor.dtype) for tensor in argument}
+    lengths = {len(tensor) if tensor.ndim else 0 for tensor in argument}
+    return len(argument) if len(kinds) == 1 and len(lengths) > 1 else None
+
+
+def _is_tensor_at(tree: Any, path: Path) -> bool:
+    import torch
+
+    for key in path:
+        tree = dict(children(tree) or ()).get(key)
+    return isinstance(tree, torch.Tensor)
+
+
+def _unknown(tree: Any) -> Any:
+    """Return an object with tensors that is no known container; None if there is none."""
+    import torch
+
+    if isinstance(tree, torch.Tensor) or tree is None:
+        return None
+    if isinstance(tree, tuple | list | Mapping) or dataclasses.is_dataclass(tree):
+        return next((found for _, part in children(tree) or () if (found := _unknown(part)) is not None), None)
+    return tree if any(isinstance(part, torch.Tensor) for _, part in children(tree) or ()) else None
+
+
+def random_like(generator: Any, device: Any) -> Callable[[Any, tuple[int, ...]], Any]:
     """
     Return a function that draws tensors like an example's: floats within its range, or normal if it is constant.
 
@@ -175,15 +511,18 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, int], Any]:
 
     like: dict[str, Any] = {"generator": generator, "device": generator.device}  # a process may have a default device
 
-    def make(tensor: Any, batch_size: int) -> Any:
-        shape = (batch_size, *tensor.shape[1:])
+    def make(tensor: Any, shape: tuple[int, ...]) -> Any:
         if not tensor.numel():
             return torch.empty(shape, dtype=tensor.dtype, device=device)
         if tensor.dtype.is_complex:  # which have no range
             return torch.randn(shape, dtype=tensor.dtype, **like).to(device)
         if not tensor.dtype.is_floating_point:
-            samples = torch.arange(batch_size, device=generator.device) * len(tensor) // batch_size
-            return tensor.cpu()[samples].to(device)
+            repeated = tensor.cpu()
+            for axis, (extent, old) in enumerate(zip(shape, tensor.shape, strict=True)):
+                if extent != old:
+                    places = torch.arange(extent, device=generator.device) * old // extent
+                    repeated = repeated[(slice(None),) * axis + (places,)]
+            return repeated.to(device)
         low, high = (bound.item() for bound in tensor.float().aminmax())  # the smallest types have none of their own
         drawn = torch.randn(shape, **like)
         if low < high and math.isfinite(low) and math.isfinite(high):
@@ -197,11 +536,11 @@ def without_floats(example: Any) -> Any:
     """Return an example with its batched floats set to 0: what identifies the workload."""
     import torch
 
-    def blank(tensor: Any, _: int) -> Any:
+    def blank(tensor: Any, _: tuple[int, ...]) -> Any:
         return torch.zeros_like(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
 
     inputs = Inputs.of(example, None)
-    return inputs.batch(inputs.batch_size, blank)
+    return tuple(inputs.batch(inputs.batch_size, blank))
 
 
 def _is_cache(value: Any) -> bool:
@@ -220,21 +559,44 @@ def is_shape(example: Any) -> bool:
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     """Map every tensor in nested tuples, lists, mappings and dataclasses."""
+    return _mapped_at(tree, lambda tensor, _: change(tensor))
+
+
+def _mapped_at(
+    tree: Any, change: Callable[[Any, Path], Any], other: Callable[[Any], Any] = lambda value: value, path: Path = ()
+) -> Any:
+    """Map every tensor in nested tuples, lists, mappings and dataclasses by its path, and other values."""
     import torch
 
     if isinstance(tree, torch.Tensor):
-        return change(tree)
+        return change(tree, path)
+    if not isinstance(tree, tuple | list | Mapping) and not dataclasses.is_dataclass(tree):
+        return other(tree)
+    return _rebuilt(tree, lambda key, item: _mapped_at(item, change, other, (*path, key)))
+
+
+def _rebuilt(tree: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """Return a container with changed items, change(key, item); any other value as it is."""
     if isinstance(tree, tuple):
-        parts = [_mapped(part, change) for part in tree]
+        parts = [change(place, part) for place, part in enumerate(tree)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if isinstance(tree, list):
-        return _alike(tree, [_mapped(part, change) for part in tree])
+        return _alike(tree, [change(place, part) for place, part in enumerate(tree)])
     if isinstance(tree, Mapping):
-        return _alike(tree, {name: _mapped(part, change) for name, part in tree.items()})
+        return _alike(tree, {name: change(name, part) for name, part in tree.items()})
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [field.name for field in dataclasses.fields(tree) if field.init]
-        return dataclasses.replace(tree, **{name: _mapped(getattr(tree, name), change) for name in names})
+        return dataclasses.replace(tree, **{name: change(name, getattr(tree, name)) for name in names})
     return tree
+
+
+def _of_list(tree: Any, items: list[Any]) -> Any:
+    """Convert a list of another length to the class of a list."""
+    if type(tree) is list:
+        return items
+    made = copy.copy(tree)
+    made[:] = items
+    return made
 
 
 def _alike(tree: Any, parts: Any) -> Any:
@@ -242,7 +604,7 @@ def _alike(tree: Any, parts: Any) -> Any:
     if type(tree) is type(parts):
         return parts
     if isinstance(tree, list | dict | UserDict) or hasattr(tree, "__copy__"):  # else a copy may share what it holds
-        with contextlib.suppress(Exception):  # whatever a class of the user's raises
+        with contextlib.suppress(Exception):  # any error of a user's class
             made = copy.copy(tree)
             for place, part in enumerate(parts) if isinstance(parts, list) else parts.items():
                 made[place] = part

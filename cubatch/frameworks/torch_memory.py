@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,17 +19,18 @@ from typing import Any, Self
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
-from cubatch.errors import InvalidArgument
+from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.frameworks import data_dependent, time_first
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_inputs import Inputs
-from cubatch.frameworks.torch_step import CALL_FIRST, StepKind
+from cubatch.frameworks.torch_step import CALL_FIRST, StepKind, tensors_of
 from cubatch.network.importers import fake_logs
 
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
 _MOST_GUESSES = 2_000  # at what depends on data, in a walk: a loop until something is true would never end
+_MOST_SUBSETS = 8  # of inputs that are tried as constants: each takes a trace
 _MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
 
 
@@ -43,6 +45,7 @@ class Walk:
         time_first: Layers that read the batch as time, by `time_first.watched`: a trace has operations for each sample.
         guessed: Operations whose results depend on data: see `data_dependent`.
         written: Parameters that it modifies in place.
+        elements: Elements of the module's output, and of the results of all its operations.
     """
 
     peak_bytes: int
@@ -50,6 +53,7 @@ class Walk:
     time_first: tuple[str, ...]
     guessed: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
+    elements: tuple[int, int] = (0, 0)
 
 
 @attrs.frozen
@@ -63,12 +67,16 @@ class Peaks:
     Attributes:
         known: Bytes by batch size, of at least two sizes.
         time_first, guessed, written: As in `Walk`.
+        scales: Whether the output, or what its operations compute, grows with the batch; None if unknown.
+        constant: Inputs that a trace needs to be the same at all sizes, by path.
     """
 
     known: Mapping[int, int]
     time_first: tuple[str, ...] = ()
     guessed: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
+    scales: bool | None = None
+    constant: tuple[Any, ...] = ()
 
     def at(self, batch_size: int) -> int:
         """
@@ -150,7 +158,33 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: i
         walks[largest] = walked(module, inputs, kind, device, largest)
         known[largest] = walks[largest].peak_bytes
     guessed = frozenset().union(*(walk.guessed for walk in walks.values()))
-    return Peaks(known, turned, guessed, frozenset().union(*(walk.written for walk in walks.values())))
+    (_, least), *_, (_, largest_walk) = sorted(walks.items())
+    scales = any(more > less for less, more in zip(least.elements, largest_walk.elements, strict=True))
+    return Peaks(known, turned, guessed, frozenset().union(*(walk.written for walk in walks.values())), scales)
+
+
+def peaks_of(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None) -> Peaks:
+    """
+    Trace as `peaks`; where that fails, try inputs that may have the extent of the batch by chance as constants.
+
+    A mask of [L, L] looks like a batch of L samples if the example has L of them. Only a single example is in doubt.
+    """
+    try:
+        return peaks(module, inputs, kind, device, num_bytes, top)
+    except CubatchError:
+        raise
+    except Exception:
+        doubtful = inputs.doubtful()
+        subsets = itertools.chain.from_iterable(
+            itertools.combinations(doubtful, count) for count in range(1, len(doubtful) + 1)
+        )
+        for constant in itertools.islice(subsets, _MOST_SUBSETS):
+            try:
+                traced = peaks(module, inputs.held(constant), kind, device, num_bytes, top)
+            except Exception:  # noqa: BLE001, S112 - the first error is the one of the example as it is
+                continue
+            return attrs.evolve(traced, constant=constant)
+        raise
 
 
 def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int) -> Walk:
@@ -159,6 +193,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
 
+    inputs.check_traceable(batch_size)
     # torch.compile skips code that it first sees under a dispatch mode: it would run eagerly from then on.
     stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6: before, nothing compiled is walked
     # A table that a module makes when it is first needed would be one without data from then on.
@@ -178,15 +213,20 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         for name, buffer in module.named_buffers():
             fakes[name] = mode.from_tensor(buffer)
 
-        def make(tensor: Any, n: int) -> Any:
-            return torch.empty((n, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
+        def make(tensor: Any, shape: tuple[int, ...]) -> Any:
+            return torch.empty(shape, dtype=tensor.dtype, device=device)
+
+        output = [0]
 
         def call(*positional: Any, **keyword: Any) -> Any:
-            return functional_call(module, fakes, positional, keyword)
+            made = functional_call(module, fakes, positional, keyword)
+            output[0] = sum(tensor.numel() for tensor in tensors_of(made))
+            return made
 
         arguments = inputs.batch(batch_size, make)
         for tensor in fakes.values():
             watch.see(tensor)
+        watch.elements = 0
         parameters = [fakes[name] for name, _ in module.named_parameters()]
         step = kind.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
         step()
@@ -197,14 +237,15 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
             given = f"one that makes {made[0]} in its first forward pass"
             raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
         written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
-    return Walk(watch.peak, watch.operations, tuple(found), frozenset(watch.guessed), written)
+    elements = output[0], watch.elements
+    return Walk(watch.peak, watch.operations, tuple(found), frozenset(watch.guessed), written, elements)
 
 
 class _Watch:
     """Adds up live storages and counts operations."""
 
     def __init__(self) -> None:
-        self.alive = self.peak = self.operations = 0
+        self.alive = self.peak = self.operations = self.elements = 0
         self.guessed: set[str] = set()
         self._guesses = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -282,6 +323,7 @@ class _Watch:
                 for leaf in tree_leaves(result):
                     if isinstance(leaf, torch.Tensor):
                         watch.see(leaf)
+                        watch.elements += leaf.numel()
                 return result
 
         self._mode = Mode()

@@ -10,10 +10,10 @@ import attrs
 
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks import garbage, module_source, torch_memory
-from cubatch.frameworks.module_runner import ModuleRunner
-from cubatch.frameworks.torch_inputs import Inputs
+from cubatch.frameworks.module_runner import ModuleRunner, channels_last
+from cubatch.frameworks.torch_inputs import DRAWN_SIZES, Inputs
 from cubatch.frameworks.torch_memory import Peaks
-from cubatch.frameworks.torch_state import SavedState
+from cubatch.frameworks.torch_state import SavedState, StartState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
@@ -29,8 +29,9 @@ class TorchModule:
 
     Args:
         module: A torch.nn.Module.
-        example_inputs, mode, loss, optimizer, autocast, channels_last, accumulate, compiled: As for `autotune_module`,
-            where the last is `compile`.
+        batches, mode, loss, optimizer, autocast, channels_last, accumulate, constant_inputs, compiled: As for
+            `autotune_module`, where the last is `compile`.
+        sizes: Batch sizes at which a function that makes batches is called.
         place: PyTorch's name of the device of a module without tensors; None is the device of the example.
 
     Raises:
@@ -39,9 +40,10 @@ class TorchModule:
     """
 
     def __init__(
-        self, module: Any, example_inputs: Any, *, mode: str, loss: Callable[[Any], Any] | str | None,
+        self, module: Any, batches: Any, *, mode: str, loss: Callable[..., Any] | str | None,
         optimizer: str | Callable[[Iterable[Any]], Any], autocast: str | None, channels_last: bool, compiled: bool,
-        accumulate: int = 1, place: str | None = None,
+        accumulate: int = 1, constant_inputs: Sequence[str | int] = (), sizes: Sequence[int] = DRAWN_SIZES,
+        place: str | None = None,
     ) -> None:  # fmt: skip
         torch = _torch()
         if not isinstance(module, torch.nn.Module):
@@ -63,11 +65,13 @@ class TorchModule:
         )
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-        self._inputs = Inputs.of(example_inputs, self._dtype)
-        self._place = _place(tensors) or (self._inputs.device if place is None else torch.device(place))
+        self._bare, self._has_ranks = _unwrapped(module)
+        inputs = Inputs.of(batches, self._dtype, module=self._bare, constant=constant_inputs, sizes=sizes)
+        self._place = _place(tensors) or (inputs.device if place is None else torch.device(place))
+        self._inputs = inputs.on(self._place)
+        self._start: StartState | None = None
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
-        self._bare, self._has_ranks = _unwrapped(module)
 
     @property
     def name(self) -> str:
@@ -119,12 +123,25 @@ class TorchModule:
         if self._place.type == "cuda":  # whose stream is timed, and where a kernel of a user's is launched
             torch.cuda.set_device(self._place)
         if not (self._kind.training and self._bare.training):  # parts that are kept from training stay so
-            self._module.train(self._kind.training)
+            self._set_mode()
         if self._channels_last:
-            self._module.to(memory_format=torch.channels_last)
+            for tensor in (*self._module.parameters(), *self._module.buffers()):
+                tensor.data = channels_last(tensor.data)
         if self._compiled:  # once for all batch sizes
             self._called = torch.compile(self._module, dynamic=True)
+        changes = self._kind.training and not isinstance(self._kind.optimizer, str)
+        self._start = StartState(self._bare, parameters=changes)
         return self
+
+    def _set_mode(self) -> None:
+        """Set training or evaluation mode; an exported module has the mode that it was exported in."""
+        try:
+            self._module.train(self._kind.training)
+        except NotImplementedError as error:
+            if self._kind.training:
+                allowed = "inference for a module of torch.export, which has no training mode"
+                remedy = "Tune the module that was exported."
+                raise InvalidArgument("mode", "training", allowed, remedy) from error
 
     def peaks(self, num_bytes: int, top: int | None = None) -> Peaks:
         """
@@ -137,7 +154,7 @@ class TorchModule:
         """
         _check_walkable(self._bare)
         kind = attrs.evolve(self._kind, accumulate=min(2, self._kind.accumulate))  # more batches take no more memory
-        return torch_memory.peaks(self._bare, self._inputs, kind, self._place, num_bytes, top)
+        return torch_memory.peaks_of(self._bare, self._inputs, kind, self._place, num_bytes, top)
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """
@@ -162,7 +179,7 @@ class TorchModule:
         return ModuleRunner(
             self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
             self._place, self.peaks, self.put_aside, memory_limit, seed, channels_last=self._channels_last,
-            dtype=self.dtype, bare=self._bare if self._has_ranks else None,
+            dtype=self.dtype, bare=self._bare if self._has_ranks else None, start=self._start,
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Self
 
-from cubatch.frameworks.attributes import kept_attributes, put_back
+from cubatch.frameworks.attributes import Snapshot, kept_attributes, put_back
 
 
 class SavedState:
@@ -55,3 +55,40 @@ class SavedState:
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
+
+
+class StartState:
+    """
+    Holds the state of a module in which the steps of each batch size begin: attributes, buffers, random generators.
+
+    Parameters are restored too if steps change them. The optimizers of cubatch have a learning rate of 0, so that only
+    a user's own do.
+
+    Args:
+        module: The module, without wrappers, ready for steps.
+        parameters: Whether steps change its parameters.
+    """
+
+    def __init__(self, module: Any, *, parameters: bool) -> None:
+        import torch
+
+        self._attributes = Snapshot(module)
+        tensors = [*module.buffers(), *(module.parameters() if parameters else ())]
+        self._tensors = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
+        self._random = torch.get_rng_state()
+        self._gpu_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def restore(self) -> None:
+        """Restore it for the next batch size."""
+        import torch
+
+        self._attributes.restore()
+        for tensor, before in self._tensors:
+            put_back(tensor, before)
+        torch.set_rng_state(self._random)
+        if self._gpu_random is not None:
+            torch.cuda.set_rng_state_all(self._gpu_random)
+
+    def kept_batches(self, batch_size: int) -> list[str]:
+        """Return the names of attributes in which steps kept a batch of this size."""
+        return self._attributes.kept_batches(batch_size)

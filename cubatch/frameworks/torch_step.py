@@ -10,11 +10,14 @@ from typing import Any
 import attrs
 
 from cubatch.errors import InvalidArgument
+from cubatch.frameworks.batch_sources import takes
+from cubatch.frameworks.torch_inputs import Call
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {"momentum": 0.9}),
     "adam": ("Adam", {}),
+    "adamw": ("AdamW", {}),
 }
 """PyTorch's class and options by the name that `autotune` has for it."""
 
@@ -31,7 +34,8 @@ class StepKind:
         training: True: forward, loss, backward and optimizer step. The gradients of the previous step stay allocated
             until the backward pass, as in loops that accumulate them and in Lightning. False: a forward pass, in
             inference mode unless an input requires a gradient.
-        loss: From the module's output to a scalar; None: the output's own `loss`, else the mean of its squares.
+        loss: From the module's output, and the targets if it takes them, to a scalar. None: the output's own `loss`,
+            else the mean of its squares.
         optimizer: One of OPTIMIZERS, or a function from parameters to an optimizer.
         autocast: One of AUTOCAST, or None.
         accumulate: Batches of a training step: one optimizer step follows that many forward and backward passes.
@@ -48,7 +52,7 @@ class StepKind:
         module: Callable[..., Any],
         parameters: Iterable[Any],
         device: str,
-        arguments: tuple[Any, Mapping[str, Any]],
+        arguments: Call,
         scaler: Any = None,
     ) -> Callable[[], None]:
         """
@@ -58,19 +62,19 @@ class StepKind:
             module: The module, compiled or not.
             parameters: The parameters to train.
             device: "cpu" or "cuda".
-            arguments: Positional and keyword arguments of a batch.
+            arguments: A batch: positional and keyword arguments, and targets of the loss.
             scaler: Scales the loss, as `scaler` makes it; None to leave it as it is.
         """
         import torch
 
-        positional, keyword = arguments
-        is_walk = any(map(_has_no_data, _tensors(arguments)))
-        derived = [tensor for tensor in _tensors(arguments) if tensor.requires_grad]
+        positional, keyword, targets = arguments
+        is_walk = any(map(_has_no_data, tensors_of(arguments)))
+        derived = [tensor for tensor in tensors_of(arguments) if tensor.requires_grad]
         unseen = [] if is_walk else [True]
 
         def seen(made: Any) -> Any:
             """Reject fake tensors in the output of the first step."""
-            if unseen and any(map(_has_no_data, _tensors(made))):
+            if unseen and any(map(_has_no_data, tensors_of(made))):
                 given = "one that gave a tensor without data, which a cache beside it kept from the walk beforehand"
                 raise InvalidArgument("module", given, "one whose caches are its own", "Make it one of its attributes.")
             unseen.clear()
@@ -84,13 +88,14 @@ class StepKind:
 
             return infer
 
+        targets = self._targets_of_loss(targets)
         optimizer = self._optimizer([parameter for parameter in parameters if parameter.requires_grad])
 
         def compute_loss() -> Any:
             for tensor in derived:  # a loop's next batch has no gradient either
                 tensor.grad = None
             with self._precision(device):
-                return seen(self._loss(module(*positional, **keyword)))
+                return seen(self._loss(module(*positional, **keyword), targets))
 
         def train() -> None:
             for place in range(self.accumulate):
@@ -103,6 +108,18 @@ class StepKind:
             _update(optimizer, scaler)
 
         return train
+
+    def _targets_of_loss(self, targets: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the targets if the loss takes them; reject a loss that needs more than a batch has."""
+        if self.loss is None or takes(self.loss, 1 + len(targets)):
+            return targets
+        if takes(self.loss, 1):
+            return ()
+        given = f"one that cannot be called with the module's output and {len(targets)} targets"
+        remedy = "Pass batches with the targets last, as (images, labels), or a function of the output alone."
+        raise InvalidArgument(
+            "loss", given, "a function from the output, or the output and targets, to a scalar", remedy
+        )
 
     def scaler(self, device: str, scale: float = 2.0**16) -> Any:
         """
@@ -140,13 +157,13 @@ class StepKind:
         # A rate of 0 does the same work on the same parameters in every step.
         return getattr(torch.optim, name)(parameters, lr=0.0, **options)
 
-    def _loss(self, output: Any) -> Any:
+    def _loss(self, output: Any, targets: tuple[Any, ...]) -> Any:
         if self.loss is not None:
-            return self.loss(output)
+            return self.loss(output, *targets)
         own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if own is not None:
             return own
-        first = next(_tensors(output), None)
+        first = next(tensors_of(output), None)
         if first is None:
             allowed = f"a function that makes a scalar of the {type(output).__name__} that the module returns"
             raise InvalidArgument("loss", None, allowed, "autotune_module takes one as loss.")
@@ -176,14 +193,14 @@ def _has_no_data(tensor: Any) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def _tensors(output: Any) -> Iterator[Any]:
+def tensors_of(output: Any) -> Iterator[Any]:
     """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
     import torch
 
     if isinstance(output, torch.Tensor):
         yield output
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        yield from _tensors([getattr(output, field.name) for field in dataclasses.fields(output)])
+        yield from tensors_of([getattr(output, field.name) for field in dataclasses.fields(output)])
     elif isinstance(output, tuple | list | Mapping):
         for part in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(part)
+            yield from tensors_of(part)

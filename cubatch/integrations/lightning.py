@@ -17,7 +17,6 @@ from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_state import SavedState
 from cubatch.integrations import optimizers
-from cubatch.tuning import notes
 from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
@@ -46,6 +45,7 @@ class _Finder:
         budget: float = 60.0,
         seed: int = 0,
         progress: Callable[[Any], None] | None = None,
+        constant_inputs: Iterable[str] = (),
     ) -> None:
         super().__init__(batch_arg_name=batch_arg_name)  # type: ignore[call-arg]
         self.optimal_batch_size = None
@@ -55,6 +55,7 @@ class _Finder:
         self._options: dict[str, Any] = {
             "memory_limit": memory_limit, "latency_limit": latency_limit, "objective": objective,
             "tolerance": tolerance, "budget": budget, "seed": seed, "progress": progress,
+            "constant_inputs": constant_inputs,
         }  # fmt: skip
 
     def scale_batch_size(self, trainer: Any, pl_module: Any) -> None:
@@ -74,8 +75,6 @@ class _Finder:
             batch, num_samples = _first_batch(trainer)
             _begin(trainer, pl_module, batch)
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
-        for remark in Inputs.of((batch,), None).remarks():
-            rank_zero_warn(notes.sentence(notes.of_remark(remark)))
         self.optimal_batch_size = self.result.batch_size if self.result.recommended else None
         if self.optimal_batch_size is not None and self._target is not None and trainer.state.fn == "fit":
             division = cut(self.result, self._target)
@@ -247,15 +246,16 @@ Used as Lightning's `BatchSizeFinder`, with its hooks and conditions: the data l
 module and read a `batch_size` of one of them or its `hparams`; one device. Steps take random batches like the first of
 the loader, so that the loader's own time does not count. The module's hooks before a first step, such as
 `on_train_start`, are called once more than by Lightning alone; their effects outside of the module remain. Memory is
-predicted, and the module, its metrics and random numbers are restored. A warning names tensors without a batch axis:
-they are the same at every size.
+predicted, and the module, its metrics and random numbers are restored. A tensor of the
+batch without a batch axis prevents a recommendation unless `constant_inputs` names it, as in "batch['table']".
 
 Args:
     batch_arg_name: The attribute that holds the batch size.
     target_batch_size: Samples of one optimizer step. Batches that divide it are accumulated: the trainer's
         `accumulate_grad_batches` is set too.
     max_batch_size: Propose nothing larger; the number of samples is always a limit.
-    memory_limit, latency_limit, objective, tolerance, budget, seed, progress: As for `cubatch.autotune_module`.
+    memory_limit, latency_limit, objective, tolerance, budget, seed, progress, constant_inputs: As for
+        `cubatch.autotune_module`.
 
 Attributes:
     optimal_batch_size: The batch size that was set; None before there is a recommendation.

@@ -162,6 +162,7 @@ class MemoryLook(TypedDict):
         raised: Error of a real step in that case, if one was run.
         first: Bytes of a step of one sample.
         memory_bytes: Bytes that a step may take.
+        num_samples: Samples of the data set that batches are made of; None if unknown.
         dtype: Type of the computation.
     """
 
@@ -170,6 +171,7 @@ class MemoryLook(TypedDict):
     raised: NotRequired[str | None]
     first: int | None
     memory_bytes: NotRequired[int]
+    num_samples: NotRequired[int | None]
     dtype: str
 
 

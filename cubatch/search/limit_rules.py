@@ -38,7 +38,8 @@ def bisect_memory(state: SearchState) -> list[int]:
     if not able or state.goal.objective == "latency":
         return []
     low = max(able)
-    ends = [n for n in state.bounding_failures if n > low] or [n for n in state.inputs.failed if n > low]
+    above = [n for n in state.inputs.failed if n > low]
+    ends = [n for n in state.bounding_failures if n > low] or (above if len(above) > 1 else [])
     high = min(ends, default=None)
     if high is None or any(
         low < n < high for n in state.measured
@@ -63,5 +64,6 @@ def _in_gap(state: SearchState, low: int, high: int, guess: float | None) -> lis
     if target is None:
         return []
     nearest = min(inside, key=lambda n: abs(n - target))  # a size whose trial has an expected time
-    size = target if state.inputs.extends and target not in state.inputs.closed else nearest
+    is_allowed = state.inputs.accepts(target) and state.is_accepted(target, is_new=True)
+    size = target if state.inputs.extends and is_allowed and target not in state.inputs.closed else nearest
     return [size] if size not in state.inputs.closed and state.affordable(nearest, share) else []

@@ -61,6 +61,7 @@ def measure(
     progress: Callable[[Event], None] | None = None,
     extend: Callable[[int], Candidate] | None = None,
     multiple: int = 1,
+    accepts: Callable[[int], bool] = lambda _: True,
     rounds: int | None = None,
     current: int | None = None,
     on_host: bool = True,
@@ -85,6 +86,7 @@ def measure(
         extend: Function that makes a candidate of a size that the search adds to the ladder.  None: the user requested
             these sizes; none is added, and each has one trial before any has a second.
         multiple: Added sizes are multiples of this.
+        accepts: Whether the user allows an added size.
         rounds: Number of trials of each candidate; None: as many as the recommendation needs.
         current: A candidate that is measured in any case, to compare the recommendation with; None: none.
         on_host: Whether steps run on a CPU.  A reference step is then timed around them, if the runner supports it.
@@ -120,7 +122,7 @@ def measure(
     """
     run = _Run(
         factory, ladder, goal, earlier or Measured(), keeper=keeper, budget=budget, seed=seed, progress=progress,
-        extend=extend, multiple=multiple, rounds=rounds, current=current, on_host=on_host,
+        extend=extend, multiple=multiple, accepts=accepts, rounds=rounds, current=current, on_host=on_host,
     )  # fmt: skip
     return run.run()
 
@@ -141,12 +143,13 @@ class _Run:
         progress: Callable[[Event], None] | None,
         extend: Callable[[int], Candidate] | None,
         multiple: int,
+        accepts: Callable[[int], bool],
         rounds: int | None,
         current: int | None,
         on_host: bool,
     ) -> None:
         self.factory, self.goal, self.seed = factory, goal, seed
-        self.extend, self.multiple, self.rounds = extend, multiple, rounds
+        self.extend, self.multiple, self.accepts, self.rounds = extend, multiple, accepts, rounds
         self.recorder = Recorder(earlier, keeper)
         self.budget = Budget(budget, earlier.seconds_spent)
         self.reporter = EventReporter(progress, self.budget)
@@ -297,6 +300,7 @@ class _Run:
             extends=self.extend is not None,
             requested=self.requested,
             multiple=self.multiple,
+            accepts=self.accepts,
             seed=self.seed,
         )
         with self.computing():

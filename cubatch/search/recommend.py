@@ -17,7 +17,9 @@ from cubatch.measure.records import Candidate
 from cubatch.search.curve_posterior import Z_90, CurvePosterior
 
 CONFIDENCE_Z = 1.2816  # standard deviations: 90 % one-sided
-_HARDWARE = ("coulom", "crest", "past crest", "tensor-core", "asked for", "current")  # how reasons of candidates begin
+_HARDWARE = (  # how reasons of candidates begin
+    "coulom", "crest", "past crest", "tensor-core", "asked for", "current", "multiple of", "divides",
+)  # fmt: skip
 
 
 @attrs.frozen(eq=False)

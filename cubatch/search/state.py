@@ -18,6 +18,7 @@ from numpy.random import default_rng  # at import time: a first import later wou
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.search import acquisition
+from cubatch.search.accepted_sizes import is_likely
 from cubatch.search.curve_posterior import Array, CurvePosterior
 from cubatch.search.noise import has_cost
 from cubatch.search.posterior import Posterior
@@ -28,7 +29,7 @@ LEAST_TOLERANCE = 0.005  # two runs of one program differ by about this, by thei
 UNTRIED, UNTRIED_SHARE = 1.5, 0.4
 """Factor above the longest measured step: a trial may then take this share of the time left."""
 RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though a size smaller by this factor failed
-RUNS_BEYOND_ERROR = 0.5  # the same after another error, which may concern that size alone
+RUNS_BEYOND_ERROR = 0.5  # the same for each size that raised another error, which may concern that size alone
 
 
 @attrs.frozen(kw_only=True)
@@ -43,13 +44,13 @@ class SearchInputs:
         model: Predicted seconds of a step, by size; None without a prediction.
         timings: The timings, by size; also of sizes that are not in the ladder.
         closed: Sizes that are not measured again.
-        failed: Status of the sizes among them that failed, by memory or otherwise, and never ran: larger sizes mostly
-            fail too.
+        failed: Status of the sizes among them that failed, by memory or otherwise, and never ran.
         trial_seconds: Function that returns the seconds of a trial from a size and its seconds of a step.
         left, budget: Seconds left, and seconds in all.
         extends: Whether sizes outside the ladder may be measured.
         requested: Sizes that are measured in any case.
         multiple: Sizes outside the ladder are multiples of it.
+        accepts: Whether the user allows a size outside the ladder.
         seed: Fixes the order of trials.
     """
 
@@ -66,6 +67,7 @@ class SearchInputs:
     extends: bool
     requested: Collection[int] = ()
     multiple: int = 1
+    accepts: Callable[[int], bool] = lambda _: True
     seed: int = 0
 
 
@@ -103,15 +105,31 @@ class SearchState:
 
     def _list_sizes(self) -> list[int]:
         inputs = self.inputs
-        known = {n for n in inputs.ladder if n not in inputs.closed} | set(self.measured)
+        known = {n for n in inputs.ladder if n not in inputs.closed and self.is_accepted(n)} | set(self.measured)
         if not inputs.extends:
             return sorted(known)
         tried = set(self.measured) | set(inputs.failed)
         pairs = itertools.pairwise(sorted(known | set(inputs.failed)))
         between = {
-            n for pair in pairs if tried.issuperset(pair) for n in acquisition.sizes_between(pair, inputs.multiple)
+            n
+            for pair in pairs
+            if tried.issuperset(pair) and not self._errors.issuperset(pair)
+            for n in acquisition.sizes_between(pair, inputs.multiple)
         }
-        return sorted(known | (between - set(inputs.closed)))
+        allowed = {n for n in between if inputs.accepts(n) and self.is_accepted(n, is_new=True)}
+        return sorted(known | (allowed - set(inputs.closed)))
+
+    def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
+        """Return whether the workload may accept a size, by the sizes that ran and those that raised an error."""
+        if not self.inputs.extends:
+            return True
+        ran = [size for size in self.measured if size not in self.inputs.failed]
+        return is_likely(n, ran, self._errors, is_new=is_new)
+
+    @functools.cached_property
+    def _errors(self) -> set[int]:
+        """Sizes that raised an error that is not about memory."""
+        return {n for n in self.inputs.failed if self.inputs.failed[n] == "error"}
 
     @property
     def posterior(self) -> CurvePosterior:
@@ -151,14 +169,8 @@ class SearchState:
 
     @functools.cached_property
     def bounding_failures(self) -> set[int]:
-        """
-        Failed sizes above which larger sizes are expected to fail too.
-
-        A single error above all sizes that ran may concern that size alone; it does not count.
-        """
-        top = max((n for n in self.measured if n not in self.inputs.failed), default=0)
-        errors = {n for n, status in self.inputs.failed.items() if n > top and status == "error"}
-        return set(self.inputs.failed) - (errors if len(errors) == 1 else set())
+        """Failed sizes above which larger sizes are expected to fail too: by memory, or a hang."""
+        return set(self.inputs.failed) - self._errors
 
     def _runs(self, n: int, top: int) -> float:
         """Return the probability that a size runs: memory mostly, but not always, grows with the size."""
@@ -166,9 +178,11 @@ class SearchState:
             return 1.0
         if any(top < size < n and status == "timeout" for size, status in self.inputs.failed.items()):
             return 0.0  # each hang costs its whole deadline
-        probability, last = 1.0, top
-        if any(top < size < n for size in self.inputs.failed if size not in self.bounding_failures):
-            probability = RUNS_BEYOND_ERROR
+        last = top
+        errors = [size for size in self._errors if size > top]
+        probability = RUNS_BEYOND_ERROR ** len(errors)
+        if n < min(errors, default=n):
+            probability = (min(errors) - n) / (min(errors) - top)
         for size in sorted(size for size in self.bounding_failures if size > top):
             if size > n:
                 return (size - n) / (size - top) if last == top else 0.0

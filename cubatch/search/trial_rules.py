@@ -151,7 +151,7 @@ def probe_neighbors(state: SearchState) -> list[int]:
     """Return the nearest unmeasured size within a factor of two of the recommended size, if its trial is cheap."""
     if state.recommended is None or state.goal.objective == "latency" or not state.inputs.extends:
         return []
-    waiting = [n for n in state.inputs.ladder if n not in state.measured and n not in state.inputs.closed]
+    waiting = [n for n in state.sizes if n in state.inputs.ladder and n not in state.measured]
     cheap = [n for n in waiting if state.feasibility[state.place(n)] >= LIKELY and state.affordable(n, NEIGHBOR_SHARE)]
     apart = {n: max(n, state.recommended) / min(n, state.recommended) for n in cheap}
     return [n for n, factor in sorted(apart.items(), key=lambda item: item[1]) if factor <= NEIGHBOR][:1]

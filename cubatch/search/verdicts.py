@@ -44,6 +44,8 @@ def _judge_unmeasured(state: SearchState, n: int) -> Outcome:
     if best is None or not state.inputs.extends:
         text = f"the budget of {format_seconds(state.inputs.budget)} is too little for a trial of this size"
         return Outcome(n, "not_run", text, {"limit": "budget"})
+    if not state.is_accepted(n):
+        return Outcome(n, "dropped", "sizes with the same divisors raised an error", {"limit": "divisors"})
     if (excluded := next(_exclusions(state, n, best), None)) is not None:
         return Outcome(n, "dropped", *excluded)
     average, most = _gain(state, n)
@@ -66,7 +68,7 @@ def _exclusions(state: SearchState, n: int, best: int) -> Iterator[tuple[str, di
         slower = [size for size in state.measured if size < n and state.seconds[size] > allowed]
         if slower:
             yield f"batch size {slower[0]}, which is smaller, already takes longer", {}
-    failed = min((size for size in state.bounding_failures if last < size < n), default=None)
+    failed = min((size for size in state.inputs.failed if last < size < n), default=None)
     if failed is not None:
         how = "failed" if state.inputs.failed[failed] in ("error", "timeout") else "does not fit"
         yield f"batch size {failed}, which is smaller, {how}", {}

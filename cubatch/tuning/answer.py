@@ -164,11 +164,15 @@ def answer(
         if any(m.status == "ok" for m in measurements):
             raise EnergyNotAvailable(str(header["device"].get("name") or "the device"))
         raise _nothing(measurements, goal)
-    lead = explain.headline(result, posterior)
-    without = explain.sizes_without_result(result, could_gain)
+    withheld = [sentence(each) for each in notes if each.withholds]
+    lead = withheld or [explain.headline(result, posterior)]
+    refused_alike = {n for n, o in outcomes.items() if o.facts.get("limit") == "divisors"}
+    without = explain.sizes_without_result(result, could_gain, refused_alike)
     first = [sentence(each) for each in notes if each.is_warning]
-    last = [sentence(each) for each in notes if not each.is_warning]
-    return attrs.evolve(result, reasons=[lead, *first, *reasons, *without, *last])
+    last = [sentence(each) for each in notes if not (each.is_warning or each.withholds)]
+    is_recommended = result.batch_size is not None and explain.is_compared(result) and not withheld
+    reasons = [*lead, *first, *reasons, *without, *last]
+    return attrs.evolve(result, batch_size=result.batch_size if is_recommended else None, reasons=reasons)
 
 
 def _measurement(

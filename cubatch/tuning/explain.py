@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -122,10 +122,11 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
     n, current = result.batch_size, result.current_batch_size
     chosen, equal = result.sizes[n], _equal(result)
     value = f"{_value(result, n)}{_doubt(result, chosen)}"
-    if not result.recommended:
+    if not is_compared(result):
         is_cut = any(m.status == "not_run" for m in result.sizes.values())
         within = f" within {result.budget_seconds:g} s" if is_cut and result.budget_seconds else ""
-        remedy = ": raise budget" if is_cut else ""
+        failed = [m for m in result.sizes.values() if m.status == "error"]
+        remedy = ": raise budget" if is_cut else f" ({_count_of(failed)} failed)" if failed else ""
         alone = f"Only batch size {n} was measured{within}: {value}."
         return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
     if current is not None:
@@ -144,6 +145,12 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         )
         return f"{alike_}; use {n}{why}: {value}."
     return f"Use batch size {n}: {value}, {_rank(result, n)}."
+
+
+def is_compared(result: BatchSizeResult) -> bool:
+    """Return whether the recommended size was compared with another size, or lies right below a limit."""
+    timed = sum(m.latency_seconds is not None for m in result.sizes.values())
+    return len(result.sizes) == 1 or timed > 1 or result.decided_by in ("memory", "latency_limit")
 
 
 def _against_current(result: TuningResult, posterior: Posterior, current: int, value: str) -> str:
@@ -193,19 +200,32 @@ def details(result: TuningResult, evidence: Evidence) -> list[str]:
     ]
 
 
-def sizes_without_result(result: TuningResult, could_gain: Mapping[int, float] = _NONE) -> list[str]:
-    """Return which sizes gave no result, and why; then how far memory would reach."""
+def sizes_without_result(
+    result: TuningResult, could_gain: Mapping[int, float] = _NONE, refused_alike: Collection[int] = ()
+) -> list[str]:
+    """
+    Return which sizes gave no result, and why; then how far memory would reach.
+
+    Args:
+        result: The result.
+        could_gain: As in `Evidence`.
+        refused_alike: Sizes that were not tried because sizes with the same divisors raised an error.
+    """
     sizes = result.sizes.values()
     untried = [m for m in sizes if m.status == "not_run"]
     unreached = [m for m in sizes if m.status == "interrupted" and m.latency_seconds is None]
-    ruled_out = [m for m in sizes if m.status == "dropped" and m.latency_seconds is None]
+    dropped = [m for m in sizes if m.status == "dropped" and m.latency_seconds is None]
+    ruled_out = [m for m in dropped if m.batch_size not in refused_alike]
+    alike = [m for m in dropped if m.batch_size in refused_alike]
     end = next((m for m in sizes if m.status in _FAILED and m.batch_size > (result.largest_measured or 0)), None)
     above = [m for m in ruled_out if end is not None and m.batch_size > end.batch_size]
     below = [m for m in ruled_out if m not in above]
     gain = max((could_gain[m.batch_size] for m in untried if m.batch_size in could_gain), default=None)
     gained = "" if gain is None or gain > 1 else f" (up to {_percent(gain)} to gain)"
     others = count_statuses([m for m in sizes if m not in untried and m not in unreached], result.limits)
+    alike_why = "Not tried, because sizes with the same divisors raised an error"
     return [
+        *([f"{alike_why}: {_names(alike)}. State what is accepted with multiple_of or divides."] if alike else []),
         *([f"Not expected to be better, from the timings of neighbors: {_names(below)}."] if below else []),
         *(
             [f"Not tried, because {end.batch_size} {_FAILED[end.status]}: {_names(above)}."]
@@ -230,7 +250,9 @@ def count_statuses(measurements: Sequence[Measurement], limits: Mapping[str, obj
         if m.status == "over_limit":
             way = "above the latency limit" if m.exceeds(limit) else "over the memory limit"
         ways.setdefault(way, []).append(m)
-    return "; ".join(f"{way}: {_names(group)}{_first_reason(group, limit)}" for way, group in ways.items())
+    counted = {way: f" at {len(group)} sizes" * (way == "error" and len(group) > 1) for way, group in ways.items()}
+    named = {way: f"{_names(group)}{_first_reason(group, limit)}" for way, group in ways.items()}
+    return "; ".join(f"{way}{counted[way]}: {named[way]}" for way in ways)
 
 
 def breaks_latency_limit(measurement: Measurement, limit: float) -> str:
@@ -632,6 +654,10 @@ def _tolerance(result: BatchSizeResult) -> str:
 
 def _percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g} %"
+
+
+def _count_of(others: Sequence[Measurement]) -> str:
+    return "1 other size" if len(others) == 1 else f"{len(others)} other sizes"
 
 
 def _count(timings: int) -> str:

@@ -8,6 +8,7 @@ these sizes, sizes of common advice to compare with, and the limits. `explain` s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import attrs
 
 from cubatch import checks
 from cubatch.choices import Dtype, Library, Mode, Optimizer
+from cubatch.errors import InvalidArgument
 from cubatch.estimate.expected import step_seconds
 from cubatch.hardware.arithmetic import tensor_core_multiple
 from cubatch.hardware.facts import Device
@@ -156,7 +158,8 @@ def propose(
     not `work`.
     """
     if limits.batch_sizes is None:
-        steps = _ladder([*_proposals(tiles_of or work, largest, limits.max_batch_size), *_current(limits)])
+        proposals = _proposals(tiles_of or work, largest, limits.max_batch_size)
+        steps = _ladder([*_accepted(limits, largest, proposals), *_current(limits)])
     else:
         steps = asked_for(limits.batch_sizes)
     return _bounded(steps, memory, largest, lambda size: plan(work, size).total)
@@ -167,7 +170,8 @@ def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Cal
     steps = asked_for(limits.batch_sizes or ())
     if limits.batch_sizes is None:
         top = limits.max_batch_size
-        steps = _ladder([*_plain(min(largest, top or largest)), *_limits(largest, top), *_current(limits)])
+        proposals = [*_plain(min(largest, top or largest)), *_limits(largest, top)]
+        steps = _ladder([*_accepted(limits, largest, proposals), *_current(limits)])
     return _bounded(steps, memory, largest, peak_bytes)
 
 
@@ -210,7 +214,8 @@ def plain(limits: Limits) -> list[Candidate]:
     if limits.batch_sizes is not None:
         return asked_for(limits.batch_sizes)
     top = limits.max_batch_size or checks.MAX_BATCH_SIZE
-    return _ladder([*_plain(top), Proposal(top, "max_batch_size", "max_batch_size"), *_current(limits)])
+    proposals = [*_plain(top), Proposal(top, "max_batch_size", "max_batch_size")]
+    return _ladder([*_accepted(limits, top, proposals), *_current(limits)])
 
 
 def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
@@ -242,6 +247,29 @@ def _limits(largest: int, top: int | None) -> list[Proposal]:
         )
         if 1 <= size <= min(largest, top or largest)
     ]
+
+
+def _accepted(limits: Limits, largest: int, proposals: Sequence[Proposal]) -> list[Proposal]:
+    """
+    Return the proposals that `multiple_of` and `divides` accept, and such sizes up to the limit.
+
+    Raises:
+        InvalidArgument: If the limit is below the smallest of them.
+    """
+    multiple, divides = limits.multiple_of, limits.divides
+    if multiple == 1 and divides is None:
+        return list(proposals)
+    top = min(largest, limits.max_batch_size or largest)
+    if top < multiple:
+        raise InvalidArgument("multiple_of", multiple, f"at most {top}, the largest batch size that is allowed or fits")
+    accepted = [each for each in proposals if limits.accepts(each.batch_size)]
+    if divides is not None:
+        sizes = {size for d in range(1, math.isqrt(divides) + 1) if divides % d == 0 for size in (d, divides // d)}
+        text = f"divides {divides}"
+    else:
+        sizes = {multiple * each.batch_size for each in _plain(top // multiple)} | {top // multiple * multiple}
+        text = f"multiple of {multiple}"
+    return [*accepted, *(Proposal(size, text, text) for size in sorted(sizes) if size <= top and limits.accepts(size))]
 
 
 def _current(limits: Limits) -> list[Proposal]:

@@ -29,6 +29,7 @@ class Limits:
         seed: Draws parameters, data and the order of trials.
         sweeps: Trials of each of `batch_sizes`; None leaves them to the search.
         current: The size that the user has now; it is always measured, and kept if no other is better. None: unknown.
+        multiple_of, divides: Sizes that the workload accepts: multiples of one number, divisors of another.
     """
 
     batch_sizes: tuple[int, ...] | None = None
@@ -37,6 +38,8 @@ class Limits:
     seed: int = 0
     sweeps: int | None = None
     current: int | None = None
+    multiple_of: int = 1
+    divides: int | None = None
 
     @classmethod
     def of(
@@ -48,6 +51,8 @@ class Limits:
         seed: int = 0,
         sweeps: int | None = None,
         current: int | None = None,
+        multiple_of: int = 1,
+        divides: int | None = None,
     ) -> Self:
         """
         Check the arguments of a public function.
@@ -68,15 +73,37 @@ class Limits:
             if top is not None and current > top:
                 raise InvalidArgument("current", current, f"at most max_batch_size={top}", "Raise max_batch_size.")
         sizes = None if batch_sizes is None else _ascending(batch_sizes, top, current)
-        return cls(
-            batch_sizes=sizes, max_batch_size=top, budget=float(budget), seed=seed, sweeps=sweeps, current=current
-        )
+        limits = cls(
+            batch_sizes=sizes, max_batch_size=top, budget=float(budget), seed=seed, sweeps=sweeps, current=current,
+            multiple_of=checks.check_batch_size(multiple_of, "multiple_of"),
+            divides=None if divides is None else checks.check_batch_size(divides, "divides"),
+        )  # fmt: skip
+        limits._check_accepted()
+        return limits
+
+    def accepts(self, batch_size: int) -> bool:
+        """Return whether the workload accepts a size, by `multiple_of` and `divides`."""
+        return batch_size % self.multiple_of == 0 and (self.divides is None or self.divides % batch_size == 0)
+
+    def _check_accepted(self) -> None:
+        if self.divides is not None and self.divides % self.multiple_of:
+            raise InvalidArgument("multiple_of", self.multiple_of, f"a divisor of divides={self.divides}")
+        if self.max_batch_size is not None and self.multiple_of > self.max_batch_size:
+            raise InvalidArgument("multiple_of", self.multiple_of, f"at most max_batch_size={self.max_batch_size}")
+        rule = f"a multiple of {self.multiple_of}" + (f" that divides {self.divides}" if self.divides else "")
+        for field, sizes in (("batch_sizes", self.batch_sizes or ()), ("current", [self.current or self.multiple_of])):
+            for size in sizes:
+                if not self.accepts(size):
+                    raise InvalidArgument(field, size, rule)
 
     @property
     def identity(self) -> dict[str, Any]:
         """The fields that decide the ladder and the search, for the identity of cached timings."""
         sizes = None if self.batch_sizes is None else list(self.batch_sizes)
-        optional = {"sweeps": self.sweeps, "current": self.current}
+        optional = {
+            "sweeps": self.sweeps, "current": self.current, "divides": self.divides,
+            "multiple_of": self.multiple_of if self.multiple_of > 1 else None,
+        }  # fmt: skip
         given = {name: value for name, value in optional.items() if value is not None}  # others keep an older identity
         return {"batch_sizes": sizes, "max_batch_size": self.max_batch_size, "seed": self.seed, **given}
 

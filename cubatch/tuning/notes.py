@@ -27,6 +27,9 @@ WARNINGS = frozenset({
 })  # fmt: skip
 """Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
+WITHHOLDS = frozenset({"inputs_stay", "step_does_not_grow"})
+"""Codes of notes that come first, in place of a recommendation: what was timed is no growing batch."""
+
 _TEXT: Mapping[str, str] = {
     # --- cached timings
     "cache_waited": "Waited {waited_seconds} for another process that measured the same run.",
@@ -78,10 +81,16 @@ _TEXT: Mapping[str, str] = {
     "evaluation_mode": (
         "{first} was in evaluation mode and stayed so, one of {count} such parts: module.train() makes all parts train."
     ),
-    "constant_inputs": (
-        "Inputs whose first axis is not the example's {batch_size} samples were the same in each batch: of shape "
-        "{shapes}."
+    "constant_inputs": "Inputs that were the same at every batch size: {inputs}.",
+    "inputs_stay": (
+        "No recommendation: {inputs} did not grow with the batch; pass a function from a batch size to inputs, two "
+        "batches of different size, or constant_inputs={names}."
     ),
+    "step_does_not_grow": (
+        "No recommendation: neither the output of the module nor its work grows with the batch; pass a function from a "
+        "batch size to inputs, or two batches of different size."
+    ),
+    "data_set_size": "The data set has {count} samples: no larger batch was proposed.",
     "data_dependent": "Results of {operators} depend on data: without it, memory is predicted less surely.",
     "batch_as_time": (
         "{first} reads axis 0, where the inputs have the batch, as time, one of {count} such parts: batch sizes are "
@@ -127,6 +136,11 @@ class Note:
     def is_warning(self) -> bool:
         """Whether it comes right after the recommendation."""
         return self.code in WARNINGS
+
+    @property
+    def withholds(self) -> bool:
+        """Whether it stands in place of a recommendation."""
+        return self.code in WITHHOLDS
 
 
 def note(code: str, **values: Any) -> Note:

@@ -38,8 +38,8 @@ class Request:
     def of(
         cls, *, objective: str, tolerance: float, latency_limit: float | None, batch_sizes: Iterable[int] | None,
         max_batch_size: int | None, memory_limit: int | str | None, budget: float = 60.0, seed: int = 0,
-        sweeps: int | None = None, current: int | None = None, store: bool | str | Path = False,
-        progress: Callable[[Event], None] | None = None,
+        sweeps: int | None = None, current: int | None = None, multiple_of: int = 1, divides: int | None = None,
+        store: bool | str | Path = False, progress: Callable[[Event], None] | None = None,
     ) -> Self:  # fmt: skip
         """
         Check the arguments of a public function.
@@ -49,8 +49,9 @@ class Request:
         """
         goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
         limits = Limits.of(
-            batch_sizes, max_batch_size, budget=budget, seed=seed, sweeps=sweeps, current=current
-        )  # fmt: skip
+            batch_sizes, max_batch_size, budget=budget, seed=seed, sweeps=sweeps, current=current,
+            multiple_of=multiple_of, divides=divides,
+        )  # fmt: skip  # fmt: skip
         check_progress(progress)
         stores.check_place(store)
         return cls(goal=goal, limits=limits, memory_limit=memory_limit, store=store, progress=progress)

@@ -231,11 +231,8 @@ class BatchSizeResult(Shown):
 
     @property
     def recommended(self) -> bool:
-        """Whether `batch_size` was compared with another size, or lies right below a limit."""
-        sizes = self.sizes
-        timed = sum(m.latency_seconds is not None for m in sizes.values())
-        is_compared = len(sizes) == 1 or timed > 1 or self.decided_by in ("memory", "latency_limit")
-        return self.batch_size is not None and (is_compared or self.predicted)
+        """Whether there is a recommended batch size; else the first of `reasons` states why not."""
+        return self.batch_size is not None
 
     @property
     def shares(self) -> dict[int, float]:
@@ -301,7 +298,8 @@ class TuningResult(BatchSizeResult):
     Attributes:
         batch_size: The recommendation. Throughput or energy: the smallest size whose posterior mean is at least
             (1 - tolerance) times the best. Latency: the largest within (1 + tolerance) times the lowest. See
-            `search.recommend.recommend`. None only in the partial result of an interrupted run.
+            `search.recommend.recommend`. None without a recommendation: the step or an input did not grow with the
+            batch, nothing could be compared, or nothing was measured yet.
         fastest_batch_size: The size with the best posterior mean of the objective.
         accumulate: Batches of a step, one optimizer step included: `batch_size` is that of one batch, `latency_seconds`
             the time of them all.

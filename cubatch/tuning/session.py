@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -113,10 +114,14 @@ class _Session:
                 earlier=run.earlier, keeper=recorder, budget=limits.budget, seed=limits.seed, rounds=limits.sweeps,
                 progress=show,
                 extend=None if limits.batch_sizes else functools.partial(self.subject.candidate, ladder),
-                multiple=self.subject.multiple, current=limits.current, on_host=device.kind == "cpu",
+                multiple=self._multiple, accepts=limits.accepts, current=limits.current, on_host=device.kind == "cpu",
             )  # fmt: skip
         run.finish()
         return measured
+
+    @property
+    def _multiple(self) -> int:
+        return math.lcm(self.subject.multiple, self.request.limits.multiple_of)
 
     def revise(self, measured: Measured) -> Measured:
         """Replace what was predicted by what the subject knows after measuring."""
@@ -137,7 +142,7 @@ class _Session:
         return answers.answer(
             rungs, measured, goal=self.request.goal, setting=self._setting(measured.launch),
             largest_batch_size=self.ladder.largest, is_listed=self.request.limits.batch_sizes is not None,
-            current=self.request.limits.current, multiple=self.subject.multiple,
+            current=self.request.limits.current, multiple=self._multiple,
             facts=self.subject.facts([rung.batch_size for rung in rungs]), notes=notes, partial=is_partial,
         )  # fmt: skip
 

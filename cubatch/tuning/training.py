@@ -245,7 +245,7 @@ def _tuned(
     where: dict[str, Any] = {"device": work.device} if devices is None else {"devices": list(devices)}
     result = tune(work.spec, mode="training", max_batch_size=target or most, **where, **facts)
     if target is None:
-        size = result.batch_size or 1
+        size = result.batch_size or result.fastest_batch_size or 1
         chosen = f"training with batch size {size}, the answer for training {work.name} with {work.optimizer}"
         return size, (chosen, *result.reasons)
     fitting = fit.cuts(work, target, memory_limit(devices, work.device, None).bytes)

@@ -33,6 +33,8 @@ def autotune(
     batch_sizes: Iterable[int] | None = None,
     max_batch_size: int | None = None,
     current: int | None = None,
+    multiple_of: int = 1,
+    divides: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
     optimizer: Optimizer = "sgd",
@@ -67,6 +69,7 @@ def autotune(
         max_batch_size: Propose nothing larger.
         current: The batch size that you use now. It is always measured, recommended unless another is better beyond the
             tolerance and the noise, and the first sentence compares with it.
+        multiple_of, divides: Propose only sizes that are a multiple of one number, and divide another.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
         latency_limit: Longest allowed step in seconds.
         optimizer: "sgd", "momentum" or "adam", in training.
@@ -105,6 +108,7 @@ def autotune(
     request = Request.of(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
         max_batch_size=max_batch_size, budget=budget, seed=seed, sweeps=sweeps, current=current,
+        multiple_of=multiple_of, divides=divides,
         memory_limit=memory_limit, store=store, progress=progress,
     )  # fmt: skip
     subject: Subject
@@ -133,6 +137,8 @@ def autotune_callable(
     latency_limit: float | None = None,
     batch_sizes: Iterable[int] | None = None,
     current: int | None = None,
+    multiple_of: int = 1,
+    divides: int | None = None,
     budget: float = 60.0,
     seed: int = 0,
     progress: Callable[[Event], None] | None = None,
@@ -153,7 +159,8 @@ def autotune_callable(
         device: The device, which becomes current in CuPy and PyTorch while steps run. None changes nothing; the result
             then names the first GPU, else the CPU.
         memory_limit: A step after which CuPy and PyTorch hold more than this is out of memory.
-        objective, tolerance, latency_limit, batch_sizes, current, budget, seed, progress: As for `autotune`.
+        objective, tolerance, latency_limit, batch_sizes, current, multiple_of, divides: As for `autotune`.
+        budget, seed, progress: As for `autotune`.
 
     Returns:
         TuningResult: As from `autotune`; fields that need a plan are None.
@@ -196,7 +203,8 @@ def autotune_callable(
     resolved, top = probe.resolve(device), checks.check_batch_size(max_batch_size, "max_batch_size")
     request = Request.of(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
-        max_batch_size=top, current=current, budget=budget, seed=seed, memory_limit=memory_limit, store=False,
+        max_batch_size=top, current=current, multiple_of=multiple_of, divides=divides,
+        budget=budget, seed=seed, memory_limit=memory_limit, store=False,
         progress=progress,
     )  # fmt: skip
     is_current = device is None and resolved.kind != "cpu"  # the device is the library's own

@@ -9,6 +9,7 @@ from typing import Any
 from cubatch import checks
 from cubatch.choices import Mode, Objective
 from cubatch.errors import InvalidArgument
+from cubatch.frameworks import batch_sources
 from cubatch.frameworks.ranks import Ranks
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import memory_limit as hardware_memory
@@ -17,6 +18,7 @@ from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
 from cubatch.search.events import Event
 from cubatch.tuning import session
+from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
@@ -25,10 +27,12 @@ from cubatch.tuning.subjects.module_subject import NamedModuleSubject, PresentMo
 
 def autotune_module(
     module: Any,
-    example_inputs: Any,
+    batches: Any = None,
     *,
+    example_inputs: Any = None,
+    constant_inputs: Iterable[str | int] = (),
     mode: Mode = "inference",
-    loss: Callable[[Any], Any] | str | None = None,
+    loss: Callable[..., Any] | str | None = None,
     optimizer: str | Callable[[Iterable[Any]], Any] = "sgd",
     autocast: str | None = None,
     channels_last: bool = False,
@@ -38,6 +42,8 @@ def autotune_module(
     batch_sizes: Iterable[int] | None = None,
     max_batch_size: int | None = None,
     current: int | None = None,
+    multiple_of: int = 1,
+    divides: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
     objective: Objective = "throughput",
@@ -67,19 +73,29 @@ def autotune_module(
 
     Args:
         module: A torch.nn.Module on its device, or "package.module:build", a function without arguments.
-        example_inputs: A tensor, a tuple (positional arguments) or a dict (keyword arguments) whose tensors have the
-            batch as axis 0. Also the shape of one sample, such as (3, 224, 224). Batches are random floats in the
-            example's range; integers and booleans repeat the example's samples. They require a gradient where the
-            example does. A batch of a class of its own goes into a tuple: (batch,). A layer that reads axis 0 as time
-            is reported.
+        batches: What the module is called with at any batch size, in one of these forms.
+
+            - A function from a batch size to inputs: a tensor, a tuple of positional arguments, a dict of keyword
+              arguments, or (tuple, dict). The step is timed on them. A named module takes "package.module:function".
+            - A torch DataLoader, or a data set with its `collate_fn`: batches of each size are made of its samples.
+            - Two batches of different size in a list. What grows, and in which proportion, is read from them.
+            - One batch, whose axis 0 is the batch; or the shape of one sample, such as (3, 224, 224). Batches are
+              random floats in its range; integers and booleans repeat its samples.
+
+            If there is one positional argument more than the module takes, it is a target of the loss: (images,
+            labels). Inputs require a gradient where the example does. A batch of a class of its own goes into a tuple:
+            (batch,). A layer that reads axis 0 as time is reported.
+        example_inputs: The older name of `batches`.
+        constant_inputs: Names or positions of arguments that are the same at every batch size, such as a mask. Any
+            other tensor must grow, unless its first axis is 1; else the result has no recommendation.
         mode: "inference": a forward pass in inference mode. "training": forward, loss, backward and optimizer step. The
             gradients of the previous step stay allocated until the backward pass, so that memory suffices for loops
             that accumulate them. Parts in evaluation mode stay so if the module as a whole trains.
-        loss: In training, a function from the module's output to a scalar, or its name "package.module:function", which
-            a named module requires. None: the output's own `loss`, as in Hugging Face models with labels, else the mean
-            square of its first tensor.
-        optimizer: In training: "sgd", "momentum", "adam", or a function from parameters to an optimizer that steps
-            without a closure, or its name.
+        loss: In training, a function from the module's output, or from output and target, to a scalar. A named module
+            requires its name "package.module:function". None: the output's own `loss`, as in Hugging Face
+            models with labels, else the mean square of its first tensor.
+        optimizer: In training: "sgd", "momentum", "adam", "adamw", or a function from parameters to an optimizer that
+            steps without a closure, or its name.
         autocast: "float16" or "bfloat16": automatic mixed precision; float16 scales the loss.
         channels_last: Lay filters and four-dimensional inputs out as NHWC.
         accumulate: In training, batches to an optimizer step: a timed step has that many forward and backward passes,
@@ -90,7 +106,7 @@ def autotune_module(
             None is the first GPU, else the CPU.
         batch_sizes: Measure exactly these.
         max_batch_size: Propose nothing larger.
-        current: As for `autotune`.
+        current, multiple_of, divides: As for `autotune`.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory, which includes the module's own; never more than that.
             It bounds PyTorch's allocator on a GPU, and the growth of the resident set on the CPU. On the CPU, a module
             that is not named runs in this process, whose allocator cubatch does not change. Sizes above about half of
@@ -101,7 +117,7 @@ def autotune_module(
         budget: As for `autotune`. Predicting memory may take a twentieth more; importing PyTorch, building a named
             module and tracing it take some seconds.
         store: As for `autotune`, for a named module only. The values of floats with the batch as axis 0 in
-            `example_inputs` do not count, since batches are drawn.
+            an example do not count, since batches are drawn.
 
     Returns:
         TuningResult: As from `autotune`; `predicted_peak_bytes` is the prediction just before the size first ran.
@@ -120,24 +136,62 @@ def autotune_module(
     """
     request = Request.of(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
-        max_batch_size=max_batch_size, current=current, budget=budget, seed=seed, memory_limit=memory_limit,
+        max_batch_size=max_batch_size, current=current, multiple_of=multiple_of, divides=divides,
+        budget=budget, seed=seed, memory_limit=memory_limit,
         store=store, progress=progress,
     )  # fmt: skip
     kind: dict[str, Any] = {
-        "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": autocast, "channels_last": channels_last,
-        "compiled": compile, "accumulate": checks.check_whole("accumulate", accumulate),
+        "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": _dtype_name(autocast),
+        "channels_last": channels_last, "compiled": compile,
+        "accumulate": checks.check_whole("accumulate", accumulate), "constant_inputs": _names(constant_inputs),
+        "sizes": _drawn_sizes(request.limits),
     }  # fmt: skip
     if mode == "inference" and accumulate > 1:
         raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or tune with mode='training'.")
-    ranks = Ranks.present()
+    batches = _only(batches, example_inputs)
+    device, ranks = _named(device), Ranks.present()
     if isinstance(module, str):
         if ranks is not None:
             raise InvalidArgument("module", module, f"a module itself where {ranks.size} ranks tune together")
-        return session.tune(NamedModuleSubject.of(module, example_inputs, kind, device, request), request)
+        return session.tune(NamedModuleSubject.of(module, batches, kind, device, request), request)
     if not isinstance(store, bool):
         remedy = "To cache its timings, name the function that builds it: 'package.module:build'."
         raise InvalidArgument("store", store, "True or False for a module that has no name", remedy)
-    return _tune_present(TorchModule(module, example_inputs, **kind), kind, device, request, ranks)
+    batches = batch_sources.load(batches) if isinstance(batches, str) else batches
+    return _tune_present(TorchModule(module, batches, **kind), kind, device, request, ranks)
+
+
+def _only(batches: Any, example_inputs: Any) -> Any:
+    """Return `batches`, of which `example_inputs` is the older name."""
+    if (batches is None) == (example_inputs is None):
+        given = None if batches is None else "given with example_inputs, its older name"
+        raise InvalidArgument("batches", given, batch_sources.ALLOWED)
+    return example_inputs if batches is None else batches
+
+
+def _names(constant_inputs: Iterable[str | int]) -> list[str | int]:
+    names: list[str | int] = [constant_inputs] if isinstance(constant_inputs, str | int) else list(constant_inputs)
+    for name in names:
+        if not isinstance(name, str | int):
+            raise InvalidArgument("constant_inputs", name, "names or positions of inputs")
+    return names
+
+
+def _drawn_sizes(limits: Limits) -> list[int]:
+    """Return batch sizes that the workload accepts, at which a function is called."""
+    sizes = [size * limits.multiple_of for size in (4, 8, 16, 2, 1, 32, 3, 5, 6, 9, 10, 12, 15)]
+    accepted = [size for size in limits.batch_sizes or sizes if limits.accepts(size)]
+    return sorted(accepted[:3] if len(accepted) > 1 else [*accepted, *sizes][:3])
+
+
+def _dtype_name(dtype: Any) -> Any:
+    """Return the name of a torch.dtype; any other value as it is."""
+    return str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+
+
+def _named(device: Any) -> Any:
+    """Return the name of a torch.device; any other device as it is."""
+    return str(device) if type(device).__module__ == "torch" else device
 
 
 def _tune_present(

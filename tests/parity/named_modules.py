@@ -93,3 +93,12 @@ def scalar(output):
 
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, nesterov=True, momentum=0.9)
+
+
+def batches(n):
+    return torch.rand(n, 3, 8, 8)
+
+
+def loader():
+    images = torch.utils.data.TensorDataset(torch.rand(20, 3, 8, 8), torch.arange(20))
+    return torch.utils.data.DataLoader(images, batch_size=4)

@@ -239,12 +239,12 @@ def test_batches_are_drawn_like_the_example(example):
 def test_random_numbers_fill_the_range_of_the_example():
     """Between its least and its largest value, and normal where it has one value only."""
     make = random_like(torch.Generator().manual_seed(0), "cpu")
-    drawn = make(torch.tensor([[-3.0], [5.0]]), 1000)
+    drawn = make(torch.tensor([[-3.0], [5.0]]), (1000, 1))
     assert -3 <= drawn.min() < -2.5
     assert 4.5 < drawn.max() <= 5
-    assert 0.8 < make(torch.zeros(1, 4), 1000).std() < 1.2
+    assert 0.8 < make(torch.zeros(1, 4), (1000, 4)).std() < 1.2
     inputs = Inputs.of({"x": torch.zeros(2, 4), "position": torch.arange(7), "name": "left"}, torch.float32)
-    _, keyword = inputs.batch(5, make)
+    _, keyword, _ = inputs.batch(5, make)
     assert (keyword["x"].shape, keyword["position"].shape, keyword["name"]) == ((5, 4), (7,), "left")
 
 
@@ -330,7 +330,8 @@ class OfSixty(nn.Linear):
 
 def test_a_module_of_one_batch_size_is_tuned_where_a_largest_is_given():
     """Its steps raise on two samples, and the walk without data does: it runs all the same, at 60."""
-    assert cb.autotune_module(OfSixty(3, 2), (3,), max_batch_size=60, device="cpu", budget=60.0).batch_size == 60
+    result = cb.autotune_module(OfSixty(3, 2), (3,), max_batch_size=60, device="cpu", budget=60.0)
+    assert (result.largest_measured, result.batch_size, result.recommended) == (60, None, False)
 
 
 @pytest.mark.parametrize("sizes", [{"max_batch_size": 64}, {"batch_sizes": [8, 16]}])
@@ -434,7 +435,7 @@ def test_a_compiled_module_is_left_as_it_was(mode):
 
 def test_complex_numbers_are_normal_in_both_parts():
     """They have no range to be drawn from; of 4000 draws each part's deviation is within 5 errors of sqrt(1/2)."""
-    drawn = random_like(torch.Generator().manual_seed(0), "cpu")(torch.zeros(1, 4, dtype=torch.complex64), 1000)
+    drawn = random_like(torch.Generator().manual_seed(0), "cpu")(torch.zeros(1, 4, dtype=torch.complex64), (1000, 4))
     assert (drawn.dtype, drawn.shape) == (torch.complex64, (1000, 4))
     for part in (drawn.real, drawn.imag):
         assert abs(part.std() - 0.5**0.5) < 5 * 0.5**0.5 / 8000**0.5

@@ -167,7 +167,7 @@ def result_of(**found):
 def test_a_size_that_was_compared_with_none_takes_no_place_of_the_users(tmp_path, monkeypatch):
     """Lightning goes on with the size that the data module had, and it is told why."""
     one = result_of(
-        measurements=[measurement(1, 0.01), measurement(8, None, "not_run")], batch_size=1, decided_by="budget",
+        measurements=[measurement(1, 0.01), measurement(8, None, "not_run")], batch_size=None, decided_by="budget",
         reasons=["There is no recommendation: raise budget."],
     )  # fmt: skip
     monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: one)
@@ -366,11 +366,15 @@ def test_a_batch_is_what_the_hooks_on_its_way_to_the_device_make_of_it(tmp_path)
     assert all_ran(finder)
 
 
-def test_tensors_that_do_not_hold_the_batch_are_warned_of(tmp_path):
-    """They were the same at every size, which only the result said."""
-    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
-    with pytest.warns(UserWarning, match=r"not the example's 2 samples were the same in each batch: of shape \(3, 5\)"):
-        fit(TakesTable(), datamodule=BesideTable())
+def test_tensors_that_do_not_hold_the_batch_are_to_be_named(tmp_path):
+    """They are the same at every size: no size is set unless the user has said that they are."""
+    finder = CubatchBatchSizeFinder(**SHORT)
+    with pytest.warns(UserWarning, match=r"batch\[2\] of shape \(3, 5\) did not grow"):
+        trainer(tmp_path, finder, limit_val_batches=0).fit(TakesTable(), datamodule=BesideTable())
+    assert finder.optimal_batch_size is None
+    named = CubatchBatchSizeFinder(constant_inputs=["batch[2]"], **SHORT)
+    trainer(tmp_path, named, limit_val_batches=0).fit(TakesTable(), datamodule=BesideTable())
+    assert named.optimal_batch_size is not None
 
 
 class Prepares(Counter):

@@ -19,7 +19,7 @@ ASKED = {"device": "cpu", "batch_sizes": [2, 4], "budget": 60.0}
 
 
 def drawn(example, batch_size):
-    return random_like(torch.Generator().manual_seed(0), "cpu")(example, batch_size)
+    return random_like(torch.Generator().manual_seed(0), "cpu")(example, (batch_size, *example.shape[1:]))
 
 
 class Tagger(nn.Module):
@@ -124,7 +124,8 @@ def test_collections_of_inputs_keep_their_classes():
     boxes = Boxes([torch.zeros(2, 4)])
     boxes.size = (5, 6)
     example = Batch(x=torch.zeros(2, 3), more=ordered, many=collections.defaultdict(list, y=torch.zeros(2, 1)))
-    (batch, found), _ = Inputs.of((example, boxes), torch.float32).batch(7, lambda tensor, n: tensor.new_ones(n))
+    inputs = Inputs.of((example, boxes), torch.float32)
+    (batch, found), *_ = inputs.batch(7, lambda tensor, shape: tensor.new_ones(shape[0]))
     assert (type(batch), type(batch.more), type(found)) == (Batch, collections.OrderedDict, Boxes)
     assert (batch.x.shape, batch.more["b"].shape, batch.many["y"].shape, found[0].shape) == ((7,),) * 4
     assert (list(batch.more), batch.more["a"], batch.many["new"], found.size) == (["b", "a"], "note", [], (5, 6))
@@ -157,7 +158,7 @@ class Shared(collections.abc.MutableMapping):
 def test_a_mapping_that_takes_no_other_items_becomes_a_dict(kind):
     """One that refuses them, or whose copy would write into the example."""
     example = kind({"x": torch.zeros(2, 3)})
-    (batch,), _ = Inputs.of((example,), torch.float32).batch(7, lambda tensor, n: tensor.new_ones(n))
+    (batch,), *_ = Inputs.of((example,), torch.float32).batch(7, lambda tensor, shape: tensor.new_ones(shape[0]))
     assert (type(batch), batch["x"].shape, example["x"].shape) == (dict, (7,), (2, 3))
 
 
@@ -249,7 +250,9 @@ def test_an_object_that_keeps_the_examples_batch_is_refused_by_name_and_left_alo
 @pytest.mark.parametrize("held", [Cache(torch.ones(3)), Cache(), "text", None, 2, torch.float32, nn.Linear(2, 2)])
 def test_an_object_without_the_batch_is_handed_on_as_it_is(held):
     """As a table is: it is the same in every batch."""
-    _, keyword = Inputs.of({"x": torch.ones(2, 4), "held": held}, torch.float32).batch(5, lambda x, n: x.new_empty(n))
+    _, keyword, _ = Inputs.of({"x": torch.ones(2, 4), "held": held}, torch.float32).batch(
+        5, lambda x, shape: x.new_empty(shape[0])
+    )
     assert keyword["held"] is held
 
 
@@ -300,5 +303,5 @@ class MoreSlots(Slotted):
 def test_the_batch_is_found_wherever_an_object_holds_it(hold):
     """In slots and collections too: batches of every size had the example's."""
     keys = torch.ones(2, 4)
-    with pytest.raises(InvalidArgument, match="whose tensors nobody can replace"):
+    with pytest.raises(InvalidArgument, match="whose tensors cannot be replaced"):
         Inputs.of({"x": keys, "held": hold(keys)}, torch.float32)

@@ -84,16 +84,16 @@ def list_sizes(measurements: Sequence[Measurement]) -> str:
 def legend(result: BatchSizeResult) -> list[str]:
     """Return the meaning of the marks in the first column."""
     marks = set(_marks(result).values())
-    words = _MARKS if result.recommended else {**_MARKS, "→": "not compared"}
-    shown = [f"{mark} {word}" for mark, word in words.items() if mark in marks]
-    return [f"{', '.join(shown)}."] if result.batch_size is not None and shown else []
+    shown = [f"{mark} {word}" for mark, word in _MARKS.items() if mark in marks]
+    return [f"{', '.join(shown)}."] if shown else []
 
 
 def _marks(result: BatchSizeResult) -> Mapping[int, str]:
     """Return the mark of each size that has one."""
+    if result.batch_size is None:
+        return {}
     marks = dict.fromkeys(result.ties, "≈") | dict.fromkeys(result.noisy_ties, "~")
     if result.fastest_batch_size is not None:
         marks[result.fastest_batch_size] = "▲"
-    if result.batch_size is not None:
-        marks[result.batch_size] = "→"
+    marks[result.batch_size] = "→"
     return marks

@@ -81,6 +81,10 @@ class BoundedSubject(Subject):
         top = 0 if limits.batch_sizes else limits.max_batch_size  # listed sizes are taken as they come
         look = runner.look(seconds=_LOOK_SHARE * limits.budget, top=top)
         memory, notes = self.memory, list[Note]()
+        samples = look.get("num_samples")
+        if samples is not None and limits.batch_sizes is None and samples < (limits.max_batch_size or samples + 1):
+            limits = attrs.evolve(limits, max_batch_size=max(samples, limits.current or 1, limits.multiple_of))
+            notes.append(note("data_set_size", count=samples))
         if (left := look.get("memory_bytes", memory.bytes)) < memory.bytes:
             reason = "a copy of the parameters that its steps change takes the rest"
             memory = attrs.evolve(memory, bytes=left, note=reason, is_lowered=True)
@@ -132,10 +136,10 @@ class BoundedSubject(Subject):
         A size that ran keeps what was predicted just before. The largest size is not raised above what was proposed:
         nothing larger was to be tried.
         """
-        notes = list[Note]()
+        remarks = ladder.facts.get("remarks", [])
         if self._runner is not None:
             report = self._runner.report()
-            notes += [of_remark(remark) for remark in report["remarks"]]
+            remarks = report["remarks"]
             sizes = {timing.batch_size for timing in measured.timings}
             messages = page_faults.describe(report["page_faults"], sizes) or ladder.facts.get("page_faults", [])
             predicted = {row["batch_size"]: row["predicted_bytes"] for row in report["history"]}
@@ -147,9 +151,10 @@ class BoundedSubject(Subject):
                 predicted = {**dict(forecast["bytes"]), **predicted}
             ladder = attrs.evolve(
                 ladder, candidates=_predicted(ladder.candidates, predicted), largest=largest,
-                facts={**ladder.facts, "page_faults": messages},
+                facts={**ladder.facts, "page_faults": messages, "remarks": remarks},
             )  # fmt: skip
             measured = attrs.evolve(measured, added=_predicted(measured.added, predicted))
+        notes = [of_remark(remark) for remark in remarks]
         notes += [note("page_faults", message=message) for message in ladder.facts.get("page_faults", [])]
         return Revision(ladder=ladder, measured=measured, notes=[*notes, *falls([*ladder.candidates, *measured.added])])
 

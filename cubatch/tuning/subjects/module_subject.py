@@ -62,7 +62,7 @@ class NamedModuleSubject(BoundedSubject):
 
     @classmethod
     def of(
-        cls, name: str, example_inputs: Any, kind: Mapping[str, Any], device: Device | str | None, request: Request
+        cls, name: str, batches: Any, kind: Mapping[str, Any], device: Device | str | None, request: Request
     ) -> Self:  # fmt: skip
         """
         Check what a public function was given; nothing of the user's is imported.
@@ -71,6 +71,8 @@ class NamedModuleSubject(BoundedSubject):
             InvalidArgument: If there is no such function, or one of the others makes no sense.
         """
         sources = [ModuleSource.of(name)]
+        if isinstance(batches, str):
+            sources.append(ModuleSource.of(batches, "batches"))
         for field in ("loss", "optimizer"):
             value = kind[field]
             if callable(value):
@@ -79,7 +81,7 @@ class NamedModuleSubject(BoundedSubject):
             if isinstance(value, str) and ":" in value:
                 sources.append(ModuleSource.of(value, field))
         check_kind(kind["mode"], kind["loss"], kind["optimizer"], kind["autocast"])
-        inputs, resolved = module_worker.pack(example_inputs), probe.resolve(device)
+        inputs, resolved = module_worker.pack(batches), probe.resolve(device)
         request.goal.check_device(resolved)
         return cls(
             name=name, library="torch", device=resolved, mode=kind["mode"], optimizer=kind["optimizer"],

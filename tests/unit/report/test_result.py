@@ -44,11 +44,12 @@ def test_what_the_engine_measured_of_memory_and_roofline_is_shown():
 
 
 def test_a_sole_size_that_happened_to_be_measured_is_not_called_the_answer():
-    """The arrow says what it is: the only one."""
+    """It has no mark: there is no recommendation."""
     others = [measurement(n, status="error") for n in (2, 4, 8, 16)]
-    result = result_of(measurements=[measurement(1, 11.5), *others], batch_size=1, fastest_batch_size=1, tied_with=[],
-                   decided_by="budget")  # fmt: skip
-    assert legend(result) == ["→ not compared."]
+    result = result_of(measurements=[measurement(1, 11.5), *others], batch_size=None, fastest_batch_size=1,
+                   tied_with=[], decided_by="budget")  # fmt: skip
+    assert legend(result) == []
+    assert row_of(tuning_grid(result), 1)[""] == ""
 
 
 def test_a_tie_far_behind_and_hardly_known_is_too_noisy_to_tell():

@@ -71,7 +71,7 @@ def test_a_budget_that_holds_one_step_gives_an_answer(budget: float, first: floa
     """The first step of a run may compile and does not count, and one step that came back is a reading."""
     device = FakeDevice(affine(0.9 * min(first, budget), 1e-3), behaviours=(ColdStart(0.0, 1.0, first_step=10.0),))
     measured, result = seek(device, 512, budget=budget)
-    assert result.batch_size is not None
+    assert result.fastest_batch_size is not None
     assert measured.timings
     assert set(statuses(measured)) >= {1, 2, 512}
 

@@ -93,7 +93,8 @@ def test_a_memory_limit_as_text_bounds_the_candidates(virtual, monkeypatch):
         assert statuses(result) == {16: "ok", 10_000: "over_limit"}
         assert result.measurements[1].timings_seconds == ()
         assert result.measurements[1].predicted_peak_bytes > 2**22
-        assert (result.batch_size, result.decided_by) == (16, "batch_sizes")  # it holds nothing near the limit
+        assert (result.batch_size, result.fastest_batch_size) == (None, 16)  # it was compared with no other size
+        assert result.decided_by == "batch_sizes"  # it holds nothing near the limit
         assert result.limits["memory_bytes"] == 2**22
         assert result.largest_batch_size == max_batch_size("mlp", 2**22, device="cpu", mode="inference")
 

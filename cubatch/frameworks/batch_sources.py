@@ -1,0 +1,166 @@
+"""Batches of any size that a user's function, data loader or data set makes."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from cubatch import user_code
+from cubatch.errors import InvalidArgument
+from cubatch.frameworks import module_source
+
+FIELD = "batches"
+ALLOWED = (
+    "a function from a batch size to inputs, a data loader or data set, two batches of different size, a batch, or the "
+    "shape of one sample"
+)
+_MOST_SAMPLES, _MOST_SECONDS = 256, 2.0
+"""A data set is read up to here; larger batches repeat its first samples."""
+
+Source = Callable[[int], Any]
+"""Makes the inputs of a batch size."""
+
+
+def find(given: Any) -> Source | None:
+    """
+    Return what makes batches of any size; None if the argument is an example.
+
+    Args:
+        given: The argument `batches`. A name "package.module:name" is imported. A function without parameters is
+            called: it returns a loader, a data set or examples.
+
+    Raises:
+        InvalidArgument: If there is no such name, or the loader does not tell which samples a batch has.
+    """
+    if is_loader(given):
+        return LoaderBatches(given)
+    if _is_data_set(given):
+        return DataSetBatches(given, None)
+    return given if callable(given) else None
+
+
+def load(name: str) -> Any:
+    """
+    Import what "package.module:name" is: a function from a batch size to inputs, a loader, a data set or examples.
+
+    A function without required parameters is called.
+    """
+    with user_code.users(FIELD, name, ALLOWED):
+        given = module_source.load_any(name, FIELD)
+        is_factory = callable(given) and not is_loader(given) and not _is_data_set(given) and takes(given, 0)
+        return given() if is_factory else given
+
+
+def takes(function: Any, count: int) -> bool:
+    """
+    Return whether a function or module can be called with that number of positional arguments; True where unknown.
+
+    Example:
+        >>> takes(lambda x, y=0: x, 2), takes(lambda x: x, 2)
+        (True, False)
+    """
+    try:
+        inspect.signature(getattr(function, "forward", function)).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in function without a signature
+        return True
+    return True
+
+
+def is_loader(given: Any) -> bool:
+    """Return whether it is a PyTorch data loader, or an object with the same attributes."""
+    return not isinstance(given, type) and hasattr(given, "dataset") and hasattr(given, "collate_fn")
+
+
+def _is_data_set(given: Any) -> bool:
+    import torch
+
+    if isinstance(given, torch.utils.data.Dataset):
+        return True
+    if isinstance(given, torch.Tensor | torch.nn.Module | Mapping | tuple | list | str | bytes | type):
+        return False
+    return hasattr(type(given), "__getitem__") and hasattr(type(given), "__len__")
+
+
+class DataSetBatches:
+    """
+    Batches of a data set's samples, joined by a `collate_fn`.
+
+    Args:
+        data_set: With `__getitem__` and `__len__`, or an iterable.
+        collate: Joins a list of samples; None is the `collate_fn` of the data set, else PyTorch's default.
+        places: Indices of the samples to read, in order; None is the order of the data set.
+
+    Attributes:
+        num_samples: Samples in the data set; None if unknown.
+    """
+
+    def __init__(
+        self,
+        data_set: Any,
+        collate: Callable[[list[Any]], Any] | None,
+        places: Callable[[], Iterator[int]] | None = None,
+    ) -> None:
+        import torch
+
+        default = torch.utils.data.default_collate
+        self._collate = collate or getattr(data_set, "collate_fn", None) or default
+        self._data_set, self._places = data_set, places
+        is_iterable = isinstance(data_set, torch.utils.data.IterableDataset) or not hasattr(data_set, "__getitem__")
+        self.num_samples: int | None = None if is_iterable else len(data_set)
+        self._is_iterable = is_iterable
+        self._samples: list[Any] = []
+
+    def __call__(self, batch_size: int) -> Any:
+        """Return a batch; the samples of a larger one than was read repeat."""
+        if not self._samples:
+            self._samples = self._read()
+        samples = self._samples
+        return self._collate([samples[place % len(samples)] for place in range(batch_size)])
+
+    def _read(self) -> list[Any]:
+        """Read the first samples."""
+        began, samples = time.monotonic(), list[Any]()
+        for sample in itertools.islice(self._all(), _MOST_SAMPLES):
+            samples.append(sample)
+            if time.monotonic() - began > _MOST_SECONDS:
+                break
+        if not samples:
+            raise InvalidArgument(FIELD, "a data set without samples", "one with a sample at least")
+        return samples
+
+    def _all(self) -> Iterator[Any]:
+        if self._is_iterable:
+            return iter(self._data_set)
+        places = range(len(self._data_set)) if self._places is None else self._places()
+        return (self._data_set[place] for place in places)
+
+
+class LoaderBatches(DataSetBatches):
+    """
+    Batches of any size from a PyTorch data loader: its samples, its order and its `collate_fn`.
+
+    Args:
+        loader: The data loader.
+
+    Raises:
+        InvalidArgument: If its data set makes whole batches, of which nothing can be drawn.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        batches, batch_size = getattr(loader, "batch_sampler", None), getattr(loader, "batch_size", None)
+        if batches is None and batch_size is None:
+            given, allowed = "a data loader without a batch size", "one that makes batches of samples"
+            remedy = "Its data set makes whole batches: pass a function from a batch size to inputs."
+            raise InvalidArgument(FIELD, given, allowed, remedy)
+        sampler = getattr(loader, "sampler", None)
+        in_order: Callable[[], Iterator[int]] | None = None
+        if batch_size is not None and sampler is not None:
+            in_order = lambda: iter(sampler)  # noqa: E731
+        elif batches is not None:
+            in_order = lambda: itertools.chain.from_iterable(batches)  # noqa: E731
+        super().__init__(loader.dataset, loader.collate_fn, in_order)

@@ -1,0 +1,166 @@
+"""How the inputs of a module grow with the batch size, inferred from batches of different size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import attrs
+
+_PROPORTIONAL = 0.75  # of proportional growth, from which lengths that lie on no line count as growing
+
+Path = tuple[Any, ...]
+"""Position of a value in nested containers: an index or key for each level."""
+
+
+@attrs.frozen
+class Line:
+    """
+    A length that is linear in the batch size.
+
+    Example:
+        >>> Line.through({4: 28, 8: 56}).at(100)
+        700
+        >>> Line.through({4: 5, 8: 9}).at(100), Line.through({4: 24, 8: 31}) is None
+        (101, True)
+    """
+
+    slope: Fraction
+    offset: Fraction
+
+    @classmethod
+    def through(cls, lengths: Mapping[int, int]) -> Line | None:
+        """
+        Return the line through lengths by batch size; None if they do not grow with it.
+
+        A slope that is no whole number is only accepted without an offset: padded lengths differ by chance. Lengths
+        that grow about in proportion, such as the numbers of nodes of graphs, get the steepest proportional line.
+        """
+        (small, first), *_, (large, last) = sorted(lengths.items())
+        slope = Fraction(last - first, large - small)
+        line = cls(slope, first - slope * small)
+        is_exact = all(line.at(n) == length for n, length in lengths.items())
+        if slope > 0 and is_exact and (slope.denominator == 1 or not line.offset):
+            return line
+        if first > 0 and last * small >= _PROPORTIONAL * first * large:
+            return cls(max(Fraction(length, n) for n, length in lengths.items()), Fraction(0))
+        return None
+
+    def at(self, batch_size: int) -> int:
+        """Return the length at a batch size, at least 0."""
+        return max(0, round(self.slope * batch_size + self.offset))
+
+
+ROWS = Line(Fraction(1), Fraction(0))
+"""One row for each sample."""
+
+
+@attrs.frozen
+class Growth:
+    """
+    How one value changes with the batch size.
+
+    Attributes:
+        lines: Of a tensor, its growing axes; of a list, tuple or whole number, one entry at 0.
+        most: Axes of a tensor that vary otherwise, such as padded lengths, and the largest extent seen.
+    """
+
+    lines: Mapping[int, Line]
+    most: Mapping[int, int] = attrs.field(factory=dict)
+
+    def shape(self, like: Sequence[int], batch_size: int) -> tuple[int, ...]:
+        """Return the shape of a tensor at a batch size."""
+        extents = [self.most.get(axis, extent) for axis, extent in enumerate(like)]
+        for axis, line in self.lines.items():
+            extents[axis] = line.at(batch_size)
+        return tuple(extents)
+
+
+def children(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return the keys and items of a container; None for other values."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple | list):
+        return list(enumerate(value))
+    if hasattr(value, "to") and hasattr(value, "__dict__") and not isinstance(value, type):  # as batches of graphs
+        return [(name, item) for name, item in vars(value).items() if not name.startswith("__")]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value) if each.init]
+    return None
+
+
+def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Growth]:
+    """
+    Compare batches of different size, and return the growth of the values that differ.
+
+    Args:
+        batches: The inputs by batch size, at least two.
+        path: Position of these values in the inputs.
+
+    Example:
+        >>> growths = by_difference({2: (["a", "b"], 5), 3: (["c", "d", "e"], 5)})
+        >>> {path: growth.lines[0].at(10) for path, growth in growths.items()}
+        {(0,): 10}
+    """
+    import torch
+
+    values = list(batches.values())
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return _of_tensors(batches, path)
+    parts = [children(value) for value in values]
+    if all(part is not None for part in parts):
+        keys = [[key for key, _ in part or ()] for part in parts]
+        if all(each == keys[0] for each in keys):
+            growths: dict[Path, Growth] = {}
+            for key in keys[0]:
+                below = {n: dict(part or ())[key] for n, part in zip(batches, parts, strict=True)}
+                growths |= by_difference(below, (*path, key))
+            return growths
+        line = Line.through({n: len(part or ()) for n, part in zip(batches, parts, strict=True)})
+        return {path: Growth({0: line})} if line and isinstance(values[0], tuple | list) else {}
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        line = Line.through(batches) if len(set(values)) > 1 else None
+        return {path: Growth({0: line})} if line else {}
+    return {}
+
+
+def _of_tensors(tensors: Mapping[int, Any], path: Path) -> dict[Path, Growth]:
+    if len({tensor.ndim for tensor in tensors.values()}) > 1:
+        return {}
+    lines: dict[int, Line] = {}
+    most: dict[int, int] = {}
+    for axis in range(next(iter(tensors.values())).ndim):
+        extents = {n: int(tensor.size(axis)) for n, tensor in tensors.items()}
+        if len(set(extents.values())) == 1:
+            continue
+        line = Line.through(extents)
+        if line is None:
+            most[axis] = max(extents.values())
+        else:
+            lines[axis] = line
+    return {path: Growth(lines, most)} if lines or most else {}
+
+
+def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growth]:
+    """
+    Return the growth of the values of one batch: of each tensor and list that is as long as the batch.
+
+    A list or tuple of tensors that are as long as the batch themselves holds inputs, not samples.
+    """
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return {path: Growth({0: ROWS})} if batch.ndim and len(batch) == batch_size else {}
+    parts = children(batch)
+    if parts is None:
+        return {}
+    is_sequence = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
+    holds_rows = any(isinstance(item, torch.Tensor) and item.ndim and len(item) == batch_size for _, item in parts)
+    if len(path) > 1 and is_sequence and len(parts) == batch_size and not holds_rows:
+        return {path: Growth({0: ROWS})}
+    growths: dict[Path, Growth] = {}
+    for key, item in parts:
+        growths |= of_example(item, batch_size, (*path, key))
+    return growths

@@ -1,0 +1,261 @@
+"""Batches that a user's function, loader or pair of batches makes: what grows with the size is read from them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import cubatch as cb
+
+torch = pytest.importorskip("torch")
+
+from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
+from tests.parity import named_modules  # noqa: E402
+
+nn, data = torch.nn, torch.utils.data
+ASKED = {"device": "cpu", "batch_sizes": [2, 6], "budget": 60.0}
+
+
+def shapes(call):
+    """Return the shapes of the positional arguments and of the targets."""
+    return [tuple(each.shape) for each in (*call.positional, *call.targets)]
+
+
+def at(inputs, batch_size):
+    return inputs.batch(batch_size, lambda tensor, shape: tensor.new_zeros(shape))
+
+
+class Seen(nn.Module):
+    """Notes the shapes that real steps get."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 2)
+
+    def note(self, *values):
+        if not any(isinstance(each, torch._subclasses.FakeTensor) for each in values):
+            named_modules_seen.add(tuple(len(each) for each in values))
+
+
+named_modules_seen: set[tuple[int, ...]] = set()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen():
+    named_modules_seen.clear()
+
+
+class Match(Seen):
+    """Labelled and unlabelled samples, 1 to 7."""
+
+    def forward(self, labelled, unlabelled):
+        self.note(labelled, unlabelled)
+        return self.net(torch.cat([labelled, unlabelled])).square().mean()
+
+
+def two(n):
+    return torch.rand(n, 6), torch.rand(7 * n, 6)
+
+
+@pytest.mark.parametrize("batches", [two, [two(4), two(8)], [two(8), two(4)]], ids=["function", "pair", "descending"])
+def test_inputs_grow_in_the_proportion_of_two_sizes(batches):
+    """Seven unlabelled samples for each labelled one, at every size that is timed."""
+    result = cb.autotune_module(Match(), batches, mode="training", **ASKED)
+    assert result.recommended
+    assert named_modules_seen >= {(2, 14), (6, 42)}
+    assert {b / a for a, b in named_modules_seen} == {7.0}
+
+
+def test_of_one_example_an_input_that_stays_prevents_a_recommendation():
+    """Nine times too fast was what was said; the first sentence names the input and what to pass."""
+    result = cb.autotune_module(Match(), (*two(4),), mode="training", **ASKED)
+    assert (result.batch_size, result.recommended) == (None, False)
+    assert result.fastest_batch_size in {2, 6}
+    assert re.search(r"unlabelled of shape \(28, 6\).*function.*constant_inputs=\['unlabelled'\]", result.reasons[0])
+    named = cb.autotune_module(Match(), two(4), mode="training", constant_inputs=["unlabelled"], **ASKED)
+    assert named.recommended
+    with pytest.raises(cb.InvalidArgument, match="labelled, unlabelled"):
+        cb.autotune_module(Match(), two(4), constant_inputs=["images"], **ASKED)
+
+
+class Graph(nn.Module):
+    """Sums features over edges, then over the nodes of each graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 8), nn.Linear(8, 1)
+
+    def forward(self, x, edges, batch):
+        h = self.one(x).relu()
+        h = torch.zeros_like(h).index_add_(0, edges[1], h[edges[0]])
+        return self.two(torch.zeros(int(batch.max()) + 1, 8).index_add_(0, batch, h))
+
+
+def graphs(n):
+    edges = torch.cat([torch.randint(0, 10, (2, 30)) + 10 * place for place in range(n)], 1)
+    return torch.rand(10 * n, 5), edges, torch.arange(n).repeat_interleave(10)
+
+
+def test_a_function_makes_batches_of_graphs():
+    """Nodes, edges along axis 1 and offsets inside grow with the number of graphs."""
+    inputs = Inputs.of(graphs, torch.float32, module=Graph())
+    assert shapes(at(inputs, 100)) == [(1000, 5), (2, 3000), (1000,)]
+    assert cb.autotune_module(Graph(), graphs, **ASKED).recommended
+    refused = cb.autotune_module(Graph(), graphs(4), device="cpu", batch_sizes=[40, 60], budget=20.0)
+    assert "edges of shape (2, 120)" in refused.reasons[0]
+
+
+class Detector(nn.Module):
+    """One dictionary of targets for each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 4)
+
+    def forward(self, x, targets):
+        assert len(targets) == len(x)
+        return {"loss": sum((a - b["boxes"].mean(0)).abs().sum() for a, b in zip(self.net(x), targets, strict=True))}
+
+
+def detections(n):
+    return torch.rand(n, 6), [{"boxes": torch.rand(1 + place % 3, 4)} for place in range(n)]
+
+
+@pytest.mark.parametrize("batches", [detections, detections(4)], ids=["function", "example"])
+def test_a_list_of_targets_grows_with_the_batch(batches):
+    """It kept the length of the example, and each other size raised."""
+    result = cb.autotune_module(Detector(), batches, mode="training", **ASKED)
+    assert result.recommended
+    assert {m.status for m in result.measurements} <= {"ok", "dropped"}
+
+
+def test_strings_numbers_and_offsets_grow_too():
+    """A list of names, the number of samples, and a row more than samples; a constant list stays."""
+    batches = lambda n: {"x": torch.zeros(n, 3), "names": ["a"] * n, "n": n, "mask": torch.zeros(n + 1), "kinds": ["b"]}  # noqa: E731
+    keyword = at(Inputs.of(batches, torch.float32), 100).keyword
+    assert (len(keyword["names"]), keyword["n"], keyword["mask"].shape, keyword["kinds"]) == (100, 100, (101,), ["b"])
+    example = at(Inputs.of({"x": torch.zeros(2, 3), "names": ["a", "b"]}, torch.float32), 5).keyword
+    assert example["names"] == ["a", "a", "a", "b", "b"]
+
+
+def test_padded_lengths_do_not_grow():
+    """The longest text of a batch is longer in larger batches by chance: the trace has the longest seen."""
+    lengths = {4: 11, 8: 17, 16: 18}
+    inputs = Inputs.of(lambda n: torch.zeros(n, lengths[n]).long(), torch.float32)
+    assert shapes(at(inputs, 1000)) == [(1000, 18)]
+
+
+class Texts(data.Dataset):
+    """Texts of unequal lengths with a label; more are read than needed only once."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, place):
+        self.read += 1
+        return torch.full((3 + place % 5,), place), place % 2
+
+
+def padded(samples):
+    texts, labels = zip(*samples, strict=True)
+    return nn.utils.rnn.pad_sequence(texts, batch_first=True), torch.tensor(labels)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.EmbeddingBag(50, 2)
+
+    def forward(self, ids):
+        if not isinstance(ids, torch._subclasses.FakeTensor):
+            named_modules_seen.add(tuple(ids.shape))
+        return self.net(ids)
+
+
+def test_a_loader_is_used_as_a_training_loop_does():
+    """The last item of (ids, labels) is the target of the loss; sizes up to the data set are made of its samples."""
+    texts = Texts()
+    loader = data.DataLoader(texts, batch_size=4, collate_fn=padded)
+    result = cb.autotune_module(Words(), loader, mode="training", loss=nn.CrossEntropyLoss(), device="cpu", budget=10.0)
+    assert result.recommended
+    assert max(m.batch_size for m in result.measurements) == 40
+    assert {length for n, length in named_modules_seen if n > 4} == {7}
+    assert texts.read == 40
+    assert any("40 samples" in reason for reason in result.reasons)
+
+
+def test_a_data_set_with_a_collate_fn_is_used_as_well():
+    """Its own `collate_fn`, or PyTorch's."""
+    texts = Texts()
+    texts.collate_fn = padded
+    assert shapes(Inputs.of(texts, torch.float32, module=Words()).call) == [(16, 7), (16,)]
+    pairs = data.TensorDataset(torch.rand(20, 6), torch.rand(20, 2))
+    assert shapes(at(Inputs.of(pairs, torch.float32, module=nn.Linear(6, 2)), 50)) == [(50, 6), (50, 2)]
+
+
+@pytest.mark.parametrize("batches", [f"{named_modules.__name__}:batches", f"{named_modules.__name__}:loader"])
+def test_a_worker_makes_batches_by_name(batches):
+    """Of a function of the size, and of one without parameters that returns a loader."""
+    result = cb.autotune_module(f"{named_modules.__name__}:small", batches, store=False, **ASKED)
+    assert result.recommended
+
+
+def test_bad_batches_are_named():
+    """A function that raises, inputs that do not grow, a loss that needs targets, a list that may be two things."""
+    with pytest.raises(cb.InvalidArgument, match=r"batches must be .*ZeroDivisionError"):
+        cb.autotune_module(nn.Linear(3, 2), lambda _: 1 / 0, **ASKED)
+    with pytest.raises(cb.InvalidArgument, match="inputs that grow with the batch size"):
+        cb.autotune_module(nn.Linear(3, 2), lambda _: torch.zeros(4, 3), **ASKED)
+    with pytest.raises(cb.InvalidArgument, match=r"\(images, labels\)"):
+        cb.autotune_module(nn.Linear(3, 2), (3,), mode="training", loss=nn.CrossEntropyLoss(), **ASKED)
+    with pytest.raises(cb.InvalidArgument, match="a list of 2 tensors, which are the samples"):
+        cb.autotune_module(nn.Linear(3, 2), ([torch.zeros(4, 3), torch.zeros(4, 3)],), **ASKED)
+    with pytest.raises(cb.InvalidArgument, match="batches must be a function"):
+        cb.autotune_module(nn.Linear(3, 2), **ASKED)
+
+
+class Causal(nn.Module):
+    """Attention with a mask of [L, L] and a temperature."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.body = nn.Embedding(20, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, ids, mask, temperature):
+        x = self.table(ids)
+        return self.body(x, x, x, attn_mask=mask)[0] / temperature
+
+
+@pytest.mark.parametrize("samples", [8, 1, 5])
+def test_a_mask_as_long_as_the_batch_is_told_from_a_batch(samples):
+    """Resized with the batch it failed at each size but one, which was then recommended."""
+    mask = torch.triu(torch.full((8, 8), float("-inf")), 1)
+    example = torch.randint(0, 20, (samples, 8)), mask, torch.tensor([0.7])
+    result = cb.autotune_module(Causal(), example, **ASKED)
+    assert "mask of shape (8, 8)" in result.reasons[0]
+    assert {m.status for m in result.measurements} <= {"ok", "dropped"}
+    named = cb.autotune_module(Causal(), example, constant_inputs=["mask"], **ASKED)
+    assert named.recommended
+    assert any("temperature of shape (1,)" in reason for reason in named.reasons)
+
+
+class Ignores(nn.Module):
+    """Computes with its weights alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x):
+        return self.weight @ self.weight
+
+
+def test_a_step_that_does_not_grow_gets_no_recommendation():
+    """Rates that rise with a number that changes nothing are none."""
+    result = cb.autotune_module(Ignores(), (3,), **ASKED)
+    assert (result.batch_size, result.recommended) == (None, False)
+    assert "neither the output" in result.reasons[0]
