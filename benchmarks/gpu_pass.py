@@ -4,19 +4,19 @@ Everything that only a GPU can show, in one command of under eight minutes.
     python -m benchmarks.gpu_pass --out benchmarks/results/<device>/<date>-<commit>.json
     python -m benchmarks.gpu_pass --dry-run [--device h200-sxm] [--no-compile]     # needs no GPU
 
-Stages run one after another, each in a process of its own with its own time limit, and each useful if the next
-fails.  Within a stage the most valuable comes first; what was not reached is listed as skipped.  What hangs
-or crashes is noted, and a new process goes on behind it.  Where it was a kernel that had just been launched for the
-first time, the new process does the same item without that kernel, which is left out of all that follows; the file
-says why.  The JSON is put in place whole after every item, at most once a second; the sweeps go into a CSV file
-beside it.  It needs NumPy, CuPy and cubatch's own dependencies; with PyTorch, cuDNN takes part.
+Stages run one after another, each in its own process with its own time limit.  Within a stage the most valuable items
+come first; items without time are listed as skipped.  A hang or crash is recorded, and a new process continues with the
+next item.  If a kernel at its first launch caused it, the new process repeats the item without that kernel.  The file
+names the kernel with the reason, and nothing launches it again.  The JSON is replaced after every item, at most once a
+second; sweeps are written to a CSV file next to it.  The pass needs NumPy, CuPy and cubatch's dependencies.  With
+PyTorch, cuDNN and PyTorch's kernels take part.
 
---stage NAME runs only this stage (may be given again), --only REGEX only items whose name it finds (and the facts),
---seconds bounds the whole.  Where kernels hang, --skip-kernel NAME and --without FAMILY measure the others from the
-start.  --commit NAME says what a tree without a repository is a copy of.  --resume FILE goes on with an earlier pass,
-which may be the one that --out names: what is ok there is not done again, and all of it is written.  --patience FACTOR
-lengthens what anything may take, for a slow machine or under compute-sanitizer.  --small cuts all arrays down, so that
-a pass can be rehearsed on a simulated GPU: its figures mean nothing, and the file says so.
+- --stage NAME (repeatable) runs only this stage, --only REGEX only the facts and items whose name it matches.
+- --seconds bounds the pass.  --skip-kernel NAME and --without FAMILY leave out kernels that hang.
+- --commit NAME is the commit of a tree without a repository.
+- --resume FILE continues an earlier pass, which may be the file of --out: items that are ok are not run again.
+- --patience FACTOR lengthens all time limits, for a slow machine or compute-sanitizer.
+- --small shrinks all arrays, to rehearse a pass on a simulated GPU.
 
     python -m benchmarks.gpu_pass --pending --minutes 12 --out FILE    # with --dry-run: lists it, needs no GPU
 
@@ -58,7 +58,7 @@ from cubatch.report.tables.common import plain
 SECONDS = 450.0
 SAVE_SECONDS = 1.0
 UNAVAILABLE = "unavailable"
-"""Status of an item that lacks a package or has no rival: neither measured nor failed, and tried again on resuming."""
+"""Status of an item that lacks a package: neither measured nor failed, and tried again on resuming."""
 
 
 # --- the child: one stage's items, a line of JSON for each ---------------------------------------------------------
@@ -77,28 +77,28 @@ def child(
     patience: float = 1.0,
     small: bool = False,
 ) -> None:
-    """Run a stage's items from one on, but for those that are done; say which begins, and what it gave."""
+    """Run the items of a stage from `start` on that are not done; report each beginning and each result."""
 
-    def tell(**facts: Any) -> None:
+    def report(**facts: Any) -> None:
         lines.write(json.dumps(plain(facts), allow_nan=False) + "\n")
         lines.flush()
 
-    session = gpu_items.session_here(seconds, tell, without=without, skipped=skipped, small=small)
+    session = gpu_items.session_here(seconds, report, without=without, skipped=skipped, small=small)
     items = gpu_stages.chosen(stage, session.device, only)
-    tell(count=len(items))
+    report(count=len(items))
     left = [(index, item) for index, item in enumerate(items) if index >= start and item.name not in done]
     for index, item in left:
         if not session.seconds_left():
             return
-        tell(begins=index, name=item.name, limit=patience * item.limit_seconds)
+        report(begins=index, name=item.name, limit=patience * item.limit_seconds)
         begun = time.monotonic()
         try:
-            found = {"status": "ok"} | item.run(session)
+            result = {"status": "ok"} | item.run(session)
         except (CubatchError, MemoryError) as error:
             if isinstance(error, DeviceFailed) and error.is_fatal:
                 raise  # nothing more runs in this process
-            found = {"status": "error", "message": f"{type(error).__name__}: {error}"}
-        tell(ends=index, item={"name": item.name, **found, "took_seconds": time.monotonic() - begun})
+            result = {"status": "error", "message": f"{type(error).__name__}: {error}"}
+        report(ends=index, item={"name": item.name, **result, "took_seconds": time.monotonic() - begun})
 
 
 # --- the parent ----------------------------------------------------------------------------------------------------
@@ -120,26 +120,26 @@ def run_all(
     small: bool = False,
 ) -> dict[str, Any]:
     """
-    Run stages into a file, below the facts; time that a stage leaves goes to those after it, by their shares.
+    Run stages into a file; unused time of a stage goes to later stages by their shares.
 
-    The file names every item from the beginning: what is in no stage's items is in its skipped.
+    The file names every item from the beginning, under `items` or `skipped` of its stage.
 
     Raises:
-        InvalidData: If the pass that is to be resumed is none, or of another device.
+        InvalidData: If the file to resume is no pass, or one of another device.
     """
     begun, last, earlier = time.monotonic(), 0.0, Earlier()
     if resumed is not None:
         earlier = Earlier.read(resumed)
         earlier.check(facts["device"], resumed)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "schema": 1, "benchmark": "gpu_pass", **provenance(commit), **facts, "seconds": seconds,
         "resumed": earlier.calls(), "patience": patience, "small": small, "without": list(without),
         "skipped_kernels": {}, "stages": [],
     }  # fmt: skip
-    left_out: dict[str, str] = found["skipped_kernels"]
-    left_out |= earlier.skipped_kernels(found["commit"]) | dict.fromkeys(skipped, "named by --skip-kernel")
+    left_out: dict[str, str] = result["skipped_kernels"]
+    left_out |= earlier.skipped_kernels(result["commit"]) | dict.fromkeys(skipped, "named by --skip-kernel")
     planned = {stage.name: [item.name for item in gpu_stages.chosen(stage, device, only)] for stage in stages}
-    done = {stage.name: frozenset() if stage.always else earlier.done(stage.name, found["commit"]) for stage in stages}
+    done = {stage.name: frozenset() if stage.always else earlier.done(stage.name, result["commit"]) for stage in stages}
     runs = [
         Run(stage.name, skipped=[name for name in planned[stage.name] if name not in done[stage.name]])
         for stage in stages
@@ -148,10 +148,10 @@ def run_all(
     def save(*, always: bool = False) -> None:
         nonlocal last
         if always or time.monotonic() - last >= SAVE_SECONDS:
-            found["stages"] = earlier.joined([attrs.asdict(run) for run in runs], found["commit"])
-            found["seconds_spent"] = time.monotonic() - begun
-            found["environment"] = {**facts["environment"], **libraries_of(found["stages"])}
-            atomically(out, text_of(found))
+            result["stages"] = earlier.joined([attrs.asdict(run) for run in runs], result["commit"])
+            result["seconds_spent"] = time.monotonic() - begun
+            result["environment"] = {**facts["environment"], **libraries_of(result["stages"])}
+            atomically(out, text_of(result))
             last = time.monotonic()
 
     save(always=True)
@@ -168,7 +168,7 @@ def run_all(
             return [
                 sys.executable, "-m", "benchmarks.gpu_pass", "--child", name, "--parent", str(os.getpid()),
                 "--start", str(start), "--seconds", str(rest), "--patience", str(patience), "--only", only,
-                "--commit", found["commit"],
+                "--commit", result["commit"],
                 *(() if resumed is None else ("--resume", str(resumed))), *(("--small",) if small else ()),
                 *(part for name in without for part in ("--without", name)),
                 *(part for name in left_out for part in ("--skip-kernel", name)),
@@ -180,24 +180,24 @@ def run_all(
     save(always=True)
     rows = [
         row
-        for run in found["stages"]
+        for run in result["stages"]
         if run["name"] == "sweep"
         for item in run["items"]
         for row in item.get("rows", ())
     ]
     if rows:
         write_csv(out.with_suffix(".csv"), rows)
-    return found
+    return result
 
 
 def libraries_of(stages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Find the versions of the vendor's libraries among what the stage of facts gave."""
+    """Return the versions of the vendor's libraries from the stage `facts`."""
     items = {item["name"]: item for run in stages if run["name"] == "facts" for item in run["items"]}
     return {name: items.get("libraries", {}).get(name) for name in ("torch", "cudnn")}
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the sweeps: a line for each layer, pass and batch size."""
+    """Write the sweeps, with a line for each layer, pass and batch size."""
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, sweep.COLUMNS)
@@ -207,7 +207,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def atomically(path: Path, text: str) -> None:
-    """Put a whole file in the place of another at once."""
+    """Replace a file at once."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
@@ -217,13 +217,15 @@ def _line(run: Run) -> str:
     counts: dict[str, int] = {}
     for item in run.items:
         counts[item["status"]] = counts.get(item["status"], 0) + 1
-    said = ", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing"
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing"
     rest = f", {len(run.skipped)} skipped" if run.skipped else ""
-    return f"{run.name:12} {run.status:8} {run.seconds:6.1f} of {run.limit_seconds:.0f} s: {said}{rest} {run.message}"
+    return (
+        f"{run.name:12} {run.status:8} {run.seconds:6.1f} of {run.limit_seconds:.0f} s: {counted}{rest} {run.message}"
+    )
 
 
 def _problem(given: argparse.Namespace) -> str:  # noqa: PLR0911 - one for each
-    """Say what is wrong with the options, before anything is started; empty for nothing."""
+    """Return what is wrong with the options; empty if nothing is."""
     try:
         re.compile(given.only)
         if given.minutes is not None:
@@ -242,7 +244,7 @@ def _problem(given: argparse.Namespace) -> str:  # noqa: PLR0911 - one for each
     except CubatchError as error:
         return str(error)
     if given.out is None:
-        return "--out FILE.json says where the results go"
+        return "--out FILE.json is needed for the results"
     return "" if given.out.parent.is_dir() else f"there is no folder {given.out.parent}"
 
 
@@ -278,7 +280,7 @@ def _pending(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _done(given: argparse.Namespace) -> Collection[str]:
-    """Name what a stage of this call need not do again; the file may have grown since, by what came before."""
+    """Return the items that need not run again; earlier stages of this call may have added some to the file."""
     if given.resume is None or gpu_stages.stage_named(given.child).always:
         return ()
     return Earlier.read(given.resume).done(given.child, given.commit)
@@ -292,11 +294,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--without", action="append", default=[], choices=sorted({k.family for k in variant.kernels()}))
     parser.add_argument("--skip-kernel", action="append", default=[], metavar="NAME")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="do not what is ok there; write that and the new")
-    parser.add_argument("--patience", type=float, default=1.0, metavar="FACTOR", help="for what an item may take")
-    parser.add_argument("--small", action="store_true", help="all cut down, to rehearse on a simulated GPU")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="continue this pass: items that are ok are not run again"
+    )
+    parser.add_argument("--patience", type=float, default=1.0, metavar="FACTOR", help="lengthens all time limits")
+    parser.add_argument("--small", action="store_true", help="shrink all arrays, to rehearse on a simulated GPU")
     parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--commit", default="", help="of this tree; else $CUBATCH_COMMIT, else what git says")
+    parser.add_argument("--commit", default="", help="of this tree; else $CUBATCH_COMMIT, else of git")
     parser.add_argument(
         "--pending", nargs="?", type=Path, const=pending.LIST, metavar="FILE",
         help="run the items of benchmarks/pending.toml, or of another list",
@@ -311,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     stages = [stage for stage in gpu_stages.STAGES if given.stage is None or stage.name in given.stage]
     if given.child:
-        # What libraries print must not get among the lines.
+        # Output of libraries must not mix with the lines.
         lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         end_with(given.parent)
@@ -321,10 +325,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 lines=lines, without=given.without, skipped=given.skip_kernel, done=_done(given),
                 patience=given.patience, small=given.small,
             )  # fmt: skip
-        except Exception:  # noqa: BLE001 - the parent is told, by its last line
+        except Exception:  # noqa: BLE001 - the parent reads its last line
             traceback.print_exc()
             sys.stderr.flush()
-            os._exit(1)  # on a GPU that a kernel broke, what libraries clear up fails and speaks last
+            os._exit(1)  # on a broken GPU the cleanup of libraries fails too
         return 0
     if given.pending:
         return _pending(given, parser)
@@ -334,18 +338,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return plan.dry_run(stages, given.device, only=given.only, compiled=not given.no_compile)
     try:
         device = probe.resolve("cuda")
-        found = run_all(
+        result = run_all(
             stages, given.out, device, seconds=given.seconds, only=given.only, without=given.without,
             skipped=given.skip_kernel, commit=given.commit, resumed=given.resume, patience=given.patience,
             small=given.small, facts=gpu_items.device_facts(device),
         )  # fmt: skip
     except InvalidData as error:
         parser.error(str(error))
-    broken = [run["name"] for run in found["stages"] if run["status"] == "failed"]
-    statuses = [item["status"] for run in found["stages"] for item in run["items"]]
+    broken = [run["name"] for run in result["stages"] if run["status"] == "failed"]
+    statuses = [item["status"] for run in result["stages"] for item in run["items"]]
     unavailable = statuses.count(UNAVAILABLE)
     wrong = len(statuses) - statuses.count("ok") - unavailable
-    for name, reason in found["skipped_kernels"].items():
+    for name, reason in result["skipped_kernels"].items():
         print(f"left out {name}: {reason}")
     rest = f"{unavailable} unavailable, " if unavailable else ""
     print(f"wrote {given.out}; {wrong} items not ok, {rest}{len(broken)} stages failed")

@@ -1,4 +1,4 @@
-"""Cases of the GPU pass in addition to the steps of networks: square products, odd shapes, sweeps, memory plans."""
+"""Cases of the GPU pass in addition to the steps of networks: products, odd shapes, sweeps, memory plans."""
 
 from __future__ import annotations
 
@@ -6,38 +6,64 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from cubatch.bench import cases, training_calls
-from cubatch.bench.cases import Case
-from cubatch.bench.fused import with_epilogue
+import attrs
+
+from cubatch.bench import cases
+from cubatch.bench.cases import Case, of_layer
 from cubatch.network import layers as kinds
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
-SQUARES = (1024, 2048, 4096, 8192, 1536, 3072, 6144)
 SEED = 20261121
-SHAPES_PER_OPERATION = 6
-LARGEST_SWEPT = 256
 STORED = ("float32", "float16", "bfloat16")
+TENSOR_DTYPES = ("float16", "bfloat16", "tf32")
+LARGEST_SWEPT = 256
 ELSEWHERE = {("batch_norm_merge", dtype) for dtype in STORED}
-"""Operations that no case calls, of moments that only fused products leave: tests/kernels checks them."""
+"""Operations of moments that only fused products leave, which no case calls; tests/kernels checks them."""
 
+NETWORK, BATCH_SIZE = "mnist-cnn", 4
+"""Network and batch size of every item in a rehearsal."""
 
+_SQUARES, _TENSOR_SQUARES = (1024, 2048, 4096, 8192, 1536, 3072, 6144), (4096, 8192, 2048, 6144, 3072)
+_SHAPES_PER_OPERATION = 6
 _PLAIN_3X3 = (
     kinds.Conv2d(h=13, w=9, c=36, k=28, r=3, s=3, pad=1),
     kinds.Conv2d(h=7, w=11, c=25, k=38, r=3, s=3, pad=(0, 1, 2, 0)),
 )
-"""What Winograd's algorithm computes: of enough channels for both of its sizes, whole vectors of them and not."""
+"""Convolutions of Winograd's algorithm, with enough channels for both of its sizes: whole vectors of them, and not."""
+
+_CHANNELS = (8, 24, 64, 100, 512)
+"""Channels of odd shapes on tensor cores: whole vectors of 8 and of 4, no whole tile and several."""
+
+_WINDOWS = (
+    (3, 3, 1, 1), (3, 2, 1, 2), (1, 1, 1, 1), (3, 3, 2, 1), (1, 3, 1, 2), (1, 1, 2, 1), (3, 3, 2, 2), (2, 3, 3, 1),
+)  # fmt: skip
+"""Filter, stride and dilation of odd shapes on tensor cores."""
+
+_SMALL_EXTENTS = {"h": 8, "w": 8, "c": 16, "k": 16}
+_SMALL_ROWS, _SMALL_PARAMETERS = 48, 5000  # of a product: one tile of some variants, several of others
 
 
 def gemms() -> list[Case]:
-    """Square products in every layout."""
-    return [cases.gemm(size, size, size, layout=layout) for layout in ("nt", "nn", "tn") for size in SQUARES]
+    """Return square products; two on tensor cores for each other one, so that a stage that is cut off has both."""
+    on_tensor_cores = [
+        cases.gemm(size, size, size, layout=layout, dtype=dtype)
+        for layouts in (("nt",), ("nn", "tn"))
+        for dtype in TENSOR_DTYPES
+        for layout in layouts
+        for size in _TENSOR_SQUARES
+    ]
+    others = iter([cases.gemm(size, size, size, layout=layout) for layout in ("nt", "nn", "tn") for size in _SQUARES])
+    mixed: list[Case | None] = []
+    for pair in itertools.zip_longest(*[iter(on_tensor_cores)] * 2):
+        mixed += [*pair, next(others, None)]
+    return [case for case in (*mixed, *others) if case is not None]
 
 
 def swept() -> list[tuple[Layer, Pass]]:
-    """Layer passes that are run at every batch size: small and large grids, every pass, what the networks spend on."""
+    """Return layer passes that are run at every batch size: small and large grids, every pass, costly layers."""
     conv, linear = kinds.Conv2d, kinds.Linear
     return [
         (conv(h=14, w=14, c=256, k=256, r=3, s=3, pad=1), Pass.FPROP),
@@ -64,22 +90,20 @@ def swept() -> list[tuple[Layer, Pass]]:
 
 
 def odd_shapes(seed: int = SEED) -> list[Case]:
-    """
-    Small cases for every operation and storage type that kernels have, of extents that divide nothing.
-
-    Args:
-        seed: Draws the shapes.
-    """
+    """Return small cases of every operation and storage type, whose extents divide nothing."""
     draw = random.Random(seed)
-    found: list[Case] = []
+    drawn: list[Case] = []
     for dtype in STORED:
-        for _ in range(SHAPES_PER_OPERATION):
-            found += _passes(_drawn_layers(draw), draw, dtype)
-            found += _with_endings(draw, dtype)
-        found.append(training_calls.fold([draw.randint(1, 300) for _ in range(35)], [True, False, *[True] * 33], dtype))
-        found += _passes(_depthwise_layers(draw), draw, dtype)
-        found += [
-            cases.of_layer(layer, pass_, batch_size, dtype, with_bias=True)
+        for _ in range(_SHAPES_PER_OPERATION):
+            drawn += _passes(_drawn_layers(draw), draw, dtype)
+            norm = kinds.BatchNorm2d(h=draw.randint(5, 13), w=draw.randint(5, 13), c=draw.randint(1, 40))
+            ending = ["residual"] if draw.random() < 0.5 else []
+            for mode in ("training", "inference"):
+                drawn.append(of_layer(norm, Pass.FPROP, 3, dtype, mode=mode, ending=ending, relu=True))
+        drawn.append(cases.fold([draw.randint(1, 300) for _ in range(35)], [True, False, *[True] * 33], dtype))
+        drawn += _passes(_depthwise_layers(draw), draw, dtype)
+        drawn += [
+            of_layer(layer, pass_, batch_size, dtype, with_bias=True)
             for layer, pass_, batch_size in (
                 # Sums so long that they are cut into slices, whose partial sums are added or merged.
                 (kinds.Linear(c=37, k=29), Pass.WGRAD, 5003),
@@ -89,52 +113,81 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
         ]
         attentions = [
             kinds.Attention(h=draw.randint(3, 99), w=1, c=width * heads, heads=heads, bias=draw.random() < 0.5)
-            for width, heads in ((12, 3), (64, 2), (72, 1))  # the last too wide to go without stored weights
+            for width, heads in ((12, 3), (64, 2), (72, 1))  # the last is too wide for kernels without stored weights
         ]
-        found += _passes(attentions, draw, dtype)
-        found += [training_calls.cross_entropy(37, 11, dtype), training_calls.cross_entropy(5, 1000, dtype)]
+        drawn += _passes(attentions, draw, dtype)
+        drawn += [cases.cross_entropy(37, 11, dtype), cases.cross_entropy(5, 1000, dtype)]
         for name in ("sgd", "momentum", "adam"):
-            found += [training_calls.optimizer_step(name, draw.randint(900, 9000), dtype) for _ in range(2)]
-    found.append(training_calls.loss_scale(draw.randint(900, 9000)))
+            drawn += [cases.optimizer_step(name, draw.randint(900, 9000), dtype) for _ in range(2)]
+    drawn.append(cases.loss_scale(draw.randint(900, 9000)))
     for layer in _PLAIN_3X3:
-        forward, backward = (cases.of_layer(layer, pass_, 3) for pass_ in (Pass.FPROP, Pass.DGRAD))
-        found += [forward, backward, with_epilogue(forward, folded=True, residual=True, relu=True)]
-        found.append(with_epilogue(backward, residual=True, positive=True))
-    return list({case.name: case for case in found}.values())
+        drawn += [of_layer(layer, Pass.FPROP, 3), of_layer(layer, Pass.DGRAD, 3)]
+        drawn.append(of_layer(layer, Pass.FPROP, 3, ending=["folded", "residual"], relu=True))
+        drawn.append(of_layer(layer, Pass.DGRAD, 3, ending=["residual", "positive"]))
+    return list({case.name: case for case in drawn}.values())
+
+
+def odd_products(seed: int = SEED) -> list[Case]:
+    """Return small products and convolutions for every variant on tensor cores, with extents that leave residues."""
+    draw = random.Random(seed)
+    drawn: list[Case] = []
+    pairs = [*zip(_CHANNELS, (*_CHANNELS[1:], _CHANNELS[0]), strict=True), (64, 64), (512, 24), (100, 8)]
+    for dtype in TENSOR_DTYPES:
+        for (c, k), window in zip(pairs, draw.sample(_WINDOWS, len(_WINDOWS)), strict=True):
+            drawn += _of_extents(draw, c, k, window, dtype)
+    # Several tiles along both axes, and sums so long that they are cut into slices.
+    large = kinds.Conv2d(h=29, w=26, c=64, k=136, r=3, s=3, stride=2, pad=1)
+    for dtype, pass_ in itertools.product(TENSOR_DTYPES, Pass):
+        drawn.append(of_layer(large, pass_, 3, dtype, with_bias=True))
+        drawn.append(of_layer(kinds.Linear(c=328, k=520), pass_, 700, dtype))
+        drawn.append(of_layer(kinds.Linear(c=72, k=56), pass_, 5003, dtype))
+    return list({case.name: case for case in drawn}.values())
+
+
+def _of_extents(draw: random.Random, c: int, k: int, window: tuple[int, int, int, int], dtype: str) -> list[Case]:
+    """Return every pass of a convolution and of a linear layer, some with a bias, and with epilogues of networks."""
+    r, s, stride, dilation = window
+    h = draw.randint(6, 13)
+    pad = [1, 0, *(draw.randint(0, 1) for _ in range(2))]
+    convolution = kinds.Conv2d(
+        h=h, w=h + draw.choice((-1, 1, 2)), c=c, k=k, r=r, s=s, stride=stride, pad=pad, dilation=dilation
+    )  # fmt: skip
+    linear = kinds.Linear(c=c, k=k)
+    drawn = []
+    for pass_, bias in zip(Pass, draw.sample((False, True, True), 3), strict=True):
+        drawn.append(of_layer(convolution, pass_, draw.choice((1, 2, 3, 5)), dtype, with_bias=bias))
+        drawn.append(of_layer(linear, pass_, draw.randint(3, 300), dtype, with_bias=not bias))
+    for layer in (convolution, linear):
+        folded, residual = draw.random() < 0.5, draw.random() < 0.5
+        sizes = [draw.randint(1, 3) for _ in range(3)]
+        forward = [name for name, is_given in (("folded", folded), ("residual", residual)) if is_given]
+        backward = ["positive", *([] if residual else ["residual"])]
+        drawn.append(of_layer(layer, Pass.FPROP, sizes[0], dtype, ending=forward, relu=True))
+        drawn.append(of_layer(layer, Pass.DGRAD, sizes[1], dtype, ending=backward))
+    return drawn
 
 
 def _passes(layers: Sequence[Layer], draw: random.Random, dtype: str) -> list[Case]:
-    """Every pass of layers, and the forward passes that differ by mode."""
+    """Return every pass of layers, and forward passes that differ by mode."""
     return [
-        cases.of_layer(layer, pass_, draw.choice((1, 2, 3, 5)), dtype, with_bias=draw.random() < 0.5, mode=mode)
+        of_layer(layer, pass_, draw.choice((1, 2, 3, 5)), dtype, with_bias=draw.random() < 0.5, mode=mode)
         for layer in layers
         for pass_ in Pass
-        for mode in ("", "training", "inference")
-        if cases.has_case(layer, pass_, mode)
+        if cases.has_case(layer, pass_)
+        for mode in cases.modes_of(layer, pass_)
     ]
 
 
-def _with_endings(draw: random.Random, dtype: str) -> list[Case]:
-    """A norm and a sum with what else they do to their results, as networks have them."""
-    norm = kinds.BatchNorm2d(h=draw.randint(5, 13), w=draw.randint(5, 13), c=draw.randint(1, 40))
-    found = [cases.of_layer(norm, Pass.FPROP, 3, dtype, mode=mode) for mode in ("training", "inference")]
-    residual = draw.random() < 0.5
-    return [with_epilogue(case, residual=residual, relu=True) for case in found]
-
-
 def _depthwise_layers(draw: random.Random) -> list[Layer]:
-    """Every filter and stride that has kernels of its own, with whole vectors of channels and without."""
-    found = []
+    """Return every filter and stride that has kernels of its own, with whole vectors of channels and without."""
+    drawn: list[Layer] = []
     for side, stride, channels in itertools.product(
         (3, 5, 7), (1, 2), (8 * draw.randint(1, 4), 8 * draw.randint(1, 4) + 3)
     ):
         h, w = draw.randint(6, 13), draw.randint(6, 13)
-        found.append(
-            kinds.Conv2d(
-                h=h, w=w, c=channels, k=channels, r=side, s=side, stride=stride, pad=side // 2, groups=channels
-            )
-        )
-    return found
+        extents = {"h": h, "w": w, "c": channels, "k": channels, "groups": channels}
+        drawn.append(kinds.Conv2d(**extents, r=side, s=side, stride=stride, pad=side // 2))
+    return drawn
 
 
 def _drawn_layers(draw: random.Random) -> list[Layer]:
@@ -169,7 +222,7 @@ def _drawn_layers(draw: random.Random) -> list[Layer]:
 
 
 def trained() -> list[tuple[Network, str, int, str, str]]:
-    """Networks whose memory plan is compared with what a step takes: network, mode, batch size, dtype, library."""
+    """Return networks whose memory plan is compared with a step: network, mode, batch size, dtype, library."""
     float32 = [
         (models.build("resnet50"), "training", 32),
         (models.build("mnist-cnn"), "training", 2048),
@@ -184,3 +237,44 @@ def trained() -> list[tuple[Network, str, int, str, str]]:
         (models.build("resnet18"), "training", 64, "tf32", "cubatch"),
         *((*each, "float32", library) for library in ("cubatch", "im2col") for each in float32),
     ]
+
+
+def small(case: Case) -> Case:
+    """
+    Return the case with small arrays, for a simulated GPU: same operation, pass, type and epilogue.
+
+    Example:
+        >>> small(cases.gemm(8192, 8192, 8192, layout="tn", dtype="float16")).name
+        'linear 1x1x48 to 48, n=48, wgrad, float16'
+    """
+    if case.layer is None or case.pass_ is None:
+        return {
+            "fold_batch_norms": lambda: cases.fold([16, 8], [False, True], case.dtype),
+            "softmax_cross_entropy": lambda: cases.cross_entropy(4, 10, case.dtype),
+            "update_loss_scale": lambda: cases.loss_scale(_SMALL_PARAMETERS, case.dtype),
+        }.get(
+            case.operation, lambda: cases.optimizer_step(case.operation, _SMALL_PARAMETERS, case.dtype)
+        )()  # fmt: skip
+    layer, names = _small_layer(case.layer), {*case.operands}
+    ending = [name for name in ("residual", "positive", "parts") if name in names | {*case.arrays}]
+    padded = case.operands["x"].padded if "x" in names else 0
+    is_training = not names.isdisjoint({"argmax", "mask", "mean", "qkv", "statistics"})
+    return of_layer(
+        layer, case.pass_, min(case.batch_size, _SMALL_ROWS if isinstance(layer, kinds.Linear) else 2), case.dtype,
+        with_bias=bool(names & {"b", "db", "b_in", "db_in"}), mode="training" if is_training else "inference",
+        ending=[*ending, *(["folded"] if "shift" in names else [])], relu=bool(case.options.get("relu")),
+        channels=layer.input_shape[2] + padded if padded else 0,
+    )  # fmt: skip
+
+
+def _small_layer(layer: Layer) -> Layer:
+    given = layer.to_mapping()
+    if isinstance(layer, kinds.Linear):
+        return kinds.Linear(c=min(given["c"], _SMALL_ROWS), k=min(given["k"], _SMALL_ROWS), bias=layer.bias)
+    few = {name: min(given[name], most) for name, most in _SMALL_EXTENTS.items() if isinstance(given.get(name), int)}
+    few |= {extent: max(few[extent], given[taps]) for extent, taps in (("h", "r"), ("w", "s")) if taps in given}
+    if given.get("groups", 1) == given["c"]:
+        few["groups"] = few["c"]
+    if isinstance(layer, kinds.Attention):
+        few["heads"] = 2
+    return attrs.evolve(layer, **few)

@@ -1,8 +1,8 @@
 """
-Whether a GPU does what the kernels take its instructions for: each wrapper by itself, against its twin on the CPU.
+Comparison of a GPU's instructions with their emulation on the CPU: each wrapper by itself, against its twin.
 
-The kernels are those that the tests hold the twins to (tests/cpusim/*twins.cu); a probe is one launch of one of them.
-What a GPU answers is kept whole, so that it can hold the twins to the hardware where there is none.
+The kernels are those of the twins' tests (tests/cpusim/*twins.cu); a probe is a launch of one of them.  The answer of
+the GPU is stored whole, so that the twins can be compared with the hardware on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ WHOLE = slice(None)
 @attrs.frozen(kw_only=True, eq=False)
 class Probe:
     """
-    One launch whose answer is known.
+    A launch with a known answer.
 
     Attributes:
         name: Unique.
-        kernel: Of tests/cpusim.
-        arguments: Gives the launch's arguments, once it is told how to put an array where the launcher's are.
-        outputs: Which arguments are answers, and which part of each; of a tensor map its array.
+        kernel: A kernel of tests/cpusim.
+        arguments: Returns the arguments of the launch; called with a function that copies an array to the launcher.
+        outputs: Indices of the arguments that are answers, with the part that counts; of a tensor map its array.
         grid: Blocks.
-        slack: How far sums that may be added in any order can be off; 0 for what is exact.
+        slack: Largest error of sums that may be added in any order; 0 for exact answers.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Probe:
 
 
 def answer(probe: Probe, launcher: Launcher) -> list[Array]:
-    """Launch a probe; give its answers."""
+    """Launch a probe; return its answers."""
     arguments = probe.arguments(launcher.module.array)
     launcher.bind(probe.kernel, probe.grid, arguments)()
-    found = [arguments[index] for index in probe.outputs]
-    arrays = [each.array if isinstance(each, TensorMap) else each for each in found]
+    outputs = [arguments[index] for index in probe.outputs]
+    arrays = [each.array if isinstance(each, TensorMap) else each for each in outputs]
     return [to_host(array)[part] for array, part in zip(arrays, probe.outputs.values(), strict=True)]
 
 
 def differences(probe: Probe, got: Sequence[Array], want: Sequence[Array]) -> list[str]:
-    """Say where two answers differ, the first place of each array; NaN is NaN whatever its bits, and zero is zero."""
-    said = []
+    """Return where answers differ, the first place of each array; all NaN are equal, and so are both zeros."""
+    different = []
     for index, ours, theirs in zip(probe.outputs, got, want, strict=True):
         same = ours.view(f"u{ours.itemsize}") == theirs.view(f"u{theirs.itemsize}")
         if ours.dtype.kind == "f":
@@ -72,32 +72,33 @@ def differences(probe: Probe, got: Sequence[Array], want: Sequence[Array]) -> li
             same |= np.abs(ours.astype(float) - theirs) <= probe.slack
         if not same.all():
             place = tuple(int(i) for i in np.argwhere(~same)[0])
-            values = f"{ours[place]}, its twin says {theirs[place]}"
-            said.append(f"argument {index}: {np.count_nonzero(~same)} of {same.size} differ, at {place} it is {values}")
-    return said
+            values = f"{ours[place]}, its twin has {theirs[place]}"
+            count = f"{np.count_nonzero(~same)} of {same.size}"
+            different.append(f"argument {index}: {count} differ, at {place} it is {values}")
+    return different
 
 
 def conforms(probe: Probe, session: Any) -> dict[str, Any]:
-    """Ask the GPU and its twin; the GPU's answer goes into the JSON."""
+    """Compare the answers of the GPU and its twin; that of the GPU goes into the JSON."""
     from benchmarks.gpu.items import arch_of
     from tests.cpusim.simulator import Simulator
 
     with session.target.trying(probe.kernel):
         got = answer(probe, session.target.launcher)
-    found: dict[str, Any] = {"answer": [packed(array) for array in got]}
+    result: dict[str, Any] = {"answer": [packed(array) for array in got]}
     if reason := building.reason_to_skip():
-        return found | {"status": "unchecked", "message": reason}
-    said = differences(probe, got, answer(probe, Simulator(arch_of(session.device))))
-    return found | {"status": "differs" if said else "ok", "differences": said}
+        return result | {"status": "unchecked", "message": reason}
+    different = differences(probe, got, answer(probe, Simulator(arch_of(session.device))))
+    return result | {"status": "differs" if different else "ok", "differences": different}
 
 
 def sources(probes: Sequence[Probe]) -> list[Kernel]:
-    """Give one kernel of each source that probes are in."""
+    """Return one kernel of each source of the probes."""
     return list({probe.kernel.source: probe.kernel for probe in probes}.values())
 
 
 def build(probes: Sequence[Probe], session: Any) -> dict[str, Any]:
-    """Compile the probes and their twins, so that answering them takes no longer than launching."""
+    """Compile the probes and their twins in advance."""
     from benchmarks.gpu.items import arch_of
 
     begun, reason = time.monotonic(), building.reason_to_skip()
@@ -123,7 +124,7 @@ def unpacked(stored: Mapping[str, Any]) -> Array:
 
 
 def twin_kernel(source: str, entry: str, threads: int, shared: int = 0) -> Kernel:
-    """Give a kernel of tests/cpusim; what is Hopper's is compiled as the family of that name."""
+    """Return a kernel of tests/cpusim; Hopper's are compiled as the family of that name."""
     return Kernel(
         name=entry,
         family="hopper" if "hopper" in source else "twins",
@@ -138,7 +139,7 @@ def twin_kernel(source: str, entry: str, threads: int, shared: int = 0) -> Kerne
 
 
 def random_for(seed: object) -> np.random.Generator:
-    """Give random numbers that are the same in every process."""
+    """Return random numbers that are the same in every process."""
     return np.random.default_rng(zlib.crc32(str(seed).encode()))
 
 
@@ -151,12 +152,12 @@ def elements(random: np.random.Generator, shape: tuple[int, ...], dtype: str, *,
 
 
 def blank(shape: tuple[int, ...], dtype: Any = np.uint32) -> Array:
-    """Give an array in which nobody has written: all bits are set."""
+    """Return an array with all bits set, which shows what was not written."""
     return np.full(shape, -1, f"i{np.dtype(dtype).itemsize}").view(dtype)
 
 
 def hard_floats() -> Array:
-    """Give floats that are hard to round to tf32, float16 or bfloat16: ties, their neighbours, ends of ranges, any."""
+    """Return floats that are hard to round to 16 bits or tf32: ties, their neighbors, ends of ranges, random bits."""
     ties = [
         np.float32(1 + 2.0**-bits) + np.arange(40, dtype=np.float32) * np.float32(2.0 ** (1 - bits)) for bits in (11, 8)
     ]

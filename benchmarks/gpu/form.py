@@ -1,8 +1,8 @@
 """
-How a pass is written: an item a line, and timings as columns.
+Form of a pass: an item a line, and timings as columns.
 
-Hundreds of cases with a dozen variants each are timed, and a timing has fifteen fields, most of them of whole networks:
-with their names in every timing a file is nearly four times as large, and is to be carried from where the GPU is.
+A pass times hundreds of cases with a dozen variants each, and a timing has fifteen fields.  With their names in every
+timing the file would be nearly four times as large.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cubatch.measure.records import Timing
 _FIELDS = {field.name for field in attrs.fields(Timing)}
 
 
-def text_of(found: Mapping[str, Any]) -> str:
+def text_of(result: Mapping[str, Any]) -> str:
     """Write a pass as JSON: a line for its facts, for each stage's own, and for each item."""
-    stages = [_with(run, "items", map(_line, run["items"])) for run in found["stages"]]
-    return _with(found, "stages", stages) + "\n"
+    stages = [_with(run, "items", map(_line, run["items"])) for run in result["stages"]]
+    return _with(result, "stages", stages) + "\n"
 
 
 def columns(timings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -47,7 +47,7 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def _small(value: Any) -> Any:
-    """Give a value with its timings as columns; those that are columns already stay as they are."""
+    """Return a value with its timings as columns."""
     if isinstance(value, Mapping):
         return {key: _small(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,7 @@
 """
-What the GPU pass does, thing by thing: each gives a mapping for the JSON.
+Items of the GPU pass: each returns a mapping for the JSON.
 
-What is needed of the GPU comes from the `Session`, and only where something runs, so that everything here can be
-imported, listed and counted on any machine.
+The GPU is used through the `Session` only, so that this module can be imported on any machine.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -22,12 +21,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from benchmarks.gpu import small
+from benchmarks.gpu import cases
 from cubatch.bench import measure, rivals
+from cubatch.bench.bench_results import Result
 from cubatch.bench.cases import Case, gemm, of_layer
-from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.guard import Guarded, begun
-from cubatch.bench.records import Result
+from cubatch.bench.contest import OURS, Contest, Entrant
 from cubatch.bench.target import Target, fill, on_gpu, storage
 from cubatch.engine import backend
 from cubatch.engine.conditions import environment
@@ -58,32 +56,32 @@ _COPIED_MIB = (1, 4, 16, 32, 64, 128, 256, 1024)
 @attrs.define(slots=False)
 class Session:
     """
-    What items share while a process runs them.
+    State that items share while a process runs them.
 
     Attributes:
         device: The GPU.
-        deadline: On the monotone clock: when the stage's time is over.
-        tell: Told which kernel is launched for the first time, and when it is through.
-        without: Families of kernels that take no part.
-        skipped: Names of kernels that are not launched, since a process ended over each.
-        small: Whether everything is cut down, for a rehearsal on a simulated GPU.
-        workers: Threads that compile: as many as there are cores.
+        deadline: Monotonic time at which the time of the stage is over.
+        report: Called with the kernel that is launched for the first time, and when it has finished.
+        without: Families of kernels that are left out.
+        skipped: Kernels that are not launched because an earlier process ended during one.
+        small: Whether all arrays are small, for a rehearsal on a simulated GPU.
+        workers: Threads that compile: one per core.
     """
 
     device: Device
     deadline: float
-    tell: Callable[..., None]
+    report: Callable[..., None]
     without: Collection[str] = ()
     skipped: Collection[str] = ()
     small: bool = False
     workers: int = attrs.field(factory=lambda: len(os.sched_getaffinity(0)))
 
     def sized(self, case: Case) -> Case:
-        """Give the case that is run in the place of one: itself, but for a rehearsal."""
-        return small.cut(case) if self.small else case
+        """Return the case that runs: the case itself, or a small one in a rehearsal."""
+        return cases.small(case) if self.small else case
 
     def seconds_left(self) -> float:
-        """Seconds of the stage's time that are left."""
+        """Return the seconds that are left of the stage."""
         return max(0.0, self.deadline - time.monotonic())
 
     @cached_property
@@ -92,125 +90,125 @@ class Session:
         return attrs.evolve(on_gpu(self.device), trying=self.trying)
 
     @contextlib.contextmanager
-    def trying(self, found: Kernel) -> Iterator[None]:
+    def trying(self, kernel: Kernel) -> Iterator[None]:
         """
-        Say which kernel is launched, and wait until it is through: whoever listens knows what this process died of.
+        Report which kernel is launched and wait for it, so that the parent knows the kernel that ended this process.
 
         Raises:
-            DeviceFailed: Instead of launching one that an earlier process died of.
+            DeviceFailed: If an earlier process ended during this kernel.
         """
-        if found.name in self.skipped:
-            raise DeviceFailed(f"kernel {found.name}", "the end of an earlier process", "See skipped_kernels.")
-        self.tell(tries=found.name)
+        if kernel.name in self.skipped:
+            raise DeviceFailed(f"kernel {kernel.name}", "the end of an earlier process", "See skipped_kernels.")
+        self.report(tries=kernel.name)
         try:
             yield
         finally:
-            self.target.synchronize()  # raises where the kernel broke the context
-            self.tell(tries="")
+            self.target.synchronize()  # raises if the kernel broke the context
+            self.report(tries="")
 
     def get_ready(self) -> None:
-        """Import the libraries, make a context and compute something: from a cold disk this takes longer than items."""
+        """Import the libraries, make a context and compute: from a cold disk this takes longer than items."""
         module = self.target.module
-        with contextlib.suppress(OSError, RuntimeError):  # a broken PyTorch is for the items that need it
+        with contextlib.suppress(OSError, RuntimeError):  # items that need PyTorch report that it is broken
             rivals.torch_of(module)
         fill(module, gemm(8, 8, 8), 0)
         module.cuda.get_current_stream().synchronize()
-        module.get_default_memory_pool().free_all_blocks()  # or a network's small arrays would keep what this took
+        module.get_default_memory_pool().free_all_blocks()  # else small arrays of a network would occupy large blocks
 
     @cached_property
     def contest(self) -> Contest:
-        """What times them."""
-        return Contest(self.target.clock)
+        """The contest of all items, which knows whether the clocks are warm."""
+        return Contest(self.target.clock, synchronize=self.target.synchronize)
 
     @cached_property
     def copy_bytes_per_second(self) -> float:
-        """The bandwidth of a copy, measured by this process."""
+        """Bandwidth of a copy, measured by this process."""
         return measure.copy_bandwidth(self.target, self.contest)
 
 
-def session_here(seconds: float, tell: Callable[..., None], **options: Any) -> Session:
-    """Open a session, with its options, on the first GPU of this machine; its time begins when it is ready."""
-    session = Session(probe.resolve("cuda"), math.inf, tell, **options)
+def session_here(seconds: float, report: Callable[..., None], **options: Any) -> Session:
+    """Open a session on the first GPU of this machine; its time begins when it is ready."""
+    session = Session(probe.resolve("cuda"), math.inf, report, **options)
     session.get_ready()
     session.deadline = time.monotonic() + seconds
     return session
 
 
 def units(arch: int) -> list[Kernel]:
-    """Give one kernel of each compile unit that an architecture has."""
+    """Return one kernel of each compile unit of an architecture."""
     first: dict[object, Kernel] = {}
-    for found in variants.kernels():
-        if found.runs_on(arch):
-            first.setdefault((found.source, found.defines), found)
+    for kernel in variants.kernels():
+        if kernel.runs_on(arch):
+            first.setdefault((kernel.source, kernel.defines), kernel)
     return list(first.values())
 
 
 def arch_of(device: Device) -> int:
-    """Give a device's compute capability times ten."""
+    """Return the compute capability of a device times ten."""
     return variants.arch_number(device.arch or "")
 
 
 def compile_all(device: Device, workers: int, wanted: Iterable[Kernel] | None = None) -> list[tuple[Kernel, str]]:
-    """Compile every unit for a device, or those of some kernels; give those that failed, with the reason."""
+    """Compile every unit for a device, or those of `wanted` kernels; return those that failed, with the reason."""
 
-    def compiled(found: Kernel) -> tuple[Kernel, str]:
+    def compiled(kernel: Kernel) -> tuple[Kernel, str]:
         try:
-            compiler.compile_unit(found, device.arch or "")
+            compiler.compile_unit(kernel, device.arch or "")
         except CubatchError as error:
-            return found, str(error)
-        return found, ""
+            return kernel, str(error)
+        return kernel, ""
 
     with ThreadPoolExecutor(workers) as pool:
         return [pair for pair in pool.map(compiled, units(arch_of(device)) if wanted is None else wanted) if pair[1]]
 
 
 def compile_units(session: Session) -> dict[str, Any]:
-    begun = time.monotonic()
+    start = time.monotonic()
     failed = compile_all(session.device, session.workers)
     return {
         "status": "failed" if failed else "ok",
         "units": len(units(arch_of(session.device))),
-        "seconds": time.monotonic() - begun,
-        "failed": {found.name: reason for found, reason in failed},
+        "seconds": time.monotonic() - start,
+        "failed": {kernel.name: reason for kernel, reason in failed},
     }
 
 
 def device_facts(device: Device) -> dict[str, Any]:
-    """What driver, NVML and installed packages say of a device, without a context and without a GPU library."""
-    state = taken = None
+    """Return the facts of driver, NVML and installed packages, without a context and without a GPU library."""
+    state = pace = None
     with contextlib.suppress(CubatchError):
         if device.uuid:
             monitor = Monitor(device.uuid)
-            state, taken = monitor.snapshot(), pace_seconds(monitor)
+            state, pace = monitor.snapshot(), pace_seconds(monitor)
     return {
         "device": device.to_mapping(),
         "environment": environment(device),
         "monitor": plain(state) if state else None,
-        "pace_seconds": taken,
+        "pace_seconds": pace,
     }
 
 
 def pace_seconds(monitor: Monitor) -> float:
-    """Give what NVML takes of every timing, the median of some: it may be as long as what is timed."""
-    taken = []
+    """Return the median seconds that NVML's queries take of every timing; they may be as long as the step."""
+    seconds = []
     for _ in range(_PACES):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         monitor.pace()
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def libraries(_: Session) -> dict[str, Any]:
-    """The vendor's libraries as they were loaded."""
+    """Return the versions of the vendor's libraries."""
     return dict(rivals.versions())
 
 
 def copies(session: Session) -> dict[str, Any]:
-    """A copy by the runtime at several sizes, and by our own elementwise kernel at the largest."""
+    """Time copies of several sizes by the runtime, and cubatch's elementwise kernel at the largest."""
     module, rows = session.target.module, []
     for size in _COPIED_MIB[:2] if session.small else _COPIED_MIB:
         source, target = (module.ones(size * 2**18, dtype="float32") for _ in range(2))
-        entrant = Entrant(f"{size} MiB", "ours", lambda source=source, target=target: module.copyto(target, source))
+        entrant = Entrant(f"{size} MiB", OURS, lambda source=source, target=target: module.copyto(target, source))
         session.contest.run([entrant], 0.1)
         seconds = entrant.seconds or float("nan")
         rows.append({"mib": size, "seconds": seconds, "bytes_per_second": 2 * source.nbytes / seconds})
@@ -222,25 +220,16 @@ def copies(session: Session) -> dict[str, Any]:
 
 
 def gemm_ceiling(dtype: str, session: Session) -> dict[str, Any]:
-    """The rate of the fastest library on a large product."""
+    """Return the rate of the fastest library on a large product."""
     case = session.sized(gemm(8192, 8192, 8192, dtype=dtype))
-    asked = rivals.rivals(case, session.target.module)
     arrays = fill(session.target.module, case, 0)
-    reasons = [each.reason for each in asked if isinstance(each, rivals.Missing)]
-    entrants: list[tuple[Entrant, Guarded]] = []
-    for each in asked:
-        if isinstance(each, rivals.Rival):
-            step = begun(lambda each=each: each.bind(arrays), session.target)
-            if isinstance(step, str):
-                reasons.append(f"{each.library} failed with {step}")
-            else:
-                entrants.append((Entrant(each.library, each.name, step), step))
-    session.contest.run([entrant for entrant, _ in entrants], 0.5)
-    reasons += [f"{entrant.name} failed with {step.failure}" for entrant, step in entrants if step.failure]
-    ran = [entrant for entrant, step in entrants if not step.failure]
-    if not ran:
-        return {"flops_per_second": None, "reason": "; ".join(reasons)}
-    fastest = min(ran, key=lambda entrant: entrant.seconds or math.inf)
+    entrants, missing = rival_entrants(case, [arrays], session.target)
+    session.contest.run(entrants, 0.5)
+    missing += [f"{entrant.name} failed with {entrant.reason}" for entrant in entrants if entrant.status == "error"]
+    timed = [entrant for entrant in entrants if entrant.status != "error"]
+    if not timed:
+        return {"flops_per_second": None, "reason": "; ".join(missing)}
+    fastest = min(timed, key=lambda entrant: entrant.seconds or math.inf)
     return {
         "library": fastest.name,
         "flops_per_second": case.flops / (fastest.seconds or math.nan),
@@ -248,10 +237,33 @@ def gemm_ceiling(dtype: str, session: Session) -> dict[str, Any]:
     }
 
 
-def timed(case: Case, session: Session) -> dict[str, Any]:
+def rival_entrants(
+    case: Case, sets: Sequence[Mapping[str, Any]], target: Target, *, benchmark: bool = True
+) -> tuple[list[Entrant], list[str]]:
+    """Bind every rival to sets of arrays, which it takes in turn; return the entrants and why others are missing."""
+    entrants, missing = [], []
+    for rival in rivals.rivals(case, target.module, benchmark=benchmark):
+        if isinstance(rival, rivals.Missing):
+            missing.append(rival.reason)
+            continue
+
+        def bind(rival: rivals.Rival = rival) -> Callable[[], object]:
+            steps = [rival.bind(arrays) for arrays in sets]
+            steps[0]()
+            return measure.rotating(steps)
+
+        step = target.attempt(bind)
+        if isinstance(step, str):
+            missing.append(f"{rival.library} failed with {step}")
+        else:
+            entrants.append(Entrant(rival.library, rival.name, step))
+    return entrants, missing
+
+
+def timed(case: Case, session: Session, *, compiled_rivals: bool = False) -> dict[str, Any]:
     result = measure.time_case(
         session.sized(case), session.target, session.contest, variants="ranked", without=session.without,
-        seconds=CASE_SECONDS, copy_bytes_per_second=session.copy_bytes_per_second,
+        compiled_rivals=compiled_rivals, seconds=CASE_SECONDS, copy_bytes_per_second=session.copy_bytes_per_second,
     )  # fmt: skip
     return {"status": _status(result), "result": result.to_mapping()}
 
@@ -262,15 +274,15 @@ def verified(case: Case, seed: int, session: Session) -> dict[str, Any]:
 
 
 def _status(result: Result) -> str:
-    """Say of a case whether a variant is wrong, or else whether some did not run: their entries say why."""
-    found = {entry.status for entry in result.wrong}
-    if "wrong" in found:
+    """Return "wrong" if a variant is wrong, "incomplete" if some did not run, else the status of the case."""
+    statuses = {entry.status for entry in result.wrong}
+    if "wrong" in statuses:
         return "wrong"
-    return "incomplete" if found else result.status
+    return "incomplete" if statuses else result.status
 
 
 def layouts(session: Session) -> dict[str, Any]:
-    """Copies into other layouts: exact, for numbers that 16 bits hold."""
+    """Check copies into other layouts, which are exact for numbers of 16 bits."""
     context, wrong = Context(session.device, session.target.launcher), []
     module, random = session.target.module, np.random.default_rng(0)
     for dtype, channels, padding in itertools.product(("float32", "float16", "bfloat16"), (3, 37), (0, 5)):
@@ -290,11 +302,11 @@ def layouts(session: Session) -> dict[str, Any]:
     return {"status": "wrong" if wrong else "ok", "wrong": wrong}
 
 
-def occupancy(found: Sequence[Kernel], session: Session) -> dict[str, Any]:
-    """Registers, shared memory and blocks per SM: what was computed beside what the driver says."""
-    cupy = session.target.module  # and a context, in which alone the driver answers
+def occupancy(kernels: Sequence[Kernel], session: Session) -> dict[str, Any]:
+    """Compare registers, shared memory and blocks per SM, as computed and as the driver reports them."""
+    cupy = session.target.module  # makes a context, which the driver needs
     driver, rows = cuda_driver.load(), []
-    for variant in found:
+    for variant in kernels:
         compiled = compiler.compile_kernel(variant, session.device.arch or "")
         resources = compiled.resources[variant.entry]
         function = cupy.RawModule(path=str(compiled.path)).get_function(variant.entry)
@@ -312,15 +324,15 @@ def occupancy(found: Sequence[Kernel], session: Session) -> dict[str, Any]:
             registers_per_thread=resources.registers,
             shared_bytes_per_block=resources.shared_bytes + variant.dynamic_shared_bytes,
         )
-        theirs = function.attributes
+        attributes = function.attributes
         rows.append(
             {
                 "kernel": variant.name,
                 "driver_status": status,
                 "blocks_per_sm": {"computed": computed.blocks_per_sm, "driver": blocks.value},
-                "registers": {"computed": resources.registers, "driver": theirs["num_regs"]},
-                "shared_bytes": {"computed": resources.shared_bytes, "driver": theirs["shared_size_bytes"]},
-                "local_bytes": {"computed": resources.stack_bytes, "driver": theirs["local_size_bytes"]},
+                "registers": {"computed": resources.registers, "driver": attributes["num_regs"]},
+                "shared_bytes": {"computed": resources.shared_bytes, "driver": attributes["shared_size_bytes"]},
+                "local_bytes": {"computed": resources.stack_bytes, "driver": attributes["local_size_bytes"]},
             }
         )
     names = ("blocks_per_sm", "registers", "shared_bytes", "local_bytes")

@@ -1,4 +1,4 @@
-"""The GPU pass without a GPU: everything it would do is listed, planned and compiled, and problems are found."""
+"""The GPU pass without a GPU: all items are listed, planned and compiled, and problems are printed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from cubatch.units import format_bytes
 
 def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: bool) -> int:
     """
-    Plan a pass for a GPU that need not be here.
+    Print the plan of a pass for a GPU that need not be in this machine.
 
     Args:
-        stages: What would run.
+        stages: Stages that would run.
         device_name: A name of the catalogue.
-        only: Expression that finds the items' names.
-        compiled: Whether to compile what the stages need.
+        only: Expression that selects items by name.
+        compiled: Whether to compile the kernels.
 
     Returns:
-        int: 0, or 1 where a kernel does not compile or an item cannot be planned.
+        int: 0, or 1 if a kernel does not compile or an item cannot be planned.
     """
     device = catalogue.find(device_name)
     problems: list[str] = []
@@ -40,18 +40,18 @@ def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: b
         workers = len(os.sched_getaffinity(0))
         probes = conformance.sources(gpu_probes.probes(gpu_items.arch_of(device)))
         failed = [*gpu_items.compile_all(device, workers), *gpu_items.compile_all(device, workers, probes)]
-        problems += [f"{found.name}: {reason}" for found, reason in failed]
+        problems += [f"{kernel.name}: {reason}" for kernel, reason in failed]
     rows = []
     for stage in stages:
         items = chosen(stage, device, only)
-        launched, found = _planned(items, device, compiled=compiled)
+        launched, unplanned = _planned(items, device, compiled=compiled)
         names = [item.name for item in items]
-        found += [f"two items named {name}" for name in sorted(set(names)) if names.count(name) > 1]
+        unplanned += [f"two items named {name}" for name in sorted(set(names)) if names.count(name) > 1]
         if stage.name == "memory":
-            found += _plans(device)
+            unplanned += _plans(device)
         if stage.name == "correctness" and not only:
-            found += _unchecked(launched, device)
-        problems += [f"{stage.name}: {said}" for said in found]
+            unplanned += _unchecked(launched, device)
+        problems += [f"{stage.name}: {problem}" for problem in unplanned]
         guess = sum(item.seconds for item in items)
         rows.append([stage.name, len(items), f"{guess:.0f} s", f"{stage.seconds:.0f} s", stage.shows])
     print(
@@ -59,7 +59,7 @@ def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: b
             title=f"Planned for {device}",
             columns=["stage", "items", "would take", "share", "shows"],
             rows=rows,
-            notes=["What does not fit its share is skipped, the least valuable first."],
+            notes=["Items that do not fit the share of their stage are skipped, the least valuable first."],
         ).text()
     )
     for problem in problems:
@@ -68,7 +68,7 @@ def dry_run(stages: Sequence[Stage], device_name: str, *, only: str, compiled: b
 
 
 def _planned(items: Sequence[Item], device: Device, *, compiled: bool) -> tuple[set[str], list[str]]:
-    """Plan the items that are cases: the kernels that they launch, and what is wrong with them."""
+    """Plan the items that are cases; return the kernels that they launch, and problems."""
     limit, launched, problems = hardware_memory.memory_limit(device).bytes, set(), []
     for case in (item.case for item in items if item.case is not None):
         needed = case.num_bytes * count_sets(case, device.l2_bytes)
@@ -87,19 +87,19 @@ def _planned(items: Sequence[Item], device: Device, *, compiled: bool) -> tuple[
 
 
 def _unchecked(launched: set[str], device: Device) -> list[str]:
-    """Name the kernels that no case of the stage runs."""
+    """Return a problem for each kernel that no case of the stage runs."""
     return [
-        f"no case runs {found.name}"
-        for found in variant.kernels()
-        if found.runs_on(gpu_items.arch_of(device))
-        and found.name not in launched
-        and (found.operation, found.dtype) not in cases.ELSEWHERE
-        and found.operation not in gpu_items.LAYOUTS
+        f"no case runs {kernel.name}"
+        for kernel in variant.kernels()
+        if kernel.runs_on(gpu_items.arch_of(device))
+        and kernel.name not in launched
+        and (kernel.operation, kernel.dtype) not in cases.ELSEWHERE
+        and kernel.operation not in gpu_items.LAYOUTS
     ]
 
 
 def _plans(device: Device) -> list[str]:
-    """Name the networks whose planned memory the device does not have."""
+    """Return a problem for each network whose planned memory exceeds the device."""
     limit, problems = hardware_memory.memory_limit(device).bytes, []
     for network, mode, batch_size, dtype, library in cases.trained():
         total = step_footprint.footprint(

@@ -18,10 +18,10 @@ def probes(arch: int) -> list[Probe]:
     Args:
         arch: Compute capability times ten.
     """
-    found = [*(probes_hopper.probes() if arch == 90 else ()), *_mma(arch)]
+    probes = [*(probes_hopper.probes() if arch == 90 else ()), *_mma(arch)]
     if arch >= 80:
-        found += _copies()
-    return [*found, *_plain()]
+        probes += _copies()
+    return [*probes, *_plain()]
 
 
 # --- mma -----------------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def _mma(arch: int) -> Iterator[Probe]:
     for (entry, dtype, k), whole in itertools.product(entries, (True, False)):
         random = random_for(entry)
         size = 4 if dtype == "tf32" else 8
-        # Of real numbers tf32 gets all bits of a float: what it does with those below its own is asked too.
+        # Real numbers have bits below those of tf32, which shows how they are rounded.
         a, b = (elements(random, (32, size), dtype, whole=whole).view(np.uint32) for _ in range(2))
         c = elements(random, (32, 8), "float32", whole=whole)
         yield Probe(

@@ -41,7 +41,7 @@ def probes() -> Iterator[Probe]:
 
 
 def _loaded(
-    name: str, entry: str, rows: int, described: Callable[[Any], TensorMap], x: Array, last: list[Any]
+    name: str, entry: str, rows: int, described: Callable[[Any], TensorMap], *, x: Array, last: list[Any]
 ) -> Probe:
     return Probe(
         name=name,
@@ -58,17 +58,18 @@ def _tiles() -> Iterator[Probe]:
         x, rows = elements(random_for(dtype), (30, 80), dtype, whole=False), 24
         yield _loaded(
             f"TMA, {dtype} at {c0}, {c1}", "load_2d", rows,
-            lambda x, dtype=dtype, each=each: TensorMap(x, dtype, (80, 30), (each, 24)), x,
-            [np.int32(c0), np.int32(c1)],
+            lambda x, dtype=dtype, each=each: TensorMap(x, dtype, (80, 30), (each, 24)), x=x,
+            last=[np.int32(c0), np.int32(c1)],
         )  # fmt: skip
     ties = hard_floats()[: 8 * 32].reshape(8, 32)
     yield _loaded(
-        "TMA, ties of tf32", "load_2d", 8, lambda x: TensorMap(x, "tf32", (32, 8), (32, 8)), ties, [np.int32(0)] * 2
-    )
+        "TMA, ties of tf32", "load_2d", 8, lambda x: TensorMap(x, "tf32", (32, 8), (32, 8)), x=ties,
+        last=[np.int32(0)] * 2,
+    )  # fmt: skip
     x = np.arange(1, 1 + 7 * 3 * 72, dtype=np.uint16).reshape(7, 3, 72)
     yield _loaded(
-        "TMA, three axes", "load_3d", 10, lambda x: TensorMap(x, "float16", (72, 3, 7), (64, 2, 5)), x,
-        [np.int32(number) for number in (16, 1, 4)],
+        "TMA, three axes", "load_3d", 10, lambda x: TensorMap(x, "float16", (72, 3, 7), (64, 2, 5)), x=x,
+        last=[np.int32(number) for number in (16, 1, 4)],
     )  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def _gathered() -> Iterator[Probe]:
                 f"im2col, {h}x{w}, filter {taps}, stride {strides}, dilation {dilations}, pad {lows}, tap {tap}, "
                 f"pixel {first}", "load_im2col", 16,
                 lambda x, size=(72, w, h, 2), window=window: TensorMap(x, "float16", size, (64, 16), window),
-                images, [corner],
+                x=images, last=[corner],
             )  # fmt: skip
 
 

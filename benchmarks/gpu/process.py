@@ -1,8 +1,8 @@
 """
-A stage in processes that may hang or die: what each tells is kept, and a new one goes on behind what ended it.
+A stage in processes that may hang or die: all results are stored, and a new process continues with the next item.
 
-A process tells lines of JSON: "count", its items; "begins", an item and how long that may take; "tries", a kernel that
-is launched for the first time; "ends", what an item gave.
+A process writes lines of JSON. "count" is the number of its items, and "begins" an item with its time limit.  "tries"
+is a kernel that is launched for the first time, and "ends" the result of an item.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Record = dict[str, Any]
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process after its parent, whatever it does then: a driver's call may take minutes."""
+    """Have the kernel of the system end this process after its parent, also in a call of the driver."""
     with contextlib.suppress(AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be said
+    if os.getppid() != parent:  # it has ended already
         os._exit(1)
 
 
@@ -46,14 +46,14 @@ class Run:
     A stage while it runs.
 
     Attributes:
-        name: Of the stage.
-        limit_seconds: Its time.
-        status: "not begun", "running", "ok", "timeout": its time was over, "failed": it could not go on.
-        message: Why.
-        seconds: What it took.
-        ready_seconds: What its first process took of that until it was ready, which is no part of the stage's time.
-        items: What its items gave, in order, each with its name and status.
-        skipped: Names of items that were not reached, from all at first to those that did not fit the time.
+        name: Name of the stage.
+        limit_seconds: Its time limit.
+        status: "not begun", "running", "ok", "timeout" (its time was over) or "failed" (it could not continue).
+        message: Reason of the status.
+        seconds: Its time.
+        ready_seconds: Time until its first process was ready, which the limit does not count.
+        items: Results of its items in order, each with its name and status.
+        skipped: Names of items that were not reached; at first all.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Run:
     skipped: list[str] = attrs.field(factory=list)
 
     def keep(self, item: Record) -> None:
-        """Take in what an item gave, or how it ended."""
+        """Add the result of an item."""
         self.items.append(item)
         if item["name"] in self.skipped:
             self.skipped.remove(item["name"])
@@ -75,27 +75,27 @@ class Run:
 @attrs.define
 class Position:
     """
-    Where a process is, by what it told.
+    Progress of a process, from its lines.
 
     Attributes:
-        item: What it told of the item that it is at; None: it is at none.
-        kernel: The kernel that it is launching for the first time; empty for none.
-        patience: What every limit but an item's own is multiplied by.
-        limit_seconds: It hangs if it says nothing for longer.
-        begun: When it was started, on the monotone clock.
+        item: Line of its current item; `None` between items.
+        kernel: Kernel that it launches for the first time; empty for none.
+        patience: Factor on every limit except those of items.
+        limit_seconds: The process hangs if it writes nothing for longer.
+        start_time: Monotonic time of its start.
     """
 
     item: Record | None = None
     kernel: str = ""
     patience: float = 1.0
     limit_seconds: float = attrs.Factory(lambda self: self.patience * READY_SECONDS, takes_self=True)
-    begun: float = attrs.field(factory=time.monotonic)
+    start_time: float = attrs.field(factory=time.monotonic)
 
     def hear(self, facts: Record, run: Run) -> None:
-        """Take in a line; what the stage keeps of it goes into the run."""
+        """Read a line; a result goes into the run."""
         if "count" in facts:
             self.limit_seconds = self.patience * NEXT_SECONDS
-            run.ready_seconds = run.ready_seconds or time.monotonic() - self.begun
+            run.ready_seconds = run.ready_seconds or time.monotonic() - self.start_time
         elif "begins" in facts:
             self.item, self.limit_seconds = facts, facts["limit"]
         elif "tries" in facts:
@@ -111,9 +111,9 @@ class Fall:
     How a process ended early.
 
     Attributes:
-        why: What it said last, or for how long it said nothing.
+        why: Its last output, or the time without any.
         status: "hung" or "crashed".
-        at: Where it was.
+        at: Its progress.
     """
 
     why: str
@@ -122,7 +122,7 @@ class Fall:
 
     @property
     def reason(self) -> str:
-        """The last line of why: of a traceback, the error."""
+        """The last line of `why`, which is the error of a traceback."""
         return self.why.splitlines()[-1] if self.why else "no message"
 
 
@@ -134,21 +134,21 @@ def run_stage(
     patience: float = 1.0,
 ) -> None:
     """
-    Run a stage to its end or limit, whatever its processes do.
+    Run a stage to its end or limit, even if its processes hang or die.
 
     Args:
-        command: Gives the child's command line for the first item and the seconds left.
+        command: Returns the command line of a child for the first item and the seconds left.
         run: Filled in.
-        save: Called when there is something new to keep.
-        skipped: Why kernels are left out, by their names; each that ends a process is added.
-        patience: What limits are multiplied by, where something makes all slower.
+        save: Called after each new result.
+        skipped: Reasons of kernels that are left out, by name; a kernel that ends a process is added.
+        patience: Factor on limits, for a slow machine.
     """
-    begun, start, fallen, restarts, left = time.monotonic(), 0, 0, 0, run.limit_seconds
+    start_time, start, fallen, restarts, left = time.monotonic(), 0, 0, 0, run.limit_seconds
     run.status = "running"
     while True:
         before = len(run.items)
         fall = _run_child(command(start, left), run, save, patience)
-        run.seconds = time.monotonic() - begun
+        run.seconds = time.monotonic() - start_time
         left = run.limit_seconds - (run.seconds - run.ready_seconds)
         if fall is None:
             break
@@ -178,38 +178,38 @@ def run_stage(
 
 
 def _run_child(command: Sequence[str], run: Run, save: Callable[[], None], patience: float) -> Fall | None:
-    """Follow one process; say how it ended early, None if it did not."""
+    """Follow a process; return how it ended early, or `None`."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         at = Position(patience=patience)  # its time begins before the process can
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )  # fmt: skip
-        told: queue.Queue[str | None] = queue.Queue()
-        reader = threading.Thread(target=_read_lines, args=(process, told), daemon=True)
+        lines: queue.Queue[str | None] = queue.Queue()
+        reader = threading.Thread(target=_read_lines, args=(process, lines), daemon=True)
         reader.start()
         try:
-            hung = _follow(told, at, run, save)
+            hung = _follow(lines, at, run, save)
         except BaseException:  # Ctrl-C too
             _end(process, 0.0)
             raise
         # The child keeps to the stage's time between items; an item may run over by its own limit.
         if not _end(process, 0.0 if hung else END_SECONDS):  # its pipe stays with the thread that reads it
-            return Fall(f"{hung or 'it told all'}, and it cannot be ended: stuck in the driver", "hung", at)
+            return Fall(f"{hung or 'it reported everything'}, and it cannot be ended: stuck in the driver", "hung", at)
         reader.join()
         if hung:
             return Fall(hung, "hung", at)
         errors.seek(0)
-        said = errors.read()[-_TAIL:].strip()
+        last_words = errors.read()[-_TAIL:].strip()
     if process.returncode == 0:
         return None
-    return Fall(said or f"exit status {process.returncode}", "crashed", at)
+    return Fall(last_words or f"exit status {process.returncode}", "crashed", at)
 
 
-def _follow(told: queue.Queue[str | None], at: Position, run: Run, save: Callable[[], None]) -> str:
-    """Take in what a process tells until it says no more; what hangs, if anything does."""
+def _follow(lines: queue.Queue[str | None], at: Position, run: Run, save: Callable[[], None]) -> str:
+    """Read the lines of a process to the end; return what hangs, if anything does."""
     while True:
         try:
-            line = told.get(timeout=at.limit_seconds)
+            line = lines.get(timeout=at.limit_seconds)
         except queue.Empty:
             what = at.item["name"] if at.item else "the start of the process"
             return f"{what} took longer than {at.limit_seconds:g} s"
@@ -221,16 +221,16 @@ def _follow(told: queue.Queue[str | None], at: Position, run: Run, save: Callabl
             save()
 
 
-def _read_lines(process: subprocess.Popen[str], told: queue.Queue[str | None]) -> None:
+def _read_lines(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     for line in process.stdout or ():
-        told.put(line)
-    told.put(None)
+        lines.put(line)
+    lines.put(None)
     if process.stdout:
         process.stdout.close()
 
 
 def _end(process: subprocess.Popen[str], patience: float) -> bool:
-    """End a process with all that it started; one that is through ends by itself. Say whether it has ended."""
+    """End a process with its children, if it does not end by itself; return whether it has ended."""
     for seconds in (patience, END_SECONDS):
         try:
             process.wait(timeout=seconds)

@@ -1,4 +1,4 @@
-"""What an earlier pass of the same GPU has done, so that a call goes on where one was cut off."""
+"""Results of an earlier pass of the same GPU, so that a call continues where one was cut off."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Earlier:
     The file of an earlier pass.
 
     Attributes:
-        found: What it holds; nothing where there was none.
+        content: Its content; empty if there is no file.
     """
 
-    found: Mapping[str, Any] = attrs.field(factory=dict)
+    content: Mapping[str, Any] = attrs.field(factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Earlier:
@@ -31,58 +31,58 @@ class Earlier:
         Read a pass.
 
         Raises:
-            InvalidData: If it is none.
+            InvalidData: If the file is no pass.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if (found["benchmark"], found["schema"]) != ("gpu_pass", 1):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if (content["benchmark"], content["schema"]) != ("gpu_pass", 1):
                 raise InvalidData(str(path), "it is no result of benchmarks.gpu_pass")
-            [(item["name"], item["status"]) for stage in found["stages"] for item in stage["items"]]
-            found["device"]["name"]
+            [(item["name"], item["status"]) for stage in content["stages"] for item in stage["items"]]
+            content["device"]["name"]
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise InvalidData(str(path), f"it cannot be read: {error}") from error
-        return cls(found)
+        return cls(content)
 
     def check(self, device: Mapping[str, Any], path: Path) -> None:
         """
-        Make sure that it is of a device.
+        Check that the pass is of a device.
 
         Raises:
-            InvalidData: If it is of another.
+            InvalidData: If it is of another device.
         """
-        if self.found["device"]["name"] != device["name"]:
-            raise InvalidData(str(path), f"it is of {self.found['device']['name']}, and this is {device['name']}")
+        if self.content["device"]["name"] != device["name"]:
+            raise InvalidData(str(path), f"it is of {self.content['device']['name']}, and this is {device['name']}")
 
     def done(self, stage: str, commit: str) -> frozenset[str]:
-        """Name the items of a stage that were ok, or lack what would be left out again: another commit may mend it."""
-        whole = ("ok", "incomplete") if self.found and self.found["commit"] == commit else ("ok",)
+        """Return the items of a stage that need not run again: ok, or incomplete at the same commit."""
+        whole = ("ok", "incomplete") if self.content and self.content["commit"] == commit else ("ok",)
         return frozenset(
             item["name"]
-            for run in self.found.get("stages", ())
+            for run in self.content.get("stages", ())
             if run["name"] == stage
             for item in run["items"]
             if item["status"] in whole
         )
 
     def skipped_kernels(self, commit: str) -> dict[str, str]:
-        """Give the kernels that ended processes, by name with the reason: another commit's may be mended since."""
-        return dict(self.found["skipped_kernels"]) if self.found and self.found["commit"] == commit else {}
+        """Return the kernels that ended processes, with the reason; none of another commit, which may be fixed."""
+        return dict(self.content["skipped_kernels"]) if self.content and self.content["commit"] == commit else {}
 
     def calls(self) -> list[Record]:
-        """Name the calls that the items came of, this one not counted."""
-        if not self.found:
+        """Return the earlier calls of the pass: date, commit and seconds."""
+        if not self.content:
             return []
-        mine = {name: self.found.get(name) for name in ("date", "commit", "seconds_spent")}
-        return [*self.found.get("resumed", ()), mine]
+        mine = {name: self.content.get(name) for name in ("date", "commit", "seconds_spent")}
+        return [*self.content.get("resumed", ()), mine]
 
     def joined(self, runs: Iterable[Record], commit: str) -> list[Record]:
-        """Give all stages: an item done again takes the place of the one before, which else says whose commit it is."""
-        stages = {run["name"]: run for run in self.found.get("stages", ())}
-        foreign = {} if self.found.get("commit") == commit else {"commit": self.found.get("commit")}
-        kept = {name: {item["name"]: foreign | item for item in run["items"]} for name, run in stages.items()}
-        found = {name: run | {"items": list(kept[name].values())} for name, run in stages.items()}
+        """Return all stages; a new item replaces an earlier one, and items of another commit have its name."""
+        stages = {run["name"]: run for run in self.content.get("stages", ())}
+        foreign = {} if self.content.get("commit") == commit else {"commit": self.content.get("commit")}
+        items_of = {name: {item["name"]: foreign | item for item in run["items"]} for name, run in stages.items()}
+        content = {name: run | {"items": list(items_of[name].values())} for name, run in stages.items()}
         for run in runs:
-            items = kept.get(run["name"], {}) | {item["name"]: item for item in run["items"]}
-            skipped = [name for name in run["skipped"] if name not in items]  # what became of it before stays
-            found[run["name"]] = run | {"items": list(items.values()), "skipped": skipped}
-        return list(found.values())
+            items = items_of.get(run["name"], {}) | {item["name"]: item for item in run["items"]}
+            skipped = [name for name in run["skipped"] if name not in items]  # an earlier result stays
+            content[run["name"]] = run | {"items": list(items.values()), "skipped": skipped}
+        return list(content.values())

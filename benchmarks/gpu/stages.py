@@ -1,19 +1,19 @@
-"""The stages of the GPU pass: in each, a list of items that a process goes through one by one, best first."""
+"""The stages of the GPU pass: each has a list of items for one process, the most valuable first."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
 
-from benchmarks.gpu import cases, conformance, steps, sweep, tensor_cases, training
+from benchmarks.gpu import cases, conformance, steps, sweep, training
 from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import probes as gpu_probes
 from benchmarks.gpu.items import Session
+from benchmarks.gpu.steps import Step
 from cubatch.bench.cases import Case, of_layer
 from cubatch.bench.target import count_sets
 from cubatch.hardware import arithmetic
@@ -31,6 +31,7 @@ _TUNED = (
 )
 _STEPS = (("resnet50", 256, "float16"), ("resnet50", 256, "bfloat16"), ("resnet50", 32, "float16"))
 
+_COMPILED_OPERATIONS = {"batch_norm_train", "batch_norm_inference", "layer_norm", "activation", "activation_backward"}
 COMPILED_RIVALS = {"torch.compile": ("eager", "compile"), "torch.compile max-autotune": ("compile max-autotune",)}
 """
 The rivals of an item, by the end of the item's name.
@@ -48,16 +49,16 @@ _COMPILED_OPTIONS: dict[str, dict[str, Any]] = {
 @attrs.frozen
 class Item:
     """
-    One thing that a stage does.
+    An item of a stage.
 
     Attributes:
         name: Unique in its stage.
-        run: Does it.
-        case: What it measures, where that is a case.
-        seconds: A guess of how long it takes.
-        limit_seconds: It hangs if it, or a kernel of it that is new, takes longer.
-        keyword: The item runs only if the text of `--only` contains this word; empty: no word is needed.
-        steps: Names of the steps that have it, by which `--only` finds it too.
+        run: Does the work and returns a mapping for the JSON.
+        case: The case that it measures, if there is one.
+        seconds: Estimate of its time.
+        limit_seconds: Time after which it counts as hung; also for a kernel that it launches for the first time.
+        keyword: The item runs only if the text of `--only` contains this word; empty if no word is needed.
+        steps: Steps that have it, by which `--only` finds it too.
     """
 
     name: str
@@ -75,11 +76,11 @@ class Stage:
     A part of the pass.
 
     Attributes:
-        name: For --stage.
-        shows: What it is for, in a phrase.
+        name: Name for `--stage`.
+        shows: Its purpose in a phrase.
         seconds: Its share of the default time.
-        items: Lists what it does on a device.
-        always: Whether a resumed pass does it again: what it leaves is on the machine, not in the file.
+        items: Returns its items on a device.
+        always: Whether a resumed pass runs it again, because its results are on the machine and not in the file.
     """
 
     name: str
@@ -89,56 +90,61 @@ class Stage:
     always: bool = False
 
 
+COMPILED = ", compiled"
+"""End of the name of a case that `torch.compile` takes part in; it compiles for seconds, so a keyword selects it."""
+
+
 def _timed(case: Case, device: Device, of: Sequence[str] = ()) -> Item:
     seconds = _guess(case, device)
-    return Item(case.name, lambda session: gpu_items.timed(case, session), case, seconds, steps=of)
+    return Item(case.name, functools.partial(gpu_items.timed, case), case, seconds, steps=of)
 
 
-def _of_cases(found: Iterable[Case], device: Device) -> list[Item]:
-    return [_timed(case, device) for case in found if case.dtype in arithmetic.supported_dtypes(device)]
+def _of_cases(listed: Iterable[Case], device: Device) -> list[Item]:
+    return [_timed(case, device) for case in listed if case.dtype in arithmetic.supported_dtypes(device)]
 
 
 def _steps(device: Device) -> list[Item]:
-    """Return the operations of every step that the device has memory for."""
+    """Return the operations of every step that the device has memory for; some also with `torch.compile`."""
     dtypes, limit = arithmetic.supported_dtypes(device), hardware_memory.memory_limit(device).bytes
-    return [
+    items = [
         _timed(case, device, names)
         for case, names in steps.merged((step for step in steps.STEPS if step.dtype in dtypes), device)
         if case.num_bytes * count_sets(case, device.l2_bytes) <= limit
     ]
+    return items + [
+        attrs.evolve(
+            item, name=item.name + COMPILED, run=functools.partial(gpu_items.timed, item.case, compiled_rivals=True),
+            seconds=item.seconds + 10.0, limit_seconds=120.0, keyword="compiled",
+            steps=[name + COMPILED for name in item.steps],
+        )
+        for item in items
+        if item.case is not None and item.case.operation in _COMPILED_OPERATIONS
+    ]  # fmt: skip
 
 
 def _guess(case: Case, device: Device) -> float:
-    """Guess the seconds of a case: preparing and checking, then rounds of ours and the vendor's."""
+    """Return an estimate of the seconds of a case: preparing and checking, then rounds of cubatch and the vendor."""
     step = 2 * (case.roofline_seconds(device) or 0.0)
     return 0.15 + case.num_bytes / 50e9 + max(gpu_items.CASE_SECONDS / 2, 20 * step)
 
 
-def _mixed(on_tensor_cores: Iterable[Case], others: Iterable[Case]) -> list[Case]:
-    """Two on tensor cores for every other, so that a stage that is cut off has some of both."""
-    found, rest = [], iter(others)
-    for first, second in itertools.zip_longest(*[iter(on_tensor_cores)] * 2):
-        found += [first, second, next(rest, None)]
-    return [case for case in (*found, *rest) if case is not None]
-
-
 def _checks(device: Device) -> list[Item]:
-    odd = [case for case in tensor_cases.odd_shapes() if case.dtype in arithmetic.supported_dtypes(device)]
+    odd = [case for case in cases.odd_products() if case.dtype in arithmetic.supported_dtypes(device)]
     odd += cases.odd_shapes()
     return [
-        Item(case.name, lambda session, case=case, seed=seed: gpu_items.verified(case, seed, session), case, 0.05, 10.0)
+        Item(case.name, functools.partial(gpu_items.verified, case, seed), case, 0.05, 10.0)
         for seed, case in enumerate(odd, start=cases.SEED)
     ] + [Item("layouts", gpu_items.layouts, seconds=0.5, limit_seconds=10.0)]
 
 
 def _occupancies(device: Device) -> list[Item]:
     by_source: dict[str, list[Kernel]] = {}
-    for found in variant.kernels():
-        if found.runs_on(gpu_items.arch_of(device)):
-            by_source.setdefault(found.source, []).append(found)
+    for kernel in variant.kernels():
+        if kernel.runs_on(gpu_items.arch_of(device)):
+            by_source.setdefault(kernel.source, []).append(kernel)
     return [
-        Item(source, lambda session, found=found: gpu_items.occupancy(found, session), seconds=0.02 * len(found))
-        for source, found in by_source.items()
+        Item(source, functools.partial(gpu_items.occupancy, kernels), seconds=0.02 * len(kernels))
+        for source, kernels in by_source.items()
     ]
 
 
@@ -146,7 +152,7 @@ def _memories(_: Device) -> list[Item]:
     return [
         Item(
             f"{network.name}, {mode}, batch {batch_size}, {dtype}, {library}",
-            functools.partial(training.memory_of, network.name, mode, batch_size, dtype, library),
+            functools.partial(training.memory_of, Step(network.name, mode, batch_size, dtype), library),
             seconds=3.0,
             limit_seconds=60.0,
         )
@@ -158,7 +164,7 @@ def _trainings(_: Device) -> list[Item]:
     return [
         Item(
             f"{name}, batch {batch_size}, {dtype}",
-            functools.partial(training.whole_step, name, "training", batch_size, dtype, ("eager",)),
+            functools.partial(training.whole_step, Step(name, "training", batch_size, dtype), ("eager",)),
             seconds=15.0,
             limit_seconds=90.0,
         )
@@ -167,7 +173,7 @@ def _trainings(_: Device) -> list[Item]:
         # Compiling takes minutes, which the default pass does not have: a keyword keeps these items out of it.
         Item(
             f"{name}, {mode}, batch {batch_size}, float16, {ending}",
-            functools.partial(training.whole_step, name, mode, batch_size, "float16", rival_names),
+            functools.partial(training.whole_step, Step(name, mode, batch_size), rival_names),
             **_COMPILED_OPTIONS[ending],
         )
         for ending, rival_names in COMPILED_RIVALS.items()
@@ -213,20 +219,20 @@ def _facts(_: Device) -> list[Item]:
         Item("copies", gpu_items.copies, seconds=3.0),
         *(
             Item(f"gemm, {dtype}", functools.partial(gpu_items.gemm_ceiling, dtype), seconds=1.0)
-            for dtype in ("float32", *tensor_cases.DTYPES)
+            for dtype in ("float32", *cases.TENSOR_DTYPES)
         ),
     ]
 
 
 def _conformances(device: Device) -> list[Item]:
     return [
-        Item(found.name, functools.partial(conformance.conforms, found), seconds=0.05, limit_seconds=30.0)
-        for found in gpu_probes.probes(gpu_items.arch_of(device))
+        Item(probe.name, functools.partial(conformance.conforms, probe), seconds=0.05, limit_seconds=30.0)
+        for probe in gpu_probes.probes(gpu_items.arch_of(device))
     ]
 
 
 def _products(device: Device) -> list[Item]:
-    return _of_cases(_mixed(tensor_cases.gemms(), cases.gemms()), device)
+    return _of_cases(cases.gemms(), device)
 
 
 def _units(device: Device) -> list[Item]:
@@ -242,8 +248,8 @@ STAGES = (
     Stage("facts", "the device's copy bandwidth, cuBLAS's rates", 12, _facts),
     Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
     Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),
-    Stage("gemm", "matrix products beside cuBLAS", 55, _products),
-    Stage("steps", "every operation of the networks' steps, its floor and the vendor's time", 162, _steps),
+    Stage("gemm", "matrix products against cuBLAS", 55, _products),
+    Stage("steps", "every operation of steps of networks, its floor and the time of the vendor", 162, _steps),
     Stage("training", "whole steps against PyTorch eager and torch.compile", 35, _trainings),
     Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
     Stage("memory", "the memory plan against the real peak", 25, _memories),
@@ -253,7 +259,7 @@ STAGES = (
 
 
 def stage_named(name: str) -> Stage:
-    """Find a stage."""
+    """Return a stage."""
     return next(stage for stage in STAGES if stage.name == name)
 
 
@@ -261,7 +267,7 @@ def chosen(stage: Stage, device: Device, only: str) -> list[Item]:
     """
     Return a stage's items whose name, or a step of which, matches an expression that contains the item's keyword.
 
-    The stage of facts is always whole: it identifies the device of a file.
+    The stage `facts` is always whole: it identifies the device of a file.
     """
     return [
         item

@@ -1,7 +1,7 @@
 """
-The steps of networks whose operations the GPU pass times: what the schedule launches, as often as it does.
+Steps of networks whose operations the GPU pass times: each operation that the schedule launches, with its count.
 
-A case that several steps have is timed once.  Results of a step are added up by how often it has each case.
+A case that several steps have is timed once.  The results of a step are added up by the count of each case.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from cubatch.bench.cases import Case
-from cubatch.bench.step_cases import of_step
+from cubatch.bench.cases import Case, of_step
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.network import models
@@ -37,15 +36,15 @@ class Step:
 
     @property
     def name(self) -> str:
-        """What `--only` finds: "resnet50, training, batch 256, float16"."""
+        """Return the name for `--only`: "resnet50, training, batch 256, float16"."""
         return f"{self.network}, {self.mode}, batch {self.batch_size}, {self.dtype}"
 
     @functools.cached_property
     def cases(self) -> tuple[Case, ...]:
         """Return its distinct operations; their layers are named with network and mode."""
-        found = of_step(models.build(self.network), self.mode, self.batch_size, self.dtype)
+        listed = of_step(models.build(self.network), self.mode, self.batch_size, self.dtype)
         place = f"{self.network}/{self.mode}"
-        return tuple(attrs.evolve(case, layers=tuple(f"{place}/{layer}" for layer in case.layers)) for case in found)
+        return tuple(attrs.evolve(case, layers=tuple(f"{place}/{layer}" for layer in case.layers)) for case in listed)
 
 
 BATCHES = {
@@ -88,20 +87,21 @@ def merged(steps: Iterable[Step], device: Device) -> list[tuple[Case, Sequence[s
     """
     List the distinct cases of steps, each with the names of its steps.
 
-    Steps keep their order.  In a step the operations come first that take most of it at best.
+    Steps keep their order.  In a step, the operations with the largest share of the least time come first.
 
     Args:
         steps: The steps.
-        device: Tells what a case takes at best.
+        device: The GPU of the roofline.
     """
 
     def at_best(case: Case) -> float:
         return case.multiplicity * (case.roofline_seconds(device) or case.moved_bytes)
 
-    found: dict[str, tuple[Case, list[str]]] = {}
+    merged_cases: dict[str, tuple[Case, list[str]]] = {}
     for step in steps:
         for case in sorted(step.cases, key=at_best, reverse=True):
-            before, names = found.get(case.name, (case, []))
+            before, names = merged_cases.get(case.name, (case, []))
             layers = tuple(dict.fromkeys((*before.layers, *case.layers)))
-            found[case.name] = attrs.evolve(before, layers=layers, multiplicity=len(layers)), [*names, step.name]
-    return list(found.values())
+            evolved = attrs.evolve(before, layers=layers, multiplicity=len(layers))
+            merged_cases[case.name] = evolved, [*names, step.name]
+    return list(merged_cases.values())

@@ -1,24 +1,23 @@
 """
-One layer pass at every batch size from 1 to 256, ours and its rivals: the data that rules and predictors are held to.
+One layer pass at every batch size from 1 to 256, on cubatch and its rivals: data for rules and predictors.
 
-The buffers are those of the largest batch; smaller ones take parts of them in turn, so that data comes from
-memory and not from the L2.  Sizes go from coarse to fine: cut off early, what there is covers the whole range.
+The buffers are those of the largest batch.  Smaller batches take parts of them in turn, so that data comes from memory
+and not from the L2.  Sizes go from coarse to fine: if time ends early, they cover the whole range.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.gpu.items import rival_entrants
 from cubatch.bench.cases import Case, of_layer
-from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.guard import Guarded, begun
+from cubatch.bench.contest import OURS, Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way
-from cubatch.bench.records import OURS
-from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
+from cubatch.bench.measure import rotating
+from cubatch.bench.rivals import RIVALS, Missing, rivals
 from cubatch.bench.target import Target, fill
 from cubatch.engine import backend
 from cubatch.errors import DeviceFailed
@@ -34,7 +33,7 @@ COLUMNS = (
     "ours_busiest_sm_blocks", "ours_fill",
     *(name + ending for name in RIVALS for ending in ("", "_ms", "_ms_min", "_ms_max", "_timings")), "sm_clock_mhz",
 )  # fmt: skip
-"""Of the CSV; times are medians of a step in milliseconds, a multiply-add is two FLOP; `vendor` is its library."""
+"""Columns of the CSV: times are medians in milliseconds, a multiply-add is two FLOP, `vendor` is the library."""
 
 
 def coarse_to_fine(largest: int) -> Iterator[int]:
@@ -60,16 +59,14 @@ def sweep(whole: Case, target: Target, contest: Contest, *, until: float) -> dic
     Time one layer pass at every batch size.
 
     Args:
-        whole: A layer's pass at the largest batch.
-        target: Where.
-        contest: What times it.
-        until: When to stop, by `time.monotonic()`.
+        whole: The pass of a layer at the largest batch.
+        target: Where it runs.
+        contest: Times it.
+        until: Monotonic time at which it stops.
 
     Returns:
-        dict: "rows", ascending by batch, with the keys of COLUMNS; "missing", the sizes that did not fit the time or
-        whose kernel was refused;
-        "vendor_algorithm" and that of every other rival, since timing cuDNN's algorithms at every size would take far
-        longer than the sweep.
+        dict: "rows" are ascending by batch and have the keys of COLUMNS. "missing" are the sizes without time or with a
+            refused kernel. "vendor_algorithm", and that of other rivals, was chosen without timing.
     """
     layer, pass_ = whole.layer, whole.pass_
     if layer is None or pass_ is None:
@@ -81,7 +78,7 @@ def sweep(whole: Case, target: Target, contest: Contest, *, until: float) -> dic
             missing.append(size)
             continue
         try:
-            rows.append(_one(of_layer(layer, pass_, size, whole.dtype), arrays, target, contest))
+            rows.append(_row(of_layer(layer, pass_, size, whole.dtype), arrays, target, contest))
         except DeviceFailed as error:
             if error.is_fatal:
                 raise
@@ -97,7 +94,7 @@ def sweep(whole: Case, target: Target, contest: Contest, *, until: float) -> dic
     }
 
 
-def _one(case: Case, arrays: Mapping[str, Any], target: Target, contest: Contest) -> dict[str, Any]:
+def _row(case: Case, arrays: Mapping[str, Any], target: Target, contest: Contest) -> dict[str, Any]:
     parts = _parts(case, arrays)
     way = Way(case, target.device)
     native = way.operations(Tracer(target.launcher))
@@ -105,23 +102,19 @@ def _one(case: Case, arrays: Mapping[str, Any], target: Target, contest: Contest
     with target.trying(way.main):
         steps[0]()
         target.synchronize()
-    ours = Entrant(OURS, OURS, _turns(steps))
+    entrants = [Entrant(OURS, OURS, rotating(steps))]
     main = max(way.launches, key=lambda launch: launch.blocks)
-    theirs: list[tuple[Entrant, Guarded]] = []
-    for each in rivals(case, target.module, benchmark=False):
-        if isinstance(each, Rival):
-            step = begun(lambda each=each: _turns([each.bind(part) for part in parts]), target)
-            if isinstance(step, Guarded):
-                theirs.append((Entrant(each.library, each.name, step), step))
-    contest.run([ours, *(entrant for entrant, _ in theirs)], SECONDS_PER_SIZE)
-    entrants = [ours, *(entrant for entrant, step in theirs if not step.failure)]
+    entrants += rival_entrants(case, parts, target, benchmark=False)[0]
+    contest.run(entrants, SECONDS_PER_SIZE)
+    entrants = [entrant for entrant in entrants if entrant.status != "error"]
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= _facts(case, target) | _times(OURS, entrants[0])
     row |= {"ours_kernel": main.kernel.name, "ours_blocks": main.blocks}
     if target.device.num_sms:
         row["ours_busiest_sm_blocks"] = waves.busiest_sm_blocks(main.blocks, target.device.num_sms)
         row["ours_fill"] = waves.fill(main.blocks, target.device.num_sms)
-    for entrant in sorted(entrants[1:], key=lambda one: -(one.seconds or math.inf)):  # of a side the fastest stays
+    # The fastest of a side comes last and stays.
+    for entrant in sorted(entrants[1:], key=lambda entrant: -(entrant.seconds or math.inf)):
         row |= {entrant.side: entrant.name} | _times(entrant.side, entrant)
     clocks = [t.sm_clock_mhz for entrant in entrants for t in entrant.timings if t.sm_clock_mhz is not None]
     row["sm_clock_mhz"] = median(clocks) if clocks else None
@@ -129,7 +122,7 @@ def _one(case: Case, arrays: Mapping[str, Any], target: Target, contest: Contest
 
 
 def _parts(case: Case, arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Cut the arrays of the largest batch into parts of this one's size; what has no batch is shared."""
+    """Cut the arrays of the largest batch into parts of this size; arrays without a batch are shared."""
     batched = [name for name, operand in case.operands.items() if operand.is_batched]
     rows = case.operands[batched[0]].shape[0]
     count = min(MAX_PARTS, len(arrays[batched[0]]) // rows)
@@ -141,15 +134,6 @@ def _parts(case: Case, arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for index in range(count)
     ]
-
-
-def _turns(steps: list[Callable[[], object]]) -> Callable[[], None]:
-    cycle = itertools.cycle(steps)
-
-    def step() -> None:
-        next(cycle)()
-
-    return step
 
 
 def _times(side: str, entrant: Entrant) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the GPU pass does with whole networks: their memory, their steps against PyTorch's, what autotune answers."""
+"""Whole networks in the GPU pass: their memory, their steps against PyTorch, and recommendations of autotune."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from benchmarks import torch_network
-from benchmarks.gpu import small
+from benchmarks.gpu import cases
 from benchmarks.gpu.items import Session
+from benchmarks.gpu.steps import Step
 from cubatch.bench import rivals
-from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.guard import begun
-from cubatch.bench.records import OURS
+from cubatch.bench.contest import OURS, Contest, Entrant
 from cubatch.bench.target import Target
 from cubatch.hardware.nvml import Monitor
 from cubatch.measure.runner import Clock
@@ -55,10 +56,10 @@ TORCHVISION: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """The builder in `torchvision.models` and its arguments, by cubatch's name of the network."""
 
 
-def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, session: Session) -> dict[str, Any]:
-    """The plan beside what the engine took and what the driver says the process holds more than before."""
-    name, batch_size = _sized(name, batch_size, session)
-    options: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": "momentum", "library": library}
+def memory_of(step: Step, library: str, session: Session) -> dict[str, Any]:
+    """Return the planned bytes, the bytes that the engine took, and those that the driver reports."""
+    name, batch_size = _sized(step.network, step.batch_size, session)
+    options: dict[str, Any] = {"mode": step.mode, "dtype": step.dtype, "optimizer": "momentum", "library": library}
     planned = step_footprint.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
     monitor = Monitor(session.device.uuid) if session.device.uuid else None
     before = monitor.snapshot().used_bytes if monitor else None
@@ -77,27 +78,22 @@ def memory_of(name: str, mode: str, batch_size: int, dtype: str, library: str, s
         runner.close()
 
 
-def _ratio(ours: Entrant, theirs: Entrant) -> dict[str, Any]:
-    """Return the seconds of a rival's step divided by ours, with a confidence interval from the rounds of both."""
-    by_round = [{timing.round: timing.seconds for timing in entrant.used} for entrant in (theirs, ours)]
+def _ratio(ours: Entrant, rival: Entrant) -> dict[str, Any]:
+    """Return the seconds of a rival's step divided by cubatch's, with a confidence interval from the rounds of both."""
+    by_round = [{timing.round: timing.seconds for timing in entrant.used} for entrant in (rival, ours)]
     interval = paired_interval(*by_round)
     return {
-        "ratio": (theirs.seconds or float("nan")) / (ours.seconds or float("nan")),
+        "ratio": (rival.seconds or float("nan")) / (ours.seconds or float("nan")),
         "ratio_interval": None if interval is None else [math.exp(end) for end in interval],
     }
 
 
-def whole_step(
-    name: str, mode: str, batch_size: int, dtype: str, rival_names: Sequence[str], session: Session
-) -> dict[str, Any]:
+def whole_step(step: Step, rival_names: Sequence[str], session: Session) -> dict[str, Any]:
     """
     Time a whole step of cubatch and of PyTorch rivals in the same rounds.
 
     Args:
-        name: A network of `cubatch models`.
-        mode: "training" or "inference".
-        batch_size: Images of a step.
-        dtype: The type of cubatch's step and of inference; training uses automatic mixed precision of it.
+        step: The step. PyTorch trains with automatic mixed precision of its type.
         rival_names: Keys of `COMPILE_MODES`.
         session: The session of the pass.
 
@@ -105,8 +101,9 @@ def whole_step(
         dict: Medians with confidence intervals in seconds, and each rival's ratio to cubatch. If PyTorch is
             missing, or torchvision for a network that needs it, only the reason, and "unavailable" as the status.
     """
-    name, batch_size = _sized(name, batch_size, session)
-    facts = {"network": name, "mode": mode, "dtype": dtype, "batch_size": batch_size}
+    name, batch_size = _sized(step.network, step.batch_size, session)
+    step = attrs.evolve(step, network=name, batch_size=batch_size)
+    facts = {"network": name, "mode": step.mode, "dtype": step.dtype, "batch_size": batch_size}
     torch = rivals.torch_of(session.target.module)
     if torch is None:
         return facts | {"status": "unavailable", "message": "PyTorch with CUDA is not installed"}
@@ -115,13 +112,14 @@ def whole_step(
     except ValueError as error:
         return facts | {"status": "unavailable", "message": f"torchvision is not installed; {error}"}
     runner = _runner(
-        name, session, mode=mode, dtype=dtype, optimizer="momentum", library="cubatch", choice_seconds=CHOICE_SECONDS
-    )
+        name, session, mode=step.mode, dtype=step.dtype, optimizer="momentum", library="cubatch",
+        choice_seconds=CHOICE_SECONDS,
+    )  # fmt: skip
     try:
         runner.prepare(batch_size)
         return facts | compared_with_rivals(
             runner.step,
-            {rival: _binder(torch, build, name, mode, batch_size, dtype, rival) for rival in rival_names},
+            {rival: _binder(torch, build, step, rival) for rival in rival_names},
             batch_size,
             runner.clock,
             session.target,
@@ -150,21 +148,21 @@ def compared_with_rivals(
         target: The device.
 
     Returns:
-        dict: Our figures, and by rival its figures, its ratio to ours and the error that ended it (`None`: it ran).
+        dict: Our figures, and by rival its figures, its ratio to cubatch and the error that ended it (`None`: it ran).
     """
     ours = Entrant("cubatch", OURS, step)
-    theirs: dict[str, Entrant] = {}
+    entrants: dict[str, Entrant] = {}
     results: dict[str, dict[str, Any]] = {}
     for rival, bind in binders.items():
         start = time.monotonic()
-        bound = begun(bind, target)
+        bound = target.attempt(bind)
         results[rival] = {"warm_up_seconds": time.monotonic() - start}
         if isinstance(bound, str):
             results[rival] |= {"failure": bound}
         else:
-            theirs[rival] = Entrant(rival, rival, bound)  # a side of its own: a slow rival stays in the rounds
-    Contest(clock, SPAN_SECONDS).run([ours, *theirs.values()], STEP_SECONDS)
-    for rival, entrant in theirs.items():
+            entrants[rival] = Entrant(rival, rival, bound)  # a side of its own: a slow rival stays in the rounds
+    Contest(clock, SPAN_SECONDS, synchronize=target.synchronize).run([ours, *entrants.values()], STEP_SECONDS)
+    for rival, entrant in entrants.items():
         failure = entrant.reason if entrant.status == "error" else None
         results[rival] |= {"failure": failure}
         if failure is None:
@@ -206,31 +204,24 @@ def _builder(name: str) -> Callable[[], Any]:
 
 
 def _binder(
-    torch: Any,
-    build: Callable[[], Any],
-    name: str,
-    mode: str,
-    batch_size: int,
-    dtype: str,
-    rival: str,
-    device: str = "cuda",
+    torch: Any, build: Callable[[], Any], step: Step, rival: str, device: str = "cuda"
 ) -> Callable[[], Callable[[], Any]]:
     """Return a function that builds the step of a PyTorch network, compiles it and warms it up."""
 
     def bind() -> Callable[[], Any]:
-        rivals.set_precision(torch, dtype, benchmark=True)
-        network = models.build(name)
+        rivals.set_precision(torch, step.dtype, benchmark=True)
+        network = models.build(step.network)
         h, w, c = network.input_shape
-        layout = torch.contiguous_format if name in TRANSFORMERS else torch.channels_last
-        stored = getattr(torch, dtype) if mode == "inference" else torch.float32
+        layout = torch.contiguous_format if step.network in TRANSFORMERS else torch.channels_last
+        stored = getattr(torch, step.dtype) if step.mode == "inference" else torch.float32
         module = build().to(device, dtype=stored, memory_format=layout)
-        x = torch.randn(batch_size, c, h, w, device=device, dtype=stored).to(memory_format=layout)
-        labels = torch.randint(0, network.output_shape[-1], (batch_size,), device=device)
-        mode_of_rival, trained = COMPILE_MODES[rival], labels if mode == "training" else None
-        step = torch_network.torch_step(module, x, trained, dtype, mode_of_rival)
+        x = torch.randn(step.batch_size, c, h, w, device=device, dtype=stored).to(memory_format=layout)
+        labels = torch.randint(0, network.output_shape[-1], (step.batch_size,), device=device)
+        trained = labels if step.mode == "training" else None
+        run = torch_network.torch_step(module, x, trained, step.dtype, COMPILE_MODES[rival])
         for _ in range(WARM_UP_STEPS):
-            step()
-        return step
+            run()
+        return run
 
     return bind
 
@@ -249,24 +240,24 @@ def torchvision_module(name: str) -> Any:
 
 
 def tuned(name: str, mode: str, dtype: str, library: str, session: Session) -> dict[str, Any]:
-    """What autotune answers, beside every size around the answer."""
+    """Return the result of autotune, and one of every size around the recommended batch size."""
     import cubatch as cb
 
     name, most = _sized(name, None, session)
     options: dict[str, Any] = {"mode": mode, "dtype": dtype, "device": "cuda", "library": library, "store": False}
     budget = max(2.0, session.seconds_left() / 2)
-    found = cb.autotune(name, budget=min(6.0, budget), max_batch_size=most, **options)
-    answer = found.batch_size or 1
-    largest = found.largest_batch_size or answer
-    steps = {max(1, round(answer * 2 ** (step / 6))) for step in range(-9, 10)}
-    sizes = sorted({size for size in steps | {answer - 1, answer, answer + 1} if 1 <= size <= largest})
+    result = cb.autotune(name, budget=min(6.0, budget), max_batch_size=most, **options)
+    best = result.batch_size or 1
+    largest = result.largest_batch_size or best
+    steps = {max(1, round(best * 2 ** (step / 6))) for step in range(-9, 10)}
+    sizes = sorted({size for size in steps | {best - 1, best, best + 1} if 1 <= size <= largest})
     swept = cb.autotune(name, batch_sizes=sizes, budget=min(8.0, max(2.0, session.seconds_left())), **options)
-    return {"found": found.to_mapping(), "swept": swept.to_mapping()}
+    return {"found": result.to_mapping(), "swept": swept.to_mapping()}
 
 
 def _sized(name: str, batch_size: int | None, session: Session) -> tuple[str, int | None]:
-    """Give the network and batch that are run in the place of others: themselves, but for a rehearsal."""
-    return (small.NETWORK, small.BATCH_SIZE) if session.small else (name, batch_size)
+    """Return the network and the batch size that run: the given ones, or small ones in a rehearsal."""
+    return (cases.NETWORK, cases.BATCH_SIZE) if session.small else (name, batch_size)
 
 
 def _runner(name: str, session: Session, **options: Any) -> Any:

@@ -29,7 +29,7 @@ from benchmarks.pages.gpu_rows import (
     shares_of,
 )
 from benchmarks.pages.tables import table
-from cubatch.bench.records import OURS
+from cubatch.bench.bench_results import OURS
 from cubatch.bench.rivals import VENDOR
 from cubatch.units import format_bytes, format_metric, format_percent, format_seconds
 
@@ -73,21 +73,21 @@ def _float32_goals(result: Mapping[str, Any]) -> list[Goal]:
 
 
 def _tensor_goals(result: Mapping[str, Any]) -> list[Goal]:
-    found: list[Goal] = []
+    targets: list[Goal] = []
     for dtype in ("float16", "bfloat16"):
         ratios = ratios_of(rows_of(result, "gemm", dtype))
-        found.append((f"matrix products, {dtype}: mean ratio to cuBLAS", TENSOR_GEMM_GOAL, mean_of, ratios))
+        targets.append((f"matrix products, {dtype}: mean ratio to cuBLAS", TENSOR_GEMM_GOAL, mean_of, ratios))
     for batch in GOAL_BATCHES:
         name = f"{GOAL_NETWORK}, float16, batch {batch}"
         for pass_ in PASSES:
             ratios = ratios_of(_of_batch(rows_of(result, "layers", "float16"), batch, pass_))
-            found.append((f"{name}, {pass_}: mean ratio to cuDNN", TENSOR_CONV_GOAL, mean_of, ratios))
+            targets.append((f"{name}, {pass_}: mean ratio to cuDNN", TENSOR_CONV_GOAL, mean_of, ratios))
         ratios = ratios_of(_of_batch(rows_of(result, "fused", "float16"), batch, "fprop"))
-        found.append((f"{name}, fused: mean ratio to cuDNN and separate kernels", FUSED_GOAL, mean_of, ratios))
+        targets.append((f"{name}, fused: mean ratio to cuDNN and separate kernels", FUSED_GOAL, mean_of, ratios))
     wanted = (GOAL_NETWORK, "float16", GOAL_TRAINING_BATCH)
     steps = [i["ratio"] for i in _trained(result) if (i["network"], i["dtype"], i["batch_size"]) == wanted]
     name = f"training step of {GOAL_NETWORK}, float16, batch {GOAL_TRAINING_BATCH}: ratio to PyTorch eager"
-    return [*found, (name, TRAINING_GOAL, min, steps)]
+    return [*targets, (name, TRAINING_GOAL, min, steps)]
 
 
 def gemm(result: Mapping[str, Any]) -> str:
@@ -103,9 +103,9 @@ def attention(result: Mapping[str, Any]) -> str:
 def convolutions(result: Mapping[str, Any]) -> str:
     """Return geometric means of convolutions against rivals, by network, type, batch size, pass and kind."""
     groups: dict[tuple[str, str, int, str], list[Row]] = {}
-    found = [*rows_of(result, "layers"), *(_as_fused(row) for row in rows_of(result, "fused"))]
-    others = others_in(found)
-    for row in found:
+    listed = [*rows_of(result, "layers"), *(_as_fused(row) for row in rows_of(result, "fused"))]
+    others = others_in(listed)
+    for row in listed:
         case = row["case"]
         for network in dict.fromkeys(name.split("/")[0] for name in case["layers"]):
             groups.setdefault((network, case["dtype"], case["batch_size"], case["pass"]), []).append(row)
@@ -124,9 +124,9 @@ def families(result: Mapping[str, Any]) -> str:
     """Return for each family of kernels the mean ratio of its fastest variants."""
     groups: dict[tuple[str, str, str], list[tuple[Row, bool]]] = {}
     stages = {stage: rows_of(result, stage) for stage in ("gemm", "layers", "fused")}
-    others = others_in(row for found in stages.values() for row in found)
-    for stage, found in stages.items():
-        for row in found:
+    others = others_in(row for listed in stages.values() for row in listed)
+    for stage, listed in stages.items():
+        for row in listed:
             best: dict[str, Row] = {}
             for entry in row["entries"]:
                 if entry["side"] == OURS and ratios_by_name(entry):
@@ -147,10 +147,10 @@ def families(result: Mapping[str, Any]) -> str:
 
 def bandwidth(result: Mapping[str, Any]) -> str:
     """Return depthwise convolutions and operations that only move bytes, relative to a copy."""
-    found = [row for row in rows_of(result, "misc") if row["best"]["copy_fraction"] is not None]
-    others = others_in(found)
+    listed = [row for row in rows_of(result, "misc") if row["best"]["copy_fraction"] is not None]
+    others = others_in(listed)
     rows = []
-    for row in found:
+    for row in listed:
         best = row["best"]
         ratios = [ratio_of(best, name) for name in (VENDOR, *others)]
         rows.append(
@@ -219,14 +219,14 @@ def conformance(result: Mapping[str, Any]) -> str:
     counts: dict[str, int] = {}
     for item in items:
         counts[item["status"]] = counts.get(item["status"], 0) + 1
-    said = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
     rows = [
         [item["name"], "; ".join(item.get("differences", ())) or item.get("message", "")]
         for item in items
         if item["status"] not in {"ok", "unchecked"}
     ]
     differing = f"\n\n{table(['probe', 'difference or failure'], rows)}" if rows else ""
-    return page(result, "conformance", f"Probes: {said}.{differing}", timed=False)
+    return page(result, "conformance", f"Probes: {summary}.{differing}", timed=False)
 
 
 def slow(result: Mapping[str, Any]) -> str:
@@ -285,17 +285,17 @@ def _as_fused(row: Row) -> Row:
 
 def _trained(result: Mapping[str, Any]) -> list[Row]:
     """Return training steps that were timed against PyTorch eager; earlier passes have the ratio in the item itself."""
-    found = []
+    listed = []
     for item in items_of(result, "training"):
         eager = item.get("rivals", {}).get("eager", {}) if item.get("mode") == "training" else {}
         if eager.get("ratio") is not None:
             sides = {"cubatch": item["cubatch"], "PyTorch": eager}
             speeds = {side: figures["images_per_second"] for side, figures in sides.items()}
             ratio = {name: eager[name] for name in ("ratio", "ratio_interval")}
-            found.append(item | ratio | {"images_per_second": speeds})
+            listed.append(item | ratio | {"images_per_second": speeds})
         elif item["status"] == "ok" and item.get("ratio") is not None:
-            found.append(item)
-    return found
+            listed.append(item)
+    return listed
 
 
 def _mean(members: Sequence[tuple[Row, bool]], name: str) -> str:
@@ -303,16 +303,16 @@ def _mean(members: Sequence[tuple[Row, bool]], name: str) -> str:
     return mean_cell([ratio for ratio in ratios if ratio is not None])
 
 
-def _ratio(found: Row) -> str:
-    low, high = found["interval"] or (None, None)
-    return f"{found['value']:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+def _ratio(ratio: Row) -> str:
+    low, high = ratio["interval"] or (None, None)
+    return f"{ratio['value']:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
 
 
 def _one_by_one(result: Mapping[str, Any], stage: str, what: str, vendor: str) -> str:
-    found = [row for row in rows_of(result, stage) if ratios_by_name(row["best"])]
-    found.sort(key=lambda row: row["case"]["dtype"])
-    others = others_in(found)
-    rows = [_compared(row, [VENDOR, *others]) for row in found]
+    listed = [row for row in rows_of(result, stage) if ratios_by_name(row["best"])]
+    listed.sort(key=lambda row: row["case"]["dtype"])
+    others = others_in(listed)
+    rows = [_compared(row, [VENDOR, *others]) for row in listed]
     columns = [what, "kernel", "time", "rate", "of peak", vendor, "ratio"]
     return page(result, stage, table(columns + [head for name in others for head in (name, f"ratio to {name}")], rows))
 
@@ -320,8 +320,8 @@ def _one_by_one(result: Mapping[str, Any], stage: str, what: str, vendor: str) -
 def _compared(row: Row, names: Sequence[str]) -> list[str]:
     best, theirs = row["best"], []
     for name in names:
-        other, found = row["rivals"].get(name), ratios_by_name(best).get(name)
-        theirs += [format_seconds(other["seconds"]) if other else "", _ratio(found) if found else ""]
+        other, ratio = row["rivals"].get(name), ratios_by_name(best).get(name)
+        theirs += [format_seconds(other["seconds"]) if other else "", _ratio(ratio) if ratio else ""]
     return [
         row["case"]["name"],
         best["label"],

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cubatch.bench.records import OURS, geometric_mean
+from cubatch.bench.bench_results import OURS, geometric_mean
 from cubatch.bench.rivals import VENDOR
 from cubatch.units import format_percent
 
@@ -23,22 +23,22 @@ def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
 
     Args:
         result: A pass.
-        stage: Name of a stage: of this version or an earlier one, or one of the tables that operations of steps are
-            sorted into: "gemm", "layers" (convolutions), "fused" (with more than a bias), "attention" and "misc".
+        stage: Name of a stage, or of a table that operations of steps are sorted into. The tables are "gemm", "layers"
+            (convolutions), "fused" (with more than a bias), "attention" and "misc". Earlier passes have such stages.
         dtypes: Types of the cases; all if none is given.
     """
     rows = []
     of_steps = [item for item in items_of(result, STEPS) if "result" in item and stage == _sort(item["result"]["case"])]
     for item in (*items_of(result, stage), *of_steps):
-        found = item.get("result")
-        if found is None or (dtypes and found["case"]["dtype"] not in dtypes):
+        measured = item.get("result")
+        if measured is None or (dtypes and measured["case"]["dtype"] not in dtypes):
             continue
-        timed = [e for e in found["entries"] if e["side"] == OURS and e["status"] == "ok" and e["seconds"]]
+        timed = [e for e in measured["entries"] if e["side"] == OURS and e["status"] == "ok" and e["seconds"]]
         if timed:
             best = min(timed, key=lambda entry: entry["seconds"])
-            theirs = [e for e in found["entries"] if e["side"] != OURS and e["seconds"]]
-            others = {e["side"]: e for e in sorted(theirs, key=lambda entry: -entry["seconds"])}  # the fastest stays
-            facts = {"case": found["case"], "entries": found["entries"], "bound": found["bound"]}
+            rivals = [e for e in measured["entries"] if e["side"] != OURS and e["seconds"]]
+            others = {e["side"]: e for e in sorted(rivals, key=lambda entry: -entry["seconds"])}  # the fastest stays
+            facts = {"case": measured["case"], "entries": measured["entries"], "bound": measured["bound"]}
             rows.append(facts | {"best": best, "rivals": others, "ratio": ratio_of(best)})
     return rows
 
@@ -63,8 +63,8 @@ def ratios_by_name(entry: Row) -> dict[str, Row]:
 
 def ratio_of(entry: Row, name: str = VENDOR) -> float | None:
     """Return an entry's ratio to a rival, or None if the rival was not timed."""
-    found = ratios_by_name(entry).get(name)
-    return found["value"] if found else None
+    ratio = ratios_by_name(entry).get(name)
+    return ratio["value"] if ratio else None
 
 
 def others_in(rows: Iterable[Row]) -> list[str]:
@@ -95,22 +95,22 @@ def limit_of(row: Row) -> str:
     """Return a description of the factors that limit a case."""
     best = row["best"]
     launch = next((each for each in best["launches"] if each["kernel"] == best["name"]), best["launches"][0])
-    said = []
+    notes = []
     if is_winograd_ground(row):
-        said.append("3x3 at stride 1: the vendor may use Winograd")
+        notes.append("3x3 at stride 1: the vendor may use Winograd")
     if launch["fill"] is not None and launch["fill"] < _FULL:
-        said.append(
+        notes.append(
             f"{format_percent(launch['fill'])} of the SMs at work ({launch['busiest_sm_blocks']} blocks on the busiest)"
         )
     if launch["spill_bytes"]:
-        said.append(f"{launch['spill_bytes']} bytes of spills")
+        notes.append(f"{launch['spill_bytes']} bytes of spills")
     if row["bound"] == "memory" and best["copy_fraction"] is not None:
-        said.append(f"{format_percent(best['copy_fraction'])} of a copy's bandwidth")
+        notes.append(f"{format_percent(best['copy_fraction'])} of a copy's bandwidth")
     elif best["roofline_fraction"] is not None:
-        said.append(
+        notes.append(
             f"{format_percent(best['roofline_fraction'])} of the peak rate, occupancy {percent(launch['occupancy'])}"
         )
-    return "; ".join(said)
+    return "; ".join(notes)
 
 
 def mean_of(ratios: Sequence[float]) -> float:
@@ -158,6 +158,6 @@ def page(result: Mapping[str, Any], stages: str, text: str, *, timed: bool = Tru
         parts.append("medians of interleaved rounds")
         parts.append("ratio: time of the vendor over that of cubatch")
     missing = ((skipped, "skipped for lack of time"), (broken, "failed"), (unavailable, "unavailable"))
-    if said := ", ".join(f"{count} {what}" for count, what in missing if count):
-        parts.append(said)
+    if notes := ", ".join(f"{count} {what}" for count, what in missing if count):
+        parts.append(notes)
     return f"{'; '.join(parts)}.\n\n{text}"

@@ -32,7 +32,7 @@ class Total:
         bytes_seconds, flop_seconds, floor_seconds: At the data sheet's rates: every array moved once, the arithmetic,
             and of each operation the larger of the two.
         measured_seconds, predicted_seconds: Of those that were timed, and of the others.
-        paired_seconds, vendor_seconds: Of those that the vendor was timed for too: ours and the vendor's.
+        paired_seconds, vendor_seconds: Of those that the vendor was timed for too: cubatch's and the vendor's.
     """
 
     calls: int = 0
@@ -73,13 +73,13 @@ def predicted_seconds(case: Case, device: Device) -> float:
     if layer is None or pass_ is None or not layer.gemms(pass_, 1):
         moved = case.moved_bytes / (device.peak_bytes_per_second or 1.0)
         return moved / cubatch_kernels.MOVED_SHARE + cubatch_kernels.LAUNCH_SECONDS
-    plain = layer.traffic(pass_, case.batch_size) * case.itemsize("w" if "w" in case.operands else case.arguments[0])
+    plain = layer.traffic(pass_, case.batch_size) * case.itemsize(next(iter(case.operands)))
     passes = (Pass.DGRAD, Pass.WGRAD) if isinstance(layer, Attention) and pass_ is Pass.DGRAD else (pass_,)
     more = 0 if isinstance(layer, Attention) else max(0, case.traffic_bytes - plain)
     return sum(
         float(
             cubatch_kernels.pass_seconds(
-                layer, each, [case.batch_size], device, case.dtype, saves="keep" in case.lists,
+                layer, each, [case.batch_size], device, case.dtype, saves="keep" in case.arrays,
                 more=more // (case.itemsize("x" if "x" in case.operands else "dy") * case.batch_size),
             )[0][0]
         )
@@ -104,10 +104,10 @@ def totals(step: Step, device: Device, results: Sequence[Mapping[str, Any]]) -> 
         if (result["device"] or {}).get("name") != device.name:
             raise InvalidData("results", f"they are of {(result['device'] or {}).get('name')}, not of {device.name}")
         rows |= _rows_by_name(result)
-    found: dict[str, Total] = {}
+    parts: dict[str, Total] = {}
     for case in step.cases:
-        found.setdefault(case.kind, Total()).add(case, device, rows.get(case.name))
-    return dict(sorted(found.items(), key=lambda pair: pair[1].seconds, reverse=True))
+        parts.setdefault(case.kind, Total()).add(case, device, rows.get(case.name))
+    return dict(sorted(parts.items(), key=lambda pair: pair[1].seconds, reverse=True))
 
 
 def whole(parts: Mapping[str, Total]) -> Total:
@@ -117,7 +117,7 @@ def whole(parts: Mapping[str, Total]) -> Total:
 
 
 def step_page(step: Step, device: Device, results: Sequence[Mapping[str, Any]]) -> str:
-    """Write a step as a table, with a caption that says how much of it was measured."""
+    """Write a step as a table with a caption that states how much of it was measured."""
     parts = totals(step, device, results)
     everything = whole(parts)
     rows = [_row(kind, part) for kind, part in parts.items()] + [_row("**the whole step**", everything)]
@@ -126,23 +126,23 @@ def step_page(step: Step, device: Device, results: Sequence[Mapping[str, Any]]) 
         "time over floor", "ratio to the vendor",
     ]  # fmt: skip
     sources = [f"{result['date']}, commit {result['commit']}" for result in results]
-    said = [f"{step.name}, on {device}"]
+    notes = [f"{step.name}, on {device}"]
     if everything.measured_calls:
-        said.append(f"{everything.measured_calls} of {everything.calls} calls were measured ({'; '.join(sources)})")
+        notes.append(f"{everything.measured_calls} of {everything.calls} calls were measured ({'; '.join(sources)})")
     else:
-        said.append(
+        notes.append(
             f"no results were given, or none has a call of this step: all {everything.calls} calls are predicted"
         )
-    said.append("floors are the data sheet's rates; a time is the sum of operations timed one by one, without gaps")
-    return "; ".join(said) + ".\n\n" + table(columns, rows)
+    notes.append("floors are the data sheet's rates; a time is the sum of operations timed one by one, without gaps")
+    return "; ".join(notes) + ".\n\n" + table(columns, rows)
 
 
 def steps(result: Mapping[str, Any]) -> str:
     """Write a line for each step of which a pass timed operations, each counted as often as the step has it."""
-    found = _rows_by_name(result)
+    rows_by_name = _rows_by_name(result)
     rows = []
     for step in STEPS:
-        timed = [(case.multiplicity, found[case.name]) for case in step.cases if case.name in found]
+        timed = [(case.multiplicity, rows_by_name[case.name]) for case in step.cases if case.name in rows_by_name]
         if not timed:
             continue
         compared = [(count, row) for count, row in timed if VENDOR in row["rivals"]]

@@ -1,25 +1,37 @@
 """
-The passes of each kind of layer as calls of the engine: arrays, how they are passed, how a sample is cut.
+Calls of the engine's operations, recorded on arrays that have a shape and no memory.
 
-A cut names an axis of every array in which the call falls apart into calls of the same kind: some images, or
-some channels.  The results of a cut call are those of the whole, at these places.
+A pass of a layer is recorded by the same functions that a network's step is bound with.  So a benchmark times the calls
+that networks make.
 """
 
 from __future__ import annotations
 
-import functools
+import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import attrs
+import numpy as np
 
+from cubatch.engine import functional, layer_passes
+from cubatch.engine.layers import TABLE
+from cubatch.engine.place import Bound, Place
 from cubatch.kernels.padding import stored_saved_elements
-from cubatch.network import layers
+from cubatch.memory.schedule_records import Op
+from cubatch.network.graph import Node
 from cubatch.network.layer import Layer
-from cubatch.network.passes import Pass
 
-Shape = tuple[int, ...]
+# float16 stands for the case's own type, which an operand leaves empty.
+_STAND_INS = {"": np.float16, "uint8": np.uint8, "int32": np.int32, "float32": np.float32, "float64": np.float64}
+_DTYPES = {np.dtype(stand_in): name for name, stand_in in _STAND_INS.items()}
+_POSITIVE = {"gamma", "inv_std", "running_var", "variance", "square", "statistics"}
+_OF_TRAINING = {"workspace", "reduce", "momentum"}
+
+_LISTS = {"biases": "b", "keep": ("qkv", "weights", "mixed"), "saved": ("qkv", "weights", "mixed")}
+_SINGULAR = {"branches": "x", "outs": "dx"}
 
 
 @attrs.frozen
@@ -29,16 +41,16 @@ class Operand:
 
     Attributes:
         shape: Its extents.
-        kind: How it is filled: uniform "signed" in [-reach, reach), "rectified", the same through ReLU6, "positive" in
-            [0.5, 1.5); "counts", whole numbers from 0; "scaling", the state of a loss scale.
-        dtype: Of its elements; empty for the case's.
-        below: Whole numbers stay below this.
+        kind: How it is filled. "signed" is uniform in [-reach, reach), and "rectified" the same through ReLU6.
+            "positive" is in [0.5, 1.5). "counts" are whole numbers from 0. "scaling" is the state of a loss scale.
+        dtype: Type of its elements; empty for the type of the case.
+        below: Upper limit of whole numbers, exclusive.
         is_batched: Whether axis 0 is the batch.
         reach: See `kind`.
-        padded: Zero channels behind those that the operation is about: a batch stored with more than it has.
+        padded: Zero channels behind those that the operation reads.
     """
 
-    shape: Shape
+    shape: tuple[int, ...]
     kind: str = "signed"
     dtype: str = ""
     below: int = 0
@@ -47,476 +59,204 @@ class Operand:
     padded: int = 0
 
 
-_Facts = dict[str, Any]
-T = TypeVar("T")
-
-
-def keeping(work: Callable[[], T]) -> Callable[[], T]:
+@attrs.frozen(kw_only=True, eq=False)
+class Call:
     """
-    Return a step that keeps its last result until it is taken again.
+    A call of an operation, with operands in place of arrays.
 
-    Libraries put results in memory of their own.  Without this, the memory would be the same for every set of arrays
-    and would stay in the L2.
+    Attributes:
+        operation: Name in `engine.functional`.
+        arrays: Names of operands by parameter; a tuple for a parameter that takes a list, in which `None` stays `None`.
+        options: The other parameters.
+        operands: Arrays by name.
+        results: Names of the operands that are written.
     """
-    kept: list[T] = []
 
-    def step() -> T:
-        kept.clear()  # its memory is what the next result of this set is put into
-        kept.append(work())
-        return kept[0]
+    operation: str
+    arrays: Mapping[str, str | tuple[str | None, ...]]
+    options: Mapping[str, Any]
+    operands: Mapping[str, Operand]
+    results: tuple[str, ...]
 
-    return step
+    def call(self, operations: Any, arrays: Mapping[str, Any], **changes: Any) -> None:
+        """
+        Call the operation.
 
-
-def _geometry(layer: layers.Conv2d) -> dict[str, Any]:
-    return {"stride": layer.stride, "pad": layer.pad, "dilation": layer.dilation, "groups": layer.groups}
-
-
-def _conv2d(layer: layers.Conv2d, n: int, *, pass_: Pass) -> _Facts:
-    x, y = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape))
-    w = Operand(layer.parameter_shapes["w"], is_batched=False)
-    k, r, s, c = w.shape
-    alone, depthwise = layer.groups == 1, layer.groups == layer.k == x.shape[3]
-    options = _geometry(layer)
-    if pass_ is Pass.FPROP:
-        channels = {"c": {"x": 3, "w": 0, "out": 3}} if depthwise else {"k": {"w": 0, "out": 3}} if alone else {}
-        facts = {
-            "operation": "conv2d", "operands": {"x": x, "w": w, "out": y}, "arguments": ("x", "w"), "options": options,
-            "terms": r * s * c, "cuts": {"n": {"x": 0, "out": 0}} | channels,
-        }  # fmt: skip
-        return _with_bias(facts, k, "k" if alone else "c") if layer.bias else facts
-    if pass_ is Pass.DGRAD:
-        channels = {"c": {"dy": 3, "w": 0, "out": 3}} if depthwise else {"c": {"w": 3, "out": 3}} if alone else {}
-        return {
-            "operation": "conv2d_dgrad", "operands": {"dy": y, "w": w, "out": x}, "arguments": ("dy", "w"),
-            "options": options | {"x_shape": x.shape}, "terms": r * s * k // layer.groups,
-            "cuts": {"n": {"dy": 0, "out": 0}} | channels,
-        }  # fmt: skip
-    channels = {"c": {"x": 3, "dw": 3}, "k": {"dy": 3, "dw": 0}} if alone else {}
-    if depthwise:
-        channels = {"c": {"x": 3, "dy": 3, "dw": 0}}
-    facts = {
-        "operation": "conv2d_wgrad", "operands": {"x": x, "dy": y, "dw": w}, "arguments": ("x", "dy"),
-        "results": ("dw",), "options": options, "terms": math.prod(y.shape[:3]), "cuts": channels,
-    }  # fmt: skip
-    return _with_bias_gradient(facts, k, "k" if alone else "c") if layer.bias else facts
+        Args:
+            operations: Holds it by name: `engine.functional` or the same operations on cubatch kernels.
+            arrays: Arrays by name.
+            changes: Options that differ from those of the call.
+        """
+        given = {
+            parameter: arrays[names] if isinstance(names, str) else [name and arrays[name] for name in names]
+            for parameter, names in self.arrays.items()
+        }
+        getattr(operations, self.operation)(**{**given, **self.options, **changes})
 
 
-def _with_bias(facts: _Facts, k: int, cut: str) -> _Facts:
-    """Add the bias to a forward pass; it is cut where the output channels are."""
-    facts["operands"] = {"b": Operand((k,), is_batched=False), **facts["operands"]}
-    facts["arguments"] = (*facts["arguments"], "b")
-    return _cut_too(facts, "b", cut)
+class Blanks:
+    """Makes arrays without memory and remembers which operand each stands for, also through views."""
+
+    def __init__(self) -> None:
+        self._operands: dict[int, tuple[np.ndarray[Any, Any], Operand, bool]] = {}
+
+    def array(self, shape: Sequence[int], dtype: str = "", *, written: bool = False, **facts: Any) -> Any:
+        """Return an array; `facts` are fields of `Operand`."""
+        element = np.empty((), _STAND_INS[dtype])
+        self._operands[element.ctypes.data] = element, Operand((), dtype=dtype, **facts), written
+        return np.broadcast_to(element, tuple(shape))
+
+    def operand(self, array: Any) -> tuple[Operand, bool]:
+        """Return the operand that an array stands for, and whether the call writes it."""
+        _, operand, written = self._operands[array.__array_interface__["data"][0]]
+        return attrs.evolve(operand, shape=array.shape), written
 
 
-def _with_bias_gradient(facts: _Facts, k: int, cut: str) -> _Facts:
-    """Add the bias's gradient to that of a filter."""
-    facts["operands"] = {**facts["operands"], "db": Operand((k,), is_batched=False)}
-    facts["results"] = (*facts["results"], "db")
-    return _cut_too(facts, "db", cut)
+def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Call:
+    """Describe a call by its arguments, which are arrays of `blanks`, lists of them, and options."""
+    arrays: dict[str, str | tuple[str | None, ...]] = {}
+    options: dict[str, Any] = {}
+    operands: dict[str, Operand] = {}
+    results: list[str] = []
+
+    def named(name: str, array: Any) -> str:
+        operand, written = blanks.operand(array)
+        if operation.startswith("linear") and operand.is_batched:
+            operand = attrs.evolve(operand, shape=(math.prod(operand.shape[:-1]), operand.shape[-1]))
+        operands[name] = operand
+        if written:
+            results.append(name)
+        return name
+
+    for parameter, value in arguments.items():
+        if isinstance(value, np.ndarray):
+            arrays[parameter] = "out" if parameter == "parts" else named(parameter, value)
+        elif isinstance(value, list) and all(each is None or isinstance(each, np.ndarray) for each in value):
+            stem = _LISTS.get(parameter, _SINGULAR.get(parameter, parameter.removesuffix("s")))
+            names = [f"{stem}{at}" for at in range(len(value))] if isinstance(stem, str) else list(stem)
+            arrays[parameter] = tuple(
+                None if each is None else named(name, each) for name, each in zip(names, value, strict=True)
+            )
+        elif value is not None and not _is_unused(operation, parameter, value):
+            options[parameter] = value
+    kinds = {name: _filled(operation, name, operand, options) for name, operand in operands.items()}
+    return Call(operation=operation, arrays=arrays, options=options, operands=kinds, results=tuple(results))
 
 
-def _cut_too(facts: _Facts, name: str, cut: str) -> _Facts:
-    if cut in facts["cuts"]:
-        facts["cuts"] = facts["cuts"] | {cut: {**facts["cuts"][cut], name: 0}}
-    return facts
+def _is_unused(operation: str, parameter: str, value: Any) -> bool:
+    """Return whether an option changes nothing that is measured, or belongs to a whole training."""
+    of_training = parameter in _OF_TRAINING or (parameter == "count" and operation.startswith("batch_norm"))
+    return of_training or (parameter, value) == ("relu", False)
 
 
-def _linear(layer: layers.Linear, n: int, *, pass_: Pass) -> _Facts:
-    h, width, c = layer.input_shape
-    rows = n * h * width
-    x, y, w = Operand((rows, c)), Operand((rows, layer.k)), Operand((layer.k, c), is_batched=False)
-    if pass_ is Pass.FPROP:
-        facts = {
-            "operation": "linear", "operands": {"x": x, "w": w, "out": y}, "arguments": ("x", "w"), "terms": c,
-            "cuts": {"rows": {"x": 0, "out": 0}, "k": {"w": 0, "out": 1}},
-        }  # fmt: skip
-        return _with_bias(facts, layer.k, "k") if layer.bias else facts
-    if pass_ is Pass.DGRAD:
-        return {
-            "operation": "linear_dgrad", "operands": {"dy": y, "w": w, "out": x}, "arguments": ("dy", "w"),
-            "terms": layer.k, "cuts": {"rows": {"dy": 0, "out": 0}, "c": {"w": 1, "out": 1}},
-        }  # fmt: skip
-    facts = {
-        "operation": "linear_wgrad", "operands": {"x": x, "dy": y, "dw": w}, "arguments": ("x", "dy"),
-        "results": ("dw",), "terms": rows, "cuts": {"k": {"dy": 1, "dw": 0}, "c": {"x": 1, "dw": 1}},
-    }  # fmt: skip
-    return _with_bias_gradient(facts, layer.k, "k") if layer.bias else facts
+def _filled(operation: str, name: str, operand: Operand, options: Mapping[str, Any]) -> Operand:
+    """Set how an operand is filled: with values that the operation can meet in a network."""
+    kind, stem = options.get("kind", ""), name.rstrip("0123456789")
+    if stem in _POSITIVE:
+        return attrs.evolve(operand, kind="positive")
+    if name in {"argmax", "mask"}:
+        below = options["window"].r * options["window"].s + 1 if name == "argmax" else 2
+        return attrs.evolve(operand, kind="counts", below=below)
+    if name == "positive" or (name, operation) == ("y", "relu_backward"):
+        return attrs.evolve(operand, kind="rectified")
+    if operation.startswith("attention") and name.startswith(("w_", "b_")):
+        c = operand.shape[-1] if name == "w_in" else math.prod(operand.shape[:1]) // (3 if name == "b_in" else 1)
+        return attrs.evolve(operand, reach=3 / math.sqrt(c))  # queries, keys and scores are then of order 1
+    if kind and name in {"x", "saved"} and not (name == "saved" and "sigmoid" in kind):
+        # All bends of activation functions lie within 8; a sigmoid saves its output, which lies in [0, 1].
+        return attrs.evolve(operand, reach=8.0, kind="rectified" if (name, kind) == ("saved", "relu6") else "signed")
+    return operand
 
 
-def _pointwise(layer: Layer, n: int, *, operation: str, backward: bool = False, kind: str = "") -> _Facts:
-    shape = (n, *layer.input_shape)
-    names = ("dy", "saved") if backward else ("x",)
-    # Every activation function has its bends within 8; what a sigmoid saves is its output, which lies in [0, 1].
-    wide = () if not kind or (backward and "sigmoid" in kind) else ("x", "saved")
-    operands = {name: Operand(shape, reach=8.0 if name in wide else 1.0) for name in (*names, "out")}
-    if backward and kind in {"", "relu6"}:
-        operands["saved"] = attrs.evolve(operands["saved"], kind="rectified")
-    return {
-        "operation": operation,
-        "operands": operands,
-        "arguments": names,
-        "options": {"kind": kind} if kind else {},
-        "cuts": {"n": dict.fromkeys((*names, "out"), 0)},
-    }
+class _Recorder:
+    """Stands for the engine's operations and notes how each is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __getattr__(self, operation: str) -> Any:
+        signature = inspect.signature(getattr(functional, operation))
+        return lambda *args, **kwargs: self.calls.append((operation, signature.bind(*args, **kwargs).arguments))
 
 
-def _max_pool(layer: layers.MaxPool2d, n: int, *, backward: bool = False) -> _Facts:
-    # 1 + tap; the gradient takes any: a tap that lies outside is simply never met.
-    winners = {"argmax": Operand((n, *layer.output_shape), "counts", "uint8", layer.r * layer.s + 1)}
-    return _pool(layer, n, winners, backward=backward)
+def calls_of(
+    layer: Layer, kind: str, samples: int, *, is_training: bool, ending: frozenset[str], relu: bool, channels: int
+) -> list[Call]:
+    """
+    Record the calls of one operation of a layer.
 
-
-def _max_pool_inference(layer: layers.MaxPool2d, n: int) -> _Facts:
-    return _pool(layer, n, {}, backward=False) | {"suffix": ", inference"}
-
-
-def _avg_pool(layer: layers.AvgPool2d, n: int, *, backward: bool = False) -> _Facts:
-    return _pool(layer, n, {}, backward=backward)
-
-
-def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, n: int, winners: dict[str, Operand], *, backward: bool) -> _Facts:
-    options: dict[str, Any] = {"window": layer.window}
-    x, y, taps = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape)), layer.r * layer.s
-    facts: _Facts = {"operation": layer.type, "terms": taps, "extra_bytes": math.prod(y.shape) if winners else 0}
-    if not backward:
-        operands = {"x": x, "out": y} | winners
-        facts |= {"operands": operands, "arguments": ("x",), "results": ("out", *winners), "options": options}
+    Args:
+        layer: With known extents.
+        kind: "forward" or "backward".
+        samples: Batch size.
+        is_training: Whether a forward pass keeps what the backward pass reads.
+        ending: Terms that the result ends with: "folded", "residual", "positive", "parts"; see
+            `memory.schedule_records.Op`.
+        relu: Whether the result is clamped at zero.
+        channels: Channels that the input is stored with.
+    """
+    blanks, recorder, forward, name = Blanks(), _Recorder(), kind == "forward", layer.name or layer.type
+    inputs = [f"x{at}" for at in range(len(layer.input_shapes))]
+    saved = [*stored_saved_elements(layer), *(["statistics"] if layer.has_statistics else [])]
+    if forward:
+        reads, writes = inputs, ["y", *(saved if is_training else ())]
     else:
-        operands = {"dy": y} | winners | {"out": x}
-        facts |= {
-            "operation": f"{layer.type}_backward", "operands": operands, "arguments": ("dy", *winners),
-            "options": options | {"x_shape": x.shape},
-        }  # fmt: skip
-    return facts | {"cuts": {"n": dict.fromkeys(operands, 0)}}
-
-
-def _global_pool(layer: layers.GlobalAvgPool, n: int, *, backward: bool = False) -> _Facts:
-    h, w, c = layer.input_shape
-    x, y = Operand((n, h, w, c)), Operand((n, c))
-    operands = {"dy": y, "out": x} if backward else {"x": x, "out": y}
-    return {
-        "operation": "global_avg_pool" + ("_backward" if backward else ""),
-        "operands": operands,
-        "arguments": ("dy",) if backward else ("x",),
-        "options": {"x_shape": x.shape} if backward else {},
-        "terms": h * w,
-        "cuts": {"n": dict.fromkeys(operands, 0)},
-    }
-
-
-def _statistics(c: int) -> dict[str, Operand]:
-    """Mean and scale of each channel, which are float32 for every storage type."""
-    return {
-        "mean": Operand((c,), dtype="float32", is_batched=False),
-        "inv_std": Operand((c,), "positive", dtype="float32", is_batched=False),
-    }
-
-
-def _batch_norm(layer: layers.BatchNorm2d, n: int) -> _Facts:
-    h, w, c = layer.input_shape
-    operands = {"x": Operand((n, h, w, c))} | {
-        name: Operand((c,), kind, is_batched=False) for name, kind in (("gamma", "positive"), ("beta", "signed"))
-    }
-    operands |= _statistics(c)
-    operands["out"] = operands["x"]
-    return {
-        "operation": "batch_norm_train", "operands": operands, "arguments": ("x", "gamma", "beta"),
-        "results": ("out", "mean", "inv_std"), "options": {"eps": layer.eps}, "terms": n * h * w,
-        "cuts": {"c": {name: 3 if name in {"x", "out"} else 0 for name in operands}},
-        # x is needed whole for its mean and variance before its first element can be normalised.
-        "repeated": n * h * w * c,
-    }  # fmt: skip
-
-
-def _batch_norm_inference(layer: layers.BatchNorm2d, n: int) -> _Facts:
-    c = layer.input_shape[2]
-    x, of_channel = Operand((n, *layer.input_shape)), functools.partial(Operand, (c,), is_batched=False)
-    operands = {
-        "x": x, "gamma": of_channel("positive"), "beta": of_channel(), "running_mean": of_channel(dtype="float32"),
-        "running_var": of_channel("positive", "float32"), "out": x,
-    }  # fmt: skip
-    return {
-        "operation": "batch_norm_inference", "operands": operands, "arguments": ("x", "gamma", "beta"),
-        "options": {"eps": layer.eps}, "suffix": ", inference",
-        "cuts": {"c": {name: 3 if name in {"x", "out"} else 0 for name in operands}, "n": {"x": 0, "out": 0}},
-    }  # fmt: skip
-
-
-def _batch_norm_backward(layer: layers.BatchNorm2d, n: int) -> _Facts:
-    h, w, c = layer.input_shape
-    operands = {"dy": Operand((n, h, w, c)), "x": Operand((n, h, w, c))} | {
-        name: Operand((c,), kind, is_batched=False)
-        for name, kind in (
-            ("gamma", "positive"), ("dgamma", "signed"), ("dbeta", "signed")
+        reads = ["dy", *saved, *(inputs if "x" in layer.backward_reads else ()), *layer.backward_reads & {"y"}]
+        writes = [f"d{role}" for role in inputs]
+    arrays = {
+        role: _of_role(
+            blanks,
+            layer,
+            role,
+            samples=samples,
+            made="y" if forward else "x0",
+            channels=channels,
+            written=role in writes,
         )
-    }  # fmt: skip
-    operands |= _statistics(c)
-    operands["out"] = operands["x"]
-    return {
-        "operation": "batch_norm_backward", "operands": operands, "arguments": ("dy", "x", "gamma"),
-        "results": ("out", "dgamma", "dbeta"), "terms": n * h * w,
-        "cuts": {"c": {name: 3 if name in {"dy", "x", "out"} else 0 for name in operands}},
-        "repeated": 2 * n * h * w * c,  # both sums over dy and x before the first element of dx
-    }  # fmt: skip
-
-
-def _layer_norm(layer: layers.LayerNorm, n: int, *, backward: bool = False) -> _Facts:
-    h, w, c = layer.input_shape
-    x, of_channel = Operand((n, h, w, c)), functools.partial(Operand, (c,), is_batched=False)
-    gamma = of_channel(kind="positive")
-    if not backward:
-        operands = {"x": x, "gamma": gamma, "beta": of_channel(), "out": x}
-        return {
-            "operation": "layer_norm", "operands": operands, "arguments": ("x", "gamma", "beta"),
-            "options": {"eps": layer.eps}, "terms": c, "cuts": {"n": {"x": 0, "out": 0}},
-        }  # fmt: skip
-    # Of any means and inverse deviations: none of its sums is less exact where they are not those of x.
-    statistics = Operand((2, n * h * w), "positive", "float32", is_batched=False)
-    operands = {"dy": x, "x": x, "gamma": gamma, "statistics": statistics, "out": x}
-    return {
-        "operation": "layer_norm_backward", "operands": operands | {"dgamma": of_channel(), "dbeta": of_channel()},
-        "arguments": ("dy", "x", "gamma"), "results": ("out", "dgamma", "dbeta"), "terms": max(c, n * h * w),
-        "cuts": {},
-        "repeated": 2 * n * h * w * c,  # dx and the parameters' gradients are two launches
-    }  # fmt: skip
-
-
-def _layer_norm_keeping(layer: layers.LayerNorm, n: int) -> _Facts:
-    h, w, _ = layer.input_shape
-    facts = _layer_norm(layer, n)
-    statistics = {"statistics": Operand((2, n, h * w), dtype="float32", is_batched=False)}
-    return facts | {
-        "operands": facts["operands"] | statistics, "results": ("out", "statistics"), "suffix": ", keeping",
-        "cuts": {"n": {"x": 0, "out": 0, "statistics": 1}}, "extra_bytes": 8 * n * h * w,
-    }  # fmt: skip
-
-
-def _layer_scale(layer: layers.LayerScale, n: int, *, backward: bool = False) -> _Facts:
-    h, w, c = layer.input_shape
-    x, gamma = Operand((n, h, w, c)), Operand((c,), is_batched=False)
-    if not backward:
-        return {
-            "operation": "layer_scale", "operands": {"x": x, "gamma": gamma, "out": x}, "arguments": ("x", "gamma"),
-            "cuts": {"n": {"x": 0, "out": 0}},
-        }  # fmt: skip
-    return {
-        "operation": "layer_scale_backward", "operands": {"dy": x, "x": x, "gamma": gamma, "out": x, "dgamma": gamma},
-        "arguments": ("dy", "x", "gamma"), "results": ("out", "dgamma"), "terms": n * h * w,
-        "cuts": {"c": {"dy": 3, "x": 3, "out": 3, "gamma": 0, "dgamma": 0}}, "repeated": n * h * w * c,
-    }  # fmt: skip
-
-
-def _add(layer: layers.Add, n: int) -> _Facts:
-    names = tuple(f"x{index}" for index in range(layer.count))
-    return {
-        "operation": "add", "operands": {name: Operand((n, *layer.input_shape)) for name in (*names, "out")},
-        "arguments": (names,), "cuts": {"n": dict.fromkeys((*names, "out"), 0)}, "terms": layer.count,
-    }  # fmt: skip
-
-
-def _concat(layer: layers.Concat, n: int) -> _Facts:
-    operands = {f"x{index}": Operand((n, *shape)) for index, shape in enumerate(layer.input_shapes)}
-    names = tuple(operands)
-    operands["out"] = Operand((n, *layer.output_shape))
-    return {
-        "operation": "concat", "operands": operands, "arguments": (names,), "cuts": {"n": dict.fromkeys(operands, 0)},
-    }  # fmt: skip
-
-
-def _concat_backward(layer: layers.Concat, n: int) -> _Facts:
-    operands = {f"dx{index}": Operand((n, *shape)) for index, shape in enumerate(layer.input_shapes)}
-    names = tuple(operands)
-    operands["dy"] = Operand((n, *layer.output_shape))
-    return {
-        "operation": "concat_backward", "operands": operands, "arguments": ("dy",), "results": names,
-        "lists": {"outs": names}, "options": {"channels": tuple(shape[2] for shape in layer.input_shapes)},
-        "cuts": {"n": dict.fromkeys(operands, 0)},
-    }  # fmt: skip
-
-
-def _tokens(layer: layers.Tokens, n: int) -> _Facts:
-    x, y, parameters = _pixels_and_tokens(layer, n)
-    return {
-        "operation": "tokens", "operands": {"x": x, **parameters, "out": y}, "arguments": ("x", *parameters),
-        "cuts": {"n": {"x": 0, "out": 0}}, "terms": 2,
-    }  # fmt: skip
-
-
-def _tokens_backward(layer: layers.Tokens, n: int) -> _Facts:
-    x, y, parameters = _pixels_and_tokens(layer, n)
-    gradients = {f"d{name}": operand for name, operand in parameters.items()}
-    return {
-        "operation": "tokens_backward", "operands": {"dy": y, "out": x, **gradients}, "arguments": ("dy",),
-        "results": ("out", *gradients), "cuts": {}, "terms": n,
-        "repeated": math.prod(y.shape),  # the sums and the copy are two launches
-    }  # fmt: skip
-
-
-def _pixels_and_tokens(layer: layers.Tokens, n: int) -> tuple[Operand, Operand, dict[str, Operand]]:
-    shapes = layer.parameter_shapes
-    parameters = {name: Operand(shapes[name], is_batched=False) for name in ("token", "position")}
-    return Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape)), parameters
-
-
-def _class_token(layer: layers.ClassToken, n: int, *, backward: bool = False) -> _Facts:
-    x, y = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape))
-    return {
-        "operation": "class_token" + ("_backward" if backward else ""),
-        "operands": {"dy": y, "out": x} if backward else {"x": x, "out": y},
-        "arguments": ("dy",) if backward else ("x",), "options": {"x_shape": x.shape} if backward else {},
-        "cuts": {"n": dict.fromkeys(("dy" if backward else "x", "out"), 0)},
-    }  # fmt: skip
-
-
-def _slice(layer: layers.Slice, n: int, *, backward: bool = False) -> _Facts:
-    x, y = Operand((n, *layer.input_shape)), Operand((n, *layer.output_shape))
-    operands = {"dy": y, "out": x} if backward else {"x": x, "out": y}
-    return {
-        "operation": "slice_channels_backward" if backward else "slice_channels", "operands": operands,
-        "arguments": tuple(operands)[:-1], "options": {"start": layer.start} | ({} if backward else {"end": layer.end}),
-        "cuts": {"n": dict.fromkeys(operands, 0)},
-    }  # fmt: skip
-
-
-def _dropout(layer: layers.Dropout, n: int) -> _Facts:
-    shape = (n, *layer.input_shape)
-    return {
-        "operation": "dropout", "arguments": ("x",), "results": ("out", "mask"),
-        "operands": {"x": Operand(shape), "out": Operand(shape), "mask": Operand(shape, "counts", "uint8", 2)},
-        "options": {"p": layer.p, "seed": 0}, "extra_bytes": math.prod(shape), "cuts": {},
-    }  # fmt: skip
-
-
-def _dropout_backward(layer: layers.Dropout, n: int) -> _Facts:
-    shape = (n, *layer.input_shape)
-    operands = {"dy": Operand(shape), "mask": Operand(shape, "counts", "uint8", 2), "out": Operand(shape)}
-    return {
-        "operation": "dropout_backward", "operands": operands, "arguments": ("dy", "mask"), "options": {"p": layer.p},
-        "extra_bytes": math.prod(shape), "cuts": {"n": dict.fromkeys(operands, 0)},
-    }  # fmt: skip
-
-
-def _softmax(layer: layers.Softmax, n: int, *, backward: bool = False) -> _Facts:
-    operands = {name: Operand((n, *layer.input_shape)) for name in (("dy", "y") if backward else ("x",))}
-    operands["out"] = Operand((n, *layer.input_shape))
-    return {
-        "operation": "softmax_backward" if backward else "softmax", "operands": operands,
-        "arguments": tuple(operands)[:-1], "terms": layer.input_shape[2], "cuts": {"n": dict.fromkeys(operands, 0)},
-    }  # fmt: skip
-
-
-def _scale(layer: layers.Scale, n: int, *, backward: bool = False) -> _Facts:
-    h, w, c = layer.input_shape
-    x, s = Operand((n, h, w, c)), Operand((n, 1, 1, c))
-    operands = {"dy": x, "x": x, "s": s, "dx": x, "ds": s} if backward else {"x": x, "s": s, "out": x}
-    return {
-        "operation": "scale_backward" if backward else "scale",
-        "operands": operands,
-        "arguments": ("dy", "x", "s") if backward else ("x", "s"),
-        "results": ("dx", "ds") if backward else ("out",),
-        "terms": h * w if backward else 1,
-        "cuts": {"n": dict.fromkeys(operands, 0)},
+        for role in (*reads, *writes, *sorted(ending - {"parts"}))
     }
+    if "parts" in ending:  # the gradients of other channels, which stay where they are
+        arrays["parts"] = arrays["dx0"]
+    roles = {role: number for number, role in enumerate(arrays)}
+    op = Op(
+        kind, Node(name, layer, tuple(inputs)), {role: roles[role] for role in (*reads, *ending)},
+        {role: roles[role] for role in writes}, relu=relu,
+    )  # fmt: skip
+    parameters, gradients = (
+        {each: blanks.array(shape, written=written, is_batched=False) for each, shape in layer.parameter_shapes.items()}
+        for written in (False, True)
+    )
+    states = {each: blanks.array(layer.input_shape[2:], "float32", is_batched=False) for each in ("mean", "var")}
+    place: Any = Place(
+        operations=recorder, arena=cast("Any", SimpleNamespace(samples=samples)), parameters={name: parameters},
+        gradients={name: gradients}, states={name: states}, team=cast("Any", SimpleNamespace(sum=max)), rank=1,
+        batch_size=samples, begin=0, first=0, clock=[0], numbers=None, seed=0,
+    )  # fmt: skip
+    bound = Bound(
+        op, layer, {role: arrays[role] for role in op.reads}, {role: arrays[role] for role in op.writes}, None, place,
+        is_training,
+    )  # fmt: skip
+    TABLE[type(layer)].run(bound, layer_passes.arguments(bound))
+    return [call_of(operation, arguments, blanks) for operation, arguments in recorder.calls]
 
 
-def _attention(layer: layers.Attention, n: int) -> _Facts:
-    x, parameters = _tokens_and_weights(layer, n)
-    return {
-        "operation": "attention", "operands": {"x": x, **parameters, "out": x}, "arguments": ("x",),
-        "options": {"heads": layer.heads}, "terms": x.shape[2], "cuts": {"n": {"x": 0, "out": 0}},
-        "repeated": 2 * sum(layer.saved_elements()[name][0] for name in ("qkv", "mixed")) * n,
-    }  # fmt: skip
-
-
-def _attention_keeping(layer: layers.Attention, n: int) -> _Facts:
-    facts, sizes = _attention(layer, n), {name: count for name, (count, _) in stored_saved_elements(layer).items()}
-    kept = {name: Operand((n, elements)) for name, elements in sizes.items()}
-    return facts | {
-        "operands": facts["operands"] | kept, "results": ("out", *kept), "lists": {"keep": tuple(kept)},
-        "cuts": {"n": {**facts["cuts"]["n"], **dict.fromkeys(kept, 0)}}, "suffix": ", keeping",
-        "traffic": layer.traffic(Pass.FPROP, n) + n * sum(sizes.values()),
-        # The others are read again; the scores are read, written over by a softmax, and read.
-        "repeated": n * (sizes["qkv"] + sizes["mixed"] + 3 * sizes["weights"]),
-    }  # fmt: skip
-
-
-def _attention_backward(layer: layers.Attention, n: int) -> _Facts:
-    x, parameters = _tokens_and_weights(layer, n)
-    sizes = {name: elements for name, (elements, _) in stored_saved_elements(layer).items()}
-    saved = {name: Operand((n, elements)) for name, elements in sizes.items()}
-    gradients = {f"d{name}": Operand(operand.shape, is_batched=False) for name, operand in parameters.items()}
-    used = {name: operand for name, operand in parameters.items() if name.startswith("w")}
-    qkv, weights, mixed = (n * elements for elements in sizes.values())
-    operands = {"dy": x, "x": x, **used, **saved, "out": x, **gradients}
-    return {
-        "operation": "attention_backward", "operands": operands, "arguments": ("dy", "x", *used),
-        "results": ("out", *gradients), "lists": {"saved": tuple(saved)}, "options": {"heads": layer.heads},
-        "terms": max(3 * x.shape[2], n * x.shape[1]),
-        "cuts": {"n": dict.fromkeys(("dy", "x", *saved, "out"), 0)}, "prepare": "attention",
-        "flops": sum(layer.pass_flops(pass_, n) for pass_ in (Pass.DGRAD, Pass.WGRAD)),
-        "traffic": sum(math.prod(operand.shape) for operand in operands.values()),
-        # Gradients of all that is saved, written and read by what follows; the weights again.
-        "repeated": 3 * qkv + 6 * weights + 4 * mixed,
-    }  # fmt: skip
-
-
-def _tokens_and_weights(layer: layers.Attention, n: int) -> tuple[Operand, dict[str, Operand]]:
-    """Return the input, and projections that make queries and keys, and so scores, of order one."""
+def _of_role(blanks: Blanks, layer: Layer, role: str, *, samples: int, made: str, channels: int, written: bool) -> Any:
+    """Return an array for a role of an operation; `made` is the role of what the operation makes."""
+    role = made if role in {"residual", "positive"} else role
     h, w, c = layer.input_shape
-    shapes, reach = layer.parameter_shapes, 3 / math.sqrt(c)
-    return Operand((n, h * w, c)), {name: Operand(shapes[name], is_batched=False, reach=reach) for name in shapes}
-
-
-_CURVES: Sequence[type[Layer]] = (
-    layers.ReLU6, layers.Sigmoid, layers.SiLU, layers.HardSigmoid, layers.HardSwish, layers.GELU,
-)  # fmt: skip
-BUILDERS: dict[tuple[type[Layer], Pass], Callable[[Any, int], _Facts]] = {
-    **{(layers.Conv2d, pass_): functools.partial(_conv2d, pass_=pass_) for pass_ in Pass},
-    **{(layers.Linear, pass_): functools.partial(_linear, pass_=pass_) for pass_ in Pass},
-    (layers.ReLU, Pass.FPROP): functools.partial(_pointwise, operation="relu"),
-    (layers.ReLU, Pass.DGRAD): functools.partial(_pointwise, operation="relu_backward", backward=True),
-    **{(kind, Pass.FPROP): functools.partial(_pointwise, operation="activation", kind=kind.type) for kind in _CURVES},
-    **{
-        (kind, Pass.DGRAD): functools.partial(
-            _pointwise, operation="activation_backward", backward=True, kind=kind.type
-        )
-        for kind in _CURVES
-    },
-    (layers.MaxPool2d, Pass.FPROP): _max_pool,
-    (layers.MaxPool2d, Pass.DGRAD): functools.partial(_max_pool, backward=True),
-    (layers.AvgPool2d, Pass.FPROP): _avg_pool,
-    (layers.AvgPool2d, Pass.DGRAD): functools.partial(_avg_pool, backward=True),
-    (layers.GlobalAvgPool, Pass.FPROP): _global_pool,
-    (layers.GlobalAvgPool, Pass.DGRAD): functools.partial(_global_pool, backward=True),
-    (layers.BatchNorm2d, Pass.FPROP): _batch_norm,
-    (layers.BatchNorm2d, Pass.DGRAD): _batch_norm_backward,
-    (layers.LayerNorm, Pass.FPROP): _layer_norm,
-    (layers.LayerNorm, Pass.DGRAD): functools.partial(_layer_norm, backward=True),
-    (layers.LayerScale, Pass.FPROP): _layer_scale,
-    (layers.LayerScale, Pass.DGRAD): functools.partial(_layer_scale, backward=True),
-    (layers.Add, Pass.FPROP): _add,
-    (layers.Concat, Pass.FPROP): _concat,
-    (layers.Concat, Pass.DGRAD): _concat_backward,
-    (layers.Tokens, Pass.FPROP): _tokens,
-    (layers.Tokens, Pass.DGRAD): _tokens_backward,
-    (layers.ClassToken, Pass.FPROP): _class_token,
-    (layers.ClassToken, Pass.DGRAD): functools.partial(_class_token, backward=True),
-    (layers.Slice, Pass.FPROP): _slice,
-    (layers.Slice, Pass.DGRAD): functools.partial(_slice, backward=True),
-    (layers.Dropout, Pass.FPROP): _dropout,
-    (layers.Dropout, Pass.DGRAD): _dropout_backward,
-    (layers.Softmax, Pass.FPROP): _softmax,
-    (layers.Softmax, Pass.DGRAD): functools.partial(_softmax, backward=True),
-    (layers.Scale, Pass.FPROP): _scale,
-    (layers.Scale, Pass.DGRAD): functools.partial(_scale, backward=True),
-    (layers.Attention, Pass.FPROP): _attention,
-    (layers.Attention, Pass.DGRAD): _attention_backward,
-}
-VARIANTS: dict[tuple[type[Layer], str], Callable[[Any, int], _Facts]] = {
-    (layers.Attention, "training"): _attention_keeping,
-    (layers.LayerNorm, "training"): _layer_norm_keeping,
-    (layers.BatchNorm2d, "inference"): _batch_norm_inference,
-    (layers.MaxPool2d, "inference"): _max_pool_inference,
-}
-"""Forward passes that differ by mode from those in `BUILDERS`."""
+    if role == "folded":
+        return blanks.array((2, layer.output_shape[2]), "float32", is_batched=False)
+    if role == "statistics":
+        is_batched = not layer.has_statistics
+        shape = (2, samples, h * w) if is_batched else (2, c)
+        return blanks.array(shape, "float32", written=written, is_batched=is_batched)
+    if role in {"y", "dy"}:
+        return blanks.array((samples, *layer.output_shape), written=written)
+    if role.lstrip("d").startswith("x"):
+        height, width, own = layer.input_shapes[int(role.lstrip("dx"))]
+        padded = channels - own if role == "x0" and channels else 0
+        return blanks.array((samples, height, width, own + padded), written=written, padded=padded)
+    elements, itemsize = stored_saved_elements(layer)[role]
+    if itemsize == 1:
+        return blanks.array((samples, *layer.output_shape), "uint8", written=written)
+    return blanks.array((samples, elements), written=written)

@@ -1,156 +1,131 @@
-"""
-What is measured: one call of one of the engine's operations, with what it computes and moves.
-
-A case names its arrays.  So it can be built on any array module, cut down to a sample of its results for a check, and
-described without memory.
-"""
+"""What is measured: one call of an operation of the engine, what it computes and how many bytes it moves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from cubatch.bench.calls import BUILDERS, VARIANTS, Operand
+from cubatch.bench.calls import Blanks, Call, call_of, calls_of
+from cubatch.engine.layers import TABLE
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.network import layers as kinds
+from cubatch.kernels.padding import stored_saved_elements
+from cubatch.memory.plan import schedule_of
+from cubatch.memory.schedule_records import Op, Schedule
+from cubatch.network.graph import Network, Spec, as_network
 from cubatch.network.layer import Layer, extents, without_bias
+from cubatch.network.layers import Add, Attention, BatchNorm2d, Conv2d, LayerNorm, Linear, MaxPool2d
 from cubatch.network.passes import Pass, linear_of
 
 _PASSES = {pass_.layout: pass_ for pass_ in Pass}
 LAYOUTS = tuple(sorted(_PASSES))
+DTYPES = [name for name in BYTES_PER_ELEMENT if name != "float64"]
 _EPILOGUE = {
     "b": "bias", "db": "bias gradient", "scale": "scale", "shift": "shift", "residual": "residual", "positive": "mask",
     "statistics": "statistics",
 }  # fmt: skip
+_OWN_TERMS = {"bias", "bias gradient", "statistics"}
 _LEFT_OUT = {"type", "h", "w", "c", "k", "r", "s", "bias", "eps", "momentum"}
-"""Of a case's name: what is written in another way, or changes nothing that is measured."""
+"""Fields of a layer that its name states in another way, or that change nothing that is measured."""
+
+_READ_TWICE = {
+    "batch_norm_train": ("x",), "batch_norm_backward": ("dy", "x"), "layer_norm_backward": ("dy", "x"),
+    "layer_scale_backward": ("dy",), "tokens_backward": ("dy",),
+}  # fmt: skip
+"""Operands that are needed whole for a sum before their first element is needed again."""
+
+_STATES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
+_EXTENTS = 3  # of a sample: height, width, channels
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Case:
+class Case(Call):
     """
-    A call of an operation.
+    A call of an operation, and what it computes and moves.
 
     Attributes:
-        name: In words, unique among the cases of a run: "conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop".
-        operation: Its name in `engine.functional`.
-        pass_: Which product of a layer it is; None for what is no pass.
-        layer: The layer, without name and bias; None for what is no layer.
-        batch_size: Samples, or the extent that plays them.
+        name: Unique among the cases of a run: "conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop".
+        pass_: Pass of the layer; `None` for an operation that is no pass.
+        layer: The layer without its name; `None` for an operation of no layer.
+        batch_size: Samples, or rows of a product.
         dtype: Storage of the elements; "tf32" is float32 whose products may be made on tensor cores.
-        operands: Arrays by name.
-        arguments: Names of what goes by position; a tuple of names goes as a list, in which None stays None.
-        results: Names of what is written: those not among `arguments` go by keyword.
-        lists: Keywords that take several arrays: their names.
-        aliases: Keywords that name an array again, which the operation works in place on.
-        options: Further keywords.
-        prepare: The forward pass that fills in what a backward pass finds saved; empty where nothing follows from
-            other arrays.
-        flops: A multiply-add is two.
-        traffic_bytes: Every array moved once: what the roofline counts.
-        moved_bytes: What passes over data that is needed whole before it is needed again really move.
-        updates: Names of results that are read too, in addition to those among `arguments`.
-        terms: Longest sum behind a result.
-        cuts: Ways to take a sample: axis of each operand by a name for what is cut.
-        multiplicity: How often a network has it.
+        flops: A multiply-add counts as two.
+        traffic_bytes: Each array moved once; the roofline counts these.
+        moved_bytes: Bytes that must really move if data is needed whole before it is needed again.
+        multiplicity: Number of occurrences in a network.
         layers: Names of the layers that have it.
     """
 
     name: str
-    operation: str
     pass_: Pass | None = None
     layer: Layer | None = None
     batch_size: int = 1
     dtype: str = "float32"
-    operands: Mapping[str, Operand]
-    arguments: tuple[str | tuple[str | None, ...], ...]
-    results: tuple[str, ...] = ("out",)
-    lists: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
-    aliases: Mapping[str, str] = attrs.field(factory=dict)
-    options: Mapping[str, Any] = attrs.field(factory=dict)
-    prepare: str = ""
     flops: int = 0
     traffic_bytes: int
     moved_bytes: int
-    updates: tuple[str, ...] = ()
-    terms: int = 1
-    cuts: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict)
     multiplicity: int = 1
     layers: tuple[str, ...] = ()
 
     @property
+    def result(self) -> str:
+        """Return the name of the main result."""
+        return "out" if "out" in self.results else self.results[0]
+
+    @property
     def num_bytes(self) -> int:
-        """Bytes of all its arrays."""
-        return sum(math.prod(o.shape) * self.itemsize(name) for name, o in self.operands.items())
+        """Bytes of all arrays."""
+        return sum(self.bytes_of(name) for name in self.operands)
+
+    def bytes_of(self, name: str) -> int:
+        """Return the bytes of one array."""
+        return math.prod(self.operands[name].shape) * self.itemsize(name)
 
     def dtype_of(self, name: str) -> str:
-        """Return the storage type of one of its arrays."""
+        """Return the storage type of one array."""
         return self.operands[name].dtype or self.dtype
 
     def itemsize(self, name: str) -> int:
-        """Return the bytes of an element of one of its arrays."""
+        """Return the bytes of an element of one array."""
         return {"uint8": 1, "int32": 4, **BYTES_PER_ELEMENT}[self.dtype_of(name)]
 
     def reads(self, name: str) -> bool:
-        """Return whether an array is read: such a result is written over."""
-        return name in self._by_position or name in self.updates or name not in self.results
+        """Return whether an array is read; a result that is read must be restored before the next run."""
+        is_state = name in {"parameters", "velocity", "mean", "square", "master", "state"} and not self.layer
+        return name not in self.results or is_state or "parts" in self.arrays
 
     @property
     def kind(self) -> str:
         """Kind of operation, by which the times of a step are added up: "conv2d", "gelu backward"."""
         if self.operation.startswith("activation"):
             return f"{self.options['kind']}{' backward' if self.operation.endswith('backward') else ''}"
-        # Depthwise convolutions have kernels of their own, bound by bytes: a page adds them up apart.
+        # Depthwise convolutions are bound by bytes and have kernels of their own.
         shape = None if self.layer is None else self.layer.convolution
         is_depthwise = shape is not None and 1 < shape.groups == shape.c
         return ("depthwise " if is_depthwise else "") + self.operation.replace("_", " ")
 
     @property
     def epilogue(self) -> tuple[str, ...]:
-        """Terms that the operation applies to its result, or makes of it, while it is at hand."""
+        """Terms that the operation applies to its result before it is stored."""
         names = {*self.operands} - ({"statistics"} - {*self.results})  # a backward pass reads statistics
-        found = tuple(term for name, term in _EPILOGUE.items() if name in names)
-        return (*found, "relu") if self.options.get("relu") else found
-
-    @property
-    def _by_position(self) -> set[str | None]:
-        return {part for name in self.arguments for part in ([name] if isinstance(name, str) else name)}
-
-    def call(self, operations: Any, arrays: Mapping[str, Any], **changes: Any) -> None:
-        """
-        Call the operation.
-
-        Args:
-            operations: What holds it by name: `engine.functional`, or its twin on our kernels.
-            arrays: By name.
-            changes: Options that differ from the case's.
-        """
-        given = [
-            arrays[name] if isinstance(name, str) else [None if part is None else arrays[part] for part in name]
-            for name in self.arguments
-        ]
-        listed = {part for names in self.lists.values() for part in names}
-        by_keyword = {name: arrays[name] for name in self.operands if name not in self._by_position | listed}
-        by_keyword |= {keyword: [arrays[name] for name in names] for keyword, names in self.lists.items()}
-        by_keyword |= {keyword: arrays[name] for keyword, name in self.aliases.items()}
-        getattr(operations, self.operation)(*given, **by_keyword, **{**self.options, **changes})
+        terms = tuple(term for name, term in _EPILOGUE.items() if name in names)
+        return (*terms, "relu") if self.options.get("relu") else terms
 
     def unpadded(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arrays without channels that are only stored: what NumPy and other libraries are given."""
+        """Return the arrays without zero channels, as NumPy and other libraries need them."""
         cut = {name: self.operands[name].padded for name in arrays if name in self.operands}
         return {name: array[..., : -cut[name]].copy() if cut.get(name) else array for name, array in arrays.items()}
 
     def roofline_seconds(self, device: Device) -> float | None:
         """
-        Bound its time from below: the larger of arithmetic at the peak and every array moved once.
+        Return the least time by the data sheet: the larger of arithmetic at the peak and all arrays moved once.
 
         Returns:
-            float | None: None where a rate that counts is not known.
+            float | None: `None` if a rate that counts is unknown.
         """
         peak, bandwidth = peak_flops_per_second(device, self.dtype), device.peak_bytes_per_second
         if bandwidth is None or (self.flops and peak is None):
@@ -158,17 +133,18 @@ class Case:
         return max(self.flops / peak if peak else 0.0, self.traffic_bytes / bandwidth)
 
     def bound(self, device: Device) -> str | None:
-        """Return which roof it lies under: "compute", "memory", or None where a rate is not known."""
-        found = self.roofline_seconds(device)
-        if found is None:
+        """Return the limit that `roofline_seconds` is: "compute", "memory", or `None` if it is unknown."""
+        seconds = self.roofline_seconds(device)
+        if seconds is None:
             return None
-        return "memory" if found == self.traffic_bytes / (device.peak_bytes_per_second or 1) else "compute"
+        return "memory" if seconds == self.traffic_bytes / (device.peak_bytes_per_second or 1) else "compute"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return what identifies it, for JSON."""
+        """Return what identifies the case, for JSON."""
         options = dict(self.options)
         if "window" in options:
             options |= options.pop("window")._asdict()
+        options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
         return {
             "name": self.name,
             "operation": self.operation,
@@ -177,7 +153,7 @@ class Case:
             "batch_size": self.batch_size,
             "dtype": self.dtype,
             "epilogue": list(self.epilogue),
-            "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
+            "options": options,
             "flops": self.flops,
             "traffic_bytes": self.traffic_bytes,
             "moved_bytes": self.moved_bytes,
@@ -186,18 +162,172 @@ class Case:
         }
 
 
+def _case(call: Call, name: str, dtype: str, *, traffic: int | None = None, more: int = 0, **facts: Any) -> Case:
+    """
+    Make a case of a call.
+
+    Args:
+        call: The call.
+        name: Its name, without the type and the terms of the epilogue.
+        dtype: Storage of the elements.
+        traffic: Bytes that the roofline counts; `None` for each array once.
+        more: Bytes that must move in addition.
+        facts: Further fields.
+    """
+    fields = {field.name: getattr(call, field.name) for field in attrs.fields(Call)}
+    case = Case(name=name, dtype=dtype, traffic_bytes=0, moved_bytes=0, **fields, **facts)
+    bytes_ = case.num_bytes if traffic is None else traffic
+    return attrs.evolve(case, traffic_bytes=bytes_, moved_bytes=bytes_ + more)
+
+
+def of_layer(
+    layer: Layer,
+    pass_: Pass,
+    batch_size: int,
+    dtype: str = "float32",
+    *,
+    with_bias: bool = False,
+    mode: str = "",
+    ending: Iterable[str] = (),
+    relu: bool = False,
+    channels: int = 0,
+) -> Case:
+    """
+    Return one pass of a layer at a batch size.
+
+    Args:
+        layer: With known extents. The input gradient of a layer without a filter gradient includes all gradients.
+        pass_: Which product.
+        batch_size: Samples.
+        dtype: Storage of the elements.
+        with_bias: Whether the bias of the layer takes part.
+        mode: Mode of a forward pass: "training" or "inference". By default batch norm and max pooling are those of
+            training, attention and layer norm those of inference.
+        ending: Terms that the result ends with. "folded" is scale and shift of a batch norm, "residual" a sum.
+            "positive" is the mask of a ReLU, and "parts" are other channels, which stay.
+        relu: Whether the result is clamped at zero.
+        channels: Channels that the input is stored with; 0 for its own.
+
+    Raises:
+        InvalidArgument: If the layer has no such pass, or the engine has no kernel for it.
+        UnknownName: If there is no such dtype.
+
+    Example:
+        >>> from cubatch.network.layers import Conv2d
+        >>> conv = Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1)
+        >>> of_layer(conv, Pass.FPROP, 32).name
+        'conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop'
+        >>> of_layer(conv, Pass.FPROP, 32, ending=["residual"], relu=True).epilogue
+        ('residual', 'relu')
+    """
+    if dtype not in DTYPES:
+        raise UnknownName("dtype", dtype, DTYPES)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidArgument("batch_size", batch_size, "a whole number of at least 1")
+    if not has_case(layer, pass_):
+        allowed = "a layer and pass that the engine has a kernel for"
+        raise InvalidArgument("layer", f"{layer.type}, {pass_.value}", allowed)
+    plain = extents(layer) if with_bias else without_bias(extents(layer))
+    is_training = mode == "training" or (not mode and not isinstance(plain, Attention | LayerNorm))
+    calls = calls_of(
+        plain, "forward" if pass_ is Pass.FPROP else "backward", batch_size, is_training=is_training,
+        ending=frozenset(ending), relu=relu, channels=channels,
+    )  # fmt: skip
+    call = next((each for each in calls if each.operation.endswith(pass_.value)), calls[0])
+    return _named(_of_call(call, plain, pass_, batch_size, dtype), channels)
+
+
+def _of_call(call: Call, layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Case:
+    """Count what a pass of a layer computes and moves."""
+    itemsize, passes = BYTES_PER_ELEMENT[dtype], [pass_]
+    if isinstance(layer, Attention) and pass_ is Pass.DGRAD:
+        passes.append(Pass.WGRAD)
+    case = _case(
+        call, "", dtype, pass_=pass_, layer=layer, batch_size=batch_size,
+        flops=sum(layer.pass_flops(each, batch_size) for each in passes),
+    )  # fmt: skip
+    elements, repeated = layer.traffic(pass_, batch_size), 0
+    sizes = {name: batch_size * count for name, (count, _) in stored_saved_elements(layer).items()}
+    if call.operation == "attention_backward":
+        elements = sum(math.prod(operand.shape) for operand in call.operands.values())
+        # Gradients of all that is saved, written and read by what follows, and the weights again.
+        repeated = 3 * sizes["qkv"] + 6 * sizes["weights"] + 4 * sizes["mixed"]
+    elif call.operation == "attention" and "keep" in call.arrays:
+        elements += sum(sizes.values())
+        # All that is kept is read again; a softmax also writes over the scores and reads them.
+        repeated = sizes["qkv"] + sizes["mixed"] + 3 * sizes["weights"]
+    elif call.operation == "attention":
+        repeated = 2 * (sizes["qkv"] + sizes["mixed"])
+    repeated += sum(math.prod(call.operands[name].shape) for name in _READ_TWICE.get(call.operation, ()))
+    ends = {"scale", "shift", "residual", "positive"} & call.operands.keys()
+    padded = sum(math.prod(each.shape) // each.shape[-1] * each.padded for each in call.operands.values())
+    traffic = elements * itemsize + sum(map(case.bytes_of, ends)) + padded * itemsize
+    if "parts" in call.arrays:  # only the range of channels is written
+        traffic = 2 * case.bytes_of("dy")
+    extra = [n for n in call.operands if n in {"argmax", "mask"} or (n == "statistics" and n in call.results)]
+    moved = traffic + repeated * itemsize + sum(map(case.bytes_of, extra))
+    return attrs.evolve(case, traffic_bytes=traffic, moved_bytes=moved)
+
+
+def _named(case: Case, channels: int) -> Case:
+    """Return the case with a name of what it computes; defaults are left out."""
+    layer, facts = case.layer, case.layer.to_mapping() if case.layer else {}
+    if layer is None or case.pass_ is None:
+        return case
+    h, w, c = layer.input_shape
+    text = f"{layer.type} {h}x{w}x{c}"
+    if "k" in facts:
+        text += f" to {facts['k']}"
+    if "r" in facts:
+        text += f", {facts['r']}x{facts['s']}"
+    if getattr(layer, "bias", False):
+        text += ", bias"
+    others = [name for name in facts if name not in _LEFT_OUT]
+    text += "".join(f", {name}" if facts[name] is True else f", {name} {facts[name]}" for name in others)
+    text += f", n={case.batch_size}, {case.pass_.value}{of_dtype(case.dtype)}"
+    if case.operation == "batch_norm_inference" or (case.operation == "max_pool2d" and "argmax" not in case.operands):
+        text += ", inference"
+    if "keep" in case.arrays or ("statistics" in case.results):
+        text += ", keeping"
+    terms = [term for term in case.epilogue if term not in _OWN_TERMS]
+    text += f", then {', '.join(terms)}" if terms else ""
+    text += ", next to others" if "parts" in case.arrays else ""
+    text += f", stored with {channels} channels" if channels not in {0, c} else ""
+    return attrs.evolve(case, name=text)
+
+
+def has_case(layer: Layer, pass_: Pass) -> bool:
+    """Return whether a layer has a pass that can be measured by itself."""
+    passes = TABLE.get(type(layer))
+    if pass_ is Pass.WGRAD:
+        return isinstance(layer, Conv2d | Linear)
+    return passes is not None and bool(passes.forward if pass_ is Pass.FPROP else passes.backward)
+
+
+def modes_of(layer: Layer, pass_: Pass) -> tuple[str, ...]:
+    """Return the modes of `of_layer` that give different cases; the first is the default."""
+    if pass_ is Pass.FPROP and isinstance(layer, Attention | LayerNorm):
+        return "", "training"
+    return ("", "inference") if pass_ is Pass.FPROP and isinstance(layer, BatchNorm2d | MaxPool2d) else ("",)
+
+
+def of_dtype(dtype: str) -> str:
+    """Write a dtype behind a name; float32 is left out."""
+    return "" if dtype == "float32" else f", {dtype}"
+
+
 def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") -> Case:
     """
-    Return a matrix product (m, k) x (k, n): a linear layer's pass, which is what the engine calls it for.
+    Return a matrix product (m, k) x (k, n): the pass of a linear layer that the engine computes by it.
 
     Args:
         m, n, k: Extents.
-        layout: "nt": (m, k) times the transpose of (n, k), a layer's output; "nn": (m, k) times (k, n), the
-            gradient of its input; "tn": the transpose of (k, m) times (k, n), the gradient of its filter.
+        layout: "nt" is (m, k) times the transpose of (n, k), the output of a layer. "nn" is (m, k) times (k, n), the
+            gradient of its input. "tn" is the transpose of (k, m) times (k, n), the gradient of its filter.
         dtype: Storage of the elements.
 
     Raises:
-        InvalidArgument: If an extent is no whole number of at least 1, or there is no such layout.
+        InvalidArgument: If an extent is not a whole number of at least 1, or there is no such layout.
 
     Example:
         >>> gemm(64, 32, 16, layout="tn").name, gemm(64, 32, 16).flops
@@ -210,83 +340,184 @@ def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") 
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
     pass_ = _PASSES[layout]
     rows, c, features = linear_of(pass_, m, n, k)
-    found = of_layer(kinds.Linear(c=c, k=features, bias=False), pass_, rows, dtype)
-    return attrs.evolve(found, name=f"gemm {layout} {m} x {n} x {k}{of_dtype(dtype)}")
+    case = of_layer(Linear(c=c, k=features, bias=False), pass_, rows, dtype)
+    return attrs.evolve(case, name=f"gemm {layout} {m} x {n} x {k}{of_dtype(dtype)}")
 
 
-def of_layer(
-    layer: Layer, pass_: Pass, batch_size: int, dtype: str = "float32", *, with_bias: bool = False, mode: str = ""
-) -> Case:
+# --- the step of a network -----------------------------------------------------------------------------------------
+
+
+def of_step(
+    spec: Spec, mode: str, batch_size: int, dtype: str = "float32", *, optimizer: str = "momentum"
+) -> list[Case]:
     """
-    Return one pass of a layer at a batch size, with nothing fused.
+    List the distinct operations of one step on cubatch kernels, in the order of their first launch.
 
     Args:
-        layer: With its extents known. The dgrad of a layer that has no wgrad of its own gives all gradients.
-        pass_: Which product.
+        spec: A network or layer.
+        mode: "training" or "inference".
         batch_size: Samples.
         dtype: Storage of the elements.
-        with_bias: Whether a layer's bias takes part.
-        mode: Whose forward pass: "training" or "inference". By default that of either which is timed most: batch norm
-            and max pooling in training, attention and layer norm in inference.
+        optimizer: "sgd", "momentum" or "adam", for training.
+
+    Returns:
+        list: `multiplicity` is the number of occurrences in a step; `layers` names where they are.
 
     Raises:
-        InvalidArgument: If the layer has no such pass, or none that the engine computes.
+        InvalidArgument: If a layer has no kernel.
+        UnknownName: If there is no such dtype or optimizer.
 
     Example:
-        >>> from cubatch.network.layers import Conv2d
-        >>> conv = Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1)
-        >>> of_layer(conv, Pass.FPROP, 32).name
-        'conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop'
+        >>> from cubatch.network import models
+        >>> cases = of_step(models.build("go-net"), "inference", 32)
+        >>> [(case.name, case.multiplicity) for case in cases if case.flops]
+        [('conv2d 19x19x128 to 128, 3x3, bias, pad 1, n=32, fprop, then relu', 80)]
     """
-    if dtype not in BYTES_PER_ELEMENT or dtype == "float64":
-        raise UnknownName("dtype", dtype, [name for name in BYTES_PER_ELEMENT if name != "float64"])
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InvalidArgument("batch_size", batch_size, "a whole number of at least 1")
-    build = (VARIANTS.get((type(layer), mode)) if pass_ is Pass.FPROP else None) or BUILDERS.get((type(layer), pass_))
-    if build is None:
-        raise InvalidArgument(
-            "layer", f"{layer.type}, {pass_.value}", "a layer and pass that the engine has a kernel for"
-        )
-    plain = extents(layer) if with_bias else without_bias(extents(layer))
-    facts = build(plain, batch_size)
-    suffix = facts.pop("suffix", "")
-    itemsize = BYTES_PER_ELEMENT[dtype]
-    flops = facts.pop("flops", plain.pass_flops(pass_, batch_size))
-    traffic = facts.pop("traffic", plain.traffic(pass_, batch_size)) * itemsize
-    more = facts.pop("repeated", 0) * itemsize + facts.pop("extra_bytes", 0)
-    return Case(
-        name=f"{_of_layer(plain)}, n={batch_size}, {pass_.value}{of_dtype(dtype)}{suffix}",
-        pass_=pass_,
-        layer=plain,
-        batch_size=batch_size,
-        dtype=dtype,
-        flops=flops,
-        traffic_bytes=traffic,
-        moved_bytes=traffic + more,
-        **facts,
-    )
+    network = as_network(spec)
+    program = schedule_of(network, mode, recompute=False, library="cubatch")
+    cases: dict[str, Case] = {}
+    for op in program.ops:
+        place = op.node.name if op.node else op.kind
+        for case in _of_op(op, program, batch_size, dtype, optimizer):
+            before = cases.get(case.name)
+            layers = (*(before.layers if before else ()), place)
+            cases[case.name] = attrs.evolve(case, multiplicity=len(layers), layers=layers)
+    return list(cases.values())
 
 
-def has_case(layer: Layer, pass_: Pass, mode: str = "") -> bool:
-    """Return whether a layer has a pass that can be measured by itself, or a forward pass that differs in a mode."""
-    return (type(layer), mode) in VARIANTS and pass_ is Pass.FPROP if mode else (type(layer), pass_) in BUILDERS
+def _of_op(op: Op, program: Schedule, batch_size: int, dtype: str, optimizer: str) -> Iterator[Case]:
+    if op.node is None:
+        yield from _of_network(op, program.network, batch_size, dtype, optimizer)
+        return
+    layer, stored = op.node.layer, 0
+    ending = {*op.reads} & {"folded", "residual", "positive", "parts"}
+    if "x0" in op.reads and layer.convolution is not None:
+        shape = program.buffers[op.reads["x0"]].shape
+        stored = shape[2] if len(shape) == _EXTENTS else 0
+    if op.kind == "accumulate":
+        h, w, c = layer.output_shape
+        yield of_layer(Add(h=h, w=w, c=c), Pass.FPROP, batch_size, dtype)
+    elif op.kind == "forward":
+        # The bias of a product with a folded norm is part of the shift of the norm.
+        yield of_layer(
+            layer, Pass.FPROP, batch_size, dtype, with_bias=op.norm is None, mode=program.mode, ending=ending,
+            relu=op.relu, channels=stored,
+        )  # fmt: skip
+    elif has_case(layer, Pass.WGRAD):
+        yield of_layer(layer, Pass.WGRAD, batch_size, dtype, with_bias=True, channels=stored)
+        if "dx0" in op.writes:
+            yield of_layer(layer, Pass.DGRAD, batch_size, dtype, ending=ending)
+    else:
+        yield of_layer(layer, Pass.DGRAD, batch_size, dtype, with_bias=True, ending=ending)
 
 
-def of_dtype(dtype: str) -> str:
-    """Write a dtype behind a name; float32 is left out."""
-    return "" if dtype == "float32" else f", {dtype}"
+def _of_network(op: Op, network: Network, batch_size: int, dtype: str, optimizer: str) -> Iterator[Case]:
+    if op.kind == "fold":
+        norms = [norm.layer.input_shape[2] for _, norm in op.norms]
+        yield fold(norms, ["b" in product.layer.parameter_shapes for product, _ in op.norms], dtype)
+    elif op.kind == "loss":
+        h, w, classes = network.output_shape
+        yield cross_entropy(batch_size * h * w, classes, dtype)
+    else:
+        if dtype == "float16":
+            yield loss_scale(network.parameters)
+        yield optimizer_step(optimizer, network.parameters, dtype)
 
 
-def _of_layer(layer: Layer) -> str:
-    """Write a layer's extents as a person would: what is usual is left out."""
-    h, w, c = layer.input_shape
-    facts = layer.to_mapping()
-    text = f"{layer.type} {h}x{w}x{c}"
-    if "k" in facts:
-        text += f" to {facts['k']}"
-    if "r" in facts:
-        text += f", {facts['r']}x{facts['s']}"
-    if getattr(layer, "bias", False):
-        text += ", bias"
-    others = [name for name in facts if name not in _LEFT_OUT]
-    return text + "".join(f", {name}" if facts[name] is True else f", {name} {facts[name]}" for name in others)
+def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
+    """
+    Return a step of an optimizer over all parameters at once.
+
+    Parameters of 16 bits have a float32 copy that the step updates; the gradient of a float16 loss is scaled.
+
+    Args:
+        name: "sgd", "momentum" or "adam".
+        parameters: Number of parameters.
+        dtype: Storage of the parameters and the gradient; the state is float32.
+
+    Raises:
+        UnknownName: If there is no such optimizer.
+
+    Example:
+        >>> optimizer_step("momentum", 1000, "bfloat16").moved_bytes == 1000 * (2 + 2 + 2 * 4 + 2 * 4)
+        True
+    """
+    if name not in _STATES:
+        raise UnknownName("optimizer", name, _STATES)
+    blanks, itemsize = Blanks(), BYTES_PER_ELEMENT[dtype]
+    is_mixed = itemsize != BYTES_PER_ELEMENT["float32"]
+    shape = (parameters,)
+    arguments: dict[str, Any] = {
+        "parameters": blanks.array(shape, written=True),
+        "gradients": [blanks.array(shape)],
+        **{part: blanks.array(shape, "float32", written=True) for part in _STATES[name]},
+        "master": blanks.array(shape, "float32", written=True) if is_mixed else None,
+        "scaling": blanks.array((4,), "float32", kind="scaling", is_batched=False) if dtype == "float16" else None,
+        # Large enough to be visible in a check, small enough for thousands of steps on the same gradient.
+        "lr": 1e-3,
+        "weight_decay": 1e-4,
+        **({"step": 10} if name == "adam" else {}),
+    }
+    # Mixed, the parameters are only written, and their copy is read and written.
+    traffic = parameters * ((2 * itemsize + 8 if is_mixed else 3 * itemsize) + 8 * len(_STATES[name]))
+    text = f"{name}, {parameters} parameters{of_dtype(dtype)}"
+    return _case(call_of(name, arguments, blanks), text, dtype, traffic=traffic, batch_size=parameters)
+
+
+def loss_scale(parameters: int, dtype: str = "float16") -> Case:
+    """Return the check of a scaled gradient of `parameters` elements for values that are not finite."""
+    blanks = Blanks()
+    arguments = {
+        "state": blanks.array((4,), "float32", kind="scaling", written=True, is_batched=False),
+        "gradients": [blanks.array((parameters,))],
+    }
+    text = f"loss scale, {parameters} parameters{of_dtype(dtype)}"
+    traffic = parameters * BYTES_PER_ELEMENT[dtype]
+    call = call_of("update_loss_scale", arguments, blanks)
+    return _case(call, text, dtype, traffic=traffic, batch_size=parameters)
+
+
+def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
+    """Return softmax with cross-entropy and its gradient, of `rows` samples."""
+    blanks = Blanks()
+    arguments = {
+        "logits": blanks.array((rows, classes)),
+        "labels": blanks.array((rows,), "int32", kind="counts", below=classes),
+        "loss": blanks.array((1,), "float64", written=True, is_batched=False),
+        "dlogits": blanks.array((rows, classes), written=True),
+        "count": rows,
+    }
+    text = f"softmax cross-entropy, {rows} x {classes}{of_dtype(dtype)}"
+    traffic = 2 * rows * classes * BYTES_PER_ELEMENT[dtype] + 4 * rows
+    call = call_of("softmax_cross_entropy", arguments, blanks)
+    return _case(call, text, dtype, traffic=traffic, batch_size=rows)
+
+
+def fold(channels: Sequence[int], has_bias: Sequence[bool], dtype: str = "float32") -> Case:
+    """
+    Return the folding of batch norms into the products before them, which begins a step of inference.
+
+    Args:
+        channels: Channels of each norm.
+        has_bias: Whether the product before each norm has a bias.
+        dtype: Storage of the parameters; statistics, scales and shifts are float32.
+
+    Example:
+        >>> fold([64, 256], [False, True]).name
+        'fold of 2 batch norms, 320 channels'
+    """
+    blanks = Blanks()
+
+    def vectors(dtype: str = "", *, written: bool = False, given: Sequence[bool] = ()) -> list[Any]:
+        return [
+            blanks.array((c,), dtype, written=written, is_batched=False) if is_given else None
+            for c, is_given in zip(channels, given or [True] * len(channels), strict=True)
+        ]
+
+    arguments = {
+        "gammas": vectors(), "betas": vectors(), "biases": vectors(given=has_bias), "means": vectors("float32"),
+        "variances": vectors("float32"), "epsilons": (1e-5,) * len(channels),
+        "scales": vectors("float32", written=True), "shifts": vectors("float32", written=True),
+    }  # fmt: skip
+    text = f"fold of {len(channels)} batch norms, {sum(channels)} channels{of_dtype(dtype)}"
+    return _case(call_of("fold_batch_norms", arguments, blanks), text, dtype)

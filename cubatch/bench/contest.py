@@ -1,8 +1,8 @@
 """
-Several ways to do the same thing, timed in turns until it is known which is fastest.
+Several ways to do the same work, timed in turns until the fastest is known.
 
-Every round times each of them once, in a new random order, so that a sinking clock meets all alike.  What is
-clearly slower than the fastest of its side is dropped; the rules are those that batch sizes are measured by.
+Each round times every entrant once in a new random order, so that a falling clock affects all alike.  An entrant that
+is clearly slower than another of its side is dropped.  The stopping rules are those of batch sizes.
 """
 
 from __future__ import annotations
@@ -12,39 +12,42 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from cubatch.bench.guard import Guarded
 from cubatch.measure.budget import repeats_for
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
-from cubatch.measure.runner import Clock
+from cubatch.measure.runner import Clock, Reading
 from cubatch.measure.stopping import MAX_ROUNDS, StopRule, is_clearly_worse, median, median_interval
 from cubatch.measure.stopwatch import WARM_SECONDS
 from cubatch.measure.throttling import HighestClocks
 
 SPAN_SECONDS = 0.002
-"""A timing spans at least this: hundreds of times what two events around nothing are apart."""
+"""A timing spans at least this: hundreds of times the distance of two events without work between them."""
 
 TARGET_WIDTH = 0.01
 _GOAL = Goal(objective="latency", tolerance=TARGET_WIDTH)
 
 
+OURS = "ours"
+"""Side of the cubatch kernels."""
+
+
 @attrs.define
 class Entrant:
     """
-    A way to do it.
+    A way to do the work.
 
     Attributes:
         name: Unique in its contest.
-        side: Entrants of one side are dropped when another of it is clearly faster.
-        step: Does it once, or enqueues it.
-        timings: Taken so far, at most one each round.
-        status: "ok", "dropped" for what was clearly slower, or "error" for what failed: its steps are empty since.
+        side: `OURS` or the name of a rival. Entrants of one side are dropped when another of it is clearly faster.
+        step: Does the work once, or enqueues it. If the step of a rival fails, it ends and the others go on.
+        timings: At most one per round.
+        status: "ok", "dropped" (clearly slower) or "error".
         reason: Why measuring it ended.
     """
 
     name: str
     side: str
-    step: Callable[[], None]
+    step: Callable[[], object]
     timings: list[Timing] = attrs.field(factory=list, init=False)
     status: str = attrs.field(default="ok", init=False)
     reason: str = attrs.field(default="", init=False)
@@ -53,17 +56,17 @@ class Entrant:
 
     @property
     def used(self) -> Sequence[Timing]:
-        """The timings that count: those of an unthrottled clock, or all where there are none."""
+        """Timings at an unthrottled clock; all timings if there are none."""
         return [timing for timing in self.timings if not timing.throttled] or self.timings
 
     @property
     def seconds(self) -> float | None:
-        """The median, None before the first timing."""
+        """Median in seconds; `None` before the first timing."""
         return median([timing.seconds for timing in self.used]) if self.timings else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the median lies with 90 %; None with under five timings."""
+        """90 % confidence interval of the median; `None` for fewer than five timings."""
         return median_interval([timing.seconds for timing in self.used])
 
 
@@ -74,55 +77,72 @@ class Contest:
 
     Args:
         clock: Takes the timings.
-        span_seconds: What a timing spans at least.
-        seed: Of the order within rounds.
+        span_seconds: Least span of a timing.
+        seed: Seed of the order within rounds.
+        synchronize: Waits for all launches; raises an error if a step broke the context.
     """
 
     clock: Clock
     span_seconds: float = SPAN_SECONDS
     seed: int = 0
+    synchronize: Callable[[], object] = lambda: None
     _clocks: HighestClocks = attrs.field(factory=HighestClocks, init=False)
     _contests: int = attrs.field(default=0, init=False)
     _is_warm: bool = attrs.field(default=False, init=False)
 
     def run(self, entrants: Sequence[Entrant], seconds: float) -> None:
         """
-        Time until every median is known to 1 %, or the seconds are over; each that runs gets one timing at least.
+        Time until every median is known to 1 %, or the seconds are over. Each that runs gets at least one timing.
 
         Args:
             entrants: Their timings, status and reason are filled in.
-            seconds: How long, discarded first steps included.
+            seconds: Time limit; discarded first steps count.
         """
-        begun, order = self.clock.now(), random.Random(self.seed)  # noqa: S311 - an order, not a secret
+        begin, order = self.clock.now(), random.Random(self.seed)  # noqa: S311 - an order, not a secret
         self._contests += 1
         for entrant in entrants:
-            self.clock.time(entrant.step, 1)  # may compile, load, or choose an algorithm
-            entrant.repeats = repeats_for(max(self.clock.time(entrant.step, 1).seconds, 1e-9), self.span_seconds)
-        if entrants:
-            self._warm(entrants[0])
-        running = list(entrants)
+            self._read(entrant, 1)  # may compile, load, or choose an algorithm
+            first = self._read(entrant, 1)
+            entrant.repeats = repeats_for(max(first.seconds, 1e-9), self.span_seconds) if first else 1
+        running = [entrant for entrant in entrants if entrant.status != "error"]
+        if running:
+            self._warm(running[0])
         for number in range(MAX_ROUNDS):
-            if not running or (number and self.clock.now() - begun > seconds):
+            if not running or (number and self.clock.now() - begin > seconds):
                 break
             order.shuffle(running)
             for entrant in running:
                 self._time(entrant, number)
-            running = [entrant for entrant in running if self._goes_on(entrant, entrants)]
+            running = [entrant for entrant in running if self._continues(entrant, entrants)]
         for entrant in entrants:
             entrant.reason = entrant.reason or entrant.rule.reason
 
+    def _read(self, entrant: Entrant, repeats: int) -> Reading | None:
+        """Take a timing; a rival that fails gets the status "error"."""
+        if entrant.status == "error":
+            return None
+        try:
+            return self.clock.time(entrant.step, repeats)
+        except (RuntimeError, MemoryError) as error:  # PyTorch and CuPy raise these
+            if entrant.side == OURS:
+                raise
+            entrant.status, entrant.reason = "error", f"{type(error).__name__}: {error}"
+        self.synchronize()  # raises if the context is broken
+        return None
+
     def _warm(self, entrant: Entrant) -> None:
-        """Work until the clocks have risen; once for all that is measured in this process."""
-        begun, repeats = self.clock.now(), entrant.repeats
+        """Work until the clocks have risen; once in a process."""
+        begin, repeats = self.clock.now(), entrant.repeats
         while not self._is_warm:
-            reading = self.clock.time(entrant.step, repeats)
+            reading = self._read(entrant, repeats)
+            if reading is None:
+                return
             repeats = min(2 * repeats, repeats_for(reading.seconds, WARM_SECONDS / 4))
-            self._is_warm = self.clock.now() - begun >= WARM_SECONDS
+            self._is_warm = self.clock.now() - begin >= WARM_SECONDS
 
     def _time(self, entrant: Entrant, number: int) -> None:
-        reading = self.clock.time(entrant.step, entrant.repeats)
-        if isinstance(entrant.step, Guarded) and entrant.step.failure:
-            entrant.status, entrant.reason = "error", entrant.step.failure
+        reading = self._read(entrant, entrant.repeats)
+        if reading is None:
             return
         clock, work = reading.sm_clock_mhz, (self._contests, entrant.name)
         self._clocks.see(work, clock)
@@ -135,12 +155,12 @@ class Contest:
         )  # fmt: skip
         entrant.rule.add(reading.seconds, throttled=throttled)
 
-    def _goes_on(self, entrant: Entrant, entrants: Sequence[Entrant]) -> bool:
+    def _continues(self, entrant: Entrant, entrants: Sequence[Entrant]) -> bool:
         if entrant.status == "error":
             return False
-        rivals = [other for other in entrants if other.side == entrant.side and other is not entrant]
-        for other in rivals:
-            if other.status != "error" and is_clearly_worse(entrant.rule, other.rule, _GOAL):
+        for other in entrants:
+            is_rival = other.side == entrant.side and other is not entrant and other.status != "error"
+            if is_rival and is_clearly_worse(entrant.rule, other.rule, _GOAL):
                 entrant.status, entrant.reason = "dropped", f"clearly slower than {other.name}"
                 return False
         # While a pair is compared both go on, or there would be no rounds in common.

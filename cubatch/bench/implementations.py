@@ -1,4 +1,4 @@
-"""The ways to do a case on our kernels: every variant that can run it, and what each launches."""
+"""The ways to do a case on cubatch kernels: every variant that can run it, and its launches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TENSOR_FAMILIES = ("mma", "hopper")
 
 @attrs.frozen
 class Launch:
-    """A launch of a call: which kernel, how many blocks, and the last problem for which a variant was chosen."""
+    """A launch of a call: kernel, grid, and the last problem for which a variant was chosen."""
 
     kernel: Kernel
     grid: Grid
@@ -45,12 +45,12 @@ class Launch:
 @attrs.define
 class Tracer:
     """
-    A launcher that notes what passes through it.
+    A launcher that records its launches.
 
     Attributes:
-        launcher: Launches the kernels; None: nothing is launched.
-        launches: What was bound.
-        problems: What a variant was chosen for.
+        launcher: Launches the kernels; `None` if nothing is launched.
+        launches: Launches that were bound.
+        problems: Problems for which a variant was chosen.
     """
 
     launcher: Launcher | None = None
@@ -59,31 +59,31 @@ class Tracer:
 
     @property
     def module(self) -> ModuleType:
-        """The array module whose arrays it takes: the launcher's, else NumPy."""
+        """Array module of the launcher, else NumPy."""
         return self.launcher.module if self.launcher else np
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> Callable[[], None]:
-        """Note a launch and hand it on."""
+        """Record a launch and bind it."""
         self.launches.append(Launch(kernel, grid, self.problems[-1] if self.problems else None))
         return self.launcher.bind(kernel, grid, arguments) if self.launcher else _nothing
 
 
 def _nothing() -> None:
-    """Do what a launch does without a launcher."""
+    pass
 
 
 @attrs.frozen(eq=False)
 class Way:
     """
-    A way to do a case.
+    A way to do a case on cubatch kernels.
 
     Attributes:
         case: The call.
         device: Decides grids and variants.
-        wanted: The variant that runs the problems of its operation; None: what is ranked first.
-        is_naive: By kernels/naive, which have no variants.
-        launches: What it launches.
-        problems: What a variant is chosen for; none where there is no choice.
+        wanted: Variant for the problems of its operation; `None` for the one ranked first.
+        is_naive: Whether kernels/naive do the case, which have no variants.
+        launches: Launches of the case.
+        problems: Problems for which a variant is chosen; none if there is no choice.
     """
 
     case: Case
@@ -100,15 +100,7 @@ class Way:
         object.__setattr__(self, "problems", tuple(tracer.problems))
 
     def operations(self, tracer: Tracer) -> Any:
-        """
-        Return the engine's operations, done this way and noted.
-
-        Args:
-            tracer: Hands the launches on.
-
-        Raises:
-            UnsupportedLayer: If no kernel does what the case calls.
-        """
+        """Return the engine's operations, done this way through a tracer; UnsupportedLayer if no kernel does them."""
 
         def choose(problem: Problem, device: Device, *_: object) -> SplitKernel:
             tracer.problems.append(problem)
@@ -117,23 +109,23 @@ class Way:
             return SplitKernel.modelled(problem, kernel, device)
 
         context = Context(self.device, tracer, choose, tf32=self.case.dtype == "tf32")
-        # Whom the driver refuses is refused: timed under its name, another family's kernel would be taken for it.
+        # A family that the driver refuses fails: another family must not be timed under its name.
         context.refused.update({kernel.family for kernel in kernels()}, {self.wanted.family} if self.wanted else ())
-        found = _naive(context) if self.is_naive else operations(context)
-        if not hasattr(found, self.case.operation):
+        bound = _naive(context) if self.is_naive else operations(context)
+        if not hasattr(bound, self.case.operation):
             raise UnsupportedLayer(self.case.name, f"there is no kernel for {self.case.operation}")
-        return found
+        return bound
 
     @property
     def main(self) -> Kernel:
-        """The kernel that does the main part: the one that was chosen, else the first."""
+        """The kernel of the main part: the chosen one, else the first."""
         if self.wanted is not None:
             return self.wanted
         chosen = self.problems[0].operation if self.problems else None
         return next((run.kernel for run in self.launches if run.kernel.operation == chosen), self.launches[0].kernel)
 
     def shared_tiles(self, launch: Launch) -> int | None:
-        """Count the tiles that the blocks of a launch share; None where each block has one: in all but one family."""
+        """Return the number of tiles that the blocks of a launch share; `None` if each block has one."""
         problem = launch.problem
         if launch.kernel.family != "hopper" or problem is None:
             return None
@@ -144,7 +136,7 @@ class Way:
 
     @property
     def label(self) -> str:
-        """Its main kernel's name among those of the operation: family, tile, vector."""
+        """Family, tile and vector of the main kernel."""
         main = self.main
         vector = f"v{main.vector}" if main.vector > 1 and main.winograd is None else ""
         return " ".join(part for part in (main.family, main.tile_name, vector) if part)
@@ -152,17 +144,17 @@ class Way:
 
 def ways(case: Case, device: Device, variants: Which = "chosen", without: Collection[str] = ()) -> list[Way]:
     """
-    List the ways to do a case.
+    List the ways to do a case on cubatch kernels.
 
     Args:
         case: The call.
-        device: What it runs on.
-        variants: "chosen": the variant ranked first; "ranked": every one that can run it, where there are some on
-            tensor cores only those; "all": every one and kernels/naive.
-        without: Families that take no part; where no other can run it, there is no way.
+        device: The GPU.
+        variants: "chosen": the variant ranked first; "ranked": every variant, only those on tensor cores if there are
+            any; "all": every variant and kernels/naive.
+        without: Families that are left out.
 
     Raises:
-        UnsupportedLayer: If no kernel does it.
+        UnsupportedLayer: If no kernel does the case.
     """
     first = Way(case, device)
     if not first.problems:
@@ -170,25 +162,25 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
     kernels = [kernel for kernel in ranked(first.problems[0], device) if kernel.family not in without]
     if variants == "ranked":
         kernels = [kernel for kernel in kernels if kernel.family in TENSOR_FAMILIES] or kernels
-    found = [Way(case, device, kernel) for kernel in (kernels[:1] if variants == "chosen" else kernels)]
+    chosen = [Way(case, device, kernel) for kernel in (kernels[:1] if variants == "chosen" else kernels)]
     if variants == "all" and hasattr(_naive(Context(device, Tracer())), case.operation) and _is_plain(case):
-        found.append(Way(case, device, is_naive=True))
-    return found
+        chosen.append(Way(case, device, is_naive=True))
+    return chosen
 
 
 def _is_plain(case: Case) -> bool:
-    """Return whether kernels/naive do the whole case: a product with a bias and a ReLU at most, nothing padded."""
+    """Return whether kernels/naive do the case: a product with a bias and a ReLU at most, without padding."""
     return {"bias", "relu"}.issuperset(case.epilogue) and not any(each.padded for each in case.operands.values())
 
 
 def _naive(context: Context) -> Any:
-    """Return what kernels/naive do under the engine's names."""
-    found: Mapping[str, Callable[..., Any]] = {
-        "linear": functools.partial(naive.gemm, context, layout="nt"),
-        "linear_dgrad": functools.partial(naive.gemm, context, layout="nn"),
-        "linear_wgrad": lambda x, dy, *, dw: naive.gemm(context, dy, x, layout="tn", out=dw),
+    """Return the operations of kernels/naive under the engine's names."""
+    operations: Mapping[str, Callable[..., Any]] = {
+        "linear": lambda x, w, b=None, **options: naive.gemm(context, x, w, b, layout="nt", **options),
+        "linear_dgrad": lambda dy, w, out: naive.gemm(context, dy, w, layout="nn", out=out),
+        "linear_wgrad": lambda x, dy, dw: naive.gemm(context, dy, x, layout="tn", out=dw),
         "conv2d": functools.partial(naive.conv2d, context),
         "conv2d_dgrad": functools.partial(naive.conv2d_dgrad, context),
         "conv2d_wgrad": functools.partial(naive.conv2d_wgrad, context),
     }
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**operations)

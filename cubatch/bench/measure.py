@@ -9,15 +9,14 @@ from collections.abc import Callable, Collection, Sequence
 import attrs
 import numpy as np
 
-from cubatch.bench import records
+from cubatch.bench import bench_results
+from cubatch.bench.bench_results import Entry, Result
 from cubatch.bench.cases import Case
-from cubatch.bench.check import Expected, poison
-from cubatch.bench.contest import Contest, Entrant
-from cubatch.bench.guard import Guarded, twice
+from cubatch.bench.check import WINOGRAD, Check, Expected, poison
+from cubatch.bench.contest import OURS, Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way, Which, ways
-from cubatch.bench.records import OURS, Entry, Result
-from cubatch.bench.rivals import RIVALS, Missing, Rival, failure, rivals
-from cubatch.bench.target import COLD, Arrays, Target, count_sets, fill, filled
+from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
+from cubatch.bench.target import COLD, Arrays, Target, count_sets, filled
 from cubatch.engine import backend
 from cubatch.engine.native.arrays import sharing_workspace
 from cubatch.errors import CompileError, DeviceFailed, InvalidArgument, OutOfMemory
@@ -28,39 +27,37 @@ _COPY_SHARE = 8
 Step = Callable[[], object]
 
 
-def plan(case: Case, device: Device, *, variants: Which = "chosen", compiled: bool = True) -> Result:
+def plan(
+    case: Case, device: Device, *, variants: Which = "chosen", without: Collection[str] = (), compiled: bool = True
+) -> Result:
     """
-    Say how a case would run on a device, which need not be here.
+    Return how a case would run on a device, which need not be in this machine.
 
     Args:
         case: The call.
-        device: What it would run on.
-        variants: Which of them: see `ways`.
+        device: The GPU.
+        variants, without: See `ways`.
         compiled: Whether to compile the kernels, which gives registers and occupancy.
 
     Returns:
-        Result: Its entries are "planned", or "error" for what does not compile.
+        Result: Its entries are "planned", or "error" for a kernel that does not compile.
 
     Raises:
         UnsupportedLayer: If no kernel computes it.
-        CubatchError: What else the operation says of it.
+        CubatchError: If the operation rejects the case.
     """
-    _check_fits(case, device)
-    return _planned(case, device, ways(case, device, variants), compiled=compiled)
-
-
-def _check_fits(case: Case, device: Device) -> None:
     if device.memory_bytes is not None and case.num_bytes > device.memory_bytes:
         raise OutOfMemory(f"{case.name} on {device}", case.num_bytes, device.memory_bytes)
+    return _planned(case, device, ways(case, device, variants, without), compiled=compiled)
 
 
-def _planned(case: Case, device: Device, found: Sequence[Way], *, compiled: bool = True) -> Result:
+def _planned(case: Case, device: Device, listed: Sequence[Way], *, compiled: bool = True) -> Result:
     entries = []
-    for way in found:
+    for way in listed:
         entry = Entry(name=way.main.name, label=way.label)
         try:
             facts = tuple(
-                records.launch_facts(launch, device, compiled=compiled, tiles=way.shared_tiles(launch))
+                bench_results.launch_facts(launch, device, compiled=compiled, tiles=way.shared_tiles(launch))
                 for launch in way.launches
             )
             entries.append(attrs.evolve(entry, launches=facts))
@@ -74,6 +71,74 @@ def _planned(case: Case, device: Device, found: Sequence[Way], *, compiled: bool
     )
 
 
+@attrs.frozen
+class _Checked:
+    """Buffers of a case on a target, with the right results of the first set."""
+
+    case: Case
+    target: Target
+    sets: Sequence[Arrays]
+    expected: Expected
+    initial: Arrays  # results that are read, as they are before a run
+
+    @classmethod
+    def of(cls, case: Case, target: Target, seed: int, count: int, **sample: int | None) -> _Checked:
+        sets = list(itertools.islice(filled(target.module, case, seed), count))
+        expected = Expected(case, sets[0], np.random.default_rng(seed), **sample)
+        read = [name for name in case.results if case.reads(name)]
+        return cls(case, target, sets, expected, {name: sets[0][name].copy() for name in read})
+
+    def restore(self) -> None:
+        """Restore results that are read, and poison the others."""
+        for name, array in self.initial.items():
+            self.target.module.copyto(self.sets[0][name], array)
+        poison(self.case, self.sets[0])
+
+    def variant(self, way: Way, entry: Entry) -> tuple[Entry, Step | None]:
+        """Bind a variant to its buffers and check it; without a step it must not be timed."""
+        operations, target = way.operations(Tracer(self.target.launcher)), self.target
+        self.restore()
+        try:
+            with target.trying(way.main):
+                with sharing_workspace():
+                    steps = [backend.prepare(self.case.call, operations, arrays) for arrays in self.sets]
+                steps[0]()
+                target.synchronize()  # a launch reports its error late, and another kernel would be named
+        except (CompileError, InvalidArgument, DeviceFailed) as error:
+            if isinstance(error, DeviceFailed) and error.is_fatal:
+                raise DeviceFailed(f"the first run of {way.main.name}", error.status, "", error.cuda_status) from error
+            return attrs.evolve(entry, status="error", reason=str(error)), None
+        check = self.expected.check(self.sets[0], factor=WINOGRAD if way.main.winograd else 1.0)
+        entry = attrs.evolve(entry, worst_error=check.worst)
+        if not check.passed:
+            reason = f"{check.worst:.3g}x the rounding bound at {check.where}"
+            return attrs.evolve(entry, status="wrong", reason=reason), None
+        return entry, rotating(steps)
+
+    def rival(self, rival: Rival) -> tuple[Entry, Step] | Missing:
+        """Bind a rival's library and check it; if it fails or is wrong, the others go on."""
+        self.restore()
+
+        def bind() -> tuple[Sequence[Step], Check]:
+            steps = [rival.bind(arrays) for arrays in self.sets]
+            returned = [step() for step in steps]  # takes the memory of every set's results
+            self.target.synchronize()
+            results = rival.results(returned[0]) if rival.results else None
+            return steps, self.expected.check(
+                {**self.sets[0], **(results or {})}, names=results, stored_between=rival.stored_between,
+                factor=rival.slack,
+            )  # fmt: skip
+
+        bound = self.target.attempt(bind)
+        if isinstance(bound, str):
+            return Missing(f"{rival.library} failed with {bound}", name=rival.name)
+        steps, check = bound
+        if not check.passed:
+            reason = f"{rival.library} is wrong, {check.worst:.3g}x the rounding bound at {check.where}"
+            return Missing(reason, name=rival.name)
+        return Entry(name=rival.library, side=rival.name, worst_error=check.worst), rotating(steps)
+
+
 def time_case(
     case: Case,
     target: Target,
@@ -82,6 +147,7 @@ def time_case(
     variants: Which = "chosen",
     without: Collection[str] = (),
     with_rivals: bool = True,
+    compiled_rivals: bool = False,
     seconds: float = 1.0,
     seed: int = 0,
     copy_bytes_per_second: float | None = None,
@@ -92,101 +158,75 @@ def time_case(
     Args:
         case: The call.
         target: Where it runs.
-        contest: Times the entrants; one for all cases of a process, since it knows that the clocks are warm.
-        variants, without: Which of ours: see `ways`.
-        with_rivals: Whether anybody but us takes part.
-        seconds: How long to time, checks and preparation not counted.
-        seed: Of data, sample and order.
-        copy_bytes_per_second: What a copy reaches; None where that was not measured.
+        contest: Times the entrants; one for all cases of a process, since it knows whether the clocks are warm.
+        variants, without: Variants of cubatch: see `ways`.
+        with_rivals: Whether rivals take part.
+        compiled_rivals: Whether `torch.compile` takes part too.
+        seconds: Time limit, checks and preparation not counted.
+        seed: Seed of data, sample and order.
+        copy_bytes_per_second: Measured bandwidth of a copy.
 
     Returns:
-        Result: An entry whose results are not right is "wrong" and was not timed; a rival whose are not is missing.
+        Result: An entry with wrong results is "wrong" and not timed; a rival with wrong results is missing.
 
     Raises:
         UnsupportedLayer: If no kernel computes it.
-        DeviceFailed: If the GPU reported an error after which nothing more runs in this process.
+        DeviceFailed: If nothing more runs on the GPU in this process.
     """
-    found = ways(case, target.device, variants, without)
-    planned = _planned(case, target.device, found)
-    missing = {} if with_rivals else dict.fromkeys(RIVALS, records.NOT_ASKED)
+    listed = ways(case, target.device, variants, without)
+    planned = _planned(case, target.device, listed)
+    missing = {} if with_rivals else dict.fromkeys(RIVALS, bench_results.NOT_ASKED)
     target.free_pools()  # of the case before
+    entries, entrants, failed = list(planned.entries), dict[int, Entrant](), list[Missing]()
     try:
-        sets = list(itertools.islice(filled(target.module, case, seed), count_sets(case, target.device.l2_bytes)))
-        expected = Expected(case, sets[0], np.random.default_rng(seed))
-        kept = {name: sets[0][name].copy() for name in _given_results(case)}
-        entries, entrants, failed = list(planned.entries), [], list[Missing]()
-        for index, way in enumerate(found):
-            entry = entries[index]
-            if entry.status == "error":
-                continue
-            entries[index], step = _ready(way, target, entry, sets, expected, kept)
-            if step is not None:
-                entrants.append((index, Entrant(entry.name, OURS, step)))
-        for other in rivals(case, target.module) if with_rivals else ():
-            bound = other if isinstance(other, Missing) else _bound(other, case, target, sets, expected, kept)
+        checked = _Checked.of(case, target, seed, count_sets(case, target.device.l2_bytes))
+        for index, way in enumerate(listed):
+            if entries[index].status != "error":
+                entries[index], step = checked.variant(way, entries[index])
+                if step is not None:
+                    entrants[index] = Entrant(entries[index].name, OURS, step)
+        for rival in rivals(case, target.module, compiled=compiled_rivals) if with_rivals else ():
+            bound = rival if isinstance(rival, Missing) else checked.rival(rival)
             if isinstance(bound, Missing):
                 failed.append(bound)
                 continue
-            entry, guard = bound
-            entries.append(entry)
-            entrants.append((len(entries) - 1, Entrant(entry.name, entry.side, guard)))
-        contest.run([entrant for _, entrant in entrants], seconds)
+            entrants[len(entries)] = Entrant(bound[0].name, bound[0].side, bound[1])
+            entries.append(bound[0])
+        contest.run([*entrants.values()], seconds)
     except MemoryError:
         return attrs.evolve(planned, status="out_of_memory")
-    for index, entrant in entrants:
-        if entrant.status == "error":
-            entries[index] = attrs.evolve(entries[index], status="error", reason=entrant.reason)
-            continue
-        entries[index] = records.entered(entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second)
+    for index, entrant in entrants.items():
+        entries[index] = bench_results.entered(
+            entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second
+        )
     ran = {entry.side for entry in entries}
-    missing |= {one.name: one.reason for one in failed if one.name not in ran}
-    is_cold = len(sets) * case.num_bytes >= COLD * (target.device.l2_bytes or 0)
+    missing |= {rival.name: rival.reason for rival in failed if rival.name not in ran}
+    is_cold = len(checked.sets) * case.num_bytes >= COLD * (target.device.l2_bytes or 0)
     return attrs.evolve(
-        planned,
-        entries=records.compared(entries),
-        sets=len(sets),
-        l2="cold" if is_cold else "warm",
+        planned, entries=bench_results.compared(entries), sets=len(checked.sets), l2="cold" if is_cold else "warm",
         missing=missing,
-    )
+    )  # fmt: skip
 
 
 def verify(case: Case, target: Target, *, seed: int = 0, without: Collection[str] = ()) -> Result:
     """
-    Check all results of every variant of a case, and time none.
-
-    Args:
-        case: The call, small.
-        target: Where it runs.
-        seed: Of the data.
-        without: Families that take no part.
+    Check all results of every variant of a small case without timing it.
 
     Returns:
-        Result: Entries are "ok", "wrong" or "error", with the worst error of each.
+        Result: Entries are "ok", "wrong" or "error", each with its worst error.
     """
-    found = ways(case, target.device, "all", without)
-    planned = _planned(case, target.device, found)
-    arrays = fill(target.module, case, seed)
-    expected = Expected(case, arrays, np.random.default_rng(seed), images=None, channels=None)
-    kept = {name: arrays[name].copy() for name in _given_results(case)}
+    listed = ways(case, target.device, "all", without)
+    planned = _planned(case, target.device, listed)
+    checked = _Checked.of(case, target, seed, 1, images=None, channels=None)
     entries = []
-    for entry, way in zip(planned.entries, found, strict=True):
-        if entry.status == "error":
-            entries.append(entry)
-            continue
-        checked, step = _ready(way, target, entry, [arrays], expected, kept)
-        entries.append(checked if step is None else attrs.evolve(checked, status="ok"))
+    for entry, way in zip(planned.entries, listed, strict=True):
+        done, step = (entry, None) if entry.status == "error" else checked.variant(way, entry)
+        entries.append(done if step is None else attrs.evolve(done, status="ok"))
     return attrs.evolve(planned, entries=tuple(entries), sets=1)
 
 
 def copy_bandwidth(target: Target, contest: Contest, seconds: float = 0.3) -> float:
-    """
-    Measure what a plain copy within the device's memory reaches, reads and writes counted: bytes per second.
-
-    Args:
-        target: Where.
-        contest: What times it.
-        seconds: How long.
-    """
+    """Return the bytes per second, reads and writes, of a plain copy within the memory of the device."""
     size = min(_COPY_BYTES, (target.device.memory_bytes or _COPY_SHARE * _COPY_BYTES) // _COPY_SHARE)
     source = backend.random_generator(target.module.empty(0), 0).random(size=size // 4, dtype=np.float32)
     copied = target.module.empty_like(source)
@@ -195,79 +235,11 @@ def copy_bandwidth(target: Target, contest: Contest, seconds: float = 0.3) -> fl
     return 2 * float(source.nbytes) / (entrant.seconds or math.nan)
 
 
-def _ready(
-    way: Way,
-    target: Target,
-    entry: Entry,
-    sets: Sequence[Arrays],
-    expected: Expected,
-    kept: Arrays,
-) -> tuple[Entry, Callable[[], None] | None]:
-    """Bind a variant to its buffers and check it on the first set; the step is None where it must not be timed."""
-    case, found = way.case, way.operations(Tracer(target.launcher))
-    _reset(case, target, sets[0], kept)
-    try:
-        with target.trying(way.main):
-            with sharing_workspace():
-                steps = [backend.prepare(case.call, found, arrays) for arrays in sets]
-            steps[0]()
-            target.synchronize()  # what it does to the GPU is told late, and would be said of another
-    except (CompileError, InvalidArgument, DeviceFailed) as error:
-        if isinstance(error, DeviceFailed) and error.is_fatal:
-            raise DeviceFailed(f"the first run of {way.main.name}", error.status, "", error.cuda_status) from error
-        return attrs.evolve(entry, status="error", reason=str(error)), None
-    check = expected.check(sets[0], outputs=way.main.winograd)
-    entry = attrs.evolve(entry, worst_error=check.worst)
-    if not check.passed:
-        return attrs.evolve(
-            entry, status="wrong", reason=f"{check.worst:.3g}x the rounding bound at {check.where}"
-        ), None
-    return entry, _rotating(steps)
-
-
-def _bound(
-    rival: Rival, case: Case, target: Target, sets: Sequence[Arrays], expected: Expected, kept: Arrays
-) -> tuple[Entry, Guarded] | Missing:
-    """Bind a rival's library and check it as ours are; what it refuses or gets wrong does not end the others'."""
-    _reset(case, target, sets[0], kept)
-
-    def bind() -> tuple[Sequence[Step], object]:
-        steps = [rival.bind(arrays) for arrays in sets]
-        returned = [step() for step in steps]  # takes the memory of every set's results
-        target.synchronize()
-        return steps, returned[0]
-
-    target.synchronize()  # an error of our kernels is none of theirs
-    try:
-        steps, returned = twice(bind, target)
-        found = rival.results(returned) if rival.results else None
-        check = expected.check({**sets[0], **(found or {})}, names=found, stored_between=rival.stored_between)
-    except Exception as error:  # noqa: BLE001 - whatever a library raises
-        reason = failure(error)
-        target.synchronize()  # raises where the context is broken: nothing of ours would run either
-        return Missing(f"{rival.library} failed with {reason}", name=rival.name)
-    if check.worst > rival.slack:
-        times = f"{check.worst / rival.slack:.3g}x the rounding bound"
-        return Missing(f"{rival.library} is wrong, {times} at {check.where}", name=rival.name)
-    return Entry(name=rival.library, side=rival.name, worst_error=check.worst), Guarded(_rotating(steps), target)
-
-
-def _reset(case: Case, target: Target, arrays: Arrays, kept: Arrays) -> None:
-    """Put back what is written over, and forget every result."""
-    for name, array in kept.items():
-        target.module.copyto(arrays[name], array)
-    poison(case, arrays)
-
-
-def _rotating(steps: Sequence[Step]) -> Callable[[], None]:
+def rotating(steps: Sequence[Step]) -> Step:
+    """Return a step that takes the next of `steps` at each call."""
     cycle = itertools.cycle(steps)
 
     def step() -> None:
         next(cycle)()
 
     return step
-
-
-def _given_results(case: Case) -> list[str]:
-    """Name what is read and written over, so that it must be put back before the next variant is checked."""
-    return [name for name in case.results if case.reads(name)]

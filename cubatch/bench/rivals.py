@@ -1,12 +1,11 @@
 """
-Whom our kernels are timed beside: the functions in RIVALS, each of which does a case or says why it cannot.
+Libraries that cubatch kernels are compared with: the functions in `RIVALS`.
 
-Today that is the vendor: cuBLAS by the array module's matmul or PyTorch's, cuDNN by PyTorch where it is installed.
-Another is a function in RIVALS: tables, JSON and figures show whoever is there, by its key.
+Today that is the vendor: cuBLAS by CuPy or PyTorch, cuDNN by PyTorch, and PyTorch's own kernels for other operations.
+Tables, JSON and figures show each rival by its key, so another rival is another function there.
 
-All compute in the same precision.  Whether float32 may become TF32, and whether sums may be kept in 16 bits,
-is said each time and for every library: defaults differ, and a TF32 kernel beside a float32 one is the most common
-false comparison there is.
+All compute in the same precision.  Whether float32 may become TF32, and whether sums may be stored in 16 bits, is set
+for each case, because the defaults of libraries differ.
 """
 
 from __future__ import annotations
@@ -20,34 +19,18 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from cubatch.bench import cudnn, sdpa
-from cubatch.bench.calls import keeping
 from cubatch.bench.cases import Case
-from cubatch.errors import DeviceFailed
-from cubatch.network import layers
+from cubatch.bench.check import WINOGRAD
+from cubatch.bench.eager import WAYS, Way, ended, keeping
+from cubatch.bench.target import failure
+from cubatch.network.layers import Attention, Conv2d, Linear
 from cubatch.network.passes import Pass
 
 VENDOR = "vendor"
-"""Name of the vendor's libraries, whichever of them does a case."""
+"""Name of the vendor's libraries, including PyTorch's kernels."""
 
 Step = Callable[[], Any]
 _NO_TORCH = "PyTorch with CUDA is not installed"
-
-_WINOGRAD = 32.0
-"""
-How many times more a convolution without strides may be off: libraries have fast algorithms for it.
-
-Winograd's F(4 x 4, 3 x 3) computes A' ((G w) * (B' x)).  Of random data the variance of its worst output along one
-axis is the sum of A^2 (sum of G^2) (sum of B^2), over the 3 of a direct sum: 31; along both it is the square of that.
-FFTs are off by less than a direct sum.
-"""
-
-
-_SAVED_ANEW = 64.0
-"""
-The same of attention's gradients in 16 bits: they read mixed values that their own forward pass has rounded, not those
-that are given, which are exact to our bound.  Measured on a CPU: 9 of our bounds in float16, 40 in bfloat16.
-"""
 
 
 @attrs.frozen
@@ -56,14 +39,14 @@ class Rival:
     How a rival does a case.
 
     Attributes:
-        library: The library and what of it.
-        bind: Gives the step for a set of arrays: what does the case once, or enqueues it.
-        results: Gives the results by name, laid out as the case's arrays, from what a step returns, all that are
-            compared; None: the step writes them into the arrays.
-        slack: How many of the bounds of our kernels they may be off.
-        stored_between: How often a result is stored by one kernel for the next, where our kernels store it once.
-        alternatives: Other ways of the same library, of which the fastest is its best.
-        name: Its key in RIVALS, which heads its columns; `rivals` fills it in.
+        library: Name of the library and of its way.
+        bind: Returns a step for a set of arrays, which does the case once or enqueues it.
+        results: Returns the results by name, laid out as the arrays of the case, from the value of a step. `None` if
+            the step writes into the arrays.
+        slack: Factor on the error bound of cubatch kernels.
+        stored_between: Number of times that a kernel stores a result for the next one to end it.
+        alternatives: Other ways of the same library; the fastest counts.
+        name: Its key in `RIVALS`; `rivals` fills it in.
     """
 
     library: str
@@ -82,7 +65,7 @@ class Missing:
 
     Attributes:
         reason: Why, as the end of a sentence.
-        name: Its key in RIVALS; `rivals` fills it in.
+        name: Its key in `RIVALS`; `rivals` fills it in.
     """
 
     reason: str
@@ -90,96 +73,126 @@ class Missing:
 
 
 class Find(Protocol):
-    """How a way to do a case is requested of a rival: see `rivals`, whose arguments it is given."""
+    """A function of `RIVALS`: see `rivals`, whose arguments it takes."""
 
-    def __call__(self, case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival | Missing:
+    def __call__(self, case: Case, module: types.ModuleType, *, benchmark: bool, compiled: bool) -> Rival | Missing:
         """Return the way to do a case, or why there is none."""
 
 
-def rivals(case: Case, module: types.ModuleType, *, benchmark: bool = True) -> list[Rival | Missing]:
+def rivals(
+    case: Case, module: types.ModuleType, *, benchmark: bool = True, compiled: bool = False
+) -> list[Rival | Missing]:
     """
-    Ask every rival for its way to do a case.
+    Return every rival's ways to do a case.
 
     Args:
         case: The call.
-        module: Whose arrays it is done on: CuPy, or NumPy in tests.
-        benchmark: Let a library time its algorithms and take the fastest; else it takes the one it expects to be.
+        module: Array module: CuPy, or NumPy in tests.
+        benchmark: Whether a library times its algorithms and takes the fastest; else it takes the expected one.
+        compiled: Whether `torch.compile` takes part, if it can; it compiles for seconds.
 
     Returns:
-        list: In the order of RIVALS, each with its alternatives behind it.
+        list: In the order of `RIVALS`, each followed by its alternatives.
     """
-    found: list[Rival | Missing] = []
+    ways: list[Rival | Missing] = []
     for name, find in RIVALS.items():
         try:
-            answer = find(case, module, benchmark=benchmark)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises, the others take part
-            answer = Missing(failure(error))
-        others = () if isinstance(answer, Missing) else answer.alternatives
-        found += [attrs.evolve(one, name=name) for one in (answer, *others)]
-    return found
+            rival = find(case, module, benchmark=benchmark, compiled=compiled)
+        except Exception as error:  # noqa: BLE001 - the other rivals take part
+            rival = Missing(failure(error))
+        others = () if isinstance(rival, Missing) else rival.alternatives
+        ways += [attrs.evolve(way, name=name) for way in (rival, *others)]
+    return ways
 
 
-def failure(error: Exception) -> str:
-    """
-    Return why a rival that raised an error is missing.
-
-    Raises:
-        DeviceFailed: If nothing more runs in this process: that is nobody's answer.
-    """
-    if isinstance(error, DeviceFailed) and error.is_fatal:
-        raise error
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool) -> Rival | Missing:
-    layer, torch = case.layer, torch_of(module)
-    if layer is None or not layer.gemms(Pass.FPROP, 1):
-        return Missing("compared with the bandwidth of a copy")
-    if layer.products_in_turn:
-        return _attention(torch, case, module)
-    # PyTorch is handed the convolution's own fields, of which the windows' geometry has no padding behind the input.
-    conv = layer if isinstance(layer, layers.Conv2d) else None
-    if conv is None:
-        return _product(torch, case, module)
-    return _any_convolution(torch, case, module, conv, benchmark=benchmark)
-
-
-def _any_convolution(
-    torch: types.ModuleType | None, case: Case, module: types.ModuleType, layer: layers.Conv2d, *, benchmark: bool
-) -> Rival | Missing:
-    """Convolve by cuDNN where it can, else as a product where that is one."""
-    if torch is not None and layer.pad[0] == layer.pad[1] and layer.pad[2] == layer.pad[3]:
-        return _convolution(torch, case, module, layer, benchmark=benchmark)
-    if _is_plain_product(layer) and not case.epilogue:
-        return _product(torch, case, module)
-    return Missing(_NO_TORCH if torch is None else "cuDNN pads both sides of an axis alike")
+def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool, compiled: bool) -> Rival | Missing:
+    torch, layer = torch_of(module), case.layer
+    is_product = isinstance(layer, Linear) or (isinstance(layer, Conv2d) and _is_plain_product(layer))
+    is_narrow = case.dtype == "float32" or (torch is None and case.dtype == "float16")
+    if is_product and not case.epilogue and is_narrow and (isinstance(layer, Linear) or torch is None):
+        # CuPy gives cuBLAS little scratch memory, has no bfloat16, and allows TF32 once per process.
+        os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
+        library = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
+        return Rival(library, lambda arrays: _matmul(case, arrays, module.matmul))
+    if torch is None:
+        return Missing(_NO_TORCH)
+    ways = _ways(torch, case, compiled=compiled)
+    if isinstance(ways, str):
+        return Missing(ways)
+    first, *others = (
+        _rival(torch, module, case, library, way, benchmark=benchmark) for library, way in ways.items()
+    )  # fmt: skip
+    return attrs.evolve(first, alternatives=tuple(others))
 
 
 RIVALS: dict[str, Find] = {VENDOR: _vendor}
 
 
+def _ways(torch: Any, case: Case, *, compiled: bool) -> Mapping[str, Way] | str:
+    """Return PyTorch's ways by the name of the library, or why there is none; the first is as cubatch has it."""
+    layer, on_gpu = case.layer, torch.cuda.is_available()
+    if isinstance(layer, Attention):
+        return {"SDPA (torch)" if on_gpu else "torch": _attention_way(torch, case)}
+    if isinstance(layer, Linear):
+        return {"cuBLAS (torch)" if on_gpu else "torch": _linear_way(torch, case)}
+    pad = getattr(layer, "pad", (0, 0, 0, 0))
+    if (pad[0], pad[2]) != (pad[1], pad[3]):
+        return "PyTorch pads both sides of an axis alike"
+    if isinstance(layer, Conv2d):
+        return _convolution_ways(torch, case, layer, on_gpu=on_gpu)
+    if case.operation not in WAYS:
+        return "PyTorch has no single call for it"
+    ways = WAYS[case.operation](torch, case)
+    plain = next(iter(ways.values()))
+    if compiled and plain.is_forward:
+        make = plain.make
+        ways["torch.compile"] = attrs.evolve(plain, make=lambda tensors: torch.compile(make(tensors), dynamic=False))
+    return ways
+
+
+def _rival(torch: Any, module: types.ModuleType, case: Case, library: str, way: Way, *, benchmark: bool) -> Rival:
+    def bind(arrays: Mapping[str, Any]) -> Step:
+        set_precision(torch, case.dtype, benchmark=benchmark)
+        tensors = {name: _tensor(torch, array) for name, array in case.unpadded(arrays).items()}
+        if way.is_image:  # the same memory, seen as NCHW with the channels last
+            tensors = {name: each.permute(0, 3, 1, 2) if each.ndim == 4 else each for name, each in tensors.items()}  # noqa: PLR2004
+        return keeping(way.make(tensors)) if way.names else way.make(tensors)
+
+    def results(returned: Any) -> dict[str, Any]:
+        arrays = {}
+        for name, tensor in zip(way.names, returned if isinstance(returned, tuple) else (returned,), strict=True):
+            laid_out = tensor.permute(0, 2, 3, 1) if way.is_image and tensor.ndim == 4 else tensor  # noqa: PLR2004
+            shape, padded = case.operands[name].shape, case.operands[name].padded
+            arrays[name] = _array(torch, laid_out.detach().reshape(*shape[:-1], shape[-1] - padded), module)
+        return arrays
+
+    return Rival(
+        library, bind, results if way.names else None, slack=way.slack, stored_between=len(case.epilogue) + way.stored
+    )  # fmt: skip
+
+
 def torch_of(module: types.ModuleType) -> types.ModuleType | None:
-    """Return PyTorch, if it is installed and can take a module's arrays: CuPy's only with CUDA."""
+    """Return PyTorch if it is installed and takes arrays of a module: those of CuPy only with CUDA."""
     torch = _torch()
     return None if torch is not None and module.__name__ == "cupy" and not torch.cuda.is_available() else torch
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of PyTorch and the cuDNN in it; None for what is not there, or does not take this GPU."""
+    """Return the versions of PyTorch and its cuDNN; `None` for what is missing or does not support this GPU."""
     torch, version = _torch(), None
-    with contextlib.suppress(RuntimeError):  # a cuDNN that no longer knows the GPU's architecture
+    with contextlib.suppress(RuntimeError):  # a cuDNN without this GPU's architecture
         version = torch.backends.cudnn.version() if torch is not None else None
     return {"torch": getattr(torch, "__version__", None), "cudnn": None if version is None else str(version)}
 
 
-def set_precision(torch: types.ModuleType, dtype: str, *, benchmark: bool) -> None:
+def set_precision(torch: Any, dtype: str, *, benchmark: bool) -> None:
     """
-    Tell PyTorch's libraries how to compute: float32 as float32 unless TF32 is asked for, all sums in float32.
+    Set how PyTorch's libraries compute: float32 as float32 except for "tf32", and all sums in float32.
 
     Args:
         torch: PyTorch.
-        dtype: One of `hardware.DTYPES`.
-        benchmark: Let cuDNN time its algorithms.
+        dtype: Type of the case.
+        benchmark: Whether cuDNN times its algorithms.
     """
     torch.backends.cudnn.benchmark = benchmark
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
@@ -187,48 +200,7 @@ def set_precision(torch: types.ModuleType, dtype: str, *, benchmark: bool) -> No
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def _product(torch: types.ModuleType | None, case: Case, module: types.ModuleType) -> Rival | Missing:
-    """
-    Multiply by cuBLAS: plain float32 from the array module, all else from PyTorch, whose kernels do the epilogue.
-
-    CuPy gives cuBLAS little scratch memory, knows no bfloat16 without another package, and allows TF32 once for a
-    whole process; its float16 is the second choice.
-    """
-    if not case.epilogue and (case.dtype == "float32" or (torch is None and case.dtype == "float16")):
-        os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
-        library = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
-        return Rival(library, lambda arrays: _matmul(case, arrays, module.matmul))
-    if torch is None:
-        return Missing(_NO_TORCH)
-
-    def bind(arrays: Mapping[str, Any]) -> Step:
-        set_precision(torch, case.dtype, benchmark=True)
-        tensors = {name: _tensor(torch, array) for name, array in arrays.items()}
-        return _finished_product(torch, case, tensors) if case.epilogue else _matmul(case, tensors, torch.mm)
-
-    def results(returned: Any) -> dict[str, Any]:
-        return {name: _array(torch, each, module) for name, each in zip(case.results, returned, strict=True)}
-
-    library = ("cuBLAS (torch)" if case.epilogue else "cuBLAS (torch.mm)") if torch.cuda.is_available() else "torch"
-    return Rival(library, bind, results if case.epilogue else None, stored_between=len(case.epilogue))
-
-
-def _finished_product(torch: types.ModuleType, case: Case, tensors: Mapping[str, Any]) -> Step:
-    """Return a linear layer's pass with its epilogue; a step returns the results in the case's order."""
-    flat = {name: each.reshape(-1, each.shape[-1]) if each.ndim > 1 else each for name, each in tensors.items()}
-
-    def step() -> tuple[Any, ...]:
-        if case.pass_ is Pass.WGRAD:
-            return torch.mm(flat["dy"].T, flat["x"]), flat["dy"].sum(0)
-        if case.pass_ is Pass.DGRAD:
-            y = torch.mm(flat["dy"], flat["w"])
-        elif "b" in flat:
-            y = torch.addmm(flat["b"], flat["x"], flat["w"].T)
-        else:
-            y = torch.mm(flat["x"], flat["w"].T)
-        return (cudnn.finished(torch, case, y, flat),)
-
-    return keeping(step)
+# --- products ------------------------------------------------------------------------------------------------------
 
 
 def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any]) -> Step:
@@ -245,72 +217,144 @@ def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any])
     return step
 
 
-def _convolution(
-    torch: types.ModuleType, case: Case, module: types.ModuleType, layer: layers.Conv2d, *, benchmark: bool
-) -> Rival:
-    place = {Pass.FPROP: None, Pass.DGRAD: 0, Pass.WGRAD: 1}[case.pass_ or Pass.FPROP]
-    is_fast = layer.r * layer.s > 1 and set(layer.stride) == {1}
+def _linear_way(torch: Any, case: Case) -> Way:
+    """A pass of a linear layer; without an epilogue it writes into the arrays."""
 
-    def results(returned: Any) -> dict[str, Any]:
-        found = {case.results[0]: (returned if place is None else returned[place]).permute(0, 2, 3, 1)}
-        if "db" in case.results:
-            found["db"] = returned[2]
-        return {name: _array(torch, each, module) for name, each in found.items()}
+    def make(tensors: Mapping[str, Any]) -> Step:
+        if not case.epilogue:
+            return _matmul(case, tensors, torch.mm)
 
-    def rival(library: str, step: Callable[[Mapping[str, Any]], Step]) -> Rival:
-        def bind(arrays: Mapping[str, Any]) -> Step:
-            set_precision(torch, case.dtype, benchmark=benchmark)
-            return step({name: _tensor(torch, array) for name, array in case.unpadded(arrays).items()})
+        def step() -> Any:
+            if case.pass_ is Pass.WGRAD:
+                return torch.mm(tensors["dy"].T, tensors["x"]), tensors["dy"].sum(0)
+            if case.pass_ is Pass.DGRAD:
+                y = torch.mm(tensors["dy"], tensors["w"])
+            elif "b" in tensors:
+                y = torch.addmm(tensors["b"], tensors["x"], tensors["w"].T)
+            else:
+                y = torch.mm(tensors["x"], tensors["w"].T)
+            return ended(torch, case, y, tensors)
 
-        slack = _WINOGRAD if is_fast else 1.0
-        return Rival(library, bind, results, slack=slack, stored_between=len(case.epilogue))
+        return step
 
-    first, *others = (rival(library, step) for library, step in cudnn.steps(torch, case, layer).items())
-    return attrs.evolve(first, alternatives=tuple(others))
-
-
-def _attention(torch: types.ModuleType | None, case: Case, module: types.ModuleType) -> Rival | Missing:
-    if torch is None:
-        return Missing(_NO_TORCH)
-    # What PyTorch keeps for its backward pass is not ours: of a pass that keeps, the output alone is compared.
-    names = ("out",) if "keep" in case.lists else ("out", *(name for name in case.results if name != "out"))
-
-    def bind(arrays: Mapping[str, Any]) -> Step:
-        set_precision(torch, case.dtype, benchmark=True)
-        return sdpa.step(torch, case, {name: _tensor(torch, array) for name, array in arrays.items()})
-
-    def results(returned: Any) -> dict[str, Any]:
-        found = returned if isinstance(returned, tuple) else (returned,)
-        detached = (each.detach().contiguous() for each in found)
-        return {name: _array(torch, each, module) for name, each in zip(names, detached, strict=True)}
-
-    library = "SDPA (torch)" if torch.cuda.is_available() else "torch"
-    reads_its_own = "dy" in case.operands and case.dtype in {"float16", "bfloat16"}
-    return Rival(library, bind, results, slack=_SAVED_ANEW if reads_its_own else 1.0)
+    return Way(make, case.results if case.epilogue else (), is_image=False)
 
 
-def _tensor(torch: types.ModuleType, array: Any) -> Any:
-    """Return an array's memory to PyTorch; 16 unsigned bits are those of bfloat16."""
+def _convolution_ways(torch: Any, case: Case, layer: Conv2d, *, on_gpu: bool) -> dict[str, Way]:
+    """
+    Return the ways of cuDNN through PyTorch.
+
+    * Channels last: the arrays as cubatch has them, which suits tensor cores.
+    * NCHW: in float32, where many algorithms of cuDNN support nothing else. The arrays are copied before timing.
+    * Fused: bias, residual and ReLU in one call of cuDNN instead of three kernels of PyTorch.
+    """
+    slack = WINOGRAD if layer.r * layer.s > 1 and set(layer.stride) == {1} else 1.0  # libraries have fast algorithms
+    geometry = [list(layer.stride), [layer.pad[0], layer.pad[2]], list(layer.dilation)]
+
+    def forward(tensors: Mapping[str, Any]) -> Step:
+        x, w, b = tensors["x"], tensors["w"], tensors.get("b")
+        return lambda: ended(torch, case, torch.nn.functional.conv2d(x, w, b, *geometry, layer.groups), tensors)
+
+    def gradient(tensors: Mapping[str, Any]) -> Step:
+        wanted = [case.pass_ is Pass.DGRAD, case.pass_ is Pass.WGRAD, "db" in tensors]
+        # A tensor whose gradient is not wanted gives its shape alone.
+        x, w = (tensors.get(name, tensors.get(other)) for name, other in (("x", "out"), ("w", "dw")))
+        biases, dy = [layer.k] if "db" in tensors else None, tensors["dy"]
+
+        def step() -> Any:
+            dx, dw, db = torch.ops.aten.convolution_backward(
+                dy, x, w, biases, *geometry, False, [0, 0], layer.groups, wanted  # noqa: FBT003 - not transposed
+            )  # fmt: skip
+            if case.pass_ is Pass.DGRAD:
+                return ended(torch, case, dx, tensors)
+            return (dw, db) if "db" in tensors else dw
+
+        return step
+
+    def fused(tensors: Mapping[str, Any]) -> Step:
+        x, w, b, residual = (tensors.get(name) for name in ("x", "w", "b", "residual"))
+        if residual is not None:
+            return lambda: torch.cudnn_convolution_add_relu(x, w, residual, 1.0, b, *geometry, layer.groups)
+        return lambda: torch.cudnn_convolution_relu(x, w, b, *geometry, layer.groups)
+
+    plain = forward if case.pass_ is Pass.FPROP else gradient
+    if not on_gpu:
+        return {"torch": Way(plain, case.results, slack=slack)}
+    ways = {"cuDNN (torch)": Way(plain, case.results, slack=slack)}
+    if case.dtype == "float32":
+        ways["cuDNN (torch, NCHW)"] = Way(
+            lambda tensors: plain({name: each.contiguous() for name, each in tensors.items()}),
+            case.results,
+            slack=slack,
+        )
+    if case.pass_ is Pass.FPROP and case.options.get("relu") and "scale" not in case.operands:
+        ways["cuDNN (torch, fused)"] = Way(fused, case.results, slack=slack)
+    return ways
+
+
+def _attention_way(torch: Any, case: Case) -> Way:
+    """
+    Return attention by linear layers and scaled_dot_product_attention, whose algorithm PyTorch chooses.
+
+    A backward pass is that of PyTorch's graph, whose forward pass runs before anything is timed.  It reads values that
+    its own forward pass has rounded, which the bound of cubatch kernels does not cover.
+    """
+    heads, functional = case.options["heads"], torch.nn.functional
+    given = ("x", "w_in", "w_out", "b_in", "b_out")
+
+    def attend(x: Any, w_in: Any, w_out: Any, b_in: Any = None, b_out: Any = None) -> Any:
+        n, c = x.shape[0], x.shape[-1]
+        qkv = functional.linear(x.reshape(n, -1, c), w_in, b_in).view(n, -1, 3, heads, c // heads)
+        mixed = functional.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4))
+        return functional.linear(mixed.transpose(1, 2).reshape(n, -1, c), w_out, b_out)
+
+    def forward(tensors: Mapping[str, Any]) -> Step:
+        keeps = "keep" in case.arrays
+        leaves = {name: tensors[name].detach().requires_grad_(keeps) for name in given if name in tensors}
+
+        def step() -> Any:
+            with torch.set_grad_enabled(keeps):
+                return attend(**leaves)
+
+        return step
+
+    def backward(tensors: Mapping[str, Any]) -> Step:
+        values = {name: tensors[name] for name in given if name in tensors}
+        # The value of a bias changes no gradient.
+        values |= {name: torch.zeros_like(tensors[f"d{name}"]) for name in given[3:] if f"d{name}" in tensors}
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
+        y = attend(**leaves)
+        dy = tensors["dy"].reshape(y.shape)
+        return lambda: torch.autograd.grad(y, list(leaves.values()), dy, retain_graph=True)
+
+    if case.pass_ is Pass.FPROP:  # PyTorch keeps other values for its backward pass: only the output is compared
+        return Way(forward, ("out",), is_image=False)
+    names = ("out", *(f"d{name}" for name in given[1:] if f"d{name}" in case.operands))
+    return Way(backward, names, is_image=False, stored=8)
+
+
+def _tensor(torch: Any, array: Any) -> Any:
+    """Return an array's memory as a tensor; 16 unsigned bits are those of bfloat16."""
     if array.dtype == np.uint16:
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)
 
 
-def _array(torch: types.ModuleType, tensor: Any, module: types.ModuleType) -> Any:
-    """Return a tensor's memory to the array module, as `_tensor` took it."""
+def _array(torch: Any, tensor: Any, module: types.ModuleType) -> Any:
+    """Return the memory of a tensor as an array; the inverse of `_tensor`."""
     if tensor.dtype == torch.bfloat16:
         return module.from_dlpack(tensor.view(torch.int16)).view(np.uint16)
     return module.from_dlpack(tensor)
 
 
-def _is_plain_product(layer: layers.Conv2d) -> bool:
+def _is_plain_product(layer: Conv2d) -> bool:
     return layer.r * layer.s == 1 and layer.groups == 1 and set(layer.stride) == {1} and not any(layer.pad)
 
 
 def _torch() -> types.ModuleType | None:
     try:
         import torch
-    except (ImportError, OSError, RuntimeError):  # not there, or its libraries do not load
+    except (ImportError, OSError, RuntimeError):  # missing, or its libraries do not load
         return None
-    found: types.ModuleType = torch
-    return found
+    module: types.ModuleType = torch
+    return module

@@ -1,4 +1,4 @@
-"""Where cases run: the device, who launches, whose arrays, which clock; and the arrays of a case."""
+"""Where cases run, and the arrays of a case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -18,19 +18,22 @@ from cubatch.bench.cases import Case
 from cubatch.engine import backend, functional
 from cubatch.engine import storage as elements
 from cubatch.engine.native.context import Launcher
+from cubatch.errors import DeviceFailed, is_out_of_memory
 from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import Device
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.runner import Clock
+from cubatch.network.layers import BatchNorm2d, LayerNorm
 
 COLD = 2.0
-"""Buffers rotate over so many times the L2, so that a use finds nothing of the one before (CUTLASS's guideline)."""
+"""Buffers rotate over this many times the L2, as CUTLASS's guideline for measuring has it."""
 
 MAX_SETS = 128
 _MAP_NORESERVE = 0x4000  # <linux/mman.h>; Python 3.11's mmap has no name for it
-_SCALING = (2.0, 0.5, 3.0, 1.0)  # state of `engine.loss_scale` in the middle of a training: one step was skipped
+_SCALING = (2.0, 0.5, 3.0, 1.0)  # state of `engine.loss_scale` during a training that has skipped one step
 
 Arrays = dict[str, Any]
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -41,11 +44,11 @@ class Target:
     Attributes:
         device: Its SMs and architecture decide grids and variants.
         launcher: Runs kernels.
-        module: Whose arrays the launcher takes.
-        clock: Takes the time of what is launched.
-        trying: Entered with a variant's main kernel around its first launch in a case; may refuse it with an error.
-        synchronize: Waits for all that was launched; raises what it did to the GPU.
-        free_pools: Gives back what the array libraries keep of memory that is free.
+        module: Array module whose arrays the launcher takes.
+        clock: Times what is launched.
+        trying: Entered with the main kernel of a variant around its first launch in a case; may refuse it by an error.
+        synchronize: Waits for all launches; raises the error of one that failed.
+        free_pools: Frees the unused memory that the array libraries keep.
     """
 
     device: Device
@@ -56,10 +59,49 @@ class Target:
     synchronize: Callable[[], object] = lambda: None
     free_pools: Callable[[], object] = lambda: None
 
+    def attempt(self, work: Callable[[], T]) -> T | str:
+        """
+        Do work of a rival's library, which may fail; retry once with all unused memory freed if memory ran out.
+
+        Neither PyTorch nor CuPy can make the other free its memory.
+
+        Returns:
+            T | str: The result, or the reason why there is none.
+
+        Raises:
+            Exception: If the context of the GPU is broken, so that nothing more runs in this process.
+        """
+        self.synchronize()  # an error of a cubatch kernel is not an error of the rival
+        for is_last in (False, True):
+            try:
+                result = work()
+                self.synchronize()
+            except Exception as error:  # noqa: BLE001 - libraries raise errors of any type
+                reason = failure(error)
+                if is_last or not is_out_of_memory(error):
+                    break
+                self.free_pools()
+            else:
+                return result
+        self.synchronize()
+        return reason
+
+
+def failure(error: Exception) -> str:
+    """
+    Return the reason why a rival that raised an error is missing.
+
+    Raises:
+        DeviceFailed: If nothing more runs in this process.
+    """
+    if isinstance(error, DeviceFailed) and error.is_fatal:
+        raise error
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
 
 def on_gpu(device: Device) -> Target:
     """
-    Get ready to run on a GPU of this machine.
+    Return where cases run on a GPU of this machine.
 
     Raises:
         MissingDependency: If CuPy is not installed.
@@ -87,29 +129,29 @@ def on_gpu(device: Device) -> Target:
 
 
 def storage(dtype: str) -> str:
-    """Return NumPy's type for the elements of an array: bfloat16, which it does not know, is kept as its bits."""
+    """Return NumPy's type for the elements of an array; bfloat16, which NumPy does not have, is stored as its bits."""
     return {"bfloat16": "uint16", "tf32": "float32"}.get(dtype, dtype)
-
-
-def fill(module: ModuleType, case: Case, seed: int) -> Arrays:
-    """Make the arrays of a case and fill them with random data: the first of `filled`."""
-    return next(filled(module, case, seed))
 
 
 def filled(module: ModuleType, case: Case, seed: int) -> Iterator[Arrays]:
     """
     Make sets of the arrays of a case, all different, and fill them with random data.
 
-    A GPU runs zeros at clocks that real data never sees, and what swaps equal operands goes unnoticed.
+    A GPU runs zeros at clocks that real data never reaches, and a kernel that swaps equal operands looks right.
 
     Args:
         module: NumPy or CuPy.
-        case: What is called.
-        seed: Of the data.
+        case: The call.
+        seed: Seed of the data.
     """
-    random = backend.random_generator(module.empty(0), seed)  # one for all: making one takes a GPU long
+    random = backend.random_generator(module.empty(0), seed)  # one for all: a GPU takes long to make one
     while True:
         yield _drawn(module, case, random)
+
+
+def fill(module: ModuleType, case: Case, seed: int) -> Arrays:
+    """Return the first set of `filled`."""
+    return next(filled(module, case, seed))
 
 
 def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
@@ -136,23 +178,34 @@ def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
         if dtype != np.float32:
             arrays[name] = module.empty(operand.shape, dtype=dtype)
             module.copyto(arrays[name], drawn.view(np.uint32) if dtype == np.uint16 else drawn, casting="unsafe")
-    if case.prepare:
-        _prepare(case, arrays)
+    _save(case, arrays, random)
     return arrays
 
 
-def _prepare(case: Case, arrays: Arrays) -> None:
-    """Have the forward pass save what a backward pass then finds, by the array library's own calls in float32."""
-    saved = {name: elements.decoded(arrays[name]) for name in case.lists["saved"]}
-    given = [elements.decoded(arrays[name]) for name in case.arguments if isinstance(name, str) and name != "dy"]
-    getattr(functional, case.prepare)(*given, keep=list(saved.values()), **case.options)
+def _save(case: Case, arrays: Arrays, random: Any) -> None:
+    """Fill what a backward pass reads of its forward pass, by the array library's own calls in float32."""
+    given = {name: elements.decoded(array) for name, array in arrays.items() if name not in case.results}
+    saved: dict[str, Any] = {}
+    if case.operation == "attention_backward":
+        saved = {name: given[name] for name in case.arrays["saved"] if name}
+        functional.attention(given["x"], given["w_in"], given["w_out"], keep=[*saved.values()], **case.options)
+    elif isinstance(case.layer, BatchNorm2d) and case.operation == "batch_norm_backward":
+        saved = {"mean": given["mean"], "inv_std": given["inv_std"]}
+        functional.batch_norm_train(given["x"], given["gamma"], 0 * given["gamma"], eps=case.layer.eps, **saved)
+    elif isinstance(case.layer, LayerNorm) and case.operation == "layer_norm_backward":
+        saved = {"statistics": given["statistics"]}
+        functional.layer_norm(given["x"], given["gamma"], 0 * given["gamma"], eps=case.layer.eps, **saved)
+    elif case.operation == "max_pool2d_backward":
+        saved, options = {"argmax": given["argmax"]}, dict(case.options)
+        x = random.random(size=options.pop("x_shape"), dtype=np.float32)
+        functional.max_pool2d(x, **saved, **options)
     for name, values in saved.items():
         arrays[name][...] = elements.encoded(values, arrays[name].dtype)
 
 
 def count_sets(case: Case, l2_bytes: int | None) -> int:
     """
-    Count the sets of buffers that a case rotates over.
+    Return the number of sets of buffers that a case rotates over, so that no use finds data of the one before.
 
     Example:
         >>> from cubatch.bench.cases import gemm
@@ -165,17 +218,12 @@ def count_sets(case: Case, l2_bytes: int | None) -> int:
 
 
 def reserve(case: Case) -> Arrays:
-    """
-    Return arrays that have addresses and no memory, for calls that are not launched.
-
-    Reading one would take memory; the operations on kernels read none.
-    """
+    """Return arrays that have addresses and no memory, for calls that are not launched."""
     arrays: Arrays = {}
     for name, operand in case.operands.items():
         dtype = np.dtype(storage(case.dtype_of(name)))
         size = max(1, math.prod(operand.shape) * dtype.itemsize)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        arrays[name] = (
-            np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8, size).view(dtype).reshape(operand.shape)
-        )
+        memory = mmap.mmap(-1, size, flags=flags)
+        arrays[name] = np.frombuffer(memory, np.uint8, size).view(dtype).reshape(operand.shape)
     return arrays

@@ -1,4 +1,4 @@
-"""`cubatch bench`: our kernels beside their rivals, on a matrix product, a convolution, or a network's layers."""
+"""`cubatch bench`: cubatch kernels compared with their rivals on products, convolutions, attention or a network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Time our kernels beside the vendor's and other rivals.\n\nEach result is checked first.\n\n"
+    help="Time cubatch kernels and those of the vendor and other rivals.\n\nEach result is checked first.\n\n"
     "Example: cubatch bench gemm --m 4096 --n 4096 --k 4096",
 )
 
@@ -41,14 +41,14 @@ DtypeOption = Annotated[
 ]
 VariantsOption = Annotated[
     Literal["chosen", "all"],
-    typer.Option("--variants", help="The variant ranked first, or all that can run it, the naive one too."),
+    typer.Option("--variants", help="The variant ranked first, or all that can run it and the naive one."),
 ]
 RivalOption = Annotated[
     bool, typer.Option("--rival/--no-rival", help="Time the rivals too, such as the vendor's library.")
 ]
 SecondsOption = Annotated[float, typer.Option("--seconds", min=0.01, help="Timing of each case, at most.")]
 DryOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only say what would run: variants, blocks, fill; needs no GPU.")
+    bool, typer.Option("--dry-run", help="Only show what would run: variants, blocks, fill; needs no GPU.")
 ]
 PlotOption = Annotated[
     str | None, typer.Option("--plot", metavar="FILE", help="Draw shares of the roofline: .png, .svg or .pdf.")
@@ -57,7 +57,9 @@ BatchOption = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, he
 PassOption = Annotated[_Pass, typer.Option("--pass", help="Which product.")]
 FusedOption = Annotated[
     bool,
-    typer.Option("--fused", help="Also what networks fuse: a norm, a residual and ReLU; back, a residual and a mask."),
+    typer.Option(
+        "--fused", help="Also with the terms that networks fuse: norm, residual and ReLU; backward residual and mask."
+    ),
 ]
 
 
@@ -87,8 +89,8 @@ def gemm(
     """
     from cubatch.bench import cases
 
-    found = [cases.gemm(m, n, k, layout=layout, dtype=dtype)]
-    _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+    listed = [cases.gemm(m, n, k, layout=layout, dtype=dtype)]
+    _run(listed, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
 
 
 @app.command()
@@ -122,8 +124,7 @@ def conv(
 
     Example: cubatch bench conv --h 56 --w 56 --c 64 --k 64 --pad 1 --batch-size 32 --dtype float16 --fused
     """
-    from cubatch.bench import cases
-    from cubatch.bench.fused import with_epilogue
+    from cubatch.bench.cases import of_layer
     from cubatch.errors import InvalidArgument
     from cubatch.network.layers import Conv2d
     from cubatch.network.passes import Pass
@@ -131,19 +132,18 @@ def conv(
     layer = Conv2d(
         h=h, w=w, c=c, k=k, r=r, s=s, stride=stride, pad=pad, dilation=dilation, groups=groups, bias=False
     )  # fmt: skip
-    found = [cases.of_layer(layer, each, batch_size, dtype) for each in _passes(passes)]
+    listed = [of_layer(layer, pass_, batch_size, dtype) for pass_ in _passes(passes)]
     if fused and not layer.has_epilogue:
         remedy = "Its kernels end with a bias and a ReLU only."
         raise InvalidArgument("--fused", True, "left out for a depthwise convolution", remedy)
     if fused:
-        endings = [(Pass.FPROP, {"folded": True, "relu": True}), (Pass.DGRAD, {"positive": True})]
-        found += [
-            with_epilogue(cases.of_layer(layer, pass_, batch_size, dtype), **ending, residual=residual)
-            for pass_, ending in endings
+        listed += [
+            of_layer(layer, pass_, batch_size, dtype, ending=[term, *residual], relu=pass_ is Pass.FPROP)
+            for pass_, term in ((Pass.FPROP, "folded"), (Pass.DGRAD, "positive"))
             if pass_ in _passes(passes)
-            for residual in (False, True)
+            for residual in ([], ["residual"])
         ]
-    _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+    _run(listed, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
 
 
 @app.command()
@@ -174,8 +174,8 @@ def attention(
 
     layer = Attention(h=tokens, w=1, c=c, heads=heads)
     passes = ((Pass.FPROP, "inference"), (Pass.FPROP, "training"), (Pass.DGRAD, "training"))
-    found = [of_layer(layer, pass_, batch_size, dtype, mode=mode) for pass_, mode in passes]
-    _run(found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+    listed = [of_layer(layer, pass_, batch_size, dtype, mode=mode) for pass_, mode in passes]
+    _run(listed, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
 
 
 @app.command()
@@ -205,15 +205,15 @@ def model(
 
     Example: cubatch bench model resnet50 --batch-size 32 --pass fprop
     """
-    from cubatch.bench.step_cases import of_step
+    from cubatch.bench.cases import of_step
     from cubatch.network.graph import as_network
 
     network = as_network(read_spec(model, input_shape, classes))
-    found = of_step(network, mode, batch_size, dtype, optimizer=optimizer)
+    listed = of_step(network, mode, batch_size, dtype, optimizer=optimizer)
     if passes != "all":
-        found = [case for case in found if case.pass_ in _passes(passes)]
+        listed = [case for case in listed if case.pass_ in _passes(passes)]
     _run(
-        found, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json,
+        listed, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json,
         title=f"{network.name}, {mode}, batch {batch_size}",
     )  # fmt: skip
 
@@ -224,15 +224,8 @@ def _passes(name: str) -> list[Any]:
     return list(Pass) if name == "all" else [Pass(name)]
 
 
-def _after(results: list[Any], stop: BaseException) -> BaseException:
-    """Give what ended a run, to be raised once its results are shown; an interrupt that has none leaves files alone."""
-    if isinstance(stop, KeyboardInterrupt) and not results:
-        raise stop
-    return stop
-
-
 def _run(
-    found: list[Case],
+    cases: list[Case],
     name: str | None,
     variants: Literal["chosen", "all"],
     *,
@@ -245,44 +238,25 @@ def _run(
     title: str = "",
 ) -> None:
     from cubatch.bench import figure, measure, rivals, tables
-    from cubatch.bench.contest import Contest
-    from cubatch.bench.target import on_gpu
     from cubatch.engine import conditions
-    from cubatch.errors import DeviceFailed, InvalidArgument
-    from cubatch.hardware import gpu_library
+    from cubatch.errors import InvalidArgument
     from cubatch.report.plots import style
 
     console.check_writable(json=json, plot=plot)
     if plot is not None:
         if dry_run:
-            raise typer.BadParameter("--plot draws what was timed: leave out --dry-run")
+            raise typer.BadParameter("--plot draws times: leave out --dry-run")
         style.check(plot)
-    device = _device(name, {case.dtype for case in found}, dry_run=dry_run)
-    if plot is not None and all(case.roofline_seconds(device) is None for case in found):
-        raise InvalidArgument("--plot", plot, f"left out: it draws shares of peaks, which are not known of {device}")
-    copy = failure = None
+    device = _device(name, {case.dtype for case in cases}, dry_run=dry_run)
+    if plot is not None and all(case.roofline_seconds(device) is None for case in cases):
+        allowed = f"left out: it draws shares of peak rates, which are unknown for {device}"
+        raise InvalidArgument("--plot", plot, allowed)
+    copy, failure, results = None, None, []
     if dry_run:
-        results = [measure.plan(case, device, variants=variants) for case in found]
+        results = [measure.plan(case, device, variants=variants) for case in cases]
     else:
-        with gpu_library.translating("using the GPU"):
-            target = on_gpu(device)
-            contest, results = Contest(target.clock, seed=seed), []
-            copy = measure.copy_bandwidth(target, contest)
-        with console.progress_bar("timing") as show:
-            for number, case in enumerate(found):
-                if show is not None:
-                    show(number, len(found), case.name)
-                try:
-                    with gpu_library.translating(case.name):
-                        result = measure.time_case(
-                            case, target, contest, variants=variants, with_rivals=rival, seconds=seconds, seed=seed,
-                            copy_bytes_per_second=copy,
-                        )  # fmt: skip
-                except (DeviceFailed, KeyboardInterrupt) as stop:  # nothing more runs; what was timed before is right
-                    failure = _after(results, stop)
-                    break
-                results.append(result)
-    is_long = bool(title) and len(found) > len(_passes("all"))  # a network's layers
+        copy, failure = _time(cases, device, results, variants=variants, with_rivals=rival, seconds=seconds, seed=seed)
+    is_long = bool(title) and len(cases) > len(_passes("all"))  # a network's layers
     title = f"{title or 'cubatch bench'}, {'planned for' if dry_run else 'on'} {device}"
     grid = tables.summary(results, title=title) if is_long else tables.entries(results, title=title)
     payload = {
@@ -301,6 +275,36 @@ def _run(
         console.say(f"wrote {plot}")
 
 
+def _time(
+    cases: list[Case], device: Device, results: list[Any], *, seed: int, **options: Any
+) -> tuple[float, BaseException | None]:
+    """Fill in the results; return the bandwidth of a copy, and the error after which nothing more ran."""
+    from cubatch.bench import measure
+    from cubatch.bench.contest import Contest
+    from cubatch.bench.target import on_gpu
+    from cubatch.errors import DeviceFailed
+    from cubatch.hardware import gpu_library
+
+    with gpu_library.translating("using the GPU"):
+        target = on_gpu(device)
+        contest = Contest(target.clock, seed=seed, synchronize=target.synchronize)
+        copy = measure.copy_bandwidth(target, contest)
+    with console.progress_bar("timing") as show:
+        for number, case in enumerate(cases):
+            if show is not None:
+                show(number, len(cases), case.name)
+            try:
+                with gpu_library.translating(case.name):
+                    results.append(
+                        measure.time_case(case, target, contest, seed=seed, copy_bytes_per_second=copy, **options)
+                    )
+            except (DeviceFailed, KeyboardInterrupt) as stop:  # earlier results are right
+                if isinstance(stop, KeyboardInterrupt) and not results:
+                    raise  # there is nothing to write
+                return copy, stop
+    return copy, None
+
+
 def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:
     from cubatch.errors import DeviceNotAvailable, InvalidArgument
     from cubatch.hardware import arithmetic, probe
@@ -308,7 +312,7 @@ def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:
     try:
         device = probe.resolve("cuda" if name is None else name, live=not dry_run)
     except DeviceNotAvailable as error:
-        remedy = "With --dry-run --device NAME it says what would run on a GPU that is not here."
+        remedy = "With --dry-run --device NAME it shows what would run on an absent GPU."
         raise DeviceNotAvailable(error.device, error.reason, remedy) from error
     if device.kind != "cuda":
         raise InvalidArgument("--device", name, "a GPU", "With --dry-run it may be any of `cubatch devices`.")

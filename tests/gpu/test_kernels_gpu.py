@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, check, fused, measure, rivals, target
+from cubatch.bench import cases, check, measure, rivals, target
 from cubatch.bench.contest import Contest
 from cubatch.errors import CubatchError
 from cubatch.hardware import driver as cuda_driver
@@ -91,9 +91,9 @@ def test_occupancy_is_the_drivers(here):
         cases.of_layer(BatchNorm2d(h=29, w=31, c=24), Pass.FPROP, 9),
         cases.gemm(520, 264, 136, layout="tn", dtype="float16"),
         cases.of_layer(Conv2d(h=29, w=31, c=64, k=72, r=3, s=3, stride=2, pad=1), Pass.DGRAD, 5, "bfloat16"),
-        fused.with_epilogue(
-            cases.of_layer(Conv2d(h=29, w=31, c=64, k=72, r=3, s=3, pad=1), Pass.FPROP, 5, "float16"),
-            folded=True, residual=True, relu=True,
+        cases.of_layer(
+            Conv2d(h=29, w=31, c=64, k=72, r=3, s=3, pad=1), Pass.FPROP, 5, "float16", ending=["folded", "residual"],
+            relu=True,
         ),
     ],
     ids=lambda case: case.name,

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from benchmarks import torch_network  # noqa: E402
 from benchmarks.gpu import training  # noqa: E402
+from benchmarks.gpu.steps import Step  # noqa: E402
 from cubatch.network import models  # noqa: E402
 from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
 
@@ -96,7 +97,7 @@ def test_a_step_of_a_rival_is_built_and_warmed_up(name, mode, monkeypatch):
 
     monkeypatch.setattr(torch_network, "torch_step", built)
     monkeypatch.setattr(training.rivals, "set_precision", lambda *_, **__: None)
-    training._binder(torch, training._builder(name), name, mode, 2, "bfloat16", "eager", device="cpu")()
+    training._binder(torch, training._builder(name), Step(name, mode, 2, "bfloat16"), "eager", device="cpu")()
     ((module, x, labels),) = made
     stored = torch.bfloat16 if mode == "inference" else torch.float32
     assert {parameter.dtype for parameter in module.parameters()} == {x.dtype} == {stored}

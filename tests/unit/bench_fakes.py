@@ -89,10 +89,10 @@ class World:
 
         def launch():
             self.launched.append(found.name)
-            self.data.append(id(arrays[0]))
+            self.data.append(id(next(iter(keywords.values()))))
             getattr(functional, name)(*arrays, **keywords)
             if found.name in self.wrong:
-                next(iter(keywords.values())).reshape(-1)[-1] += 0.01
+                keywords["out"].reshape(-1)[-1] += 0.01
 
         return launch
 
@@ -126,10 +126,12 @@ def enter(world, monkeypatch):
     monkeypatch.setattr(implementations, "operations", world.operations)
     monkeypatch.setattr(implementations, "ranked", world.ranked)
     monkeypatch.setattr(implementations, "_naive", lambda _: SimpleNamespace())
-    from cubatch.bench import records
+    from cubatch.bench import bench_results
 
-    facts = records.launch_facts
-    monkeypatch.setattr(records, "launch_facts", lambda *given, **named: facts(*given, **{**named, "compiled": False}))
+    facts = bench_results.launch_facts
+    monkeypatch.setattr(
+        bench_results, "launch_facts", lambda *given, **named: facts(*given, **{**named, "compiled": False})
+    )
     return world
 
 

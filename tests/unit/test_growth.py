@@ -29,7 +29,7 @@ WITHOUT_BOUND = {
     "kernels.variant._by_operation": "our own file",
     "kernels.variant._load": "our own file",
     "kernels.toolchain.nvrtc._load": "a library of this machine",
-    "bench.records._figures": "one of our own kernels",
+    "bench.bench_results._figures": "one of our own kernels",
     "hardware.gpu_library._check": "CuPy",
     "hardware.architectures.like": "a compute capability",
     "estimate.vendor.fitted.shipped": "one of our own models",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cubatch.bench import calls, cases, check, fused, target, training_calls
+from cubatch.bench import cases, check, target
 from cubatch.network import layers
 from cubatch.network.passes import Pass
 from tests.unit import bench_fakes
@@ -35,30 +35,27 @@ LAYERS = [
 
 
 EVERY = [
-    *(cases.of_layer(layer, pass_, 4) for layer in LAYERS for pass_ in Pass if cases.has_case(layer, pass_)),
+    *(
+        cases.of_layer(layer, pass_, 4, mode=mode)
+        for layer in LAYERS for pass_ in Pass if cases.has_case(layer, pass_) for mode in cases.modes_of(layer, pass_)
+    ),
     *(cases.of_layer(layer, pass_, 4, with_bias=True) for layer in LAYERS[:4] for pass_ in (Pass.FPROP, Pass.WGRAD)),
     *(cases.of_layer(LAYERS[-1], pass_, 4, with_bias=True) for pass_ in (Pass.FPROP, Pass.DGRAD)),
-    *(
-        cases.of_layer(layer, Pass.FPROP, 4, mode=mode)
-        for layer in LAYERS for mode in ("training", "inference") if (type(layer), mode) in calls.VARIANTS
-    ),
     cases.of_layer(LAYERS[-1], Pass.FPROP, 4, with_bias=True, mode="training"),
-    *(training_calls.optimizer_step(name, 1000) for name in ("sgd", "momentum", "adam")),
-    training_calls.cross_entropy(37, 11),
-    training_calls.fold([5, 33], [True, False]),
-    # What products and norms end with: all that a pass takes at once, and some of it.
+    *(cases.optimizer_step(name, 1000) for name in ("sgd", "momentum", "adam")),
+    cases.cross_entropy(137, 11),
+    cases.fold([5, 33], [True, False]),
+    # Epilogues: all terms that a pass takes at once, and some of them.
     *(
-        fused.with_epilogue(cases.of_layer(layer, pass_, 4), **ending)
+        cases.of_layer(layer, pass_, 4, ending=ending, relu="residual" in ending and pass_ is Pass.FPROP)
         for layer in (*LAYERS[:2], LAYERS[3])
         for pass_, ending in (
-            (Pass.FPROP, {"folded": True, "residual": True, "relu": True}),
-            (Pass.FPROP, {"folded": True}),
-            (Pass.DGRAD, {"residual": True, "positive": True}),
-            (Pass.DGRAD, {"positive": True}),
+            (Pass.FPROP, ["folded", "residual"]), (Pass.FPROP, ["folded"]),
+            (Pass.DGRAD, ["residual", "positive"]), (Pass.DGRAD, ["positive"]),
         )
     ),
     *(
-        fused.with_epilogue(cases.of_layer(layer, Pass.FPROP, 4, mode=mode), residual=True, relu=True)
+        cases.of_layer(layer, Pass.FPROP, 4, mode=mode, ending=["residual"], relu=True)
         for layer in LAYERS if isinstance(layer, layers.BatchNorm2d) for mode in ("training", "inference")
     ),
 ]  # fmt: skip

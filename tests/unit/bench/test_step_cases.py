@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cubatch.bench import step_cases, target
+from cubatch.bench import cases, target
 from cubatch.engine import functional, layers
 from cubatch.engine.place import Place
 from cubatch.errors import UnknownName
@@ -26,7 +26,7 @@ NETWORKS = (
 def counted(name, mode, dtype="float16", **options):
     """How often each kind of operation occurs in a step."""
     found = Counter()
-    for case in step_cases.of_step(models.build(name), mode, 4, dtype, **options):
+    for case in cases.of_step(models.build(name), mode, 4, dtype, **options):
         assert case.multiplicity == len(case.layers)
         found[case.kind] += case.multiplicity
     return found
@@ -81,7 +81,7 @@ def test_resnet50s_products_end_as_its_blocks_do():
     """
     ends = Counter()
     for mode in ("inference", "training"):
-        for case in step_cases.of_step(models.build("resnet50"), mode, 4, "float16"):
+        for case in cases.of_step(models.build("resnet50"), mode, 4, "float16"):
             for term in case.epilogue:
                 ends[mode, case.kind, term] += case.multiplicity
     assert ends["inference", "conv2d", "scale"] == ends["inference", "conv2d", "shift"] == 53
@@ -99,7 +99,7 @@ def test_resnet50s_products_end_as_its_blocks_do():
 def test_a_step_has_the_flops_of_its_network(name, mode):
     """The network's own count, of its layers, twice: a multiply-add is two."""
     network = models.build(name)
-    found = step_cases.of_step(network, mode, 4)
+    found = cases.of_step(network, mode, 4)
     assert sum(case.multiplicity * case.flops for case in found) == 4 * network.flops(mode)
     assert len({case.name for case in found}) == len(found)
 
@@ -186,7 +186,7 @@ def engine_calls(network, mode, samples, dtype):
 def test_the_cases_of_a_step_are_what_the_engine_calls(network, mode, dtype):
     """The same functions, on arrays of the same sizes, with the same options and epilogues, as often."""
     recorder = Recorder()
-    for case in step_cases.of_step(network, mode, 2, dtype):
+    for case in cases.of_step(network, mode, 2, dtype):
         if not {"loss", "update"}.intersection(case.layers):
             for _ in range(case.multiplicity):
                 case.call(recorder, target.reserve(case))
@@ -200,9 +200,9 @@ def test_the_optimizer_is_the_one_that_is_asked_for():
     """Over all parameters at once; a float16 gradient is looked through first."""
     network = models.build("lenet5")
     for dtype, scaled in (("float32", []), ("float16", ["update loss scale"]), ("bfloat16", [])):
-        found = step_cases.of_step(network, "training", 4, dtype, optimizer="adam")
+        found = cases.of_step(network, "training", 4, dtype, optimizer="adam")
         last = [case for case in found if case.layers == ("update",)]
         assert [case.kind for case in last] == [*scaled, "adam"]
         assert last[-1].operands["parameters"].shape == (network.parameters,)
     with pytest.raises(UnknownName, match="lion"):
-        step_cases.of_step(network, "training", 4, optimizer="lion")
+        cases.of_step(network, "training", 4, optimizer="lion")

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.gpu import form, training
 from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu.steps import Step
 from benchmarks.pages import gpu
 from tests.unit.bench_fakes import World, enter
 from tests.unit.benchmarks.passes import H200, result_of
@@ -39,7 +40,7 @@ def listed(only="compile|max-autotune"):
 def test_every_network_mode_and_rival_is_listed():
     """Both modes of each network and batch size against eager and compile, then each against max-autotune."""
     expected = {
-        f"{name}, {mode}, batch {batch_size}, float16, {ending}": (name, mode, batch_size, "float16", rivals)
+        f"{name}, {mode}, batch {batch_size}, float16, {ending}": (Step(name, mode, batch_size, "float16"), rivals)
         for ending, rivals in RIVALS.items()
         for mode in ("training", "inference")
         for name, batch_size in STEPS
@@ -63,7 +64,7 @@ def test_compiled_steps_run_on_request_only():
     assert [item.name for item in listed(", float16")] == [usual[0], usual[2]]
     assert {item.run.args[-1] for item in listed("compile")} == {("eager", "compile")}
     assert {item.run.args[-1] for item in listed("max-autotune$")} == {("compile max-autotune",)}
-    assert [item.run.args[:3] for item in listed("^vit-base, tr.*compile$")] == [("vit-base", "training", 128)]
+    assert [item.run.args[0] for item in listed("^vit-base, tr.*compile$")] == [Step("vit-base", "training", 128)]
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def test_a_missing_package_makes_the_item_unavailable(clock, monkeypatch, torch,
     monkeypatch.setattr(training.rivals, "torch_of", lambda _: torch)
     monkeypatch.setattr(training, "_builder", no_module)
     session = types.SimpleNamespace(target=clock.target(), small=False)
-    found = training.whole_step("vit-base", "inference", 128, "float16", ("eager",), session)
+    found = training.whole_step(Step("vit-base", "inference", 128), ("eager",), session)
     assert found == {
         "network": "vit-base", "mode": "inference", "dtype": "float16", "batch_size": 128, "status": "unavailable",
         "message": reason,
@@ -168,12 +169,12 @@ def test_both_sides_run_the_same_step_and_are_released(clock, monkeypatch):
     monkeypatch.setattr(training, "_builder", lambda name: f"builder of {name}")
     monkeypatch.setattr(training, "_binder", lambda _, *facts: lambda: log.append(facts) or step(clock, facts[-1]))
     session = types.SimpleNamespace(target=clock.target(), small=False)
-    found = training.whole_step("resnet50", "inference", 32, "float16", ("eager", "compile"), session)
+    found = training.whole_step(Step("resnet50", "inference", 32), ("eager", "compile"), session)
     (name, options), prepared, *bound = log
     assert (name, options["mode"], options["dtype"], options["library"]) == (
         "resnet50", "inference", "float16", "cubatch",
     )  # fmt: skip
-    facts = ("builder of resnet50", "resnet50", "inference", 32, "float16")
+    facts = ("builder of resnet50", Step("resnet50", "inference", 32))
     assert (prepared, bound) == (32, [(*facts, "eager"), (*facts, "compile"), "closed", "reset"])
     assert [found["rivals"][name]["ratio"] for name in ("eager", "compile")] == pytest.approx([2.0, 0.8])
 

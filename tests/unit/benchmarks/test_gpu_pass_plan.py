@@ -13,7 +13,7 @@ import pytest
 from benchmarks import gpu_pass
 from benchmarks.gpu import cases as gpu_cases
 from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import plan, small, steps, sweep
+from benchmarks.gpu import plan, steps, sweep
 from benchmarks.gpu import stages as gpu_stages
 from cubatch.bench import cases, measure, rivals
 from cubatch.bench.contest import Contest
@@ -40,7 +40,7 @@ def test_a_dry_run_lists_what_would_run(capsys):
     assert gpu_pass.main(arguments) == 0
     out = capsys.readouterr().out
     assert "Planned for NVIDIA H200" in out
-    assert "matrix products beside cuBLAS" in out
+    assert "matrix products against cuBLAS" in out
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_dry_run_fails_with_a_kernel_that_does_not_compile(monkeypatch, capsys
 
 def test_a_dry_run_fails_with_a_case_that_does_not_fit(monkeypatch, capsys):
     """The largest products take more than a card of half a GiB has; operations of steps are then left out."""
-    tiny = attrs.evolve(plan.room.memory_limit(H200), bytes=1 << 29)
+    tiny = attrs.evolve(plan.hardware_memory.memory_limit(H200), bytes=1 << 29)
     before = gpu_stages.stage_named("steps").items(H200)
-    monkeypatch.setattr(plan.room, "memory_limit", lambda _: tiny)
+    monkeypatch.setattr(plan.hardware_memory, "memory_limit", lambda _: tiny)
     after = gpu_stages.stage_named("steps").items(H200)
     assert max(item.case.num_bytes for item in after) <= 1 << 29 < max(item.case.num_bytes for item in before)
     assert 0 < len(after) < len(before)
@@ -150,6 +150,18 @@ def test_an_operation_of_several_steps_is_timed_once():
             (case,) = (case for case in step.cases if case.name == item.name)
             assert set(case.layers) <= set(item.case.layers)
             assert item.case.multiplicity == len(item.case.layers) >= case.multiplicity
+
+
+def test_norms_and_activations_are_compiled_on_request_only():
+    """Another item of the same case, at the end of the stage; products and backward norms have none."""
+    stage = gpu_stages.stage_named("steps")
+    default = gpu_stages.chosen(stage, H200, "^resnet50, training, batch 256, float16")
+    assert all(not item.name.endswith(gpu_stages.COMPILED) for item in default)
+    compiled = gpu_stages.chosen(stage, H200, "^resnet50, training, batch 256, float16, compiled$")
+    assert compiled
+    assert {item.case.operation for item in compiled} == {"batch_norm_train"}
+    assert {item.run.keywords["compiled_rivals"] for item in compiled} == {True}
+    assert {item.name.removesuffix(gpu_stages.COMPILED) for item in compiled} <= {item.name for item in default}
 
 
 def test_the_first_items_of_a_step_are_those_that_take_most_of_it():
@@ -271,7 +283,7 @@ def test_a_rehearsal_runs_the_same_operations_on_small_arrays():
     planned = set()
     for stage in ("gemm", "steps", "sweep"):
         for item in gpu_stages.stage_named(stage).items(H200):
-            found = small.cut(item.case)
+            found = gpu_cases.small(item.case)
             assert (found.operation, found.pass_, found.dtype, found.results[:1]) == (
                 item.case.operation, item.case.pass_, item.case.dtype, item.case.results[:1]
             )  # fmt: skip

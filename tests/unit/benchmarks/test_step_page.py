@@ -150,6 +150,24 @@ def test_the_command_writes_the_page(capsys, tmp_path):
     assert RESNET.name in capsys.readouterr().err
 
 
+def test_the_committed_passes_of_a_gpu_are_the_default(tmp_path, capsys):
+    """The newest counts for each operation; a pass without some kernels, and other results, are left out."""
+    folder = tmp_path / "h200-sxm"
+    folder.mkdir()
+    for name, date, seconds, facts in (
+        ("b", "2000-01-01", 1e-3, {}), ("a", "2000-01-02", 2e-3, {}), ("c", "2000-01-03", 9e-3, {"without": ["mma"]}),
+        ("d", "2000-01-04", 9e-3, {"benchmark": "step_graphs"}),
+    ):  # fmt: skip
+        result = measured(SMALL, seconds) | {"benchmark": "gpu_pass", "date": date} | facts
+        (folder / f"{name}.json").write_text(json.dumps(result))
+    assert [path.name for path in command.committed("h200-sxm", tmp_path)] == ["b.json", "a.json"]
+    assert command.committed("t4", tmp_path) == []
+    assert command.main([RESNET.name]) == 0
+    assert "calls were measured" in capsys.readouterr().out
+    assert command.main([RESNET.name, "--results"]) == 0
+    assert "calls are predicted" in capsys.readouterr().out
+
+
 def test_a_device_of_unknown_bandwidth_has_no_page():
     """The predictor refuses it: floors and predictions are of the data sheet's rates."""
     unknown = attrs.evolve(H200, peak_bytes_per_second=None)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cubatch.bench import records
+from cubatch.bench import bench_results
 from cubatch.kernels import survey
 from cubatch.kernels.toolchain import nvrtc
 from tests.unit.commands import in_process
@@ -19,9 +19,9 @@ def run(monkeypatch, capfd, tmp_path):
     """Run a command where NVRTC is nowhere and nothing was ever compiled: (exit code, stdout, stderr)."""
     monkeypatch.setattr(nvrtc, "candidates", tuple)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    records._figures.cache_clear()
+    bench_results._figures.cache_clear()
     yield lambda name, *arguments: in_process(monkeypatch, capfd, name)(*arguments)
-    records._figures.cache_clear()
+    bench_results._figures.cache_clear()
 
 
 def test_kernels_are_listed_for_an_architecture(run):

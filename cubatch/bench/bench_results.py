@@ -1,4 +1,4 @@
-"""What measuring a case gives: who took part, how fast each was, whether its results were right; plain JSON."""
+"""Results of measuring a case: the entrants, their times, and whether their results were right; plain JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from cubatch.bench.cases import Case
-from cubatch.bench.contest import Entrant
+from cubatch.bench.contest import OURS, Entrant
 from cubatch.bench.implementations import Launch
 from cubatch.bench.rivals import RIVALS, VENDOR
 from cubatch.errors import MissingDependency
@@ -23,25 +23,24 @@ from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import paired_interval
 
-OURS = "ours"
-NOT_ASKED = "not asked for"
-"""Why a rival is missing that was not requested."""
+NOT_ASKED = "not requested"
+"""Reason of a rival that was not requested."""
 
 
 @attrs.frozen(kw_only=True)
 class LaunchFacts:
     """
-    How one launch falls on a device; what is not known is None.
+    A launch on a device; `None` for an unknown fact.
 
     Attributes:
-        kernel: The variant's name.
+        kernel: Name of the variant.
         grid: Blocks in x, y and z.
-        threads: Of a block.
-        registers, spill_bytes: Per thread, as compiled; None where it was not.
-        shared_bytes: Of a block, static and dynamic.
+        threads: Threads of a block.
+        registers, spill_bytes: Per thread, as compiled.
+        shared_bytes: Per block, static and dynamic.
         blocks_per_sm, occupancy, limiters: See `waves.occupancy`.
-        tiles: What the blocks share among them, where that is not one for each.
-        busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`; of tiles where blocks share them.
+        tiles: Tiles that the blocks share, unless each has one.
+        busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`; of the tiles if blocks share them.
     """
 
     kernel: str
@@ -60,14 +59,14 @@ class LaunchFacts:
 
 def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles: int | None = None) -> LaunchFacts:
     """
-    Say how a launch falls on a device.
+    Return the facts of a launch on a device.
 
     Args:
         launch: The kernel and its grid.
-        device: What it is for.
-        compiled: Whether to compile the kernel, which gives registers and occupancy; those recorded with the sources
-            do where there is no compiler, and where there is neither, these are unknown.
-        tiles: What its blocks share among them; None where each has one.
+        device: The GPU.
+        compiled: Whether to compile the kernel, which gives registers and occupancy. Without a compiler those recorded
+            with the sources are used, if there are any.
+        tiles: Tiles that its blocks share; `None` if each has one.
 
     Raises:
         CompileError: If the kernel does not compile.
@@ -77,7 +76,7 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
     figures = _figures(kernel, device.arch) if compiled and device.arch else None
     if figures is not None and device.compute_capability:
         shared = figures.shared_bytes + kernel.dynamic_shared_bytes
-        found = waves.occupancy(
+        occupancy = waves.occupancy(
             compute_capability=device.compute_capability,
             threads_per_block=kernel.threads,
             registers_per_thread=figures.registers,
@@ -85,7 +84,7 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
         )
         facts = {
             "registers": figures.registers, "spill_bytes": figures.spill_bytes, "shared_bytes": shared,
-            "blocks_per_sm": found.blocks_per_sm, "occupancy": found.occupancy, "limiters": found.limiters,
+            "blocks_per_sm": occupancy.blocks_per_sm, "occupancy": occupancy.occupancy, "limiters": occupancy.limiters,
         }  # fmt: skip
     if device.num_sms:
         facts["busiest_sm_blocks"] = waves.busiest_sm_blocks(pieces, device.num_sms)
@@ -95,22 +94,22 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
 
 @functools.cache
 def _figures(kernel: Kernel, arch: str) -> Figures | None:
-    """Compile a kernel once in a process: finding it in the cache of cubins takes milliseconds."""
+    """Compile a kernel once per process: the cache of cubins takes milliseconds."""
     try:
-        found = compiler.compile_kernel(kernel, arch).resources[kernel.entry]
+        resources = compiler.compile_kernel(kernel, arch).resources[kernel.entry]
     except MissingDependency:
         return recorded_figures().figures.get(kernel.name, {}).get(variant.arch_number(arch))
-    return Figures(found.registers, found.shared_bytes, found.spill_bytes)
+    return Figures(resources.registers, resources.shared_bytes, resources.spill_bytes)
 
 
 @attrs.frozen
 class Ratio:
     """
-    How much longer a rival takes: above 1 we are faster.
+    Time of a rival divided by the time of cubatch: above 1 cubatch is faster.
 
     Attributes:
-        value: Its median over ours.
-        interval: Where the ratio lies with 90 %, from the rounds that both have; None with too few.
+        value: Ratio of the medians.
+        interval: 90 % confidence interval from the rounds of both; `None` for too few rounds.
     """
 
     value: float
@@ -123,21 +122,19 @@ class Entry:
     A way to do a case, with its check and its times.
 
     Attributes:
-        name: The variant of ours that does the main part, or a rival's library.
-        label: The same among its kind: family, tile, vector.
-        side: OURS or the name of a rival.
-        status: "ok"; "dropped": clearly slower than another variant; "wrong": its results are not right, so it was not
-            timed; "error": it did not run; "planned": nothing was measured.
-        reason: Why measuring it ended, or what went wrong.
-        launches: Its kernels in order; empty for a rival's.
-        worst_error: In units of the bound of our kernels, at most 1 where they are right and its slack where a rival
-            is; None where it was not checked.
+        name: The main kernel of cubatch, or the library of a rival.
+        label: Family, tile and vector of the kernel.
+        side: `OURS` or the name of a rival.
+        status: "ok", "dropped" (clearly slower), "wrong" (not timed), "error" (did not run) or "planned".
+        reason: Why measuring it ended, or the error.
+        launches: Its kernels in order; empty for a rival.
+        worst_error: In units of the error bound; `None` if it was not checked.
         timings: By round.
-        seconds, interval: Median and where it lies with 90 %; None where it was not timed.
-        flops_per_second, bytes_per_second: What it computed and moved in that time.
-        roofline_fraction: Share of the speed that the device's data sheet allows.
-        copy_fraction: Share of the bandwidth that a plain copy reaches on this device, measured in the same run.
-        ratios: By name, every rival's time over this one's; empty for a rival's.
+        seconds, interval: Median with its 90 % confidence interval; `None` if it was not timed.
+        flops_per_second, bytes_per_second: Computed and moved in that time.
+        roofline_fraction: Share of the speed that the data sheet allows.
+        copy_fraction: Share of the bandwidth of a plain copy, measured in the same run.
+        ratios: Each rival's time divided by this one's, by name; empty for a rival.
     """
 
     name: str
@@ -158,20 +155,20 @@ class Entry:
 
     @property
     def ratio(self) -> float | None:
-        """The vendor's time over this one's; None where it was not timed."""
+        """Time of the vendor divided by this one's; `None` if the vendor was not timed."""
         return self.ratios[VENDOR].value if VENDOR in self.ratios else None
 
     @property
     def ratio_interval(self) -> tuple[float, float] | None:
-        """Where that lies with 90 %."""
+        """90 % confidence interval of `ratio`."""
         return self.ratios[VENDOR].interval if VENDOR in self.ratios else None
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as plain mappings, for JSON: the ratio to the vendor also by itself."""
+        """Return plain mappings for JSON."""
         facts = attrs.asdict(self)
         ratios = facts.pop("ratios")
-        found: dict[str, Any] = _plain(facts | {"ratio": self.ratio, "ratio_interval": self.ratio_interval})
-        return found | {"ratios": _plain(ratios)}
+        mapping: dict[str, Any] = _plain(facts | {"ratio": self.ratio, "ratio_interval": self.ratio_interval})
+        return mapping | {"ratios": _plain(ratios)}
 
 
 @attrs.frozen(kw_only=True)
@@ -180,13 +177,13 @@ class Result:
     The results of a case on a device.
 
     Attributes:
-        case: What was called.
-        entries: Ours, in the order they were ranked; then the rivals'.
-        roofline_seconds, bound: The lower bound by the data sheet, and which roof it is.
-        sets: Sets of buffers that were rotated over; 0 where nothing was measured.
-        l2: "cold" where the sets are more than the L2 holds, "warm" otherwise.
+        case: The call.
+        entries: cubatch kernels in the order of their rank, then the rivals.
+        roofline_seconds, bound: Least time by the data sheet, and the limit that it is.
+        sets: Sets of buffers that were rotated over; 0 if nothing was measured.
+        l2: "cold" if the sets exceed the L2, else "warm".
         missing: Why a rival has no entry, by name.
-        status: "ok", or "out_of_memory" where the arrays did not fit.
+        status: "ok", or "out_of_memory" if the arrays did not fit.
     """
 
     case: Case
@@ -200,32 +197,33 @@ class Result:
 
     @property
     def times(self) -> Mapping[str, Entry]:
-        """What was timed, by name: the fastest of ours that was right under OURS, then the rivals."""
-        found: dict[str, Entry] = {}
+        """The fastest entry of each side that was timed and right."""
+        fastest: dict[str, Entry] = {}
         for entry in self.entries:
             if entry.status == "ok" and entry.seconds is not None:
-                found[entry.side] = min(found.get(entry.side, entry), entry, key=lambda each: each.seconds or math.inf)
-        return found
+                before = fastest.get(entry.side, entry)
+                fastest[entry.side] = min(before, entry, key=lambda each: each.seconds or math.inf)
+        return fastest
 
     @property
     def best(self) -> Entry | None:
-        """The fastest of ours that was right; where nothing was measured, the first."""
+        """The fastest cubatch kernel that was right; the first one if nothing was measured."""
         planned = (entry for entry in self.entries if entry.side == OURS and entry.status == "planned")
         return self.times.get(OURS) or next(planned, None)
 
     @property
     def no_rival(self) -> str:
-        """Why there is none; empty where there is one."""
-        has_one = any(entry.side != OURS for entry in self.entries)
-        return "" if has_one else "; ".join(dict.fromkeys(self.missing.values()))
+        """Why there is no rival; empty if there is one."""
+        has_rival = any(entry.side != OURS for entry in self.entries)
+        return "" if has_rival else "; ".join(dict.fromkeys(self.missing.values()))
 
     @property
     def wrong(self) -> tuple[Entry, ...]:
-        """Entries of ours whose results were not right, or that did not run."""
-        return tuple(e for e in self.entries if e.side == OURS and e.status in {"wrong", "error"})
+        """Entries of cubatch with wrong results, or that did not run."""
+        return tuple(entry for entry in self.entries if entry.side == OURS and entry.status in {"wrong", "error"})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as plain mappings, timings included, for JSON."""
+        """Return plain mappings with the timings, for JSON."""
         facts: dict[str, Any] = attrs.asdict(self, recurse=False)
         status, missing = facts.pop("status"), dict(facts.pop("missing"))
         return facts | {
@@ -238,16 +236,18 @@ class Result:
 
 
 def names_of(results: Iterable[Result]) -> list[str]:
-    """Name the rivals that took part in any of some results, in the order of RIVALS."""
-    found = {entry.side for result in results for entry in result.entries}
-    return [name for name in RIVALS if name in found]
+    """Return the rivals that took part in any of some results, in the order of RIVALS."""
+    sides = {entry.side for result in results for entry in result.entries}
+    return [name for name in RIVALS if name in sides]
 
 
 def entered(
     entry: Entry, entrant: Entrant, case: Case, roofline_seconds: float | None, copy_bytes_per_second: float | None
 ) -> Entry:
-    """Fill in what timing an entry gave."""
+    """Return an entry with the times of its entrant."""
     seconds = entrant.seconds
+    if entrant.status == "error":
+        return attrs.evolve(entry, status="error", reason=entrant.reason)
     if seconds is None:
         return attrs.evolve(entry, status="error", reason="no timing was taken")
     moved = case.moved_bytes / seconds
@@ -266,7 +266,7 @@ def entered(
 
 
 def compared(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Compare every entry of ours with each rival's fastest, round by round."""
+    """Compare every cubatch entry with each rival's fastest, round by round."""
     others: dict[str, Entry] = {}
     for entry in entries:
         if entry.side != OURS and entry.seconds:
@@ -279,17 +279,17 @@ def compared(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     )
 
 
-def _ratio(theirs: Entry, ours: Entry) -> Ratio:
-    interval = paired_interval(_by_round(theirs), _by_round(ours))
+def _ratio(rival: Entry, entry: Entry) -> Ratio:
+    interval = paired_interval(_by_round(rival), _by_round(entry))
     return Ratio(
-        (theirs.seconds or math.nan) / (ours.seconds or math.nan),
+        (rival.seconds or math.nan) / (entry.seconds or math.nan),
         interval and (math.exp(interval[0]), math.exp(interval[1])),
     )
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:
     """
-    Return the geometric mean of ratios, None of none.
+    Return the geometric mean of ratios; `None` if there are none.
 
     Example:
         >>> geometric_mean([2.0, 0.5]), geometric_mean([])

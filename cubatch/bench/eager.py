@@ -1,0 +1,242 @@
+"""PyTorch's own calls for operations that are no products: norms, activations, pooling, sums and optimizers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.bench.cases import Case
+from cubatch.engine.loss_scale import SKIPPED, UNSCALE
+
+_EPS = 1e-5  # the least that cuDNN takes; with less PyTorch uses another kernel
+
+Step = Callable[[], Any]
+Tensors = Mapping[str, Any]
+
+
+@attrs.frozen
+class Way:
+    """
+    A way to do a case with PyTorch.
+
+    Attributes:
+        make: Returns a step for tensors of the case, which returns its results.
+        names: Names of the results in their order; empty if the step writes into the tensors.
+        is_image: Whether tensors of four axes are seen as NCHW.
+        slack: Factor on the error bound.
+        stored: Number of further times that a result is stored for the next kernel.
+        is_forward: Whether it has no graph of its own, so that `torch.compile` takes it.
+    """
+
+    make: Callable[[Tensors], Step]
+    names: tuple[str, ...]
+    is_image: bool = True
+    slack: float = 1.0
+    stored: int = 0
+    is_forward: bool = True
+
+
+def keeping(work: Step) -> Step:
+    """
+    Return a step that keeps its last result until its next run.
+
+    Libraries allocate their results.  Without this the memory would be the same for every set of arrays and would stay
+    in the L2.
+    """
+    results: list[Any] = []
+
+    def step() -> Any:
+        results.clear()  # frees the memory that the next result of this set takes
+        results.append(work())
+        return results[0]
+
+    return step
+
+
+def ended(torch: Any, case: Case, y: Any, tensors: Tensors) -> Any:
+    """
+    Apply the terms of a case's epilogue after a bias as PyTorch's eager mode does: one kernel each.
+
+    Args:
+        torch: PyTorch.
+        case: The call.
+        y: Result with channels at axis 1; may be overwritten.
+        tensors: Tensors of the case, laid out as `y`.
+    """
+    scale, residual, positive = (tensors.get(name) for name in ("scale", "residual", "positive"))
+    if scale is not None:
+        # Statistics of nothing: a batch norm in inference is then the scale and the shift alone.
+        mean, variance = torch.zeros_like(scale), torch.full_like(scale, 1 - _EPS)
+        y = torch.nn.functional.batch_norm(y, mean, variance, scale, tensors["shift"], eps=_EPS)
+    if residual is not None:
+        y = y.add_(residual)
+    if positive is not None:
+        y = torch.ops.aten.threshold_backward(y, positive, 0)
+    return torch.relu_(y) if case.options.get("relu") else y
+
+
+def _activation(torch: Any, case: Case) -> dict[str, Way]:
+    """Activation functions, forward and backward, by the kernels that autograd calls."""
+    aten, kind = torch.ops.aten, case.options.get("kind", "relu")
+    if case.operation.endswith("backward"):
+        slope = {
+            "relu": lambda dy, y: aten.threshold_backward(dy, y, 0),
+            "relu6": lambda dy, y: aten.hardtanh_backward(dy, y, 0, 6),
+            "sigmoid": aten.sigmoid_backward,
+            "silu": aten.silu_backward,
+            "hard_swish": aten.hardswish_backward,
+            "hard_sigmoid": aten.hardsigmoid_backward,
+            "gelu": aten.gelu_backward,
+        }[kind]
+
+        def backward(t: Tensors) -> Step:
+            saved = t["y" if kind == "relu" else "saved"]
+            if kind == "hard_sigmoid":  # cubatch saves the output, PyTorch the input: 0 lies between the bends, 4 not
+                saved = 4 * ((saved <= 0) | (saved >= 1)).to(saved.dtype)
+            return lambda: slope(t["dy"], saved)
+
+        return {"torch": Way(backward, case.results, stored=1)}
+    function = {
+        "relu": aten.relu, "relu6": torch.nn.functional.relu6, "sigmoid": aten.sigmoid, "silu": aten.silu,
+        "hard_swish": aten.hardswish, "hard_sigmoid": aten.hardsigmoid, "gelu": aten.gelu,
+    }[kind]  # fmt: skip
+    return {"torch": Way(lambda t: lambda: function(t["x"]), case.results)}
+
+
+def _batch_norm(torch: Any, case: Case) -> dict[str, Way]:
+    """Batch norm with parameters in float32, as mixed precision has them; its backward pass by autograd."""
+    norm, eps, is_training = torch.nn.functional.batch_norm, getattr(case.layer, "eps", _EPS), "mean" in case.operands
+
+    def forward(t: Tensors) -> Step:
+        gamma, beta, statistics = t["gamma"].float(), t["beta"].float(), (t.get("running_mean"), t.get("running_var"))
+        return lambda: ended(torch, case, norm(t["x"], *statistics, gamma, beta, is_training, eps=eps), t)
+
+    def backward(t: Tensors) -> Step:
+        leaves = [each.detach().requires_grad_() for each in (t["x"], t["gamma"].float(), 0 * t["gamma"].float())]
+        y = norm(leaves[0], None, None, *leaves[1:], training=True, eps=eps)
+        return lambda: torch.autograd.grad(y, leaves, t["dy"], retain_graph=True)
+
+    if case.operation.endswith("backward"):
+        return {"torch": Way(backward, ("out", "dgamma", "dbeta"), is_forward=False)}
+    return {"torch": Way(forward, ("out",))}
+
+
+def _layer_norm(torch: Any, case: Case) -> dict[str, Way]:
+    norm, eps = torch.nn.functional.layer_norm, getattr(case.layer, "eps", _EPS)
+
+    def forward(t: Tensors) -> Step:
+        return lambda: norm(t["x"], t["gamma"].shape, t["gamma"], t["beta"], eps)
+
+    def backward(t: Tensors) -> Step:
+        leaves = [each.detach().requires_grad_() for each in (t["x"], t["gamma"], 0 * t["gamma"])]
+        y = norm(leaves[0], t["gamma"].shape, *leaves[1:], eps)
+        return lambda: torch.autograd.grad(y, leaves, t["dy"], retain_graph=True)
+
+    if case.operation.endswith("backward"):
+        return {"torch": Way(backward, ("out", "dgamma", "dbeta"), is_image=False, stored=4, is_forward=False)}
+    return {"torch": Way(forward, ("out",), is_image=False)}
+
+
+def _pool(torch: Any, case: Case) -> dict[str, Way]:
+    """Max and average pooling; a backward pass gets the shape of its input from `out`."""
+    given, aten = case.options["window"], torch.ops.aten
+    top, _, left, _ = given.pad
+    (down, across), (r, s) = given.stride, (given.r, given.s)
+    window, ceil, count_pad = [[r, s], [down, across], [top, left]], given.ceil_mode, given.count_include_pad
+
+    def max_forward(t: Tensors) -> Step:
+        pool = torch.nn.functional.max_pool2d
+        return lambda: ended(torch, case, pool(t["x"], *window, ceil_mode=ceil), t)
+
+    def max_backward(t: Tensors) -> Step:
+        tap = t["argmax"].long() - 1  # counted row by row in its window
+        rows, columns = (torch.arange(size, device=tap.device) for size in tap.shape[2:])
+        y = rows[:, None] * down - top + tap // s
+        places = y * t["out"].shape[3] + columns * across - left + tap % s
+        return lambda: aten.max_pool2d_with_indices_backward(t["dy"], t["out"], *window, [1, 1], ceil, places)
+
+    def mean_forward(t: Tensors) -> Step:
+        return lambda: aten.avg_pool2d(t["x"], *window, ceil, count_pad)
+
+    def mean_backward(t: Tensors) -> Step:
+        return lambda: aten.avg_pool2d_backward(t["dy"], t["out"], *window, ceil, count_pad, None)
+
+    ways = {"max_pool2d": max_forward, "max_pool2d_backward": max_backward, "avg_pool2d": mean_forward,
+            "avg_pool2d_backward": mean_backward}  # fmt: skip
+    # On a CPU PyTorch adds gradients of overlapping windows in the type of the case.
+    return {"torch": Way(ways[case.operation], ("out",), stored=r * s if case.operation.endswith("backward") else 0)}
+
+
+def _global_pool(_: Any, case: Case) -> dict[str, Way]:
+    def forward(t: Tensors) -> Step:
+        return lambda: t["x"].mean((2, 3))
+
+    def backward(t: Tensors) -> Step:
+        n, c, h, w = t["out"].shape
+        return lambda: t["dy"].reshape(n, c, 1, 1).expand(n, c, h, w) / (h * w)
+
+    return {"torch": Way(backward if case.operation.endswith("backward") else forward, ("out",))}
+
+
+def _add(torch: Any, case: Case) -> dict[str, Way]:
+    def make(t: Tensors) -> Step:
+        first, second, *others = (t[name] for name in case.arrays["branches"] if name)
+
+        def step() -> Any:
+            y = first + second
+            for other in others:
+                y += other
+            return ended(torch, case, y, t)
+
+        return step
+
+    return {"torch": Way(make, ("out",), stored=len(case.arrays["branches"]) - 2)}
+
+
+def _optimizer(torch: Any, case: Case) -> dict[str, Way]:
+    """An optimizer on float32 weights; gradients and parameters of 16 bits are converted as mixed precision does."""
+    options = {"lr": case.options["lr"], "weight_decay": case.options["weight_decay"]}
+
+    def make(how: str, t: Tensors) -> Step:
+        weights, gradient, state = t.get("master", t["parameters"]), t["gradient0"], {}
+        parameter = torch.nn.Parameter(weights)
+        scaling = t.get("scaling")
+        if case.operation == "adam":
+            skipped = 0 if scaling is None else int(scaling[SKIPPED])
+            step = torch.tensor(float(case.options["step"] - skipped - 1), device=weights.device)
+            state = {"step": step, "exp_avg": t["mean"], "exp_avg_sq": t["square"]}
+            optimizer = torch.optim.Adam([parameter], **options, **{how: True})
+        else:
+            state = {"momentum_buffer": t["velocity"]} if "velocity" in t else {}
+            optimizer = torch.optim.SGD([parameter], momentum=0.9 if state else 0.0, **options, **{how: True})
+        optimizer.state[parameter] = state
+
+        def step_once() -> None:
+            parameter.grad = gradient if gradient.dtype == weights.dtype else gradient.float()
+            if scaling is not None:
+                parameter.grad.mul_(scaling[UNSCALE])
+            optimizer.step()
+            if weights is not t["parameters"]:
+                t["parameters"].copy_(weights)
+
+        return step_once
+
+    return {
+        f"torch.optim ({how})": Way(functools.partial(make, how), (), is_image=False, is_forward=False)
+        for how in ("fused", "foreach")
+    }
+
+
+WAYS: Mapping[str, Callable[[Any, Case], dict[str, Way]]] = {
+    **dict.fromkeys(("relu", "relu_backward", "activation", "activation_backward"), _activation),
+    **dict.fromkeys(("batch_norm_train", "batch_norm_inference", "batch_norm_backward"), _batch_norm),
+    **dict.fromkeys(("layer_norm", "layer_norm_backward"), _layer_norm),
+    **dict.fromkeys(("max_pool2d", "max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward"), _pool),
+    **dict.fromkeys(("global_avg_pool", "global_avg_pool_backward"), _global_pool),
+    **dict.fromkeys(("sgd", "momentum", "adam"), _optimizer),
+    "add": _add,
+}
+"""PyTorch's ways by operation; the first is as PyTorch's users have it."""
