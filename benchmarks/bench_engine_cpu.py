@@ -76,7 +76,7 @@ def time_step(step: Callable[[], object]) -> float:
 
 
 def row(
-    network: Network, mode: str, batch_size: int, rounds: int, threads: int, order: random.Random
+    network: Network, mode: str, batch_size: int, *, rounds: int, threads: int, order: random.Random
 ) -> dict[str, Any]:
     """Measure one batch size of one network, in interleaved rounds."""
     steps = {name: contender(name, network, mode, batch_size, threads) for name in NAMES}
@@ -96,7 +96,7 @@ def measure(case: str, mode: str, rounds: int, threads: int) -> dict[str, Any]:
     if mode == "training" and any(_is_norm_of_one(node.layer) for node in network.nodes):
         batch_sizes = tuple(size for size in batch_sizes if size > 1)  # PyTorch refuses to normalise a single value
     order = random.Random(0)
-    rows = [row(network, mode, batch_size, rounds, threads, order) for batch_size in batch_sizes]
+    rows = [row(network, mode, size, rounds=rounds, threads=threads, order=order) for size in batch_sizes]
     mean = math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
     ratios = "  ".join(f"{row['batch_size']}: {row['ratio']:.2f}" for row in rows)
     print(f"{case:26} {mode:10} {mean:5.2f}   {ratios}", flush=True)

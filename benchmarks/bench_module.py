@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 import cubatch as cb
 from benchmarks.modules import zoo
 from benchmarks.modules.paired_rounds import reached, samples_per_second
-from benchmarks.modules.rivals import RIVALS, Unguarded, ask, asked
+from benchmarks.modules.rivals import RIVALS, Unguarded, ask, task_of
 from benchmarks.pages.modules import CLOSE
 from benchmarks.provenance import run_on
 from cubatch.errors import CubatchError
@@ -122,7 +122,9 @@ def compare(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]
     bare = runner_of(name, mode, UNBOUNDED, options.device)
     first, second = bare.predicted(1) or 0, bare.predicted(101) or 0
     each, parameters = (second - first) / 100, sum(p.numel() for p in zoo.build(name).parameters())
-    task = asked(options.top, limit, first, each, parameters, os.cpu_count() or 1)
+    task = task_of(
+        top=options.top, limit=limit, first=first, each=each, parameters=parameters, cores=os.cpu_count() or 1
+    )
     rows = [
         ours(name, mode, device=options.device, top=options.top, limit=limit, budget=options.budget),
         *(ask(finder, Unguarded(bare, limit), task) for finder in options.finders if finder != SWEEP),

@@ -2,13 +2,13 @@
 Compare the memory that `autotune_module` predicts with the memory that steps use.
 
     python -m benchmarks.bench_module_memory --json benchmarks/results/amd-epyc-2-threads/module-memory.json
-    python -m benchmarks.bench_module_memory --device cuda:0 --room 2048 --json FILE
+    python -m benchmarks.bench_module_memory --device cuda:0 --spare-mib 2048 --json FILE
 
-Each module runs in a process of its own, with a limit of its use at one sample plus ROOM.  A few small sizes run
-first, as in tuning.  Then the largest size that is predicted to fit runs STEPS steps, and again a larger one while the
-used memory allows a tenth more.  The prediction just before a size ran is compared with the growth of the resident set
-or, on a GPU, with PyTorch's allocator.  A fake-tensor trace alone is scored as well.  A busy machine does not disturb
-this benchmark.
+Each module runs in a process of its own, with a limit of its use at one sample plus `--spare-mib`.  A few small sizes
+run first, as in tuning.  Then the largest size that is predicted to fit runs STEPS steps, and again a larger one
+while the used memory allows a tenth more.  The prediction just before a size ran is compared with the growth of the
+resident set or, on a GPU, with PyTorch's allocator.  A fake-tensor trace alone is scored as well.  A busy machine
+does not disturb this benchmark.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def opened(name: str, mode: str, device: str, limit: int) -> RemoteRunner:
     return RemoteRunner(FactoryRef("cubatch.frameworks.module_worker:runner", arguments))
 
 
-def score(name: str, mode: str, device: str, room: int) -> dict[str, Any]:
+def score(name: str, mode: str, device: str, spare: int) -> dict[str, Any]:
     """Run up to the largest size that fits; return predicted and used bytes."""
     first = opened(name, mode, device, LARGE)
     trace = first.call("look", seconds=0.0, top=0)
     first.close()
     if trace["first"] is None:
         return {"module": name, "mode": mode, "why_not": trace["why_not"]}
-    limit = trace["first"] + room
+    limit = trace["first"] + spare
     runner = opened(name, mode, device, limit)
     size = runner.call("look", seconds=LOOK_SECONDS, top=None)["largest"]
     ran = 0
@@ -87,13 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--room", type=int, default=256, help="MiB above the memory of one sample")
+    parser.add_argument("--spare-mib", type=int, default=256, help="MiB above the memory of one sample")
     options = parser.parse_args(arguments)
     device = probe.resolve(options.device)
     rows = []
     for name in options.modules:
         for mode in options.modes:
-            row = score(name, mode, device.address, options.room * MIB)
+            row = score(name, mode, device.address, options.spare_mib * MIB)
             if "why_not" in row:
                 print(f"{name} {mode}: its memory cannot be predicted: {row['why_not']}")
                 continue

@@ -45,24 +45,24 @@ class Killed(BaseException):
 
 @attrs.define
 class Habit(Behaviour):
-    """Something that happens now and then; `met` counts it for all sessions of a trial."""
+    """A fault that happens now and then; `events` lists it for all sessions of a trial."""
 
     draw: random.Random
     share: float
-    met: list[str]
+    events: list[str]
 
     def happens(self, what: str) -> bool:
         """Decide whether it happens now."""
         if self.draw.random() >= self.share:
             return False
-        self.met.append(what)
+        self.events.append(what)
         return True
 
     def __deepcopy__(self, _: object) -> Habit:
         return self  # a session gets the very one, so that the next session's faults are others
 
     def restart(self) -> None:
-        """Be told that the process of the runner is a new one."""
+        """Continue in a new process of the runner."""
 
 
 @attrs.define
@@ -77,7 +77,7 @@ class RunsOut(Habit):
 
 @attrs.define
 class Dies(Habit):
-    """The worker is killed by somebody, in a step or while it prepares."""
+    """The worker is killed, in a step or while it prepares."""
 
     def prepare(self, batch_size: int) -> None:
         """Be gone."""
@@ -112,7 +112,7 @@ class Sticks(Habit):
 
 @attrs.define
 class Hangs(Habit):
-    """A step never comes back: whoever gives up ends it."""
+    """A step never returns."""
 
     hangs: bool = False
 
@@ -121,7 +121,7 @@ class Hangs(Habit):
         self.hangs = self.happens("hang")
 
     def delay(self) -> float:
-        """Give for ever."""
+        """Return a time beyond any deadline."""
         return 1e9 if self.hangs else 0.0
 
 
@@ -136,17 +136,17 @@ class Pauses(Habit):
         self.seconds = self.draw.uniform(40.0, 4000.0) if self.happens("suspension") else 0.0
 
     def delay(self) -> float:
-        """Give what it took."""
+        """Return the time of the suspension in seconds."""
         return self.seconds
 
 
 class _Renewed:
-    """What has a process of its own, as far as its habits can tell."""
+    """A runner whose faults end with its process."""
 
     behaviours: tuple[Behaviour, ...]
 
     def restart(self) -> None:
-        """Have a new one."""
+        """Start a new process."""
         for behaviour in self.behaviours:
             if isinstance(behaviour, Habit):
                 behaviour.restart()
@@ -166,11 +166,11 @@ class PatientSession(FakeRunner):
 @attrs.frozen
 class Kind:
     """
-    Which faults a trial meets.
+    Faults of a trial.
 
     Attributes:
-        habits: Made of a generator and the list of what was met.
-        kills: Whether the tuning process is killed at random moments, and begun anew.
+        habits: Classes of faults, each with its share of the steps.
+        kills: Whether the tuning process is killed at random moments and started again.
         disk: "full" for a while, or "failing" now and then.
         holes: Whether sizes need memory that does not grow with them.
     """
@@ -201,14 +201,14 @@ KINDS: dict[str, Kind] = {
 
 
 class Book:
-    """A keeper that notes what was kept once the store has said so, and falls silent when its process is killed."""
+    """A keeper that lists timings once the store has written them, until its process is killed."""
 
-    def __init__(self, run: Run, told: list[tuple[Key, float]]) -> None:
-        self.run, self.told, self.is_dead = run, told, False
+    def __init__(self, run: Run, reported: list[tuple[Key, float]]) -> None:
+        self.run, self.reported, self.is_dead = run, reported, False
         self.held: list[tuple[Key, float]] = []
 
     def timing(self, timing: Timing) -> None:
-        """Keep a reading."""
+        """Store a timing."""
         if not self.is_dead:
             self.run.timing(timing)
             self.held.append(((timing.batch_size, timing.round), timing.seconds))
@@ -217,7 +217,7 @@ class Book:
     def settle(self) -> None:
         """Count what was held back as kept, once it is."""
         if self.run.is_kept:
-            self.told += self.held
+            self.reported += self.held
             self.held = []
 
     def candidate(self, candidate: Candidate) -> None:
@@ -252,29 +252,31 @@ def device_of(draw: random.Random, kind: Kind) -> FakeDevice:
 
 
 def try_once(name: str, seed: int) -> Trial:
-    """Run once with faults of a kind, with as many reruns as kills ask for, and judge it."""
+    """Run once with faults of a kind, with a rerun after each kill, and judge it."""
     kind, draw = KINDS[name], random.Random(f"{name}/{seed}")
-    met: list[str] = []
-    habits = [habit(random.Random(draw.random()), share, met) for habit, share in kind.habits]
+    events: list[str] = []
+    habits = [habit(random.Random(draw.random()), share, events) for habit, share in kind.habits]
     device = attrs.evolve(device_of(draw, kind), behaviours=tuple(habits))
     session = PatientSession if any(isinstance(habit, Pauses) for habit in habits) else Session
-    told: list[tuple[Key, float]] = []
+    reported: list[tuple[Key, float]] = []
     with tempfile.TemporaryDirectory(dir=_memory()) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(folder) / "store.sqlite3"
         for number in range(MOST_SESSIONS):
             kill_at = draw.randrange(1, 60) if kind.kills and number < MOST_SESSIONS - 1 else None
-            with _disk(kind, draw, met):
+            with _disk(kind, draw, events):
                 try:
-                    found, notes = _session(path, lambda: session(device), told, kill_at)
+                    outcome, notes = _session(path, lambda: session(device), reported, kill_at)
                     break
                 except Killed:
-                    met.append("kill")
-        return _judged(name, path, device, found, notes, told, met, number + 1)
+                    events.append("kill")
+        return _judged(
+            name, path, device, outcome, notes, reported=reported, events=events, sessions=number + 1
+        )  # fmt: skip
 
 
 def _session(
-    path: Path, factory: Callable[[], FakeRunner], told: list[tuple[Key, float]], kill_at: int | None
+    path: Path, factory: Callable[[], FakeRunner], reported: list[tuple[Key, float]], kill_at: int | None
 ) -> tuple[object, list[str]]:
     """Tune until the end or a kill; gives the answer, or what there was instead."""
     left = kill_at
@@ -288,7 +290,7 @@ def _session(
                 raise Killed
 
     with Run(path, identity={"device": "fake"}, conditions={}, budget=BUDGET) as run:
-        book = Book(run, told)
+        book = Book(run, reported)
         steps = list(run.ladder or ladder.plain(Limits(max_batch_size=256)))
         if run.ladder is None:
             run.save_ladder(steps, {})
@@ -309,33 +311,33 @@ def _session(
 
 
 def _judged(
-    name: str, path: Path, device: FakeDevice, found: object, notes: list[str], told: list[tuple[Key, float]],
-    met: list[str], sessions: int,
+    name: str, path: Path, device: FakeDevice, outcome: object, notes: list[str], *,
+    reported: list[tuple[Key, float]], events: list[str], sessions: int,
 ) -> Trial:  # fmt: skip
     (measured,) = judging.kept_rows(path).values()
-    lost, twice = judging.lost_and_twice(told, measured.timings)
-    is_said = any(note.startswith("Timings are not cached") for note in notes)
-    reply = found if isinstance(found, int) else None
-    why = "" if is_said else judging.is_wrong(reply, measured, GOAL, device.curve)
-    most = BUDGET + _SLACK_SECONDS + sum(_COSTS.get(fault, 0.0) for fault in met)
+    lost, twice = judging.lost_and_twice(reported, measured.timings)
+    is_warned = any(note.startswith("Timings are not cached") for note in notes)
+    reply = outcome if isinstance(outcome, int) else None
+    why = "" if is_warned else judging.is_wrong(reply, measured, GOAL, device.curve)
+    most = BUDGET + _SLACK_SECONDS + sum(_COSTS.get(fault, 0.0) for fault in events)
     return Trial(
         kind=name,
-        faults=len(met),
+        faults=len(events),
         sessions=sessions,
-        timings=len(told),
-        lost=0 if is_said else lost,
-        said=is_said,
+        timings=len(reported),
+        lost=0 if is_warned else lost,
+        warned=is_warned,
         twice=twice,
         no_answer=reply is None,
         wrong=bool(why),
         late=measured.seconds_spent > most,
-        what=why or (str(found) if reply is None else ""),
+        what=why or (str(outcome) if reply is None else ""),
     )
 
 
 @contextlib.contextmanager
-def _disk(kind: Kind, draw: random.Random, met: list[str]) -> Iterator[None]:
-    """Let the disk under the store be full for some writes, or fail at some, while the block runs."""
+def _disk(kind: Kind, draw: random.Random, events: list[str]) -> Iterator[None]:
+    """Make the disk under the store full for some writes, or fail at some, while the block runs."""
     if not kind.disk:
         yield
         return
@@ -346,7 +348,7 @@ def _disk(kind: Kind, draw: random.Random, met: list[str]) -> Iterator[None]:
             nonlocal left
             if statement.startswith(("INSERT INTO timings", "INSERT OR REPLACE", "UPDATE runs SET")):
                 if left <= 0 and draw.random() < DISK_SHARE:
-                    met.append(f"{kind.disk} disk")
+                    events.append(f"{kind.disk} disk")
                     left = draw.randrange(1, 40) if kind.disk == "full" else 1
                 if left > 0:
                     left -= 1
@@ -362,6 +364,6 @@ def _disk(kind: Kind, draw: random.Random, met: list[str]) -> Iterator[None]:
 
 
 def _memory() -> str | None:
-    """Name a folder in memory, where there is one: thousands of stores are made."""
+    """Return a folder in memory, if there is one: thousands of stores are made."""
     place = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
     return str(place) if place.is_dir() else None

@@ -1,4 +1,4 @@
-"""What must hold: nothing lost, nothing twice, the answer that the rule gives, no orphan, no wait without end."""
+"""Promises of a run: no timing lost or taken twice, the result of the rule, no orphan, no endless wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cubatch.search.recommend import is_favored
 from cubatch.tuning import store
 
 FAR = 0.7
-"""Of the best size that was read, an answer that truly does less is wrong, whatever was read."""
+"""A result with less than this share of the throughput of the best timed size is wrong."""
 
 Key = tuple[int, int]
 
@@ -22,21 +22,21 @@ Key = tuple[int, int]
 @attrs.frozen(kw_only=True)
 class Trial:
     """
-    What became of one run with all its reruns.
+    The outcome of a run with all its reruns.
 
     Attributes:
-        kind: Which faults it met.
-        faults: How many it met.
-        sessions: How often it was begun.
-        timings: Readings that were reported to be kept.
-        lost: Of those, how many the store does not have as they were, though nobody said so.
-        said: Whether it was said that not all was kept: the disk did not come back.
-        twice: Readings of a size and round that had one already.
-        no_answer: Whether there was none: some size of each device runs.
-        wrong: Whether the answer is not what the rule gives from the rows, or truly far from the best that was read.
+        kind: Kind of its faults.
+        faults: Number of faults.
+        sessions: Number of starts.
+        timings: Timings that were reported as stored.
+        lost: Number of these that the store does not have, without a warning.
+        warned: Whether it warned that timings were not stored, because the disk stayed full.
+        twice: Timings of a size and round that had one already.
+        no_answer: Whether there was no result, although some size of each device runs.
+        wrong: Whether the result is not that of the rule for the rows, or far from the best timed size.
         orphans: Processes that outlived the run.
         late: Whether it took longer than its deadlines allow.
-        what: Where one of these is so, what happened.
+        what: Description of a broken promise.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Trial:
     sessions: int
     timings: int
     lost: int = 0
-    said: bool = False
+    warned: bool = False
     twice: int = 0
     no_answer: bool = False
     wrong: bool = False
@@ -59,16 +59,16 @@ class Trial:
 
 
 def kept_rows(path: Path) -> dict[int, Measured]:
-    """Read everything that a store holds, by the number of the run; nothing where there is no store."""
+    """Return the content of a store by the number of the run; empty if there is no store."""
     return {run.id: store.show(path, run.id)[1] for run in store.list_runs(path)}
 
 
-def lost_and_twice(told: Iterable[tuple[Key, float]], kept: Sequence[Timing]) -> tuple[int, int]:
-    """Count the readings that were told and are not kept as they were, and those that were told twice."""
-    rows = {(timing.batch_size, timing.round): timing.seconds for timing in kept}
+def lost_and_twice(reported: Iterable[tuple[Key, float]], stored: Sequence[Timing]) -> tuple[int, int]:
+    """Count reported timings that are not stored as they were, and those that were reported twice."""
+    rows = {(timing.batch_size, timing.round): timing.seconds for timing in stored}
     first: dict[Key, float] = {}
     twice = 0
-    for key, seconds in told:
+    for key, seconds in reported:
         twice += key in first
         first.setdefault(key, seconds)
     return sum(rows.get(key) != seconds for key, seconds in first.items()), twice
@@ -85,7 +85,7 @@ def answer_by_rule(measured: Measured, goal: Goal) -> int | None:
 
 
 def is_wrong(answer: int | None, measured: Measured, goal: Goal, seconds: Callable[[int], float]) -> str:
-    """Say why an answer is wrong, by what is kept and by the truth; nothing if it is not."""
+    """Return why a result is wrong by the stored rows or by the true curve; empty if it is right."""
     by_rule = answer_by_rule(measured, goal)
     if answer != by_rule:
         return f"the answer is {answer}, the rule gives {by_rule}"
@@ -102,19 +102,19 @@ def summarise(trials: Sequence[Trial]) -> list[Mapping[str, object]]:
     """Sum up by kind, in the order of the trials."""
     rows = []
     for kind in dict.fromkeys(trial.kind for trial in trials):
-        those = [trial for trial in trials if trial.kind == kind]
+        same_kind = [trial for trial in trials if trial.kind == kind]
         rows.append({
             "kind": kind,
-            "runs": len(those),
-            "sessions": sum(trial.sessions for trial in those),
-            "faults": sum(trial.faults for trial in those),
-            "timings": sum(trial.timings for trial in those),
-            "said": sum(trial.said for trial in those),
-            "lost": sum(trial.lost for trial in those),
-            "twice": sum(trial.twice for trial in those),
-            "no_answer": sum(trial.no_answer for trial in those),
-            "wrong": sum(trial.wrong for trial in those),
-            "orphans": sum(trial.orphans for trial in those),
-            "late": sum(trial.late for trial in those),
+            "runs": len(same_kind),
+            "sessions": sum(trial.sessions for trial in same_kind),
+            "faults": sum(trial.faults for trial in same_kind),
+            "timings": sum(trial.timings for trial in same_kind),
+            "said": sum(trial.warned for trial in same_kind),
+            "lost": sum(trial.lost for trial in same_kind),
+            "twice": sum(trial.twice for trial in same_kind),
+            "no_answer": sum(trial.no_answer for trial in same_kind),
+            "wrong": sum(trial.wrong for trial in same_kind),
+            "orphans": sum(trial.orphans for trial in same_kind),
+            "late": sum(trial.late for trial in same_kind),
         })  # fmt: skip
     return rows

@@ -31,19 +31,19 @@ _PRELOADED = Path(__file__).with_name("failing_disk.c")
 @attrs.define
 class Scene:
     """
-    One trial as it goes on.
+    The state of a trial.
 
     Attributes:
-        folder: Where everything is kept.
-        draw: Draws when and what.
-        share: Of the steps, at which memory runs out.
-        met: What happened.
+        folder: Folder of all files.
+        draw: Draws the faults and their times.
+        share: Share of the steps at which memory runs out.
+        events: Faults that happened.
     """
 
     folder: Path
     draw: random.Random
     share: float = 0.0
-    met: list[str] = attrs.field(factory=list)
+    events: list[str] = attrs.field(factory=list)
     full_bytes: int | None = None
     environment: dict[str, str] = attrs.field(factory=dict)
 
@@ -60,7 +60,7 @@ class Scene:
         if (pid := os.fork()) == 0:
             status = 1
             with contextlib.suppress(BaseException):
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever began us may ignore
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may ignore it
                 os.setsid()
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
                 tuner.tune(self.folder, seed, self.share, question, full_bytes=self.full_bytes)
@@ -69,36 +69,36 @@ class Scene:
         return pid
 
     def wait(self, pid: int, seconds: float) -> int | None:
-        """Wait so long for a process; its exit status, None if it goes on."""
+        """Wait for a process; return its exit status, `None` if it still runs."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.01)
         return None
 
     def worker(self) -> int | None:
-        """Give the latest worker, if it runs."""
+        """Return the latest worker, if it runs."""
         pids = [pid for pid in self.workers() if runs(pid)]
         return pids[-1] if pids else None
 
     def workers(self) -> list[int]:
-        """Give all workers that there ever were."""
+        """Return all workers so far."""
         file = self.folder / "workers"
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 
     def send(self, pid: int | None, number: signal.Signals, whom: str) -> bool:
-        """Send a signal, if there is somebody."""
+        """Send a signal to a process that runs."""
         if pid is None or not runs(pid):
             return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-            self.met.append(f"{number.name} of the {whom}")
+            self.events.append(f"{number.name} of the {whom}")
         return True
 
     def sleep(self, most: float) -> None:
-        """Let it go on for a while."""
+        """Wait for a random time."""
         time.sleep(self.draw.uniform(0.0, most))
 
 
@@ -110,18 +110,18 @@ def runs(pid: int) -> bool:
         return False
 
 
-# --- what happens: each gets a run that has begun, and gives whether that was the last of it -------------------
+# --- kinds of faults: each takes a run that has started -------------------
 
 
 def worker_killed(scene: Scene, _: int) -> None:
-    """Somebody kills the worker, up to three times."""
+    """The worker is killed, up to three times."""
     for _ in range(scene.draw.randint(1, 3)):
         scene.sleep(1.0)
         scene.send(scene.worker(), scene.draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV]), "worker")
 
 
 def worker_suspended(scene: Scene, _: int) -> None:
-    """Somebody stops the worker, and forgets it or lets it go on."""
+    """The worker is stopped, and perhaps continued."""
     scene.sleep(1.5)
     pid = scene.worker()
     scene.send(pid, signal.SIGSTOP, "worker")
@@ -172,7 +172,7 @@ KINDS: dict[str, Callable[[Scene, int], None]] = {
 
 
 def try_once(name: str, seed: int) -> Trial:
-    """Begin a run, let it be disturbed, begin it again until it ends by itself, and judge it."""
+    """Start a run with faults again and again until it ends by itself, and judge it."""
     scene = Scene(Path(tempfile.mkdtemp(prefix="cubatch-faults-")), random.Random(f"{name}/{seed}"))
     questions = ["one"]
     try:
@@ -215,34 +215,34 @@ def _judged(name: str, scene: Scene, questions: list[str], sessions: int, *, lat
     while any(map(runs, scene.workers())) and time.monotonic() < deadline:
         time.sleep(0.05)
     orphans = [pid for pid in scene.workers() if runs(pid)]
-    faults = scene.folder / "faults"  # what processes have met by themselves, a line each
-    scene.met += faults.read_text().splitlines() if faults.exists() else []
+    faults = scene.folder / "faults"  # faults of the processes themselves, a line each
+    scene.events += faults.read_text().splitlines() if faults.exists() else []
     for pid in orphans:
         os.kill(pid, signal.SIGKILL)
-    trial = Trial(kind=name, faults=len(scene.met), sessions=sessions, timings=0, orphans=len(orphans), late=late)
+    trial = Trial(kind=name, faults=len(scene.events), sessions=sessions, timings=0, orphans=len(orphans), late=late)
     if list(scene.folder.glob("*.old-*Z")):
         trial = attrs.evolve(trial, wrong=True, what="a good store was renamed")
     try:
-        kept = {run.identity["question"]: run.id for run in judging.store.list_runs(scene.folder / "store.sqlite3")}
+        run_ids = {run.identity["question"]: run.id for run in judging.store.list_runs(scene.folder / "store.sqlite3")}
         rows = judging.kept_rows(scene.folder / "store.sqlite3")
     except StoreError as error:
         return attrs.evolve(trial, no_answer=True, what=str(error))
     for question in questions:
-        said = scene.folder / f"answer-{question}"
-        reply = json.loads(said.read_text()) if said.exists() else {"batch_size": None, "notes": []}
-        is_said = any(note.startswith("Timings are not cached") for note in reply["notes"])
-        measured = rows[kept[question]] if question in kept else None
-        told = _told(scene.folder / f"told-{question}")
-        lost, twice = judging.lost_and_twice(told, measured.timings if measured else ())
+        file = scene.folder / f"answer-{question}"
+        reply = json.loads(file.read_text()) if file.exists() else {"batch_size": None, "notes": []}
+        is_warned = any(note.startswith("Timings are not cached") for note in reply["notes"])
+        measured = rows[run_ids[question]] if question in run_ids else None
+        reported = _reported(scene.folder / f"reported-{question}")
+        lost, twice = judging.lost_and_twice(reported, measured.timings if measured else ())
         why = ""
-        if measured is not None and not is_said:
+        if measured is not None and not is_warned:
             why = judging.is_wrong(reply["batch_size"], measured, Goal(), sleeper.seconds)
         trial = attrs.evolve(
             trial,
-            timings=trial.timings + len(told),
+            timings=trial.timings + len(reported),
             lost=trial.lost + lost,
             twice=trial.twice + twice,
-            said=trial.said or is_said,
+            warned=trial.warned or is_warned,
             no_answer=trial.no_answer or reply["batch_size"] is None,
             wrong=trial.wrong or bool(why),
             what=trial.what or why or ("; ".join(reply["notes"]) if reply["batch_size"] is None else ""),
@@ -250,10 +250,10 @@ def _judged(name: str, scene: Scene, questions: list[str], sessions: int, *, lat
     return trial
 
 
-def _told(path: Path) -> list[tuple[Key, float]]:
+def _reported(path: Path) -> list[tuple[Key, float]]:
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [((n, number), seconds) for n, number, seconds in found]
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [((n, number), seconds) for n, number, seconds in rows]
 
 
 def failing_reads(scene: Scene) -> dict[str, str]:

@@ -14,7 +14,7 @@ OVERHEAD_SECONDS, SECONDS_PER_SAMPLE = 4e-3, 1e-4
 
 
 def seconds(batch_size: int) -> float:
-    """Give what a step truly takes."""
+    """Return the true seconds of a step."""
     return OVERHEAD_SECONDS + SECONDS_PER_SAMPLE * batch_size
 
 
@@ -34,7 +34,7 @@ class Sleeper:
         self.clock, self._draw, self._share, self._faults, self._seconds = self, draw, share, faults, 0.0
 
     def now(self) -> float:
-        """Tell the time."""
+        """Return the time in seconds."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
@@ -42,14 +42,14 @@ class Sleeper:
         time.sleep(seconds)
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
-        """Read the clock over so many steps."""
+        """Time a number of steps."""
         before = time.monotonic()
         for _ in range(repeats):
             step()
         return Reading(seconds=(time.monotonic() - before) / repeats)
 
     def prepare(self, batch_size: int) -> None:
-        """Take so long from now on."""
+        """Set the seconds of a step."""
         self._seconds = seconds(batch_size)
 
     def step(self) -> None:
@@ -61,7 +61,7 @@ class Sleeper:
         time.sleep(self._seconds)
 
     def release(self) -> None:
-        """Give nothing back."""
+        """Release nothing."""
 
     def close(self) -> None:
         """End."""

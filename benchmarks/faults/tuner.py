@@ -3,8 +3,8 @@ A tuning process as a trial runs it, to be killed, suspended and begun again.
 
     python -m benchmarks.faults.tuner FOLDER SEED SHARE QUESTION
 
-It keeps its readings in FOLDER/store.sqlite3, writes each that is kept into FOLDER/told-QUESTION, and in the end the
-answer and its notes into FOLDER/answer-QUESTION.
+It stores its timings in FOLDER/store.sqlite3 and writes each stored timing to FOLDER/reported-QUESTION.  Finally it
+writes the result and its notes to FOLDER/answer-QUESTION.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ SWEEPS = 12  # more than the budget holds, so that a session is as long as that
 
 
 class Aloud(Book):
-    """A book that is a file: what is in it survives its process, as what the store was told must."""
+    """A book in a file, which survives its process."""
 
     def __init__(self, run: Run, out: RawIOBase) -> None:
         super().__init__(run, [])
         self._out = out
 
     def settle(self) -> None:
-        """Write down what is kept."""
-        before = len(self.told)
+        """Write the timings that are stored."""
+        before = len(self.reported)
         super().settle()
-        text = "".join(f"{json.dumps([*key, seconds])}\n" for key, seconds in self.told[before:])
+        text = "".join(f"{json.dumps([*key, seconds])}\n" for key, seconds in self.reported[before:])
         if text:
             self._out.write(text.encode())
 
 
 def tune(folder: Path, seed: int, share: float, question: str, *, full_bytes: int | None = None) -> None:
     """
-    Tune once, or go on with what there is.
+    Tune once, or continue a run.
 
     Args:
-        folder: Where everything is kept.
+        folder: Folder of all files.
         seed: Draws the faults of the worker.
-        share: Of the steps, at which memory runs out.
-        question: What is asked: runs of one question are one run.
-        full_bytes: For a quarter of its budget no file may grow beyond this, as on a disk that is full.
+        share: Share of the steps at which memory runs out.
+        question: Identity of the run.
+        full_bytes: Largest size of a file for a quarter of the budget, as on a full disk.
     """
     warnings.simplefilter("ignore")
     stopwatch.HANG_SECONDS = remote.ASK_SECONDS = HANG_SECONDS
-    out = (folder / f"told-{question}").open("ab", buffering=0)
+    out = (folder / f"reported-{question}").open("ab", buffering=0)
     runner = FactoryRef("benchmarks.faults.sleeper:make", {"folder": str(folder), "seed": seed, "share": share})
 
     is_noted = False
@@ -79,8 +79,8 @@ def tune(folder: Path, seed: int, share: float, question: str, *, full_bytes: in
                 is_noted = True
                 (folder / "faults").write_text("full disk\n")
 
-    asked = {"question": question}
-    with Run(folder / "store.sqlite3", identity=asked, conditions={}, budget=BUDGET, wait_seconds=60.0) as run:
+    identity = {"question": question}
+    with Run(folder / "store.sqlite3", identity=identity, conditions={}, budget=BUDGET, wait_seconds=60.0) as run:
         steps = list(run.ladder or [Candidate(n) for n in SIZES])
         if run.ladder is None:
             run.save_ladder(steps, {})
@@ -96,12 +96,12 @@ def tune(folder: Path, seed: int, share: float, question: str, *, full_bytes: in
             book.settle()
         notes = [sentence(note) for note in run.notes]
         try:
-            found = answer.answer(steps, measured, goal=Goal(), setting={}).batch_size
+            reply = answer.answer(steps, measured, goal=Goal(), setting={}).batch_size
         except NothingMeasured as error:
-            found, notes = None, [*notes, str(error)]
-        said = folder / f"answer-{question}.{os.getpid()}"
-        said.write_text(json.dumps({"batch_size": found, "notes": notes}))
-        said.rename(folder / f"answer-{question}")
+            reply, notes = None, [*notes, str(error)]
+        file = folder / f"answer-{question}.{os.getpid()}"
+        file.write_text(json.dumps({"batch_size": reply, "notes": notes}))
+        file.rename(folder / f"answer-{question}")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def run(*, family: str | None, update: bool, root: Path | None = None, folder: P
     known = variant.kernels()
     chosen = [kernel for kernel in known if family in {None, kernel.family}]
     if not chosen:
-        print(f"No kernels of family {family!r}; known: {', '.join(sorted({one.family for one in known}))}.")
+        print(f"No kernels of family {family!r}; known: {', '.join(sorted({each.family for each in known}))}.")
         return 2
     if update:
         budgets.require_compiler(budget)

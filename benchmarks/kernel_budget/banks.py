@@ -1,9 +1,10 @@
 """
 Register-bank conflicts among the multiply-adds of a main loop, read from machine code: needs no GPU.
 
-A multiply-add reads three registers.  Up to sm_6x registers lie in four banks, which give one register a clock each
-(maxas, "SGEMM"); from sm_70 on in two banks, which give two (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture
-via Microbenchmarking", 2018).  Operands that the reuse cache holds are not read.  Each extra clock is a conflict.
+A multiply-add reads three registers.  Up to sm_6x registers lie in four banks of one register a clock (maxas,
+"SGEMM").  From sm_70 on they lie in two banks of two registers a clock.  The source is Jia et al., "Dissecting the
+NVIDIA Volta GPU Architecture via Microbenchmarking", 2018.  Operands in the reuse cache are not read.  Each extra
+clock is a conflict.
 """
 
 from __future__ import annotations
@@ -86,17 +87,17 @@ def bank_conflicts(text: bytes, arch: int) -> BankConflicts | None:
         arch: Compute capability times ten.
     """
     operands = list(_maxwell(text) if arch < _VOLTA else _volta(text))
-    run = _longest_run([place for place, one in enumerate(operands) if one is not None])
+    run = _longest_run([place for place, operand in enumerate(operands) if operand is not None])
     if not run:
         return None
     banks, width = (4, 1) if arch < _VOLTA else (2, 2)
     clocks, cached = 0, (-1, -1, -1)
     for place in range(run[0], run[-1] + 1):
-        one = operands[place]
-        if one is None:
+        operand = operands[place]
+        if operand is None:
             cached = (-1, -1, -1)
             continue
-        registers, reuse = one
+        registers, reuse = operand
         read = {register for slot, register in enumerate(registers) if register not in (_ZERO, cached[slot])}
         busiest = max(Counter(register % banks for register in read).values(), default=1)
         clocks += -(-busiest // width) - 1

@@ -41,7 +41,7 @@ _HEAD = """\
 @attrs.frozen
 class Budget:
     """
-    What the kernels may take.
+    The limits of the kernels.
 
     Attributes:
         recorded: Registers, shared memory and spills, the build of NVRTC, and variants that may spill.

@@ -97,10 +97,10 @@ def check(
     mismatch = struct_layout.mismatch(root or kernels_path(), archs[0]) if groups else ""
     checked = []
     for row in rows:
-        found = code.get((row.kernel.name, row.arch), machine_code.Code())
+        machine = code.get((row.kernel.name, row.arch), machine_code.Code())
         layout = (mismatch,) if mismatch and row.figures and row.kernel.family in struct_layout.FAMILIES else ()
-        problems = (*row.problems, *layout, *(found.problems if row.figures else ()))
-        checked.append(Checked(attrs.evolve(row, problems=problems), found.loop, found.conflicts))
+        problems = (*row.problems, *layout, *(machine.problems if row.figures else ()))
+        checked.append(Checked(attrs.evolve(row, problems=problems), machine.loop, machine.conflicts))
     return checked
 
 

@@ -1,9 +1,8 @@
 """
-What a kernel's main loop is made of, read from its machine code: needs no GPU.
+Instructions of a kernel's main loop, read from its machine code; needs no GPU.
 
-A loop is what lies between a branch and its target before it.  The main loop is the shortest of those that have the
-most products: of wgmma, or else of mma, or else multiply-adds.  Registers tell nothing of a fence in it, or of elements
-that are taken apart.
+A loop lies between a branch and an earlier target.  The main loop is the shortest one with the most products: wgmma, or
+else mma, or else multiply-adds.  Unlike the number of registers, it shows fences and elements that are taken apart.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from benchmarks.kernel_budget import sass
 from cubatch.errors import InvalidData
 
 _OPCODES = {0x236: "HMMA", 0x23C: "HMMA", 0x9F0: "HGMMA", 0x83B: "LDSM", 0x947: "BRA", 0x98F: "CCTL", 0x992: "MEMBAR"}
-_ARITHMETIC = {0x023: "FFMA", 0x016: "PRMT"}  # whatever their operands are: the three bits above say
+_ARITHMETIC = {0x023: "FFMA", 0x016: "PRMT"}  # for all operands, which the three bits above state
 _PRODUCTS = ("HGMMA", "HMMA", "FFMA")
 _WIDE_FENCE = 2 << 12  # of MEMBAR's scope: 0 the block's, 2 the GPU's, 3 the system's
 _NEAR = 90  # from this architecture on the lowest bits of a branch's distance lie apart from the others
@@ -29,7 +28,7 @@ _TEXT = re.compile(r"(\d+)/(\d+)\+(\d+)\+(\d+)")
 @attrs.frozen
 class Loop:
     """
-    One iteration of a main loop.
+    An iteration of a main loop.
 
     Attributes:
         instructions: All of it.
@@ -60,14 +59,14 @@ class Loop:
             >>> Loop.parse("126/64+16+0").matrix_loads
             16
         """
-        found = _TEXT.fullmatch(text)
-        if found is None:
+        match = _TEXT.fullmatch(text)
+        if match is None:
             raise ValueError(text)
-        return cls(*map(int, found.groups()))
+        return cls(*map(int, match.groups()))
 
     def excess(self, limit: Loop) -> list[str]:
         """
-        Say where it has more for each product than another.
+        Return where it has more per product than another loop.
 
         Example:
             >>> Loop.parse("160/64+16+8").excess(Loop.parse("63/32+8+0"))
@@ -98,10 +97,10 @@ def main_loops(code: bytes, arch: int) -> Mapping[str, Loop]:
         InvalidData: If it is no cubin, or ends too early.
     """
     try:
-        found = {entry: _main_loop(list(_instructions(text, arch))) for entry, text in sass.texts(code).items()}
+        loops = {entry: _main_loop(list(_instructions(text, arch))) for entry, text in sass.texts(code).items()}
     except (struct.error, ValueError, IndexError) as error:
         raise InvalidData("cubin", f"it is no machine code that could be read: {error}") from error
-    return {entry: loop for entry, loop in found.items() if loop is not None}
+    return {entry: loop for entry, loop in loops.items() if loop is not None}
 
 
 def _instructions(text: bytes, arch: int) -> Iterator[tuple[str, int]]:

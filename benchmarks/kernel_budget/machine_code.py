@@ -26,7 +26,7 @@ WATCHED = "conv2d_fprop"
 @attrs.frozen
 class Code:
     """
-    What the machine code of one variant shows.
+    Facts of the machine code of a variant.
 
     Attributes:
         problems: Messages about missing instructions and fences that are too wide.

@@ -1,8 +1,8 @@
 """
-ptxas, NVIDIA's assembler of PTX, as a program of its own: needs no GPU.
+ptxas, NVIDIA's assembler of PTX, as a program; needs no GPU.
 
-NVRTC has one inside and makes the same machine code.  This one spares compiling a source to PTX once more for an
-architecture whose PTX is known already.  It comes with a PyPI wheel or a CUDA toolkit.
+NVRTC contains one that makes the same machine code.  The program makes machine code for an architecture whose PTX is
+known, without compiling the source again.  It comes with a PyPI wheel or a CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RELEASE = re.compile(r"\bV([\d.]+)")
 @attrs.frozen
 class Ptxas:
     """
-    One assembler.
+    An assembler.
 
     Attributes:
         path: The program.
@@ -46,27 +46,27 @@ class Ptxas:
             arch: "sm_86".
 
         Returns:
-            Program: As NVRTC gives it; what the assembler said is its log.
+            Program: As of NVRTC; the output of the assembler is its log.
         """
         with tempfile.TemporaryDirectory(prefix="cubatch-ptx-") as folder:
             source, target = Path(folder) / "unit.ptx", Path(folder) / "unit.cubin"
             source.write_text(ptx, encoding="utf-8")
             command = [self.path, "-v", "-lineinfo", f"-arch={arch}", "-o", str(target), str(source)]
-            found = subprocess.run(command, capture_output=True, text=True, check=False)
-            log = found.stdout + found.stderr
-            if found.returncode:
-                return Program(f"ptxas ended with {found.returncode}", log)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            log = done.stdout + done.stderr
+            if done.returncode:
+                return Program(f"ptxas ended with {done.returncode}", log)
             return Program("", log, ptx, target.read_bytes())
 
 
 def of_version(version: str) -> Ptxas | None:
     """
-    Find the assembler of a build; None where it is not installed.
+    Return the assembler of a build; `None` if it is not installed.
 
     Args:
         version: "12.9.86", as `Nvrtc.version` has it.
     """
-    return next((found for found in _installed() if found.version == version), None)
+    return next((assembler for assembler in _installed() if assembler.version == version), None)
 
 
 @cache
@@ -76,16 +76,16 @@ def _installed() -> tuple[Ptxas, ...]:
     for variable in ("CUDA_PATH", "CUDA_HOME"):
         if os.environ.get(variable):
             places.append(str(Path(os.environ[variable]) / "bin" / "ptxas"))
-    places += [found for found in (shutil.which("ptxas"),) if found]
+    places += [path for path in (shutil.which("ptxas"),) if path]
     versions = ((place, _version(place)) for place in places)
     return tuple(Ptxas(place, version) for place, version in versions if version)
 
 
 def _version(path: str) -> str:
-    """Ask a program for its build; empty where it does not run."""
+    """Return the build of a program; empty if it does not run."""
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+        shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    found = _RELEASE.search(said.stdout)
-    return found[1] if found else ""
+    release = _RELEASE.search(shown.stdout)
+    return release[1] if release else ""

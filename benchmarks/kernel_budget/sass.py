@@ -1,9 +1,9 @@
 """
-Which instructions a compiled kernel is made of, read from its machine code: needs no GPU.
+Instructions of a compiled kernel, read from its machine code; needs no GPU.
 
-That a source asks for tensor cores does not say that its machine code uses them: an assembler may do the same
-with ordinary arithmetic, as that of sm_80 does with Volta's `mma.m8n8k4`.  Since Volta an instruction takes 16
-bytes, of which the lowest 12 bits are its opcode and the form of its operands.
+The machine code of a source for tensor cores may not use them.  An assembler may use ordinary arithmetic instead, as
+that of sm_80 does for Volta's `mma.m8n8k4`.  Since Volta an instruction has 16 bytes, whose lowest 12 bits are its
+opcode and the form of its operands.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from cubatch.errors import InvalidData
 
 INSTRUCTION_BYTES = 16
-"""Of code that can be read here; `architectures` says which is laid out so."""
+"""Bytes of an instruction on architectures with this layout, which `architectures` lists."""
 
 OPCODES = {
     0x236: "HMMA", 0x23C: "HMMA", 0x9F0: "HGMMA", 0x3B4: "UTMALDG", 0x5B4: "UTMALDG", 0x3B5: "UTMASTG", 0x83B: "LDSM",
     0xFAE: "LDGSTS", 0x387: "STL", 0x983: "LDL", 0x82E: "ACQBULK",
 }  # fmt: skip
-"""What kernels are checked for, as NVIDIA's disassembler names it; others are not counted."""
+"""Instructions that are counted, as NVIDIA's disassembler names them."""
 
 _OPCODE = 0xFFF
 _SECTION = struct.Struct("<IIQQQQ")  # of a 64-bit ELF file: name, type, flags, address, offset, size
@@ -48,7 +48,7 @@ def count_opcodes(code: bytes) -> Mapping[str, Mapping[str, int]]:
 
 def texts(code: bytes) -> dict[str, bytes]:
     """
-    Give the instructions of each entry: sections .text.ENTRY.
+    Return the instructions of each entry, from the sections .text.ENTRY.
 
     Raises:
         ValueError, IndexError, struct.error: If it is no cubin, or ends too early.
@@ -58,18 +58,18 @@ def texts(code: bytes) -> dict[str, bytes]:
     (first,), (size, count, names) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<3H", code, 0x3A)
     sections = [_SECTION.unpack_from(code, first + number * size) for number in range(count)]
     start = sections[names][4]
-    found = {}
+    entries = {}
     for name, _, _, _, offset, length in sections:
         begin = start + name
         label = code[begin : code.index(b"\0", begin)].decode()
         if label.startswith(".text."):
-            found[label.removeprefix(".text.")] = code[offset : offset + length]
-    return found
+            entries[label.removeprefix(".text.")] = code[offset : offset + length]
+    return entries
 
 
 def _count(text: bytes) -> dict[str, int]:
-    found = (
+    opcodes = (
         word & _OPCODE
         for word, _ in struct.iter_unpack("<QQ", text[: len(text) // INSTRUCTION_BYTES * INSTRUCTION_BYTES])
     )
-    return dict(Counter(OPCODES[opcode] for opcode in found if opcode in OPCODES))
+    return dict(Counter(OPCODES[opcode] for opcode in opcodes if opcode in OPCODES))

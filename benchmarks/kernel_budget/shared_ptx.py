@@ -1,10 +1,10 @@
 """
-What neighbouring architectures have in common, so that a source is not compiled from the start for each of them.
+PTX that architectures share, so that a source is not compiled from the start for each of them.
 
-More than half of the time that a cubin takes goes into its PTX.  Groups of architectures have it in common but for the
-line that names them, and ptxas makes of it the cubin that NVRTC would have made.  The instructions for sm_89 are those
-for sm_86, so that what one takes the other does.  All variants were compared for this under one build of the compiler;
-the tests compare one of each group again.
+More than half of the time of a cubin goes into its PTX.  Groups of architectures share all but the line with
+their name.  From it ptxas makes the cubin that NVRTC would have made.  sm_89 has the instructions of sm_86, so both
+have the same resources.  All variants were compared under one build of the compiler; the tests compare one of each
+group again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _BY_ASSEMBLER = re.compile(r"^ptxas ", re.MULTILINE)
 
 def shared_ptx(kernel: Kernel, arch: str) -> str:
     """
-    Name the architectures that have a kernel's PTX in common by the first of them: "sm_80" for sm_80 to sm_90.
+    Return the first of the architectures that share the PTX of a kernel: "sm_80" for sm_80 to sm_90.
 
     Args:
-        kernel: Which.
+        kernel: The kernel.
         arch: "sm_86".
 
     Returns:
-        The architecture itself where it shares with no other.
+        str: The architecture itself if it shares with no other.
     """
     # Conversion to bfloat16 is an instruction from sm_80 on; tensor cores differ before that.
     kind = "mma" if kernel.family == "mma" else "bfloat16" if kernel.dtype == "bfloat16" else "plain"
@@ -43,18 +43,17 @@ def shared_ptx(kernel: Kernel, arch: str) -> str:
 
 def derive(kernel: Kernel, arch: str, version: str, known: Mapping[str, Program], *, code: bool) -> Program | None:
     """
-    Give what NVRTC would compile, by what it compiled for other architectures.
+    Return what NVRTC would compile, from its programs for other architectures.
 
     Args:
-        kernel: What was compiled.
+        kernel: The kernel.
         arch: "sm_86".
-        version: NVRTC's build, which ptxas must be of too.
-        known: What came of it, by architecture.
-        code: Whether the machine code itself is wanted, or only what it takes.
+        version: Build of NVRTC, which ptxas must have too.
+        known: Programs by architecture.
+        code: Whether the machine code is needed, or only its resources.
 
     Returns:
-        Program: None where it has to be compiled: its PTX is not known, there is no ptxas, or the build is another than
-            the one that was compared.
+        Program: `None` if it must be compiled: its PTX is unknown, there is no ptxas, or its build was not compared.
     """
     assembler = ptxas.of_version(version) if version == _BUILD else None
     if assembler is None:
@@ -64,9 +63,9 @@ def derive(kernel: Kernel, arch: str, version: str, known: Mapping[str, Program]
     if not code and same is not None and same in known:
         return known[same]
     wanted = shared_ptx(kernel, arch)
-    found = next((program for other, program in known.items() if shared_ptx(kernel, other) == wanted), None)
-    if found is None:
+    shared = next((program for other, program in known.items() if shared_ptx(kernel, other) == wanted), None)
+    if shared is None:
         return None
-    program = assembler.assemble(_TARGET.sub(f".target {arch}", found.ptx, count=1), arch)
-    said_of_source = _BY_ASSEMBLER.split(found.log, maxsplit=1)[0]
-    return attrs.evolve(program, log=said_of_source + program.log)
+    program = assembler.assemble(_TARGET.sub(f".target {arch}", shared.ptx, count=1), arch)
+    source_log = _BY_ASSEMBLER.split(shared.log, maxsplit=1)[0]
+    return attrs.evolve(program, log=source_log + program.log)

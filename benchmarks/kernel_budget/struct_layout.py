@@ -40,8 +40,8 @@ def assertions(structs: Mapping[str, np.dtype[np.void]] = STRUCTS) -> str:
         for number, (field, kind) in enumerate(fields):
             read = f"{filled}.{field}" + (f".{kind.names[0]}" if kind.names else "")
             condition = f"{read} == {number} && sizeof({name}::{field}) == {kind.itemsize}"
-            said = f"{name}::{field} is field {number}, of {kind.itemsize} bytes, in structs.py"
-            lines.append(f'static_assert({condition}, "{said}");')
+            message = f"{name}::{field} is field {number}, of {kind.itemsize} bytes, in structs.py"
+            lines.append(f'static_assert({condition}, "{message}");')
     return "\n".join(lines)
 
 
@@ -55,12 +55,12 @@ def mismatch(root: Path, arch: str, structs: Mapping[str, np.dtype[np.void]] = S
         structs: The records, by the names of the structs.
 
     Returns:
-        str: What the compiler says of the first that differs, one line; empty where none does.
+        str: The line of the compiler about the first difference; empty if there is none.
 
     Raises:
         MissingDependency: If there is no NVRTC.
     """
-    if not (root / HEADER).is_file():  # sources of somebody else's kernels
+    if not (root / HEADER).is_file():  # sources of other kernels
         return ""
     source = f'#include "{HEADER}"\n{assertions(structs)}\n'
     program = nvrtc.for_arch(arch_number(arch)).compile(

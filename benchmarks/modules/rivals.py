@@ -68,7 +68,7 @@ class Unguarded:
         raise OutOfMemory(f"batch size {batch_size}", num_bytes, self.limit)
 
 
-def asked(top: int, limit: int, first: int, each: float, parameters: int, cores: int) -> Task:
+def task_of(*, top: int, limit: int, first: int, each: float, parameters: int, cores: int) -> Task:
     """Return the facts that a finder reads from its device: memory, used memory, and the user's maximum."""
     return Task(
         max_batch_size=top,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "cubatch"
-CONTRACT = "Rooms, top to bottom"
+CONTRACT = "Packages, top to bottom"
 
 
 def floors(project: dict[str, Any]) -> list[list[str]]:

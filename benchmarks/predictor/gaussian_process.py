@@ -51,7 +51,7 @@ def fit_gaussian_process(
     within = [(log - _FAR, log + _FAR) for log in first]
     options = {"maxiter": _ROUNDS}
     solution = minimize(
-        _improbable, first, (first, on, x, alike, gaps), "L-BFGS-B", jac=True, bounds=within, options=options
+        _improbable, first, ((first, on), x, alike, gaps), "L-BFGS-B", jac=True, bounds=within, options=options
     ).x
     lengths, variances = np.exp(solution[: x.shape[1]]), np.exp(2 * solution[x.shape[1] :]) * on
     covariance, _ = _covariance(x / lengths, alike, variances)
@@ -78,8 +78,9 @@ def _covariance(z: Array, alike: Array, variances: Array) -> tuple[Array, Array]
     return known + np.tensordot(variances[3:6], alike[3:], 1) + variances[6] * np.eye(len(z)), known
 
 
-def _improbable(logs: Array, first: Array, on: Array, x: Array, alike: Array, gaps: Array) -> tuple[float, Array]:
+def _improbable(logs: Array, prior: tuple[Array, Array], x: Array, alike: Array, gaps: Array) -> tuple[float, Array]:
     """Return the negative log likelihood of the errors up to a constant, and its gradient."""
+    first, on = prior
     count = x.shape[1]
     z, variances = x / np.exp(logs[:count]), np.exp(2 * logs[count:]) * on
     covariance, known = _covariance(z, alike, variances)
