@@ -158,7 +158,7 @@ def _operation_seconds(program: Schedule) -> float:
     """Estimate the seconds of a mean operation per sample on a thread: a rough figure, to find short operations."""
     if not program.ops:
         return 0.0
-    seconds = program.network.flops(program.mode) / _CORE_FLOPS + FLOAT32_BYTES * program.moved / _CORE_BYTES
+    seconds = program.flops / _CORE_FLOPS + FLOAT32_BYTES * program.moved / _CORE_BYTES
     return seconds / len(program.ops)
 
 

@@ -124,6 +124,11 @@ class Schedule:
         return sum(self.buffers[number].elements for number in used if self.buffers[number].batched)
 
     @functools.cached_property
+    def flops(self) -> int:
+        """FLOP per sample."""
+        return self.network.flops(self.mode)
+
+    @functools.cached_property
     def state_elements(self) -> int:
         """Elements of all running statistics."""
         return sum(math.prod(shape) for node in self.network.nodes for shape in node.layer.state_shapes.values())
