@@ -87,7 +87,7 @@ class OnnxGraph:
         self._batch, self._batch_name = axis.dim_value or None, axis.dim_param
         self._weights = sum(self._bytes(each.dims, each.data_type) for each in model.graph.initializer)
         self.inputs = tuple(self._input(model.graph, each) for each in values)
-        self.outputs = tuple(each.name for each in model.graph.output)
+        self.outputs = tuple(self._output(each) for each in model.graph.output)
         self.rewritten: bytes | None = None
         if self._batch is not None:
             self._set_batch(model.graph, _BATCH)
@@ -148,6 +148,16 @@ class OnnxGraph:
                 rows = next((each.dims[0] for each in graph.initializer if each.name == node.input[0]), rows)
         shape = tuple(dim.dim_value for dim in rest)
         return Input(name=value.name, dtype=dtype, shape=shape, holds_batch=holds_batch, values=rows)
+
+    def _output(self, value: Any) -> str:
+        """Return the name of an output; reject one that is no tensor of numbers, which ONNX Runtime cannot bind."""
+        kind = value.type.WhichOneof("value") or "tensor_type"
+        is_text = kind == "tensor_type" and value.type.tensor_type.elem_type == self._onnx.TensorProto.STRING
+        if kind == "tensor_type" and not is_text:
+            return str(value.name)
+        words = "text" if is_text else f"a {kind.removesuffix('_type')}"
+        remedy = "onnx.utils.extract_model omits it; scikit-learn's converter has options={'zipmap': False}."
+        raise self.refused(f"one whose output {value.name} is a tensor of numbers, not {words}", remedy)
 
     def _is_batch(self, dim: Any) -> bool:
         if dim.dim_value:

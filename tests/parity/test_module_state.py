@@ -298,3 +298,39 @@ def test_a_copy_of_parameters_that_fails_ends_the_run(monkeypatch):
     monkeypatch.setattr(SavedState, "keep", refused)
     with pytest.raises(MemoryError, match="injected"):
         cb.autotune_module(Zeroed(4, 2), (4,), max_batch_size=2, device="cpu", budget=1.0)
+
+
+class Memory:
+    """An object of the user's own, with the state of the last batch."""
+
+    rows = None
+
+
+class Remembers(nn.Module):
+    """Keeps its hidden state for the next call: in an attribute, a dictionary in a list, or an object."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where, self.net = where, nn.Linear(4, 4)
+        self.h, self.held, self.memory = None, [{}], Memory()
+
+    def forward(self, x):
+        before = {"attribute": self.h, "list": self.held[0].get("h"), "object": self.memory.rows}[self.where]
+        h = torch.tanh(self.net(x) + (0 if before is None else before))
+        if self.where == "attribute":
+            self.h = h.detach()
+        elif self.where == "list":
+            self.held[0]["h"] = h.detach()
+        else:
+            self.memory.rows = h.detach()
+        return h
+
+
+@pytest.mark.parametrize("where", ["attribute", "list", "object"])
+def test_each_size_starts_from_the_same_module(where):
+    """The rows of the first size made every other one fail; a reference of another size would do so too."""
+    module = Remembers(where)
+    found = cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4, 6], budget=20.0)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+    assert found.recommended
+    assert module.h is None

@@ -346,3 +346,20 @@ def test_the_command_tunes_a_file(files, monkeypatch, capfd):
         assert code == 2
         assert wrong[0].strip("-") in err
         assert "onnxruntime" in err
+
+
+@pytest.mark.parametrize("kind", ["text", "a sequence"])
+def test_an_output_that_is_no_tensor_of_numbers_is_named(tmp_path, kind):
+    """Its copy ended the worker by a signal."""
+    helper, types = onnx.helper, onnx.TensorProto
+    x = helper.make_tensor_value_info("x", types.FLOAT, [None, 3])
+    if kind == "text":
+        node = helper.make_node("Cast", ["x"], ["label"], to=types.STRING)
+        output = helper.make_tensor_value_info("label", types.STRING, [None, 3])
+    else:
+        node = helper.make_node("SequenceConstruct", ["x"], ["label"])
+        output = helper.make_tensor_sequence_value_info("label", types.FLOAT, None)
+    path = tmp_path / "named.onnx"
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [output])), path)
+    with pytest.raises(InvalidSpec, match=f"output label is a tensor of numbers, not {kind}"):
+        OnnxGraph(path)
