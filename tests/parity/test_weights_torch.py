@@ -39,7 +39,7 @@ def test_names_and_shapes_are_torchvisions(name):
     with torch.device("meta"):
         state = getattr(zoo.models, name.replace("-", "_"))(weights=None, **zoo.MORE.get(name, {})).state_dict()
     theirs = {key: tuple(tensor.shape) for key, tensor in state.items() if not key.endswith("num_batches_tracked")}
-    assert {tensor.key: tensor.theirs for tensor in tensors(models.build(name))} == theirs
+    assert {tensor.key: tensor.torch_shape for tensor in tensors(models.build(name))} == theirs
 
 
 def longest_sum(network):
@@ -114,7 +114,7 @@ def test_a_network_with_torchvisions_weights_computes_and_learns_what_torchvisio
         gradients = model.gradients
         for tensor in tensors(known):
             if tensor.name in gradients[tensor.layer]:
-                found[tensor.key] = tensor.to_theirs(gradients[tensor.layer][tensor.name])
+                found[tensor.key] = tensor.to_torch(gradients[tensor.layer][tensor.name])
     assert found.keys() == want.keys()
     growth = 2 * math.sqrt(longest_sum(network)) * UNIT_ROUNDOFF["float64"] / DISTURBED
     largest = max(np.abs(values).max() for values in want.values())
@@ -252,7 +252,7 @@ def test_flattened_features_side_by_side_are_in_pytorchs_order():
 )  # fmt: skip
 def test_features_whose_order_is_not_known_are_refused(shape, layers):
     """A range of flattened features, a sum with others, and tokens that could be images of one column."""
-    with pytest.raises(InvalidArgument, match="features that fc reads behind a flatten is known"):
+    with pytest.raises(InvalidArgument, match="features that fc reads after a flatten is known"):
         list(tensors(Network(input_shape=shape, layers=layers)))
 
 
