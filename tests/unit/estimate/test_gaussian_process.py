@@ -131,7 +131,7 @@ def test_the_slopes_of_the_search_are_those_of_its_value():
     x, alike = table(fitting.columns(model_of(), rows)), gaussian_process._alike(rows, places)
     first = np.log([3.0] * len(FEATURES) + [0.15, 0.1, 0.1, 0.12, 0.05, 0.05, 0.08])
     gaps = np.log(rows.seconds / fitting.analytic(model_of(), rows))
-    arguments = (first, np.ones(7), x, alike, gaps)
+    arguments = ((first, np.ones(7)), x, alike, gaps)
     logs = first + np.random.default_rng(0).normal(0, 0.3, len(first))
     value, slopes = gaussian_process._improbable(logs, *arguments)
     wrong = check_grad(
