@@ -87,3 +87,55 @@ def test_an_input_that_no_batch_size_changes_is_told_of(rows, is_told):
     found = cb.autotune_module(Moved(lambda t: t), inputs, **ASKED)
     assert ("moves of shape (2, 7) did not grow" in found.reasons[0]) == is_told
     assert found.recommended != is_told
+
+
+def test_an_exported_module_is_tuned_and_one_of_a_fixed_batch_gets_no_recommendation():
+    """It raises where its mode is set, and holds the batch of the export."""
+    x, module = torch.rand(4, 3), nn.Linear(3, 2).eval()
+    sizes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    exported = torch.export.export(module, (x,), dynamic_shapes=sizes).module()
+    assert cb.autotune_module(exported, x, device="cpu", batch_sizes=[2, 4], budget=20.0).recommended
+    fixed = torch.export.export(module, (x,)).module()
+    result = cb.autotune_module(fixed, x, device="cpu", batch_sizes=[2, 4, 8], budget=20.0)
+    assert (result.batch_size, result.largest_measured) == (None, 4)
+
+
+def test_volumes_have_their_channels_last_too():
+    """PyTorch's own conversion raises for filters of five dimensions; PyTorch's names of devices and dtypes do."""
+    module = nn.Sequential(nn.Conv3d(1, 2, 3), nn.Flatten(), nn.Linear(16, 2))
+    before = module[0].weight.detach().clone()
+    result = cb.autotune_module(
+        module, (1, 4, 4, 4), channels_last=True, autocast=torch.bfloat16, device=torch.device("cpu"), mode="training",
+        optimizer="adamw", batch_sizes=[2, 4], budget=20.0,
+    )  # fmt: skip
+    assert {m.status for m in result.measurements} <= {"ok", "dropped"}
+    assert torch.equal(module[0].weight, before)
+    assert module[0].weight.is_contiguous()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.jagged])
+def test_a_tensor_that_is_not_dense_is_refused_by_its_name(layout):
+    """All sizes failed in the drawing of cubatch itself; a function makes such batches."""
+    if layout is torch.jagged:
+        x = torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(1, 3)], layout=layout)
+    else:
+        x = torch.eye(3).to_sparse(layout=layout)
+    with pytest.raises(cb.InvalidArgument, match=r"dense tensors.*a function from a batch size"):
+        cb.autotune_module(nn.Linear(3, 2), x, device="cpu", batch_sizes=[2, 4], budget=5.0)
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(30, 4))
+
+    def forward(self, x):
+        return torch.sparse.mm(x, self.weight)
+
+
+def test_a_function_makes_sparse_batches():
+    """Its memory is not traced."""
+    batches = lambda n: (torch.rand(n, 30) > 0.5).float().to_sparse_coo()  # noqa: E731
+    result = cb.autotune_module(Sparse(), batches, device="cpu", batch_sizes=[2, 4], budget=20.0)
+    assert {m.status for m in result.measurements} <= {"ok", "dropped"}
