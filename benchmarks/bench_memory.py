@@ -59,7 +59,7 @@ def sizes(work: Workload, limit: int, least: int, shares: Sequence[float]) -> li
 
 def taken(work: Workload, batch_size: int) -> dict[str, Any]:
     """Run a size in a worker; return predicted and used bytes."""
-    kept_back = hardware_memory.memory_limit(work.device).reserve_bytes
+    kept_back = hardware_memory.memory_limit(work.device).overhead_bytes
     predicted = device_bytes(work, batch_size, kept_back)
     device = "cpu" if work.device.kind == "cpu" else f"cuda:{work.device.index}"
     arguments = {"spec": work.spec.to_mapping(), "device": device, **work.settings, "seed": 0}

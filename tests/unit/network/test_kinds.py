@@ -46,10 +46,14 @@ def commented(source, line):
 
 
 def test_a_kind_is_asked_for_rarely_and_never_without_a_reason():
-    """What a layer is like is a fact of its record; who must know more says why in a comment."""
+    """What a layer is like is a fact of its record; a module that needs more says why in a comment.
+
+    The bench is left out: its subject is one kind of layer after another, and the rival that computes it.
+    """
     found = [
         (path.relative_to(PACKAGE).as_posix(), line, commented(source, line))
         for path in sorted(PACKAGE.rglob("*.py"))
+        if path.parent != PACKAGE / "bench"
         for source in [path.read_text(encoding="utf-8")]
         for line in questions(source)
     ]
