@@ -299,6 +299,6 @@ def test_the_module_is_moved_to_the_number_that_its_gpu_has_in_the_worker(monkey
     monkeypatch.setattr(module_worker.module_source, "load", lambda name: lambda: Moved(3, 1))
     module_worker.runner(
         build="package:build", inputs=[3], device="GPU-7", mode="inference", loss=None, optimizer="sgd", autocast=None,
-        channels_last=False, compiled=False, memory_limit=2**30, seed=0,
+        channels_last=False, compiled=False, constant_inputs=(), sizes=(4, 8), memory_limit=2**30, seed=0,
     )  # fmt: skip
     assert places == ["cuda:1"]
