@@ -130,7 +130,7 @@ def tune(
         ask = torch_module.tune_function(
             model, input_shape, example_inputs, batches or loader, dtype=dtype, others=others
         )
-        ask = functools.partial(ask, accumulate=1 if accumulate is None else accumulate)
+        ask = functools.partial(ask, loader=loader, accumulate=1 if accumulate is None else accumulate)
     else:
         only_torch = {"--batches": batches, "--loader": loader}
         _check_library(library, {**only_torch, "--example-inputs": example_inputs, "--accumulate": accumulate})

@@ -11,6 +11,7 @@ import attrs
 
 from cubatch.checks import check_batch_size
 from cubatch.errors import InvalidArgument
+from cubatch.frameworks import loader_rate
 from cubatch.integrations import optimizers
 from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
@@ -150,7 +151,9 @@ def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) ->
     with _checkpointing(trainer):
         result = autotune_module(
             _step(trainer, trainer.compute_loss), next(iter(loader)), mode="training", loss=_as_it_is,
-            optimizer=optimizer, accumulate=accumulate, **_limited(options, len(trainer.train_dataset) // devices),
+            optimizer=optimizer, accumulate=accumulate,
+            loader=loader_rate.measurable(loader),
+            **_limited(options, len(trainer.train_dataset) // devices),
         )  # fmt: skip
     if not result.recommended or result.batch_size is None:
         warnings.warn(f"{result.reasons[0]} per_device_train_batch_size stays {size}.", stacklevel=3)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cubatch.checks import check_batch_size
 from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.frameworks import loader_rate
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_state import SavedState
 from cubatch.integrations import optimizers
@@ -106,7 +107,7 @@ class _Finder:
                 )  # fmt: skip
             training = {
                 "mode": "training", "loss": _loss, "optimizer": _optimizer(trainer),
-                "accumulate": self._accumulated(trainer, batch),
+                "accumulate": self._accumulated(trainer, batch), "loader": _loader(trainer),
             }  # fmt: skip
         return autotune_module(
             _as_step(trainer, pl_module, _STEPS[trainer.state.fn]),
@@ -139,6 +140,12 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # whose hooks may be what makes tensors
     _check_rows(loader, batch)
     return batch, num_samples
+
+
+def _loader(trainer: Any) -> Any:
+    """Return the data loader of the trainer's loop; None if it has several, or one of a kind that is not measured."""
+    loaders = trainer._active_loop._combined_loader.flattened  # noqa: SLF001 - as Lightning's finder does
+    return loader_rate.measurable(loaders[0]) if len(loaders) == 1 else None
 
 
 def _check_rows(loader: Any, batch: Any) -> None:

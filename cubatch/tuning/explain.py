@@ -200,6 +200,37 @@ def details(result: TuningResult, evidence: Evidence) -> list[str]:
     ]
 
 
+def loop_headline(result: TuningResult, n: int) -> str:
+    """Return the recommendation for a loop whose data loader is the bottleneck."""
+    rate = result.loader
+    if rate is None:
+        raise ValueError("a result without a data loader")
+    step = result.sizes[n].samples_per_second or 0.0
+    loop = format_objective(rate.loop_rate(step), "throughput")
+    return f"Use batch size {n}: {loop} in a loop with the data loader; larger batches gain nothing."
+
+
+def loader(result: TuningResult, n: int) -> list[str]:
+    """Return what the data loader delivers, compared with the step of a batch size, and how long an epoch is."""
+    rate, step = result.loader, result.sizes[n].samples_per_second
+    if rate is None or step is None:
+        return []
+    delivered, alone = (format_objective(value, "throughput") for value in (rate.samples_per_second, step))
+    where = f"with {rate.num_workers} workers" if rate.num_workers else "in the process that trains"
+    text = f"The data loader delivers {delivered} {where}, the step alone takes {alone}"
+    enough = rate.workers_for(step)
+    more = enough * rate.samples_per_second / max(1, rate.num_workers)
+    slower = rate.loop_rate(step) < (1 - (result.tolerance or 0.0)) * step
+    if slower and enough > rate.num_workers:
+        workers = f"{enough} worker{'s' if enough > 1 else ''}"
+        text += f": with {workers} it would deliver about {format_objective(more, 'throughput')}"
+    epoch = rate.steps(n)
+    if epoch is None:
+        return [f"{text}."]
+    last = f", the last of {epoch[1]} samples" if epoch[1] else ""
+    return [f"{text}.", f"An epoch has {format_count(epoch[0])} steps of {n}{last}."]
+
+
 def sizes_without_result(
     result: TuningResult, could_gain: Mapping[int, float] = _NONE, refused_alike: Collection[int] = ()
 ) -> list[str]:

@@ -96,6 +96,7 @@ _TEXT: Mapping[str, str] = {
         "{first} reads axis 0, where the inputs have the batch, as time, one of {count} such parts: batch sizes are "
         "then lengths of sequences. With batch_first=True it reads (batch, time, features)."
     ),
+    "loader_unknown": "The rate of the data loader is unknown: it raised {error}.",
     "compiled": "Compiling took {compile_seconds}, at {count} batch sizes; 10 s or half the budget of it do not count.",
     "compiled_for_each_size": (
         "The module was compiled separately for {count} batch sizes, which took {compile_seconds}: its code depends on "

@@ -12,6 +12,7 @@ from attrs import field, validators
 
 from cubatch import checks, files
 from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.measure.goal import OBJECTIVES
 from cubatch.measure.records import STATUSES, TIMED
 from cubatch.shown import Shown
@@ -23,7 +24,7 @@ MOST_MEASUREMENTS = 2000
 """More sizes than a run measures, and few enough to be drawn."""
 NOISY_SHARE = 0.05
 """Half an interval beyond this share of its median is wide."""
-DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget")
+DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget", "loader")
 _MOST_CHARACTERS = 300  # of a validator's message
 _TIED_SHARE = 0.9  # a tie below this share of the best is due to its noise alone
 _APART = 1.25  # `choices` differ by this factor at least
@@ -183,6 +184,15 @@ def _reference(value: Mapping[str, Any]) -> dict[str, Any]:
     return checks.mapping_with(value, batch_size=checks.required_size, seconds=checks.positive)
 
 
+def _loader(value: Any) -> LoaderRate | None:
+    """Return a record, given as such or as JSON."""
+    if value is None or isinstance(value, LoaderRate):
+        return value
+    names = [attribute.name for attribute in attrs.fields(LoaderRate)]
+    facts = checks.mapping_with(value, names)
+    return LoaderRate(**{name: facts[name] for name in names})
+
+
 def _environment(value: Mapping[str, Any]) -> dict[str, Any]:
     return checks.mapping_with(value, launch=_launch)
 
@@ -301,6 +311,8 @@ class TuningResult(BatchSizeResult):
             `search.recommend.recommend`. None without a recommendation: the step or an input did not grow with the
             batch, nothing could be compared, or nothing was measured yet.
         fastest_batch_size: The size with the best posterior mean of the objective.
+        loader: The rate of the data loader, see `LoaderRate`; None if none was given. `decided_by` is "loader" if it
+            is the bottleneck, so that larger batches gain nothing.
         accumulate: Batches of a step, one optimizer step included: `batch_size` is that of one batch, `latency_seconds`
             the time of them all.
         current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no
@@ -352,6 +364,7 @@ class TuningResult(BatchSizeResult):
     reference: dict[str, Any] | None = field(
         default=None, hash=False, converter=attrs.converters.optional(_reference), metadata=_ADDED
     )
+    loader: LoaderRate | None = field(default=None, converter=_loader, metadata=_ADDED)
     accumulate: int = field(default=1, converter=checks.required_size, metadata=_ADDED)
     current_batch_size: int | None = field(default=None, converter=checks.size, metadata=_ADDED)
 
@@ -364,6 +377,23 @@ class TuningResult(BatchSizeResult):
     def device_facts(self) -> Mapping[str, Any]:
         """Facts of the device: its name, its kind and others."""
         return self.device
+
+    @property
+    def step_samples_per_second(self) -> float | None:
+        """Rate of the recommended step by itself."""
+        size = self.sizes.get(self.batch_size or 0)
+        return None if size is None else size.samples_per_second
+
+    @property
+    def loader_samples_per_second(self) -> float | None:
+        """Rate of the data loader by itself; None if none was given."""
+        return None if self.loader is None else self.loader.samples_per_second
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Rate of the loop at the recommended size: of the step, and of the data loader if one was given."""
+        step = self.step_samples_per_second
+        return step if step is None or self.loader is None else self.loader.loop_rate(step)
 
     @property
     def exchange_seconds(self) -> float | None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from cubatch import checks
 from cubatch.choices import Mode, Objective
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks import batch_sources
+from cubatch.frameworks import batch_sources, loader_rate
 from cubatch.frameworks.ranks import Ranks
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import memory_limit as hardware_memory
@@ -37,6 +39,7 @@ def autotune_module(
     autocast: str | None = None,
     channels_last: bool = False,
     accumulate: int = 1,
+    loader: Any = None,
     compile: bool = False,  # noqa: A002 - PyTorch's own word
     device: Device | str | None = None,
     batch_sizes: Iterable[int] | None = None,
@@ -100,6 +103,9 @@ def autotune_module(
         channels_last: Lay filters and four-dimensional inputs out as NHWC.
         accumulate: In training, batches to an optimizer step: a timed step has that many forward and backward passes,
             and one optimizer step. `batch_size` is that of one pass.
+        loader: The torch DataLoader of your loop, or its name; None is `batches`, if that is one. It is measured by
+            itself for a tenth of the budget (1 to 10 s, not counted). Where it is the bottleneck, the recommendation is
+            the smallest size at which the loop gains nothing more. `result.samples_per_second` is the rate of the loop.
         compile: Run it through torch.compile, once for all sizes. Up to 10 s or half the budget of it do not count.
             A size whose step PyTorch would no longer compile is an error, not a result.
         device: Reject another device than this; None is the device of the parameters. A named module is moved there;
@@ -149,16 +155,22 @@ def autotune_module(
     if mode == "inference" and accumulate > 1:
         raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or tune with mode='training'.")
     batches = _only(batches, example_inputs)
+    if loader is None:
+        loader = loader_rate.measurable(batches)
+    else:
+        loader = batch_sources.load(loader) if isinstance(loader, str) else loader
+        loader_rate.check_loader(loader)
     device, ranks = _named(device), Ranks.present()
     if isinstance(module, str):
         if ranks is not None:
             raise InvalidArgument("module", module, f"a module itself where {ranks.size} ranks tune together")
-        return session.tune(NamedModuleSubject.of(module, batches, kind, device, request), request)
+        subject = NamedModuleSubject.of(module, batches, kind, device, request)
+        return session.tune(attrs.evolve(subject, loader=loader), request)
     if not isinstance(store, bool):
         remedy = "To cache its timings, name the function that builds it: 'package.module:build'."
         raise InvalidArgument("store", store, "True or False for a module that has no name", remedy)
     batches = batch_sources.load(batches) if isinstance(batches, str) else batches
-    return _tune_present(TorchModule(module, batches, **kind), kind, device, request, ranks)
+    return _tune_present(TorchModule(module, batches, **kind), {**kind, "loader": loader}, device, request, ranks)
 
 
 def _only(batches: Any, example_inputs: Any) -> Any:
@@ -209,7 +221,7 @@ def _tune_present(
             subject = PresentModuleSubject(
                 name=module.name, library="torch", device=resolved, memory=memory, mode=kind["mode"],
                 optimizer=kind["optimizer"], accumulate=kind["accumulate"], seed=request.limits.seed,
-                versions=versions, make=make, first_notes=notes,
+                versions=versions, make=make, first_notes=notes, loader=kind["loader"],
             )  # fmt: skip
             return session.tune(subject, request)
 

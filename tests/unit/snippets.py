@@ -61,9 +61,10 @@ class Snippet:
         tree = ast.parse(self.text)
         imports = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
         imports += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        return frozenset(name.partition(".")[0] for name in imports) - _AT_HAND | (
-            {"onnx", "torch"} if "model.onnx" in self.text else set()
-        )
+        needed = {name.partition(".")[0] for name in imports}
+        needed |= {"lightning", "transformers"} if "my_project" in needed else set()
+        needed |= {"onnx", "torch"} if "model.onnx" in self.text else set()
+        return frozenset(needed - _AT_HAND)
 
     @property
     def commands(self) -> list[list[str]]:

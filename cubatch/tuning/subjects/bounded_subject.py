@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from cubatch.errors import DoesNotFit, InvalidArgument
-from cubatch.frameworks import page_faults
+from cubatch.frameworks import loader_rate, page_faults
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.runner import LearnsMemory, RunnerFactory
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain
 from cubatch.tuning.limits import Limits
-from cubatch.tuning.notes import Note, note, of_remark
+from cubatch.tuning.loop_rate import with_loader
+from cubatch.tuning.notes import Note, note, of_remark, sentence
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.store import Run
 from cubatch.tuning.subject import Revision, Subject
+from cubatch.units import first_line
 
+_LOADER_SHARE, _LEAST_LOADER_SECONDS, _MOST_LOADER_SECONDS = 0.1, 1.0, 10.0  # of the budget, for the data loader
 _LOOK_SHARE = 0.05
 """Share of the budget for steps of small sizes, from which the memory of larger ones is predicted."""
 
@@ -45,7 +50,7 @@ class BoundedSubject(Subject):
         name: What it is called.
         library: What runs it, as a result calls it.
         device, memory: See `Subject`.
-        mode, optimizer, seed, budget, accumulate: As for `autotune_module`.
+        mode, optimizer, seed, budget, accumulate, loader: As for `autotune_module`.
         versions: Added to the `environment` of the result.
     """
 
@@ -57,6 +62,7 @@ class BoundedSubject(Subject):
     seed: int
     budget: float = 60.0
     accumulate: int = 1
+    loader: Any = None
     optimizer: object | None = None
     versions: Mapping[str, Any] = attrs.field(factory=dict)
     _runner: LearnsMemory | None = attrs.field(default=None, init=False)
@@ -157,6 +163,23 @@ class BoundedSubject(Subject):
         notes = [of_remark(remark) for remark in remarks]
         notes += [note("page_faults", message=message) for message in ladder.facts.get("page_faults", [])]
         return Revision(ladder=ladder, measured=measured, notes=[*notes, *falls([*ladder.candidates, *measured.added])])
+
+    def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002
+        """Measure the data loader at the recommended size, and recommend a size for the loop of both."""
+        if self.loader is None or result.batch_size is None:
+            return result
+        seconds = min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * limits.budget))
+        try:
+            rate = loader_rate.measure(self.loader, result.batch_size, seconds=seconds, copy=self.copy_batch)
+        except Exception as error:  # noqa: BLE001 - the user's data set; the timings of the steps still hold
+            unknown = sentence(note("loader_unknown", error=first_line(error)))
+            return attrs.evolve(result, reasons=[*result.reasons, unknown])
+        return with_loader(result, rate)
+
+    @property
+    def copy_batch(self) -> Callable[[Any], None] | None:
+        """Copies a batch of the loader to the device; None if there is nothing to copy."""
+        return None
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:
         """Return its name, dtype and how it is stepped."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 import attrs
 
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks import heap, module_worker
+from cubatch.frameworks import heap, loader_rate, module_worker
 from cubatch.frameworks.module_source import ModuleSource
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.frameworks.torch_module import check_kind
@@ -39,6 +39,11 @@ class PresentModuleSubject(BoundedSubject):
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
         """Return the notes that were given."""
         return self.first_notes
+
+    @property
+    def copy_batch(self) -> Callable[[Any], None] | None:
+        """Copies a batch to the GPU of the module; None on a CPU."""
+        return None if self.device.kind == "cpu" else loader_rate.copy_to(f"cuda:{self.device.index or 0}")
 
     def make_runner(self) -> LearnsMemory:
         """Return a runner that steps the module in this process."""

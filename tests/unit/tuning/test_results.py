@@ -54,10 +54,11 @@ RESULT_KEYS = [
     "data_parallel",
     "disturbed",
     "reference",
+    "loader",
     "accumulate",
     "current_batch_size",
 ]
-ADDED_RESULT_KEYS = ("data_parallel", "disturbed", "reference", "accumulate", "current_batch_size")
+ADDED_RESULT_KEYS = ("data_parallel", "disturbed", "reference", "loader", "accumulate", "current_batch_size")
 MEASUREMENT_KEYS = [
     "batch_size",
     "status",

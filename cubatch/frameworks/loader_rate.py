@@ -1,0 +1,190 @@
+"""The rate at which a data loader delivers samples, measured without a training step."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from cubatch import checks
+from cubatch.errors import InvalidArgument
+
+_FIRST_SIZE = 16  # samples of a batch by which the rate of a slow loader is first estimated
+_BATCH_SHARE = 0.25  # of the seconds, that one batch may take
+
+
+@attrs.frozen(kw_only=True)
+class LoaderRate:
+    """
+    How fast a data loader is by itself.
+
+    Attributes:
+        batch_size: Samples of the batches that were timed.
+        num_workers: Worker processes of the loader; 0: it works in the process that trains, between steps.
+        samples_per_second: Its rate after start-up, the copy to the device included.
+        num_samples: Samples of an epoch; None if unknown.
+        drop_last: Whether an incomplete last batch is left out.
+    """
+
+    batch_size: int = attrs.field(converter=checks.required_size)
+    num_workers: int = attrs.field(converter=checks.required_count)
+    samples_per_second: float = attrs.field(converter=checks.required_number)
+    num_samples: int | None = attrs.field(default=None, converter=checks.count)
+    drop_last: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+
+    def loop_rate(self, step_rate: float) -> float:
+        """
+        Return the samples per second of a loop around this loader and a step of a given rate.
+
+        With worker processes loading and stepping overlap, without them they take turns.
+
+        Example:
+            >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0).loop_rate(600.0)
+            300.0
+            >>> LoaderRate(batch_size=8, num_workers=0, samples_per_second=300.0).loop_rate(600.0)
+            200.0
+        """
+        if self.num_workers:
+            return min(step_rate, self.samples_per_second)
+        return 1 / (1 / step_rate + 1 / self.samples_per_second)
+
+    def workers_for(self, step_rate: float) -> int:
+        """Return the workers that would deliver that many samples per second, at most the CPUs of this process."""
+        each = self.samples_per_second / max(1, self.num_workers)
+        return min(len(os.sched_getaffinity(0)), math.ceil(step_rate / each))
+
+    def steps(self, batch_size: int) -> tuple[int, int] | None:
+        """
+        Return the steps of an epoch, and the samples of an incomplete last batch (0: none); None if unknown.
+
+        Example:
+            >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0, num_samples=50).steps(16)
+            (4, 2)
+        """
+        if self.num_samples is None:
+            return None
+        full, rest = divmod(self.num_samples, batch_size)
+        rest = 0 if self.drop_last else rest
+        return full + bool(rest), rest
+
+
+def check_loader(loader: Any) -> None:
+    """
+    Reject what is no data loader that makes batches of any size.
+
+    Raises:
+        InvalidArgument: If it has no data set or its batches come from a sampler of its own.
+    """
+    allowed = "a torch.utils.data.DataLoader"
+    if isinstance(loader, type) or not hasattr(loader, "dataset") or not hasattr(loader, "collate_fn"):
+        raise InvalidArgument("loader", loader, allowed)
+    if getattr(loader, "batch_size", None) is None:
+        given = "a data loader without a batch size"
+        raise InvalidArgument("loader", given, f"{allowed} with a batch_size", "A batch_sampler fixes its batches.")
+
+
+def measurable(loader: Any) -> Any:
+    """Return the loader, or None if it is of a kind that `check_loader` rejects."""
+    try:
+        check_loader(loader)
+    except InvalidArgument:
+        return None
+    return loader
+
+
+def measure(
+    loader: Any,
+    batch_size: int,
+    *,
+    seconds: float,
+    copy: Callable[[Any], None] | None = None,
+    now: Callable[[], float] = time.perf_counter,
+) -> LoaderRate:
+    """
+    Time a data loader with its own workers at a batch size.
+
+    Start-up is excluded: the first batch of each worker does not count. If a batch of the size takes long, the rate is
+    that of smaller batches.
+
+    Args:
+        loader: A torch.utils.data.DataLoader.
+        batch_size: Samples of a batch.
+        seconds: Time limit, apart from start-up.
+        copy: Called with each batch, as to copy it to a GPU.
+        now: A clock in seconds.
+
+    Raises:
+        InvalidArgument: If the loader is none, or delivers nothing.
+        Exception: Raised by the user's data set.
+    """
+    check_loader(loader)
+    size = min(batch_size, _FIRST_SIZE)
+    rate = _rate(loader, size, seconds / 2, copy, now)
+    if size < batch_size and batch_size / rate <= _BATCH_SHARE * seconds:
+        size, rate = batch_size, _rate(loader, batch_size, seconds / 2, copy, now)
+    data = loader.dataset
+    return LoaderRate(
+        batch_size=size, num_workers=loader.num_workers, samples_per_second=rate,
+        num_samples=len(data) if hasattr(data, "__len__") else None, drop_last=bool(loader.drop_last),
+    )  # fmt: skip
+
+
+def copy_to(place: str) -> Callable[[Any], None]:
+    """Return a function that copies the tensors of a batch to a device and waits for them, by PyTorch's name of it."""
+    import torch
+    from torch.utils import _pytree
+
+    def copy(batch: Any) -> None:
+        for leaf in _pytree.tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                leaf.to(place, non_blocking=True)
+        torch.cuda.synchronize(place)
+
+    return copy
+
+
+def _rate(
+    loader: Any, batch_size: int, seconds: float, copy: Callable[[Any], None] | None, now: Callable[[], float]
+) -> float:
+    """Return samples per second over epochs, without the first batch of each worker."""
+    skipped = max(1, loader.num_workers)
+    if hasattr(loader.dataset, "__len__"):  # an epoch of a small data set still has batches that count
+        batch_size = max(1, min(batch_size, len(loader.dataset) // (2 * skipped + 1)))
+    resized, count, spent = _resized(loader, batch_size), 0, 0.0
+    while spent < seconds:
+        before, began = count, None
+        for place, batch in enumerate(resized, start=1):
+            if copy is not None:
+                copy(batch)
+            if began is not None:
+                count += batch_size
+                if spent + now() - began >= seconds:
+                    break
+            elif place == skipped:
+                began = now()
+        if began is None or count == before:
+            break
+        spent += now() - began
+    if not count or spent <= 0:
+        raise InvalidArgument("loader", "a data loader with too few samples", f"one with more than {skipped} batches")
+    return count / spent
+
+
+def _resized(loader: Any, batch_size: int) -> Any:
+    """Return a loader of the same data set and settings with another batch size; incomplete batches are left out."""
+    import torch
+
+    names = (
+        "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+        "prefetch_factor",
+    )  # fmt: skip
+    is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    settings = {name: getattr(loader, name) for name in names}
+    sampler = None if is_iterable else loader.sampler
+    return torch.utils.data.DataLoader(
+        loader.dataset, batch_size=batch_size, sampler=sampler, drop_last=True, **settings
+    )  # fmt: skip

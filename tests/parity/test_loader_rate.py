@@ -1,0 +1,164 @@
+"""A data loader is timed by itself: its rate, without start-up, at the size of the loop."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cubatch as cb  # noqa: E402
+from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.frameworks import loader_rate  # noqa: E402
+from cubatch.frameworks.loader_rate import LoaderRate, measure  # noqa: E402
+
+
+class Clock:
+    """Seconds that pass only while samples are read."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+class Slow(torch.utils.data.Dataset):
+    """Each sample takes some time of the clock; the very first takes start-up time too."""
+
+    def __init__(self, clock, each, length=1000, first=100.0):
+        self.clock, self.each, self.length, self.first = clock, each, length, first
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, place):
+        self.clock.seconds += self.each + self.first
+        self.first = 0.0
+        return torch.tensor(float(place))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Samples without a known number."""
+
+    def __init__(self, clock, each):
+        self.clock, self.each = clock, each
+
+    def __iter__(self):
+        for place in range(10**6):
+            self.clock.seconds += self.each
+            yield torch.tensor(float(place))
+
+
+def loader(data, **more):
+    return torch.utils.data.DataLoader(data, **{"batch_size": 4} | more)
+
+
+@pytest.mark.parametrize(("size", "timed"), [(1, 1), (16, 16), (64, 64), (512, 16)])
+def test_the_rate_is_that_of_the_data_set_without_start_up(size, timed):
+    """4 ms a sample are 250 samples/s at any size; a batch that takes too long is not tried."""
+    clock = Clock()
+    found = measure(loader(Slow(clock, 0.004), shuffle=True), size, seconds=2.0, now=clock)
+    assert found.samples_per_second == pytest.approx(250.0)
+    assert (found.batch_size, found.num_workers, found.num_samples) == (timed, 0, 1000)
+    assert clock.seconds < 100.0 + 2 * 2.0
+
+
+@pytest.mark.parametrize("length", [3, 5, 40])
+def test_a_small_data_set_is_read_in_several_epochs(length):
+    """Smaller batches than the size leave some that count."""
+    clock = Clock()
+    found = measure(loader(Slow(clock, 0.004, length)), 32, seconds=1.0, now=clock)
+    assert found.samples_per_second == pytest.approx(250.0)
+
+
+def test_an_iterable_of_unknown_length_has_a_rate():
+    """Steps of an epoch are then unknown."""
+    clock = Clock()
+    found = measure(loader(Stream(clock, 0.001)), 8, seconds=1.0, now=clock)
+    assert found.samples_per_second == pytest.approx(1000.0)
+    assert found.steps(8) is None
+
+
+def test_workers_are_those_of_the_loader_and_batches_are_copied():
+    """Two processes read; each batch is handed to the copy, in the sizes timed."""
+    copied = []
+    data = torch.utils.data.TensorDataset(torch.arange(4096.0))
+    found = measure(loader(data, num_workers=2), 32, seconds=0.2, copy=lambda batch: copied.append(len(batch[0])))
+    assert found.num_workers == 2
+    assert set(copied) <= {16, 32}
+    assert found.samples_per_second > 0
+
+
+@pytest.mark.parametrize("given", [None, 3, [torch.zeros(2)], torch.utils.data.DataLoader])
+def test_what_is_no_loader_is_rejected(given):
+    """So is one whose batches have no size of their own."""
+    with pytest.raises(InvalidArgument) as caught:
+        loader_rate.check_loader(given)
+    assert caught.value.field == "loader"
+
+
+def test_fixed_batches_and_an_empty_epoch_are_rejected():
+    """A batch sampler cannot be resized; one sample makes no batch that counts."""
+    data = torch.utils.data.TensorDataset(torch.arange(8.0))
+    sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(data), 2, drop_last=False)
+    fixed = torch.utils.data.DataLoader(data, batch_size=None, sampler=sampler)
+    single = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(1.0)), batch_size=1)
+    for given in (fixed, single):
+        with pytest.raises(InvalidArgument, match="loader"):
+            measure(given, 4, seconds=0.1)
+
+
+def test_a_loop_overlaps_workers_and_takes_turns_without_them():
+    """By the arithmetic of two stages in parallel or in a row."""
+    with_workers = LoaderRate(batch_size=8, num_workers=2, samples_per_second=100.0, num_samples=100)
+    assert with_workers.loop_rate(50.0) == 50.0
+    assert with_workers.loop_rate(400.0) == 100.0
+    without = LoaderRate(batch_size=8, num_workers=0, samples_per_second=100.0, num_samples=100, drop_last=True)
+    assert without.loop_rate(100.0) == pytest.approx(50.0)
+    assert (with_workers.steps(32), without.steps(32), without.steps(25)) == ((4, 4), (3, 0), (4, 0))
+
+
+class Sleepy(torch.utils.data.Dataset):
+    """At most 250 samples/s: reading one sleeps for 4 ms."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, place):
+        time.sleep(0.004)
+        return torch.full((8,), float(place))
+
+
+class Broken(Sleepy):
+    """Has samples for the search, and none for the loader."""
+
+    def __init__(self):
+        self.left = 300
+
+    def __getitem__(self, place):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("the disk is gone")
+        return torch.full((8,), float(place))
+
+
+def test_a_slow_loader_is_the_bottleneck_of_the_loop():
+    """The rate is that of the loader, which sleeping bounds; larger batches of a fast step gain nothing."""
+    result = cb.autotune_module(torch.nn.Linear(8, 2), loader(Sleepy()), max_batch_size=256, budget=10.0)
+    assert result.loader.num_samples == 400
+    assert result.samples_per_second <= result.loader_samples_per_second <= 250.0
+    assert result.step_samples_per_second > 250.0
+    assert (result.decided_by == "loader") == ("larger batches gain nothing" in result.reasons[0])
+    assert any("The data loader delivers" in reason for reason in result.reasons)
+    assert cb.TuningResult.from_json(result.to_json()) == result
+
+
+def test_a_loader_that_fails_loses_no_timing():
+    """A note has its error; the recommendation is that of the step."""
+    options = {"max_batch_size": 8, "budget": 5.0, "loader": loader(Broken())}
+    result = cb.autotune_module(torch.nn.Linear(8, 2), (8,), **options)
+    assert result.loader is None
+    assert result.batch_size is not None
+    assert any("the disk is gone" in reason for reason in result.reasons)
