@@ -60,7 +60,7 @@ def check_path(field: str, path: str | Path) -> Path:
     if trouble := files.trouble(path):
         raise InvalidArgument(field, str(path), "a file that can be written", f"{trouble}.")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InvalidArgument(field, str(path), "a file in a folder that can be written to")
+        raise InvalidArgument(field, str(path), "in a folder where you may create files", "Choose another folder.")
     return path
 
 

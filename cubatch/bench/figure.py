@@ -32,7 +32,9 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     style.check(path)
     drawn = [result for result in results if result.best is not None and result.best.roofline_fraction is not None]
     if not drawn:
-        raise InvalidArgument("plot file", str(path), "requested for times on a device of known peaks")
+        raise InvalidArgument(
+            "plot file", str(path), "left out: no case has both a time and a known peak rate of the device"
+        )
     figure, axes = style.sheet(9.0, 1.6 + _INCHES_PER_CASE * len(drawn))
     axes.set_title(style.plain(title), loc="left", fontsize=12, fontweight="bold")
     bars = shares(drawn)

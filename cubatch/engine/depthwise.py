@@ -37,7 +37,7 @@ def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, w
 
 
 def dgrad(shape: ConvShape, dy: Any, w: Any, *, out: Any, workspace: Any) -> Any:
-    """Compute `conv.conv2d_dgrad` of a depthwise convolution."""
+    """Return the gradient of a depthwise convolution's input; `conv.conv2d_dgrad` calls this."""
     work = _Work(shape, dy, workspace)
     taps = work.by_tap(w)
     work.xp.copyto(out, 0)

@@ -124,7 +124,9 @@ class Model(Learned):
             self._states = flat_parameters.statistics(self.network, dtype, self._xp)
         else:
             if (share.network, share.dtype) != (self.network, dtype):
-                raise InvalidArgument("share", f"{share.dtype} {share.network.name}", f"a model of the same in {dtype}")
+                raise InvalidArgument(
+                    "share", f"{share.dtype} {share.network.name}", f"a model of the same network in {dtype}"
+                )
             self._clock, self._flat, self._states = share._shared()  # noqa: SLF001 - of the same class
         trains, how = mode == "training", {"operations": self._operations, "xp": self._xp}
         self._numbers = StepNumbers(self._xp) if context and trains else None

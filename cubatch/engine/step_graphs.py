@@ -96,7 +96,9 @@ class StepGraphs:
 
 
 def _no_memory(num_bytes: int) -> Never:
-    raise MemoryError(f"the step takes {num_bytes} bytes as it runs, which a graph would write to later")
+    raise MemoryError(
+        f"the step allocates {num_bytes} bytes while it runs, and a CUDA graph would use that memory after it is freed"
+    )
 
 
 def _launch(graph: Any) -> None:

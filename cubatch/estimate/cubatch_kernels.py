@@ -124,7 +124,7 @@ def pass_seconds(
 @attrs.frozen
 class Counted:
     """
-    Predicted arithmetic of a product by the variant that is ranked first.
+    The kernel variant ranked first for a product, its number of blocks, and the predicted seconds of its arithmetic.
 
     Attributes:
         kernel: The variant.

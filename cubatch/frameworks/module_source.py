@@ -98,7 +98,7 @@ def load(name: str, field: str = "module") -> Any:
         InvalidArgument: Naming the field and similar names, if there is no such module or function.
     """
     if not callable(made := load_any(name, field)):
-        raise InvalidArgument(field, name, f"a function of {name.partition(':')[0]}")
+        raise InvalidArgument(field, name, f"the name of a function; it is a {type(made).__name__}")
     return made
 
 

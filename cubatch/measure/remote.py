@@ -235,7 +235,7 @@ class RemoteRunner:
         try:
             line = json.dumps(request).encode() + b"\n"
         except TypeError as error:
-            raise InvalidArgument("factory arguments", request, "values that JSON can hold") from error
+            raise InvalidArgument("factory arguments", request.get("arguments"), "values that JSON can hold") from error
         kills = oom_kills()
         try:
             with contextlib.suppress(BrokenPipeError):  # detected below

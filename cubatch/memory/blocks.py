@@ -225,7 +225,7 @@ class RowNorm(Need):
 
 @attrs.frozen(kw_only=True)
 class Flat(Need):
-    """Elementwise work, with an element as "sample": a flag or a random number."""
+    """Scratch memory of elementwise work: a flag or a random number for each element."""
 
     def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         return (samples * rows * self.itemsize,)

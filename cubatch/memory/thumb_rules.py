@@ -58,7 +58,7 @@ def rules_of_thumb(
     target_batch_size: int | None = None,
 ) -> list[Rule]:
     """
-    Return common rules of thumb with the value of the memory plan for each.
+    Return common rules of thumb for memory and batch size, each next to what the memory plan computes.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.

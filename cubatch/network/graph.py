@@ -217,7 +217,7 @@ def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
             if name in shapes:
                 continue
             if name in place:
-                allowed = f"above it, and {name!r} is at {place[name]}: this would be a cycle"
+                allowed = f"layers above it, and {name!r} is at {place[name]}"
                 raise InvalidSpec(f"{paths[i]}.inputs", list(inputs), allowed, "List layers in order of execution.")
             raise UnknownName(f"layer in {paths[i]}.inputs", name, list(shapes))
         try:

@@ -38,7 +38,7 @@ class Key:
 @attrs.frozen
 class Kind:
     """
-    A layer type.
+    The name, purpose, keys and an example of a layer type, as needed to write it in a spec file.
 
     Attributes:
         type: Name in a spec file.

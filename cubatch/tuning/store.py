@@ -408,7 +408,7 @@ def _no_such_run(path: Path | str, run_id: int, numbers: Iterable[int]) -> Store
 
 @contextlib.contextmanager
 def _opened(path: Path | str, *, is_written: bool = False) -> Iterator[sqlite3.Connection | None]:
-    """Open a store, for reading unless it is written; yield None if there is none."""
+    """Open a store for reading, or for writing if `is_written`; yield None if it is missing or empty."""
     try:
         path = sqlite_file.place(path)
         if not path.exists() or not path.stat().st_size:

@@ -264,8 +264,10 @@ def _shares(
         raise InvalidArgument("target_batch_size", target, f"a multiple of the {count} devices", f"{below} is one.")
     if not isinstance(batch_size, list | tuple):
         return None
-    if devices is None or len(batch_size) != count:
-        raise InvalidArgument("batch_size", batch_size, f"a size, or one for each of {count} devices")
+    if devices is None:
+        raise InvalidArgument("batch_size", batch_size, "one size", "A list has one for each of `devices`.")
+    if len(batch_size) != count:
+        raise InvalidArgument("batch_size", batch_size, f"one size, or a list of {count} sizes, one for each device")
     if target is not None and len(set(batch_size)) > 1:
         remedy = "Let devices that are added up for have batches of one size."
         raise InvalidArgument("target_batch_size", target, "None where batch sizes differ", remedy)

@@ -40,7 +40,11 @@ def _levels(end: int) -> Iterator[int]:
 
 
 def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
-    """Return Coulom's sizes for the three distinct convolutions with most FLOP."""
+    """
+    Propose batch sizes by Coulom's rule, for the three distinct convolutions with most FLOP.
+
+    Each SM then has n whole tiles of 128 x 128 outputs.
+    """
     convolutions = [node.layer for node in as_network(spec).nodes if node.layer.convolution]
     distinct = list(dict.fromkeys(extents(layer) for layer in sorted(convolutions, key=_flops, reverse=True)))[:TOP]
     queues = []

@@ -129,7 +129,7 @@ class Work:
 
     @property
     def output_elements(self) -> Array:
-        """Elements of the layer's output, or of its gradient."""
+        """Number of elements of the layer's output for the whole batch, for each case; its gradient has as many."""
         return self.n * self.p * self.q * self.k
 
     @property

@@ -31,7 +31,7 @@ _POINTS = ("lengths", "points", "weights", "gpu", "kin", "shares")
 @attrs.frozen(eq=False)
 class Fitted:
     """
-    A model fitted to one set of measurements.
+    The model of kernel times, with its constants and errors, fitted to one set of measurements.
 
     Attributes:
         name: "neusight", "deepbench conv", ...

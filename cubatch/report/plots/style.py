@@ -48,7 +48,7 @@ def check(path: str | Path) -> None:
 
 
 def sheet(width_inches: float, height_inches: float) -> tuple[Figure, Axes]:
-    """Return an empty figure and its axes, which have no box around them."""
+    """Return an empty figure and its axes, without a top and a right border."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_inches, height_inches), dpi=150, layout="constrained")

@@ -283,9 +283,13 @@ BAD_NETWORKS: dict[str, tuple[dict[str, Any], str, str]] = {
     "cycle": (
         {"layers": [{"type": "add", "inputs": ["input", "b"]}, {"name": "b", "type": "relu"}]},
         "layers[0] (add).inputs",
-        "cycle",
+        "'b' is at layers[1]",
     ),
-    "self": ({"layers": [{"name": "a", "type": "relu", "inputs": ["a"]}]}, "layers[0] (relu).inputs", "cycle"),
+    "self": (
+        {"layers": [{"name": "a", "type": "relu", "inputs": ["a"]}]},
+        "layers[0] (relu).inputs",
+        "'a' is at layers[0]",
+    ),
     "twice": (
         {"layers": [{"name": "a", "type": "relu"}, {"name": "a", "type": "relu"}]},
         "layers[1] (relu).name",
