@@ -177,8 +177,8 @@ def test_disturbed_steps_are_named():
 @pytest.mark.parametrize(("name", "is_named"), [("numpy-mnist", True), ("memory-rules", False)])
 def test_a_busy_machine_is_named_if_time_counts(tmp_path, monkeypatch, name, is_named):
     """Other processes used 1.5 CPUs, which changes seconds but not bytes."""
-    busy = run.load.Load(others=1.5, steal=0.0, num_cpus=2)
-    monkeypatch.setattr(run.load, "between", lambda *_: busy)
+    busy = run.cpu_load.CpuLoad(others=1.5, steal=0.0, num_cpus=2)
+    monkeypatch.setattr(run.cpu_load, "between", lambda *_: busy)
     assert any("1.5 of 2 CPUs busy" in line for line in short(name, tmp_path, budget=0.3)["points"]) == is_named
 
 

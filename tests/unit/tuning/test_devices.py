@@ -220,7 +220,7 @@ def test_an_answer_whose_exchange_is_not_known_is_handed_out_all_the_same(monkey
     found = shared().complete(result, SimpleNamespace(limit=None), Limits())
     assert asked == [640.0, "closed"]
     assert (found.batch_size, found.data_parallel) == (32, None)
-    assert found.reasons[-1].endswith("is not known: exchange() did not come back within 640 s")
+    assert found.reasons[-1].endswith("is not known: measure_exchange() did not come back within 640 s")
 
 
 def test_ctrl_c_while_devices_exchange_hands_the_answer_out(monkeypatch, tmp_path):
@@ -294,4 +294,4 @@ def test_the_commands_share_steps_too(monkeypatch, capfd, tmp_path):
     assert "batch 80 on 2 devices" in " ".join(out.split())
     code, _, err = run("tune", spec, "--devices", "cpu,cpu")
     assert code == 2
-    assert "--mode" in err
+    assert "training" in err
