@@ -56,13 +56,16 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
         fitting: Sizes that fit together with the accumulated gradients; None: those that were measured.
 
     Raises:
-        InvalidArgument: If the result is of inference, or no size that divides the batch ran and fits.
+        InvalidArgument: If the result is of inference or compares no sizes, or no size that divides the batch ran and
+            fits.
     """
     if result.mode == "inference":
         raise InvalidArgument("result", "of inference", "of training", "Tune with mode='training'.")
     seconds = {m.batch_size: m.latency_seconds / result.accumulate for m in result.comparable if m.latency_seconds}
     if not seconds:
         raise InvalidArgument("result", "without a size that ran", "of a finished run", "Tune again.")
+    if result.fastest_batch_size is None:  # interrupted, or the inputs did not grow
+        raise InvalidArgument("result", "without a recommendation", "of a finished run", "".join(result.reasons[:1]))
     known = sorted(seconds)
     sizes = [size for size in divisors(target) if size <= known[-1] and (fitting is None or size in fitting)]
     if not sizes:

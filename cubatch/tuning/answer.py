@@ -67,7 +67,8 @@ def answer(
         largest_batch_size, is_listed, multiple: As for `decision.decide`.
         current: The size that the user has now; it is recommended if no other is better beyond tolerance and noise.
         facts: Computed figures of the subject; `occupancy` and `fill` of a size are means over its layers.
-        notes: Warnings follow the recommendation, other notes come last.
+        notes: Warnings follow the recommendation, other notes come last. One that withholds the recommendation replaces
+            it, its limit and its reasons.
         partial: Return a result without a recommendation instead of raising NothingMeasured: after Ctrl-C.
 
     Raises:
@@ -124,9 +125,10 @@ def answer(
         reasons=(),
         measurements=tuple(measurements),
     )
+    withheld = [sentence(each) for each in notes if each.withholds]
     reasons: list[str] = []
     could_gain = {n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None}
-    if able:
+    if able and not withheld:
         favored = None if is_listed else {c.batch_size for c in ladder if is_favored(c)}
         best = posterior.recommend(able, favored)
         chosen = current if current in (*best.within, *best.equal) else best.batch_size
@@ -160,17 +162,16 @@ def answer(
             },
         )
         reasons = explain.details(result, evidence)
-    elif not partial:
+    elif not (able or partial):
         if any(m.status == "ok" for m in measurements):
             raise EnergyNotAvailable(str(header["device"].get("name") or "the device"))
         raise _nothing(measurements, goal)
-    withheld = [sentence(each) for each in notes if each.withholds]
     lead = withheld or [explain.headline(result, posterior)]
     refused_alike = {n for n, o in outcomes.items() if o.facts.get("limit") == "divisors"}
     without = explain.sizes_without_result(result, could_gain, refused_alike)
     first = [sentence(each) for each in notes if each.is_warning]
     last = [sentence(each) for each in notes if not (each.is_warning or each.withholds)]
-    is_recommended = result.batch_size is not None and explain.is_compared(result) and not withheld
+    is_recommended = result.batch_size is not None and explain.is_compared(result)
     reasons = [*lead, *first, *reasons, *without, *last]
     return attrs.evolve(result, batch_size=result.batch_size if is_recommended else None, reasons=reasons)
 

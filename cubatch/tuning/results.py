@@ -463,7 +463,7 @@ class TuningResult(BatchSizeResult):
 
         The recommended size is always included, regardless of its cost. The other sizes are added from the fastest
         down. A size within a factor of 1.25 of one already included is left out, because training can hardly
-        distinguish them.
+        distinguish them. Empty if the result compares no sizes: it was interrupted, or the inputs did not grow.
 
         Args:
             within: Largest share of the best throughput that a size other than the recommended one may cost.
@@ -479,6 +479,8 @@ class TuningResult(BatchSizeResult):
         """
         if not checks.is_number(within) or not 0 <= within < 1:
             raise InvalidArgument("within", within, "a share from 0 to below 1")
+        if self.fastest_batch_size is None:
+            return {}
         rates = {m.batch_size: m.samples_per_second for m in self.comparable}
         best = max((rate for rate in rates.values() if rate), default=0.0)
         costs = {n: 1 - rate / best for n, rate in rates.items() if rate}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.errors import EnergyNotAvailable, NothingMeasured
+from cubatch.errors import EnergyNotAvailable, InvalidArgument, NothingMeasured
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning import answer as answers
+from cubatch.tuning.accumulation import cut
+from cubatch.tuning.notes import note, sentence
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subject import SubjectFacts
 from tests.unit.tuning.ends import answer_of, rounds
@@ -191,6 +194,23 @@ def test_a_partial_result_has_no_answer_and_all_measurements() -> None:
     result = answers.answer([Candidate(8), Candidate(16)], measured, goal=Goal(), setting={}, partial=True)
     assert (result.batch_size, result.decided_by, result.largest_measured) == (None, None, 8)
     assert [m.status for m in result.measurements] == ["interrupted", "interrupted"]
+    assert TuningResult.from_json(result.to_json()) == result
+
+
+def test_a_result_whose_inputs_do_not_grow_names_no_limit_and_divides_no_batch() -> None:
+    """Its timings are of the same work at every size, so nothing may be concluded from comparing them."""
+    seconds = {8: [1.0] * 5, 16: [1.0] * 5, 32: [1.0] * 5}
+    grows = answer_of(seconds, largest_batch_size=32)
+    assert (grows.batch_size, grows.decided_by) == (32, "memory")
+    stays = note("step_does_not_grow")
+    result = attrs.evolve(answer_of(seconds, largest_batch_size=32, notes=[stays]), mode="training")
+    assert (result.batch_size, result.fastest_batch_size, result.decided_by, result.tied_with) == (None, None, None, ())
+    assert result.reasons[0] == sentence(stays)
+    assert not set(result.reasons) & set(grows.reasons[:2])
+    assert result.choices() == {}
+    with pytest.raises(InvalidArgument, match="without a recommendation"):
+        cut(result, 64)
+    assert result.table()
     assert TuningResult.from_json(result.to_json()) == result
 
 
