@@ -385,7 +385,7 @@ def _is_keywords(value: Any, module: Any) -> bool:
 
 
 def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
-    """Ask a source for batches of several sizes; what it raises at one of them does not matter if two are left."""
+    """Ask a source for batches of the first three sizes that it makes; two are enough."""
     import torch
 
     batches: dict[int, Any] = {}
@@ -398,8 +398,10 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
                 raise
             except Exception as error:  # noqa: BLE001 - any error of a user's function
                 raised = error
+            if len(batches) == len(DRAWN_SIZES):
+                break
     if len(batches) > 1:
-        return batches
+        return dict(sorted(batches.items()))
     name = getattr(source, "__name__", type(source).__name__)
     remedy = "" if raised is None else f"It raised {type(raised).__name__}: {raised}."
     allowed = f"a function that makes inputs for {' and '.join(map(str, sizes))} samples"

@@ -25,6 +25,10 @@ from cubatch.tuning.notes import note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subjects.module_subject import NamedModuleSubject, PresentModuleSubject
+from cubatch.workload import divisors
+
+_SMALL = 64  # batches up to this size are cheap to make
+_LEAST_USEFUL = 4  # in smaller batches, an axis of the batch is easily taken for another one
 
 
 def autotune_module(
@@ -190,10 +194,18 @@ def _names(constant_inputs: Iterable[str | int]) -> list[str | int]:
 
 
 def _drawn_sizes(limits: Limits) -> list[int]:
-    """Return batch sizes that the workload accepts, at which a function is called."""
-    sizes = [size * limits.multiple_of for size in (4, 8, 16, 2, 1, 32, 3, 5, 6, 9, 10, 12, 15)]
-    accepted = [size for size in limits.batch_sizes or sizes if limits.accepts(size)]
-    return sorted(accepted[:3] if len(accepted) > 1 else [*accepted, *sizes][:3])
+    """
+    Return batch sizes at which a function is called to see what grows; `_drawn` takes the first three that it makes.
+
+    They are accepted by the workload and small, if two such sizes exist: only then come the sizes of `batch_sizes`.
+    """
+    multiples = [limits.multiple_of * count for count in (1, 2, 3, 4, 8, 16)]
+    sizes = multiples if limits.divides is None else divisors(limits.divides)
+    allowed = [n for n in sizes if limits.accepts(n) and n <= (limits.max_batch_size or n)]
+    small = [n for n in allowed if n <= _SMALL]
+    useful = [n for n in small if n >= _LEAST_USEFUL]
+    chosen = useful[:3] if len(useful) > 1 else small[-3:] if len(small) > 1 else allowed[:3]
+    return list(dict.fromkeys([*chosen, *(limits.batch_sizes or ())[:2], *multiples[: 2 if len(chosen) == 1 else 0]]))
 
 
 def _dtype_name(dtype: Any) -> Any:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.measure.runner import FactoryRef
+from cubatch.tuning.limits import Limits
+from cubatch.tuning.tune_module import _drawn_sizes
 
 
 def test_a_worker_that_died_between_two_visits_predicts_nothing_and_steps_again():
@@ -22,3 +26,33 @@ def test_a_worker_that_died_between_two_visits_predicts_nothing_and_steps_again(
         assert runner.worker_pid != first
     finally:
         runner.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"divides": 7},
+        {"divides": 49, "multiple_of": 7},
+        {"divides": 2 * 50021},
+        {"max_batch_size": 2},
+        {"max_batch_size": 5},
+        {"multiple_of": 7, "max_batch_size": 14},
+        {"batch_sizes": [4096, 8192]},
+    ],
+)
+def test_a_function_is_called_at_small_sizes_that_the_workload_accepts(given):
+    """The sizes of the request come last: a batch of 8192 samples may not fit."""
+    limits = Limits.of(given.pop("batch_sizes", None), given.pop("max_batch_size", None), **given)
+    sizes = _drawn_sizes(limits)
+    first = sizes[: 2 if len(sizes) == 2 else 3]
+    assert len(first) > 1
+    assert all(limits.accepts(n) and n <= min(64, limits.max_batch_size or n) for n in first)
+    assert sizes[3:] == list(limits.batch_sizes or ())
+
+
+@pytest.mark.parametrize("given", [{"max_batch_size": 1}, {"divides": 7, "multiple_of": 7}])
+def test_a_function_is_called_at_two_sizes_where_only_one_is_allowed(given):
+    """What grows shows at two sizes at least."""
+    limits = Limits.of(None, given.pop("max_batch_size", None), **given)
+    assert len(set(_drawn_sizes(limits))) == 2
