@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
+import numpy as np
 
 from cubatch import checks
 from cubatch.errors import InvalidArgument
 
 _FIRST_SIZE = 16  # samples of a batch by which the rate of a slow loader is first estimated
 _BATCH_SHARE = 0.25  # of the seconds, that one batch may take
+_MOST_WAITS = 3  # times the seconds, that start-ups and timings together take at most
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +36,7 @@ class LoaderRate:
 
     batch_size: int = attrs.field(converter=checks.required_size)
     num_workers: int = attrs.field(converter=checks.required_count)
-    samples_per_second: float = attrs.field(converter=checks.required_number)
+    samples_per_second: float = attrs.field(converter=checks.required_positive)
     num_samples: int | None = attrs.field(default=None, converter=checks.count)
     drop_last: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
 
@@ -82,7 +86,7 @@ def check_loader(loader: Any) -> None:
     allowed = "a torch.utils.data.DataLoader"
     if isinstance(loader, type) or not hasattr(loader, "dataset") or not hasattr(loader, "collate_fn"):
         raise InvalidArgument("loader", loader, allowed)
-    if getattr(loader, "batch_size", None) is None:
+    if _sampler(loader) is None and not _is_iterable(loader):
         given = "a data loader without a batch size"
         raise InvalidArgument("loader", given, f"{allowed} with a batch_size", "A batch_sampler fixes its batches.")
 
@@ -122,14 +126,14 @@ def measure(
         Exception: Raised by the user's data set.
     """
     check_loader(loader)
-    size = min(batch_size, _FIRST_SIZE)
-    rate = _rate(loader, size, seconds / 2, copy, now)
-    if size < batch_size and batch_size / rate <= _BATCH_SHARE * seconds:
-        size, rate = batch_size, _rate(loader, batch_size, seconds / 2, copy, now)
-    data = loader.dataset
+    with _random_state(loader):
+        size, rate = _rate(loader, min(batch_size, _FIRST_SIZE), seconds / 2, copy, now)
+        if size < batch_size and batch_size / rate <= _BATCH_SHARE * seconds:
+            size, rate = _rate(loader, batch_size, seconds / 2, copy, now)
+    batches: Any = getattr(loader, "batch_sampler", None)
     return LoaderRate(
-        batch_size=size, num_workers=loader.num_workers, samples_per_second=rate,
-        num_samples=len(data) if hasattr(data, "__len__") else None, drop_last=bool(loader.drop_last),
+        batch_size=size, num_workers=loader.num_workers, samples_per_second=rate, num_samples=_num_samples(loader),
+        drop_last=bool(getattr(batches, "drop_last", loader.drop_last)),
     )  # fmt: skip
 
 
@@ -149,13 +153,13 @@ def copy_to(place: str) -> Callable[[Any], None]:
 
 def _rate(
     loader: Any, batch_size: int, seconds: float, copy: Callable[[Any], None] | None, now: Callable[[], float]
-) -> float:
-    """Return samples per second over epochs, without the first batch of each worker."""
+) -> tuple[int, float]:
+    """Return a batch size and its samples per second over epochs, without the first batch of each worker."""
     skipped = max(1, loader.num_workers)
-    if hasattr(loader.dataset, "__len__"):  # an epoch of a small data set still has batches that count
-        batch_size = max(1, min(batch_size, len(loader.dataset) // (2 * skipped + 1)))
-    resized, count, spent = _resized(loader, batch_size), 0, 0.0
-    while spent < seconds:
+    if (num_samples := _num_samples(loader)) is not None:  # an epoch of a small data set still has batches that count
+        batch_size = max(1, min(batch_size, num_samples // (2 * skipped + 1)))
+    resized, count, spent, start = _resized(loader, batch_size), 0, 0.0, now()
+    while spent < seconds and (not count or now() - start < _MOST_WAITS * seconds):
         before, began = count, None
         for place, batch in enumerate(resized, start=1):
             if copy is not None:
@@ -171,7 +175,7 @@ def _rate(
         spent += now() - began
     if not count or spent <= 0:
         raise InvalidArgument("loader", "a data loader with too few samples", f"one with more than {skipped} batches")
-    return count / spent
+    return batch_size, count / spent
 
 
 def _resized(loader: Any, batch_size: int) -> Any:
@@ -182,9 +186,50 @@ def _resized(loader: Any, batch_size: int) -> Any:
         "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
         "prefetch_factor",
     )  # fmt: skip
-    is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
     settings = {name: getattr(loader, name) for name in names}
-    sampler = None if is_iterable else loader.sampler
     return torch.utils.data.DataLoader(
-        loader.dataset, batch_size=batch_size, sampler=sampler, drop_last=True, **settings
+        loader.dataset, batch_size=batch_size, sampler=_sampler(loader), drop_last=True,
+        persistent_workers=loader.num_workers > 0, **settings,
     )  # fmt: skip
+
+
+def _is_iterable(loader: Any) -> bool:
+    import torch
+
+    return isinstance(loader.dataset, torch.utils.data.IterableDataset) and loader.batch_size is not None
+
+
+def _sampler(loader: Any) -> Any:
+    """Return what draws single samples; None for an iterable, and where batches are drawn in another way."""
+    import torch
+
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        return None
+    if getattr(loader, "batch_size", None) is not None:
+        return loader.sampler
+    batches: Any = getattr(loader, "batch_sampler", None)
+    return batches.sampler if type(batches) is torch.utils.data.BatchSampler else None
+
+
+def _num_samples(loader: Any) -> int | None:
+    source = loader.dataset if (sampler := _sampler(loader)) is None else sampler
+    return len(source) if hasattr(source, "__len__") else None
+
+
+@contextlib.contextmanager
+def _random_state(loader: Any) -> Iterator[None]:
+    """Restore the generators that the block advances: the loader's, its sampler's, and the global ones."""
+    import torch
+
+    owners = (loader, _sampler(loader))
+    generators = {id(g): g for owner in owners if (g := getattr(owner, "generator", None)) is not None}
+    states = {key: generator.get_state() for key, generator in generators.items()}
+    global_states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - the user's
+    try:
+        yield
+    finally:
+        for key, generator in generators.items():
+            generator.set_state(states[key])
+        torch.set_rng_state(global_states[0])
+        np.random.set_state(global_states[1])  # noqa: NPY002 - as above
+        random.setstate(global_states[2])

@@ -24,6 +24,7 @@ from cubatch.search.recommend import is_favored
 from cubatch.tuning import explain
 from cubatch.tuning.decision import UNSEEN, Fate, decide
 from cubatch.tuning.explain import Evidence
+from cubatch.tuning.loop_rate import in_loop
 from cubatch.tuning.notes import Note, sentence
 from cubatch.tuning.results import Measurement, TuningResult
 from cubatch.tuning.subject import SubjectFacts
@@ -150,6 +151,7 @@ def answer(
             tied_with=best.equal,
             decided_by=decision.limit,
         )
+        result = in_loop(result)
         evidence = Evidence(
             decision=decision,
             posterior=posterior,

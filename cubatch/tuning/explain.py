@@ -129,8 +129,9 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         remedy = ": raise budget" if is_cut else f" ({_count_of(failed)} failed)" if failed else ""
         alone = f"Only batch size {n} was measured{within}: {value}."
         return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
-    if current is not None:
-        return _against_current(result, posterior, current, value)
+    is_slowed = result.decided_by == "loader" or (result.objective == "throughput" and result.is_slowed(n))
+    if current is not None or is_slowed:
+        return _in_loop(result, n, current) if is_slowed else _against_current(result, posterior, current or 0, value)
     if len(result.sizes) == 1:
         alone = " No other size was requested." if result.decided_by == "batch_sizes" else ""
         return f"Use batch size {n}: {value}.{alone}"
@@ -185,7 +186,7 @@ def _no_value(present: Measurement) -> str:
 
 def details(result: TuningResult, evidence: Evidence) -> list[str]:
     """Return why the recommended size is not another one, and what else is known of the sizes."""
-    return [
+    of_step = [
         *_fastest(result, evidence.posterior),
         *_noisy_ties(result),
         *_limit(result, evidence.decision, evidence.needed),
@@ -193,6 +194,10 @@ def details(result: TuningResult, evidence: Evidence) -> list[str]:
         *_occupancy(result.sizes[result.batch_size or 0]),
         *_powers_of_two(result, evidence.posterior),
         *_noisy(result),
+    ]
+    return [
+        *_loader(result),
+        *([] if result.decided_by == "loader" else of_step),
         *_throttled(result, evidence.throttled_only),
         *_cache(result),
         *_accumulated(result),
@@ -200,35 +205,39 @@ def details(result: TuningResult, evidence: Evidence) -> list[str]:
     ]
 
 
-def loop_headline(result: TuningResult, n: int) -> str:
-    """Return the recommendation for a loop whose data loader is the bottleneck."""
-    rate = result.loader
+def _in_loop(result: TuningResult, n: int, current: int | None) -> str:
+    """Return the recommendation for a loop that its data loader slows."""
+    rates = result.loop_rates
+    ending = "; larger batches gain nothing" if result.decided_by == "loader" else ""
+    versus = (
+        f", {rates[n] / rates[current]:.3g} times as fast as {current}" if current in rates and current != n else ""
+    )
+    word, value = "Keep" if n == current else "Use", format_objective(rates[n], "throughput")
+    return f"{word} batch size {n}: {value} in a loop with the data loader{versus}{ending}."
+
+
+def _loader(result: TuningResult) -> list[str]:
+    """Return the rates of the data loader and of the step, and the batches of an epoch."""
+    rate, n = result.loader, result.batch_size or 0
     if rate is None:
-        raise ValueError("a result without a data loader")
-    step = result.sizes[n].samples_per_second or 0.0
-    loop = format_objective(rate.loop_rate(step), "throughput")
-    return f"Use batch size {n}: {loop} in a loop with the data loader; larger batches gain nothing."
-
-
-def loader(result: TuningResult, n: int) -> list[str]:
-    """Return what the data loader delivers, compared with the step of a batch size, and how long an epoch is."""
-    rate, step = result.loader, result.sizes[n].samples_per_second
-    if rate is None or step is None:
         return []
+    step, fastest = (result.sizes[size].samples_per_second or 0.0 for size in (n, result.fastest_batch_size or n))
     delivered, alone = (format_objective(value, "throughput") for value in (rate.samples_per_second, step))
-    where = f"with {rate.num_workers} workers" if rate.num_workers else "in the process that trains"
-    text = f"The data loader delivers {delivered} {where}, the step alone takes {alone}"
-    enough = rate.workers_for(step)
-    more = enough * rate.samples_per_second / max(1, rate.num_workers)
-    slower = rate.loop_rate(step) < (1 - (result.tolerance or 0.0)) * step
-    if slower and enough > rate.num_workers:
-        workers = f"{enough} worker{'s' if enough > 1 else ''}"
-        text += f": with {workers} it would deliver about {format_objective(more, 'throughput')}"
+    where = f"with {_workers(rate.num_workers)}" if rate.num_workers else "in the process that trains"
+    text = f"The data loader by itself delivers {delivered} {where}, the step by itself {alone}"
+    enough = rate.workers_for(fastest)
+    if enough > rate.num_workers and result.is_slowed(result.fastest_batch_size or n):
+        more = enough * rate.samples_per_second / max(1, rate.num_workers)
+        text += f"; {_workers(enough)} would deliver about {format_objective(more, 'throughput')}"
     epoch = rate.steps(n)
     if epoch is None:
         return [f"{text}."]
     last = f", the last of {epoch[1]} samples" if epoch[1] else ""
-    return [f"{text}.", f"An epoch has {format_count(epoch[0])} steps of {n}{last}."]
+    return [f"{text}.", f"An epoch has {format_count(epoch[0])} batches of {n}{last}."]
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def sizes_without_result(

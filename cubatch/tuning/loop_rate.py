@@ -1,40 +1,32 @@
-"""The recommendation for a training loop whose data loader may be slower than its step."""
+"""The recommendation for a loop whose data loader may be slower than its step."""
 
 from __future__ import annotations
 
 import attrs
 
-from cubatch.frameworks.loader_rate import LoaderRate
-from cubatch.tuning import explain
 from cubatch.tuning.results import TuningResult
 
 
-def with_loader(result: TuningResult, loader: LoaderRate) -> TuningResult:
+def in_loop(result: TuningResult) -> TuningResult:
     """
-    Return the result of a loop around a data loader and the measured steps.
+    Return a result of steps as that of the loop around its data loader; the same without one.
 
-    By throughput, the recommendation becomes the smallest measured size whose loop is within the tolerance of the best.
-    Where the loader is the bottleneck, larger batches gain nothing.
-
-    Args:
-        result: Of the steps alone.
-        loader: The rate of the loader.
+    By throughput, the recommendation is the user's current size, else the smallest measured one, whose loop is within
+    the tolerance of the best. `decided_by` is "loader" where larger batches gain nothing because of it.
     """
-    result = attrs.evolve(result, loader=loader)
-    chosen = result.batch_size
-    if chosen is None or result.objective != "throughput":
+    chosen, rates = result.batch_size, result.loop_rates
+    if result.loader is None or chosen is None or result.objective != "throughput" or chosen not in rates:
         return result
-    rates = {
-        m.batch_size: loader.loop_rate(m.samples_per_second)
-        for m in result.comparable  # a size that was dropped for its step alone may be as good in the loop
-        if m.samples_per_second
-    }
     least = (1 - (result.tolerance or 0.0)) * max(rates.values())
-    size = min(n for n, rate in rates.items() if rate >= least)
-    if size >= chosen or rates.get(result.current_batch_size or 0, 0.0) >= least:
-        size = chosen
-    first = explain.loop_headline(result, size) if size != chosen else result.reasons[0]
-    limit = "loader" if size != chosen else result.decided_by
-    reasons = [first, *explain.loader(result, size), *result.reasons[1:]]
-    measurements = [attrs.evolve(m, status="ok") if m.batch_size == size else m for m in result.measurements]
-    return attrs.evolve(result, batch_size=size, decided_by=limit, reasons=reasons, measurements=measurements)
+    within = [n for n, rate in rates.items() if rate >= least]
+    current = result.current_batch_size
+    size = current if current is not None and current in within else min(within)
+    is_limit = any(n > size and result.is_slowed(n) for n in within)
+    measurements = [
+        attrs.evolve(m, status="ok", stop_reason="nothing is faster in the loop with the data loader")
+        if m.batch_size == size and m.status != "ok"
+        else m
+        for m in result.measurements
+    ]
+    limit = "loader" if is_limit else result.decided_by
+    return attrs.evolve(result, batch_size=size, decided_by=limit, measurements=measurements)

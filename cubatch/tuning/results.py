@@ -392,8 +392,18 @@ class TuningResult(BatchSizeResult):
     @property
     def samples_per_second(self) -> float | None:
         """Rate of the loop at the recommended size: of the step, and of the data loader if one was given."""
-        step = self.step_samples_per_second
-        return step if step is None or self.loader is None else self.loader.loop_rate(step)
+        return self.loop_rates.get(self.batch_size or 0)
+
+    @property
+    def loop_rates(self) -> dict[int, float]:
+        """Rate of the loop at each measured size: of the step, and of the data loader if one was given."""
+        rates = {m.batch_size: m.samples_per_second for m in self.comparable if m.samples_per_second}
+        return rates if self.loader is None else {n: self.loader.loop_rate(rate) for n, rate in rates.items()}
+
+    def is_slowed(self, batch_size: int) -> bool:
+        """Return whether the data loader makes the loop slower than its step by more than the tolerance."""
+        step = self.sizes[batch_size].samples_per_second or 0.0
+        return self.loop_rates.get(batch_size, step) < (1 - (self.tolerance or 0.0)) * step
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -481,9 +491,9 @@ class TuningResult(BatchSizeResult):
             raise InvalidArgument("within", within, "a share from 0 to below 1")
         if self.fastest_batch_size is None:
             return {}
-        rates = {m.batch_size: m.samples_per_second for m in self.comparable}
-        best = max((rate for rate in rates.values() if rate), default=0.0)
-        costs = {n: 1 - rate / best for n, rate in rates.items() if rate}
+        rates = self.loop_rates
+        best = max(rates.values(), default=0.0)
+        costs = {n: 1 - rate / best for n, rate in rates.items()}
         able = {n: cost for n, cost in costs.items() if cost <= within or n == self.batch_size}
         chosen: list[int] = []
         for n in sorted(able, key=lambda n: (n != self.batch_size, able[n])):

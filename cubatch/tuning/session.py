@@ -12,6 +12,7 @@ import attrs
 
 from cubatch.engine.conditions import conditions, environment
 from cubatch.errors import CubatchError, NothingMeasured
+from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.hardware import host
 from cubatch.measure.records import Measured, Recorder
 from cubatch.search import loop
@@ -58,6 +59,10 @@ def tune(subject: Subject, request: Request) -> TuningResult:
                 raise
             raise NothingMeasured(error.reason, f"{error.remedy} {remedy}") from error
         with session.partial_on_interrupt(lambda: result):
+            loader = subject.measure_loader(result, request.limits)
+            if loader is not None:
+                session.count_loader(loader)
+                result = session.result(measured)
             return subject.complete(result, run, request.limits)
 
 
@@ -90,6 +95,7 @@ class _Session:
     run: Run
     ladder: Ladder
     notes: list[Note]
+    loader: LoaderRate | None = None
 
     def save_ladder(self, measured: Measured | None = None) -> None:
         """Cache the candidate sizes, those that the search added, and the memory limit that they were chosen for."""
@@ -132,6 +138,13 @@ class _Session:
             self.save_ladder(revision.measured)
         return revision.measured
 
+    def count_loader(self, loader: LoaderRate | Note) -> None:
+        """Have later results count the data loader, or note why its rate is unknown."""
+        if isinstance(loader, LoaderRate):
+            self.loader = loader
+        else:
+            self.notes.append(loader)
+
     def result(self, measured: Measured, *, is_partial: bool = False) -> TuningResult:
         """Apply the rule of the recommendation to what was measured."""
         notes = [*self.run.notes, *self.notes]
@@ -173,6 +186,7 @@ class _Session:
             "seed": limits.seed,
             "device": {name: facts[name] for name in _DEVICE_FACTS} | {"free_bytes": self.subject.memory.free_bytes},
             "environment": {**environment(device), **added, **launched},
+            "loader": self.loader,
             "disturbed": bool(self.run.disturbed),
         }
 

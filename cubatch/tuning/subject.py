@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate, Measured
@@ -128,6 +129,10 @@ class Subject(Protocol):
     def facts(self, sizes: Sequence[int]) -> SubjectFacts:  # noqa: ARG002 - as above
         """Compute figures of these batch sizes."""
         return SubjectFacts()
+
+    def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
+        """Measure the data loader of the user's loop; a note if that fails, None if there is none."""
+        return None
 
     def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002 - as above
         """Add to the result what must be measured at the recommended size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -99,15 +100,56 @@ def test_what_is_no_loader_is_rejected(given):
     assert caught.value.field == "loader"
 
 
-def test_fixed_batches_and_an_empty_epoch_are_rejected():
-    """A batch sampler cannot be resized; one sample makes no batch that counts."""
+class Pairs(torch.utils.data.Sampler):
+    """Batches of two, drawn in a way of their own."""
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3]])
+
+
+def test_batches_of_a_sampler_and_an_empty_epoch_are_rejected():
+    """Batches of a user's own sampler cannot be resized; one sample makes no batch that counts."""
     data = torch.utils.data.TensorDataset(torch.arange(8.0))
-    sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(data), 2, drop_last=False)
-    fixed = torch.utils.data.DataLoader(data, batch_size=None, sampler=sampler)
+    fixed = torch.utils.data.DataLoader(data, batch_sampler=Pairs())
     single = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(1.0)), batch_size=1)
     for given in (fixed, single):
         with pytest.raises(InvalidArgument, match="loader"):
             measure(given, 4, seconds=0.1)
+    assert loader_rate.measurable(fixed) is None
+
+
+def test_a_plain_batch_sampler_is_resized():
+    """As accelerate makes the loaders of a Trainer."""
+    clock = Clock()
+    data = Slow(clock, 0.004)
+    batches = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(data), 2, drop_last=True)
+    found = measure(torch.utils.data.DataLoader(data, batch_sampler=batches), 16, seconds=1.0, now=clock)
+    assert found.samples_per_second == pytest.approx(250.0)
+    assert (found.batch_size, found.drop_last) == (16, True)
+
+
+def test_an_epoch_has_the_samples_that_the_sampler_draws():
+    """Fifty of 50 000: one small epoch after another is timed, with a batch that leaves some to count."""
+    clock = Clock()
+    data = Slow(clock, 0.004, length=50_000)
+    some = torch.utils.data.SubsetRandomSampler(range(50))
+    found = measure(torch.utils.data.DataLoader(data, batch_size=8, sampler=some), 64, seconds=1.0, now=clock)
+    assert found.samples_per_second == pytest.approx(250.0)
+    assert found.num_samples == 50
+    assert found.batch_size == 16
+    assert found.steps(8) == (7, 2)
+
+
+def test_random_states_are_as_before():
+    """The shuffling of the user's own loop, and what it draws, do not change."""
+    generator = torch.Generator().manual_seed(7)
+    data = torch.utils.data.TensorDataset(torch.arange(64.0))
+    given = loader(data, shuffle=True, generator=generator)
+    states = generator.get_state(), torch.get_rng_state(), random.getstate()
+    measure(given, 8, seconds=0.05)
+    assert torch.equal(generator.get_state(), states[0])
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert random.getstate() == states[2]
 
 
 def test_a_loop_overlaps_workers_and_takes_turns_without_them():
@@ -151,7 +193,7 @@ def test_a_slow_loader_is_the_bottleneck_of_the_loop():
     assert result.samples_per_second <= result.loader_samples_per_second <= 250.0
     assert result.step_samples_per_second > 250.0
     assert (result.decided_by == "loader") == ("larger batches gain nothing" in result.reasons[0])
-    assert any("The data loader delivers" in reason for reason in result.reasons)
+    assert any("The data loader by itself delivers" in reason for reason in result.reasons)
     assert cb.TuningResult.from_json(result.to_json()) == result
 
 

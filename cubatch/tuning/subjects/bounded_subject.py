@@ -11,16 +11,15 @@ import attrs
 
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.frameworks import loader_rate, page_faults
+from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.runner import LearnsMemory, RunnerFactory
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain
 from cubatch.tuning.limits import Limits
-from cubatch.tuning.loop_rate import with_loader
-from cubatch.tuning.notes import Note, note, of_remark, sentence
+from cubatch.tuning.notes import Note, note, of_remark
 from cubatch.tuning.results import TuningResult
-from cubatch.tuning.store import Run
 from cubatch.tuning.subject import Revision, Subject
 from cubatch.units import first_line
 
@@ -164,17 +163,15 @@ class BoundedSubject(Subject):
         notes += [note("page_faults", message=message) for message in ladder.facts.get("page_faults", [])]
         return Revision(ladder=ladder, measured=measured, notes=[*notes, *falls([*ladder.candidates, *measured.added])])
 
-    def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002
-        """Measure the data loader at the recommended size, and recommend a size for the loop of both."""
+    def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
+        """Measure the data loader at the recommended size."""
         if self.loader is None or result.batch_size is None:
-            return result
+            return None
         seconds = min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * limits.budget))
         try:
-            rate = loader_rate.measure(self.loader, result.batch_size, seconds=seconds, copy=self.copy_batch)
+            return loader_rate.measure(self.loader, result.batch_size, seconds=seconds, copy=self.copy_batch)
         except Exception as error:  # noqa: BLE001 - the user's data set; the timings of the steps still hold
-            unknown = sentence(note("loader_unknown", error=first_line(error)))
-            return attrs.evolve(result, reasons=[*result.reasons, unknown])
-        return with_loader(result, rate)
+            return note("loader_unknown", error=first_line(error))
 
     @property
     def copy_batch(self) -> Callable[[Any], None] | None:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from cubatch.frameworks.loader_rate import LoaderRate
-from cubatch.tuning.loop_rate import with_loader
+from cubatch.measure.goal import Goal
+from cubatch.measure.records import Candidate, Measured, Outcome, Timing
+from cubatch.tuning.answer import answer
 from cubatch.tuning.results import TuningResult
-from tests.unit.tuned import about
 
 STEPS = {2: 300.0, 8: 1000.0, 64: 5000.0, 256: 9000.0}  # samples/s of the step alone
 
 
-def result():
-    return TuningResult.from_json(json.dumps(about(STEPS)))
+def result(loader=None, *, dropped=(), current=None, objective="throughput"):
+    """Answer from five equal timings in two trials of each size."""
+    timings = [
+        Timing(batch_size=n, round=10 * trial + place, seconds=n / step)
+        for n, step in STEPS.items()
+        for trial in range(2)
+        for place in range(5)
+    ]
+    outcomes = [Outcome(n, "dropped" if n in dropped else "ok") for n in STEPS]
+    measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
+    candidates = [Candidate(n) for n in STEPS]
+    setting = {"loader": loader}
+    return answer(candidates, measured, goal=Goal(objective=objective), setting=setting, current=current)
 
 
 def rate(samples_per_second, workers=2):
@@ -38,10 +48,10 @@ def rate(samples_per_second, workers=2):
 )
 def test_the_smallest_size_that_loses_nothing_in_the_loop_is_recommended(loader, workers, size, loop):
     """By the arithmetic of a loader and a step that overlap, or take turns without worker processes."""
-    found = with_loader(result(), rate(loader, workers))
+    found = result(rate(loader, workers), dropped=(2, 8))
     assert found.batch_size == size
-    assert found.samples_per_second == pytest.approx(loop)
-    assert found.step_samples_per_second == STEPS[size]
+    assert found.samples_per_second == pytest.approx(loop, rel=1e-3)
+    assert found.step_samples_per_second == pytest.approx(STEPS[size], rel=1e-3)
     assert found.loader_samples_per_second == loader
     assert found.sizes[size].status == "ok"
     assert (found.decided_by == "loader") == (size != 256)
@@ -49,17 +59,51 @@ def test_the_smallest_size_that_loses_nothing_in_the_loop_is_recommended(loader,
 
 
 def test_the_reasons_have_both_rates_and_the_epoch(monkeypatch):
-    """The loader's 250 samples/s, the workers that would feed the step, and the last incomplete batch."""
+    """The loader's 250 samples/s, the workers that would feed the fastest step, and the last incomplete batch."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-    first, second, third, *_ = with_loader(result(), rate(250.0)).reasons
+    first, second, third, *_ = result(rate(250.0)).reasons
     assert "250 samples/s" in first
-    assert "with 3 workers it would deliver about 375 samples/s" in second
-    assert "500 steps of 2" in third
-    assert "16 steps of 64, the last of 40 samples" in with_loader(result(), rate(2000.0)).reasons[2]
+    assert "4 workers would deliver about 500 samples/s" in second
+    assert "500 batches of 2" in third
+    assert "16 batches of 64, the last of 40 samples" in result(rate(2000.0)).reasons[2]
+
+
+def test_no_reason_of_the_step_alone_contradicts_the_loop():
+    """Where the loader decides, neither a limit of the sizes nor idle devices are named."""
+    reasons = " ".join(result(rate(250.0), dropped=(2,)).reasons)
+    assert "limiting factor" not in reasons
+    assert "idle" not in reasons
+    assert result(rate(250.0)).choices()[2] == 0.0
+
+
+@pytest.mark.parametrize(("current", "size", "first"), [(8, 8, "Keep batch size 8: "), (2, 64, "times as fast as 2")])
+def test_the_current_size_is_compared_in_the_loop(current, size, first):
+    """It is kept where its loop is as fast as any, though its step alone is slower; else the ratio is that of loops."""
+    loader = rate(900.0 if current == size else 2000.0)
+    found = result(loader, current=current)
+    assert found.batch_size == size
+    assert first in found.reasons[0]
+    if current != size:
+        assert f"{2000.0 / 300.0:.3g} times" in found.reasons[0]
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_the_loader_is_named_whatever_decides(objective):
+    """A loop that it slows says so, also where the size stays or another objective decides."""
+    found = result(rate(1000.0, workers=0), objective=objective)
+    assert any("The data loader by itself delivers" in reason for reason in found.reasons)
+    assert found.samples_per_second < found.step_samples_per_second
 
 
 def test_a_result_without_a_loader_has_the_rate_of_its_step():
-    """And none where nothing is recommended."""
+    """And no rate of a loader."""
     found = result()
-    assert found.samples_per_second == found.step_samples_per_second == 9000.0
+    assert found.samples_per_second == found.step_samples_per_second
     assert found.loader_samples_per_second is None
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0])
+def test_a_rate_is_positive(wrong):
+    """A file with another is rejected as data."""
+    with pytest.raises(ValueError, match="must be from"):
+        rate(wrong)
