@@ -110,6 +110,7 @@ def autotune_module(
         loader: The torch DataLoader of your loop, or its name; None is `batches`, if that is one. It is measured by
             itself for a tenth of the budget (1 to 10 s, not counted). Where it is the bottleneck, the recommendation is
             the smallest size at which the loop gains nothing more. `result.samples_per_second` is the rate of the loop.
+            The worker of a named module imports `batches` that are given by name; pass that name here too.
         compile: Run it through torch.compile, once for all sizes. Up to 10 s or half the budget of it do not count.
             A size whose step PyTorch would no longer compile is an error, not a result.
         device: Reject another device than this; None is the device of the parameters. A named module is moved there;
@@ -159,6 +160,8 @@ def autotune_module(
     if mode == "inference" and accumulate > 1:
         raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or tune with mode='training'.")
     batches = _only(batches, example_inputs)
+    if isinstance(batches, str) and not isinstance(module, str):
+        batches = batch_sources.load(batches)
     if loader is None:
         loader = loader_rate.measurable(batches)
     else:
@@ -173,7 +176,6 @@ def autotune_module(
     if not isinstance(store, bool):
         remedy = "To cache its timings, name the function that builds it: 'package.module:build'."
         raise InvalidArgument("store", store, "True or False for a module that has no name", remedy)
-    batches = batch_sources.load(batches) if isinstance(batches, str) else batches
     return _tune_present(TorchModule(module, batches, **kind), {**kind, "loader": loader}, device, request, ranks)
 
 

@@ -197,6 +197,21 @@ def test_a_slow_loader_is_the_bottleneck_of_the_loop():
     assert cb.TuningResult.from_json(result.to_json()) == result
 
 
+def test_a_loader_given_by_name_is_measured(tmp_path, monkeypatch):
+    """As batches of a module of this process, and as the loader of a named one."""
+    (tmp_path / "my_loop.py").write_text(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "def build(): return torch.nn.Linear(8, 2)\n"
+        "def loader(): return DataLoader(TensorDataset(torch.zeros(400, 8)), batch_size=4)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    present = cb.autotune_module(torch.nn.Linear(8, 2), "my_loop:loader", batch_sizes=[2, 4], budget=60.0)
+    named = cb.autotune_module(
+        "my_loop:build", "my_loop:loader", loader="my_loop:loader", batch_sizes=[2, 4], budget=60.0, store=False
+    )
+    assert present.loader.num_samples == named.loader.num_samples == 400
+
+
 def test_a_loader_that_fails_loses_no_timing():
     """A note has its error; the recommendation is that of the step."""
     options = {"max_batch_size": 8, "budget": 5.0, "loader": loader(Broken())}
