@@ -48,6 +48,7 @@ def answer(
     goal: Goal,
     setting: Mapping[str, Any],
     largest_batch_size: int | None = None,
+    largest_allowed: int | None = None,
     is_listed: bool = False,
     current: int | None = None,
     multiple: int = 1,
@@ -66,6 +67,7 @@ def answer(
         setting: Fields of TuningResult that measuring does not decide; those left out are unknown. `created` is now,
             if missing.
         largest_batch_size, is_listed, multiple: As for `decision.decide`.
+        largest_allowed: Where the sizes end, if anything else than memory or `max_batch_size` ends them; else None.
         current: The size that the user has now; it is recommended if no other is better beyond tolerance and noise.
         facts: Computed figures of the subject; `occupancy` and `fill` of a size are means over its layers.
         notes: Warnings follow the recommendation, other notes come last. One that withholds the recommendation replaces
@@ -140,7 +142,7 @@ def answer(
             ties=best.equal,
             goal=goal,
             largest_batch_size=largest_batch_size,
-            max_batch_size=header["limits"]["max_batch_size"],
+            max_batch_size=largest_allowed or header["limits"]["max_batch_size"],
             is_listed=is_listed,
             multiple=multiple,
         )

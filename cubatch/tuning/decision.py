@@ -90,7 +90,8 @@ def decide(
                         dropped: there the curve did not rise
         plateau         likewise, and it is not clearly worse, or no larger size had to be timed
         batch_sizes     the user's list has nothing larger: at all, or below the size that failed
-        max_batch_size  the sizes reach the end of the ladder, and nothing larger was allowed
+        max_batch_size  the sizes reach the end of the ladder, and nothing larger was allowed: by `max_batch_size`, the
+                        data set, `multiple_of` or `divides`
         None            no limit was met: the sizes above the largest that ran ended in errors or timeouts, or lie in a
                         gap below the one that failed, neither tried nor ruled out
 

@@ -129,6 +129,12 @@ class _Session:
     def _multiple(self) -> int:
         return math.lcm(self.subject.multiple, self.request.limits.multiple_of)
 
+    @property
+    def _largest_allowed(self) -> int | None:
+        """The last size of the ladder, if the memory plan allows larger ones: the data set or the user does not."""
+        last = max((step.batch_size for step in self.ladder.candidates), default=None)
+        return last if last is not None and last < (self.ladder.largest or 0) else None
+
     def revise(self, measured: Measured) -> Measured:
         """Replace what was predicted by what the subject knows after measuring."""
         revision = self.subject.revise(self.ladder, measured, self.request.limits)
@@ -154,7 +160,8 @@ class _Session:
         rungs = [*self.ladder.candidates, *measured.added]
         return answers.answer(
             rungs, measured, goal=self.request.goal, setting=self._setting(measured.launch),
-            largest_batch_size=self.ladder.largest, is_listed=self.request.limits.batch_sizes is not None,
+            largest_batch_size=self.ladder.largest, largest_allowed=self._largest_allowed,
+            is_listed=self.request.limits.batch_sizes is not None,
             current=self.request.limits.current, multiple=self._multiple,
             facts=self.subject.facts([rung.batch_size for rung in rungs]), notes=notes, partial=is_partial,
         )  # fmt: skip

@@ -54,15 +54,39 @@ class Net(BoundedSubject):
         return self.make(self.memory.bytes)
 
 
-def tune(path, *sizes, kib, progress=None, budget=60.0, make=Bounded):
+def tune(path, *sizes, kib, progress=None, budget=60.0, make=Bounded, **given):
     """Tune in so many KiB, of which a sample takes one."""
-    limits = Limits.of(sizes or None, None, budget=budget)
+    limits = Limits.of(sizes or None, None, budget=budget, **given)
     memory = MemoryLimit(KIB * kib, KIB * kib, "")
     net = Net(
         name="net", library="torch", device=probe.device("cpu"), memory=memory, mode="inference", seed=0, make=make
     )  # fmt: skip
     request = Request(goal=Goal(), limits=limits, store=False if path is None else path, progress=progress)
     return session.tune(net, request)
+
+
+class Reads(Bounded):
+    """A session whose data set has 48 samples."""
+
+    def look(self, **given):
+        return {**super().look(**given), "num_samples": 48}
+
+
+@pytest.mark.parametrize(
+    ("given", "make", "last", "decided_by"),
+    [
+        ({}, Bounded, 100, "memory"),
+        ({}, Reads, 48, "max_batch_size"),
+        ({"divides": 64}, Bounded, 64, "max_batch_size"),
+        ({"multiple_of": 30}, Bounded, 90, "max_batch_size"),
+    ],
+)
+def test_what_ends_the_sizes_below_the_memory_plan_is_the_limit(path, given, make, last, decided_by):
+    """Memory for 100 samples is not the limit where no size near it was allowed; a rerun answers alike."""
+    for _ in range(2):
+        result = tune(path, kib=100, make=make, **given)
+        assert (result.batch_size, result.largest_batch_size) == (last, 100)
+        assert result.decided_by == decided_by
 
 
 class Learns(Bounded):
