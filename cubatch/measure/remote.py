@@ -145,10 +145,13 @@ class RemoteRunner:
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the worker's runner, or read an attribute; start a worker if there is none."""
-        self._doing = f"{method}()"
-        if self._process is None:
-            self._start()
-        return self._ask({"do": "call", "method": method, "arguments": arguments}, self._start_seconds)
+        before, self._doing = self._doing, f"{method}()"
+        try:
+            if self._process is None:
+                self._start()
+            return self._ask({"do": "call", "method": method, "arguments": arguments}, self._start_seconds)
+        finally:
+            self._doing = before
 
     def step(self) -> None:
         """Run one step in the worker and wait for it."""

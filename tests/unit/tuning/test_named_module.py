@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from cubatch.errors import WorkerDied
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.tuning.limits import Limits
@@ -24,6 +25,18 @@ def test_a_worker_that_died_between_two_visits_predicts_nothing_and_steps_again(
         runner.prepare(8)
         assert runner.time(1).seconds > 0
         assert runner.worker_pid != first
+    finally:
+        runner.close()
+
+
+def test_a_worker_that_dies_in_a_step_names_its_batch_size():
+    """Also after a question in between, such as for the seconds of compiling that follows each `prepare`."""
+    factory = FactoryRef("tests.unit.worker_fakes:make", {"habits": {"8": "crash"}, "at": "step"})
+    runner = RemoteBoundedRunner(factory, prepare_seconds=30.0, remedy="")
+    try:
+        runner.prepare(8)
+        with pytest.raises(WorkerDied, match="at batch size 8"):
+            runner.time(1)
     finally:
         runner.close()
 
