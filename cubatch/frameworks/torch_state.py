@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
+
+import numpy as np
 
 from cubatch.frameworks.attributes import Snapshot, kept_attributes, put_back
 
 
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restore the random generators of PyTorch, NumPy and Python at the end of the block, also after an error."""
+    import torch
+
+    with ExitStack() as undo:
+        undo.callback(random.setstate, random.getstate())
+        undo.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the generator that users seed
+        undo.callback(torch.set_rng_state, torch.get_rng_state())
+        if torch.cuda.is_initialized():
+            undo.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        yield
+
+
 class SavedState:
     """
-    Context manager that restores a module and PyTorch's random generators to the bit, also after an error.
+    Context manager that restores a module and the random generators to the bit, also after an error.
 
     Buffers, and in training parameters, are copied to the host, so that device memory stays free; in inference `keep`
     adds the few parameters that a step modifies. Gradients and other attributes, such as train flags, are restored too.
@@ -22,14 +39,10 @@ class SavedState:
         self._told: ExitStack | None = None
 
     def __enter__(self) -> Self:
-        import torch
-
         parameters = list(self._module.parameters())
         tensors = [*parameters, *self._module.buffers()]
         with ExitStack() as undo:  # the last is put back first, and what refuses to be keeps nothing else from it
-            undo.callback(torch.set_rng_state, torch.get_rng_state())
-            if torch.cuda.is_initialized():
-                undo.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+            undo.enter_context(kept_random_state())
             for parameter in parameters:
                 undo.callback(setattr, parameter, "grad", parameter.grad)
             for tensor in tensors if self._training else self._module.buffers():

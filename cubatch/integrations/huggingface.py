@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ import attrs
 from cubatch.checks import check_batch_size
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import loader_rate
+from cubatch.frameworks.torch_state import kept_random_state
 from cubatch.integrations import optimizers
 from cubatch.tuning.accumulation import cut
 from cubatch.tuning.results import TuningResult
@@ -19,6 +20,7 @@ from cubatch.tuning.tune_module import autotune_module
 from cubatch.units import format_percent
 
 MUCH_LESS = 0.9  # of the best throughput: another target is worth a thought
+_OF_THE_TRAINER = ("module", "batches", "example_inputs", "mode", "loss", "optimizer", "accumulate", "loader")
 
 
 def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices: int = 1) -> dict[str, int]:
@@ -98,15 +100,15 @@ def tune_trainer(
     Find the fastest batch sizes of a Trainer, and set them in it; call it before `trainer.train()`.
 
     Training steps are timed with the Trainer's own loss, precision, optimizer, clipping of gradients, checkpointing and
-    accumulation. Batches are random ones like the first of its loader. The model is restored at the end. In
-    `trainer.args`, `per_device_train_batch_size` and `per_device_eval_batch_size` are replaced where a size is
-    recommended.
+    accumulation. Batches are random ones like the first of its loader. The model and the random generators of PyTorch,
+    NumPy and Python are restored at the end. In `trainer.args`, `per_device_train_batch_size` and
+    `per_device_eval_batch_size` are replaced where a size is recommended.
 
     Args:
         trainer: A transformers.Trainer. With several processes, all call it together.
         target_batch_size: Samples of one optimizer step on all devices together, so that learning rates keep their
             meaning. Sizes that divide it are accumulated: `gradient_accumulation_steps` is set too.
-        evaluation: Whether to tune evaluation steps too, if there is an evaluation dataset.
+        evaluation: Whether to tune evaluation steps too, if there is an evaluation dataset; of several, the largest.
         budget: Seconds of measuring, for training and for evaluation each.
         options: Further arguments of `cubatch.autotune_module`: memory_limit, max_batch_size, tolerance, seed.
 
@@ -118,7 +120,7 @@ def tune_trainer(
 
     Raises:
         InvalidArgument: If the Trainer uses DataParallel, the target is no multiple of the number of processes, or one
-            of the options makes no sense.
+            of the options makes no sense or is the Trainer's own, such as its loader, loss, optimizer or accumulation.
 
     Example:
         >>> trainer = Trainer(model, TrainingArguments("out"), train_dataset=data)     # doctest: +SKIP
@@ -129,14 +131,19 @@ def tune_trainer(
     if arguments.n_gpu > 1:
         allowed = "one process for each GPU, as torchrun starts them"
         raise InvalidArgument("trainer", f"on {arguments.n_gpu} GPUs in one process", allowed)
+    for name in _OF_THE_TRAINER:
+        if name in options:
+            remedy = "Set it in the Trainer, or call autotune_module()."
+            raise InvalidArgument(name, options[name], "left to the Trainer", remedy)
     devices = arguments.world_size
     if target_batch_size is not None and check_batch_size(target_batch_size, "target_batch_size") % devices:
         raise InvalidArgument("target_batch_size", target_batch_size, f"a multiple of the {devices} processes")
     given = {"autocast": "float16" if arguments.fp16 else "bfloat16" if arguments.bf16 else None, **options}
-    training = _tune_training(trainer, target_batch_size, {"budget": budget, **given})
     judged = None
-    if evaluation and trainer.eval_dataset is not None:
-        judged = _tune_evaluation(trainer, {"budget": budget, **given})
+    with kept_random_state():
+        training = _tune_training(trainer, target_batch_size, {"budget": budget, **given})
+        if evaluation and trainer.eval_dataset is not None:
+            judged = _tune_evaluation(trainer, {"budget": budget, **given})
     return TrainerResult(training=training, evaluation=judged)
 
 
@@ -153,7 +160,7 @@ def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) ->
             _step(trainer, trainer.compute_loss), next(iter(loader)), mode="training", loss=_as_it_is,
             optimizer=optimizer, accumulate=accumulate,
             loader=loader_rate.measurable(loader),
-            **_limited(options, len(trainer.train_dataset) // devices),
+            **_limited(options, trainer.train_dataset, devices),
         )  # fmt: skip
     if not result.recommended or result.batch_size is None:
         warnings.warn(f"{result.reasons[0]} per_device_train_batch_size stays {size}.", stacklevel=3)
@@ -173,9 +180,12 @@ def _tune_evaluation(trainer: Any, options: dict[str, Any]) -> TuningResult:
     def evaluate(model: Any, inputs: dict[str, Any]) -> Any:
         return trainer.prediction_step(model, inputs, loss_only)
 
-    batch = next(iter(trainer.get_eval_dataloader()))
-    largest = len(trainer.eval_dataset) // arguments.world_size
-    result = autotune_module(_step(trainer, evaluate), batch, **_limited(options, largest))
+    dataset, name = trainer.eval_dataset, None
+    if isinstance(dataset, dict):  # one without a length counts as the largest
+        name = max(dataset, key=lambda each: float("inf") if (count := _length(dataset[each])) is None else count)
+        dataset = dataset[name]
+    batch = next(iter(trainer.get_eval_dataloader(name)))
+    result = autotune_module(_step(trainer, evaluate), batch, **_limited(options, dataset, arguments.world_size))
     if result.recommended and result.batch_size is not None:
         arguments.per_device_eval_batch_size = result.batch_size
     else:
@@ -184,10 +194,17 @@ def _tune_evaluation(trainer: Any, options: dict[str, Any]) -> TuningResult:
     return result
 
 
-def _limited(options: dict[str, Any], num_samples: int) -> dict[str, Any]:
-    """Return the options with a batch that is at most the dataset."""
-    most = options.get("max_batch_size")
-    return {**options, "max_batch_size": max(1, num_samples if most is None else min(most, num_samples))}
+def _length(dataset: Any) -> int | None:
+    """Return the number of samples; None if unknown, as of a stream."""
+    return len(dataset) if isinstance(dataset, Sized) else None
+
+
+def _limited(options: dict[str, Any], dataset: Any, devices: int) -> dict[str, Any]:
+    """Return the options with a batch that is at most a device's share of the dataset."""
+    most, count = options.get("max_batch_size"), _length(dataset)
+    if count is None:
+        return options
+    return {**options, "max_batch_size": max(1, count // devices if most is None else min(most, count // devices))}
 
 
 def _step(trainer: Any, call: Callable[[Any, dict[str, Any]], Any]) -> Any:

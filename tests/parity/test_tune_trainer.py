@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")  # first: a module that was skipped before is there in part only
 
 from cubatch.errors import InvalidArgument  # noqa: E402
-from cubatch.integrations.huggingface import tune_trainer  # noqa: E402
+from cubatch.integrations.huggingface import _tune_evaluation, tune_trainer  # noqa: E402
 from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
 
 pytest.importorskip("transformers")
@@ -31,6 +33,21 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor(place % 2)}
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """The same, without a length."""
+
+    def __iter__(self):
+        return (Texts()[place] for place in range(NUM_SAMPLES))
+
+
+class Random(Texts):
+    """Draws from all random generators for each sample."""
+
+    def __getitem__(self, place):
+        random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002 - the generator that users seed
+        return super().__getitem__(place)
+
+
 class Observed(Trainer):
     """Keeps the batch sizes that it trained and evaluated with."""
 
@@ -47,14 +64,17 @@ class Observed(Trainer):
         return super().evaluation_loop(dataloader, *args, **more)
 
 
-def make(path, **more):
+def make(path, train=None, evaluation=None, **more):
     torch.manual_seed(0)
     config = BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     arguments = TrainingArguments(
         output_dir=str(path), use_cpu=True, report_to=[], save_strategy="no", max_steps=3, disable_tqdm=True,
         per_device_train_batch_size=2, per_device_eval_batch_size=2, **more,
     )  # fmt: skip
-    return Observed(BertForSequenceClassification(config), arguments, train_dataset=Texts(), eval_dataset=Texts())
+    return Observed(
+        BertForSequenceClassification(config), arguments,
+        train_dataset=train or Texts(), eval_dataset=evaluation or Texts(),
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +133,48 @@ def test_a_target_is_checked(tmp_path, target):
     with pytest.raises(InvalidArgument) as caught:
         tune_trainer(make(tmp_path), target_batch_size=target)
     assert caught.value.field == "target_batch_size"
+
+
+def test_datasets_without_a_length_set_no_limit(tmp_path):
+    """More than the samples of one epoch are tried, in training and in evaluation."""
+    found = tune_trainer(make(tmp_path, Stream(), Stream()), **TWO | {"batch_sizes": [4, 2 * NUM_SAMPLES]})
+    for result in (found.training, found.evaluation):
+        assert {m.batch_size for m in result.measurements} == {4, 2 * NUM_SAMPLES}
+
+
+def test_the_largest_of_several_evaluation_sets_is_tuned(tmp_path, monkeypatch):
+    """Its batches are those timed, and its number of samples is the limit."""
+    names, limits = [], []
+
+    def tuned(module, batch, **options):
+        limits.append((options["max_batch_size"], len(batch["labels"])))
+        raise InterruptedError
+
+    trainer = make(tmp_path, evaluation={"few": torch.utils.data.Subset(Texts(), range(5)), "many": Texts()})
+    loader = trainer.get_eval_dataloader
+    monkeypatch.setattr(trainer, "get_eval_dataloader", lambda name=None: (names.append(name), loader(name))[1])
+    monkeypatch.setattr("cubatch.integrations.huggingface.autotune_module", tuned)
+    with pytest.raises(InterruptedError):
+        _tune_evaluation(trainer, {})
+    assert (names, limits) == (["many"], [(NUM_SAMPLES, 2)])
+
+
+@pytest.mark.parametrize("name", ["loader", "accumulate", "mode", "loss", "optimizer"])
+def test_options_that_the_trainer_has_are_rejected(tmp_path, name):
+    """The error names the option."""
+    with pytest.raises(InvalidArgument) as caught:
+        tune_trainer(make(tmp_path), **{name: "mine"})
+    assert (caught.value.field, caught.value.value) == (name, "mine")
+
+
+def test_random_generators_of_the_user_are_restored(tmp_path):
+    """Those of PyTorch, NumPy and Python, from which samples are drawn."""
+    trainer = make(tmp_path, Random(), Random())
+
+    def states():
+        numbers = np.random.get_state()  # noqa: NPY002 - as above
+        return random.getstate(), (numbers[1].tolist(), *numbers[2:]), torch.get_rng_state().tolist()
+
+    before = states()
+    tune_trainer(trainer, **TWO)
+    assert states() == before
