@@ -124,7 +124,7 @@ def _check(call: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
     if given["library"] not in arithmetic.LIBRARIES:
         remedy = "ONNX Runtime runs a file, but workers receive the network." * (given["library"] == "onnxruntime")
         raise InvalidArgument("library", given["library"], "one of " + ", ".join(arithmetic.LIBRARIES), remedy)
-    limits = {name: given[name] for name in ("budget", "seed", "sweeps")}
+    limits = {name: given[name] for name in ("budget", "seed", "sweeps", "current", "multiple_of", "divides")}
     Limits.of(given["batch_sizes"], given["max_batch_size"], **limits)
     if given["memory_limit"] is not None:
         hardware_memory.memory_limit(probe.device("cpu"), given["memory_limit"])
@@ -290,7 +290,9 @@ class _Tuning:
             self.error = reply["error"]
             return self.error
         self.result = TuningResult.from_json(reply["result"])
-        return f"the answer is {self.result.batch_size}"
+        if self.result.recommended:
+            return f"the answer is {self.result.batch_size}"
+        return self.result.reasons[0]
 
 
 def _check_versions(workers: Mapping[str, Mapping[str, Any]]) -> None:
