@@ -77,18 +77,20 @@ class _Finder:
             _begin(trainer, pl_module, batch)
             self.result = self._tuned(trainer, pl_module, batch, num_samples)
         self.optimal_batch_size = self.result.batch_size if self.result.recommended else None
+        reason = self.result.reasons[0]
         if self.optimal_batch_size is not None and self._target is not None and trainer.state.fn == "fit":
             division = cut(self.result, self._target)
             self.optimal_batch_size, trainer.accumulate_grad_batches = division.batch_size, division.steps
+            reason = str(division)
         if self.optimal_batch_size is not None:
             lightning_setattr(pl_module, self._batch_arg_name, self.optimal_batch_size)
         _reset_dataloaders(trainer)  # they are there already, with the old size
         if trainer.state.fn != "fit":
             trainer._active_loop.reset()  # noqa: SLF001 - as Lightning's finder does
         if self.optimal_batch_size is None:
-            rank_zero_warn(f"{self.result.reasons[0]} {self._batch_arg_name} stays as it is.")
+            rank_zero_warn(f"{reason} {self._batch_arg_name} stays as it is.")
             return
-        rank_zero_info(self.result.reasons[0])
+        rank_zero_info(reason)
         for loader in trainer._active_loop._combined_loader.flattened:  # noqa: SLF001 - as Lightning's finder does
             if (size := getattr(loader, "batch_size", None)) not in {None, self.optimal_batch_size}:
                 rank_zero_warn(
@@ -251,10 +253,11 @@ Find the batch size at which the module steps fastest, before it is trained, val
 
 Used as Lightning's `BatchSizeFinder`, with its hooks and conditions: the data loaders come from the module or its data
 module and read a `batch_size` of one of them or its `hparams`; one device. Steps take random batches like the first of
-the loader, so that the loader's own time does not count. The module's hooks before a first step, such as
-`on_train_start`, are called once more than by Lightning alone; their effects outside of the module remain. Memory is
-predicted, and the module, its metrics and random numbers are restored. A tensor of the
-batch without a batch axis prevents a recommendation unless `constant_inputs` names it, as in "batch['table']".
+the loader, so that their times exclude the loader. Before training the loader is measured too; if it is slower than the
+steps, it limits the recommended size. The module's hooks before a first step, such as `on_train_start`, are called once
+more than by Lightning alone; their effects outside of the module remain. Memory is predicted, and the module, its
+metrics and random numbers are restored. A tensor of the batch without a batch axis prevents a recommendation unless
+`constant_inputs` names it, as in "batch['table']".
 
 Args:
     batch_arg_name: The attribute that holds the batch size.

@@ -178,6 +178,22 @@ def test_a_size_that_was_compared_with_none_takes_no_place_of_the_users(tmp_path
     assert (data.batch_size, finder.optimal_batch_size, set(model.seen_by_fit)) == (2, None, {2})
 
 
+def test_the_log_names_the_size_that_a_target_is_divided_into(tmp_path, monkeypatch):
+    """Of a target of 12 after 8 was recommended: 6, the largest divisor, twice; 8 is not named."""
+    found = result_of(
+        mode="training", measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau",
+        reasons=["Use batch size 8."],
+    )  # fmt: skip
+    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: found)
+    logged = []
+    monkeypatch.setattr("lightning.pytorch.utilities.rank_zero.rank_zero_info", logged.append)
+    data, loop = Data(), trainer(tmp_path, CubatchBatchSizeFinder(target_batch_size=12, **SHORT), limit_val_batches=0)
+    loop.fit(Counter(), datamodule=data)
+    assert (data.batch_size, loop.accumulate_grad_batches) == (6, 2)
+    (line,) = (each for each in logged if "size" in each)
+    assert "Of the sizes that divide 12, 6 " in line
+
+
 def test_a_loader_that_does_not_read_the_batch_size_is_told_of(tmp_path, monkeypatch):
     """What was found would have no effect, and nobody would notice."""
     pair = result_of(measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau")
