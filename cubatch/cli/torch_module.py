@@ -72,6 +72,18 @@ def tune_function(
     return tuned
 
 
+def parse_inputs(text: str) -> list[str | int]:
+    """
+    Parse the value of --constant-inputs: names, and positions from 0.
+
+    Example:
+        >>> parse_inputs("mask,2")
+        ['mask', 2]
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return [int(name) if name.isdecimal() else name for name in names]
+
+
 def _example(input_shape: str | None, example_inputs: str | None) -> Any:
     """Return the input shape, or the example inputs."""
     if example_inputs is not None:

@@ -94,6 +94,14 @@ def tune(
             help="A function that returns example inputs of the module, for --library torch.",
         ),
     ] = None,
+    constant_inputs: Annotated[
+        str | None,
+        typer.Option(
+            "--constant-inputs",
+            metavar="NAME,...",
+            help="Names or positions of inputs of a PyTorch module that are the same at every batch size.",
+        ),
+    ] = None,
     accumulate: Annotated[
         int | None,
         typer.Option(
@@ -130,9 +138,12 @@ def tune(
         ask = torch_module.tune_function(
             model, input_shape, example_inputs, batches or loader, dtype=dtype, others=others
         )
-        ask = functools.partial(ask, loader=loader, accumulate=1 if accumulate is None else accumulate)
+        ask = functools.partial(
+            ask, loader=loader, constant_inputs=torch_module.parse_inputs(constant_inputs or ""),
+            accumulate=1 if accumulate is None else accumulate,
+        )  # fmt: skip
     else:
-        only_torch = {"--batches": batches, "--loader": loader}
+        only_torch = {"--batches": batches, "--loader": loader, "--constant-inputs": constant_inputs}
         _check_library(library, {**only_torch, "--example-inputs": example_inputs, "--accumulate": accumulate})
         ask = functools.partial(
             tuner.autotune, _spec(model, library, input_shape, classes), devices=opt.several_devices(devices),

@@ -51,6 +51,20 @@ def words():
 def sentence():
     return {"ids": torch.randint(0, 50, (2, 6)), "mask": torch.ones(2, 6)}
 
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, weights):
+        return self.linear(x) @ weights
+
+def weighted():
+    return Weighted()
+
+def sample():
+    return {"x": torch.rand(2, 4), "weights": torch.rand(4, 4)}
+
 def unsaid():
     raise KeyError("no sentence")
 
@@ -170,6 +184,15 @@ def test_accumulated_batches_are_a_step_of_a_named_module(run, model):
         assert row["samples_per_second"] * row["latency_seconds"] == pytest.approx(3 * row["batch_size"])
 
 
+@pytest.mark.parametrize("model", ["of_users:weighted"], indirect=True)
+@pytest.mark.parametrize("given", [[], ["--constant-inputs", "weights"]], ids=["unknown", "named"])
+def test_a_constant_input_is_named_by_an_option(run, model, given):
+    """Without it there is no recommendation."""
+    code, out, err = run("tune", model, "--example-inputs", "of_users:sample", *given, *TORCH, "--json", "-")
+    assert code == 0, err
+    assert (json.loads(out)["batch_size"] is not None) == bool(given)
+
+
 @pytest.mark.parametrize("model", ["of_users:network"], indirect=True)
 def test_a_network_of_ours_is_not_sent_to_pytorch(run, model):
     """Though the file imports it."""
@@ -199,6 +222,7 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
         ([*TORCH, "--input-shape", "0,12,3"], "--input-shape must be from 1 to 2147483647, got 0"),
         ([*TORCH, "--input-shape", "64"], "got '64'; --example-inputs"),
         ([*SHAPE, "--example-inputs", "of_users:sentence"], "--example-inputs is for --library torch, not auto"),
+        ([*SHAPE, "--constant-inputs", "0"], "--constant-inputs is for --library torch, not auto"),
         ([*SHAPE, "--accumulate", "2"], "--accumulate is for --library torch, not auto"),
     ],
     ids=[
@@ -212,6 +236,7 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
         "no height",
         "one number",
         "another library",
+        "constant elsewhere",
         "accumulated elsewhere",
     ],
 )
