@@ -294,7 +294,7 @@ class BoundedRunner(abc.ABC):
                 self._learn_of(safe)
             finally:
                 self.release()
-            if safe not in plan.measured:  # nobody tells what steps take, and the walk is all there is
+            if safe not in plan.measured:  # its step gave no bytes: there is only the trace
                 return
 
     def _learn_of(self, batch_size: int) -> None:

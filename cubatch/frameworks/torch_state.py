@@ -36,7 +36,7 @@ class SavedState:
 
     def __init__(self, module: Any, *, training: bool) -> None:
         self._module, self._training = module, training
-        self._told: ExitStack | None = None
+        self._backups: ExitStack | None = None
 
     def __enter__(self) -> Self:
         parameters = list(self._module.parameters())
@@ -47,7 +47,7 @@ class SavedState:
                 undo.callback(setattr, parameter, "grad", parameter.grad)
             for tensor in tensors if self._training else self._module.buffers():
                 undo.callback(put_back, tensor, tensor.detach().to("cpu", copy=True))
-            self._told = undo.enter_context(ExitStack())
+            self._backups = undo.enter_context(ExitStack())
             for tensor in tensors:
                 undo.callback(setattr, tensor, "data", tensor.data)
             undo.enter_context(kept_attributes(self._module))  # the train flag and the buffers among them
@@ -58,11 +58,11 @@ class SavedState:
 
     def keep(self, parameters: Iterable[Any]) -> bool:
         """Back up further parameters, which steps in inference modify; return whether there were any."""
-        if self._told is None or self._training:
+        if self._backups is None or self._training:
             return False
         has_copied = False
         for parameter in parameters:
-            self._told.callback(put_back, parameter, parameter.detach().to("cpu", copy=True))
+            self._backups.callback(put_back, parameter, parameter.detach().to("cpu", copy=True))
             has_copied = True
         return has_copied
 

@@ -75,8 +75,10 @@ class StepKind:
         def seen(made: Any) -> Any:
             """Reject fake tensors in the output of the first step."""
             if unseen and any(map(_has_no_data, tensors_of(made))):
-                given = "one that gave a tensor without data, which a cache beside it kept from the walk beforehand"
-                raise InvalidArgument("module", given, "one whose caches are its own", "Make it one of its attributes.")
+                given = "one whose output has no data: a cache outside the module kept a tensor of the memory trace"
+                raise InvalidArgument(
+                    "module", given, "one that keeps its caches itself", "Make the cache an attribute of it."
+                )
             unseen.clear()
             return made
 

@@ -1,7 +1,7 @@
 """
 The ladder: which batch sizes are worth measuring, each with its reasons.
 
-Wave quantization makes throughput a sawpeak of the batch size. It rises while blocks fill the SMs, and falls when one
+Wave quantization makes throughput a sawtooth of the batch size. It rises while blocks fill the SMs, and falls when one
 more block makes the busiest SM work longer. The peaks follow from the network and the number of SMs. The ladder has
 these sizes, sizes of common advice to compare with, and the limits. `explain` shows the arithmetic.
 """

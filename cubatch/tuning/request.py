@@ -51,7 +51,7 @@ class Request:
         limits = Limits.of(
             batch_sizes, max_batch_size, budget=budget, seed=seed, sweeps=sweeps, current=current,
             multiple_of=multiple_of, divides=divides,
-        )  # fmt: skip  # fmt: skip
+        )  # fmt: skip
         check_progress(progress)
         stores.check_place(store)
         return cls(goal=goal, limits=limits, memory_limit=memory_limit, store=store, progress=progress)
