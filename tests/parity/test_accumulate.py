@@ -58,7 +58,7 @@ def test_a_step_is_so_many_batches_and_one_optimizer_step_on_their_mean_gradient
     """After each step the optimizer has seen the gradient of one batch, since all batches are equal."""
     module, x = Counts(), torch.randn(5, 8, dtype=torch.float64)
     kind = StepKind(training=True, loss=mean_square, optimizer=Steps, autocast=None, accumulate=BATCHES)
-    step = kind.step(module, list(module.parameters()), "cpu", ((x,), {}))
+    step = kind.step(module, list(module.parameters()), "cpu", ((x,), {}, ()))
     for count in (1, 2):
         step()
         assert (module.passes, Steps.made[0].steps) == (count * BATCHES, count)
