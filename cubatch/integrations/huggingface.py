@@ -119,8 +119,8 @@ def tune_trainer(
         TrainerResult: The results.
 
     Raises:
-        InvalidArgument: If the Trainer uses DataParallel, the target is no multiple of the number of processes, or one
-            of the options makes no sense or is the Trainer's own, such as its loader, loss, optimizer or accumulation.
+        InvalidArgument: If the Trainer uses DataParallel, or the target is no multiple of the number of processes. Also
+            if an option makes no sense, or is the Trainer's own: its loader, loss, optimizer or accumulation.
 
     Example:
         >>> trainer = Trainer(model, TrainingArguments("out"), train_dataset=data)     # doctest: +SKIP
