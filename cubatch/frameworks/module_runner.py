@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -107,23 +107,49 @@ class ModuleRunner(BoundedRunner):
         if not self.is_compiled:
             super().prepare(batch_size)
             return
-        before, began = num_graphs(), time.monotonic()
-        self.compile_seconds = 0.0
-        try:
-            with compiled_only():
-                super().prepare(batch_size)
-        finally:
-            if num_graphs() > before:
-                self.compile_seconds = time.monotonic() - began
+        self.forget_compiling()
+        with self.compiling():
+            super().prepare(batch_size)
         if self.compile_seconds:
             began = time.monotonic()
             self.clock.time(self.step, 1)
-            self.compile_seconds = max(0.0, self.compile_seconds - (time.monotonic() - began))
-            self._compiled[batch_size] = self.compile_seconds
+            self.note_compiling(batch_size, self.compile_seconds - (time.monotonic() - began))
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """
+        Add the block's time to `compile_seconds` if a graph was compiled in it.
+
+        Raises:
+            InvalidArgument: If PyTorch would not compile a step but run it as it is.
+        """
+        if not self.is_compiled:
+            yield
+            return
+        before, began = num_graphs(), time.monotonic()
+        try:
+            with compiled_only():
+                yield
+        finally:
+            if num_graphs() > before:
+                self.compile_seconds += time.monotonic() - began
+
+    def forget_compiling(self) -> None:
+        """Start `compile_seconds` at 0 for another batch size."""
+        self.compile_seconds = 0.0
+
+    def note_compiling(self, batch_size: int, seconds: float) -> None:
+        """Record the time of compiling for a batch size, without that of a step."""
+        self.compile_seconds = self._compiled[batch_size] = max(0.0, seconds)
 
     def look(self, *, seconds: float, top: int | None) -> MemoryLook:
         """Predict memory as `BoundedRunner.look`, and add the number of samples of a data set."""
-        return {**super().look(seconds=seconds, top=top), "num_samples": self._inputs.num_samples}
+        return {**super().look(seconds=seconds, top=top), "num_samples": self.num_samples}
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of the data set that batches are made of; None if unknown."""
+        return self._inputs.num_samples
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`."""

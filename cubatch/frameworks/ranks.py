@@ -16,6 +16,7 @@ import logging
 import operator
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit, memory_limit
 from cubatch.measure.ranks_runner import SlowestClock
-from cubatch.measure.runner import Remark
+from cubatch.measure.runner import MemoryLook, Remark
 
 _PATIENCE = dt.timedelta(days=1)  # the others wait while rank 0 works; its death is noticed at once
 
@@ -42,6 +43,9 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "free_bytes": lambda runner: runner.clock.free_bytes(),
     "hold_reference": ModuleRunner.hold_reference,
     "release": ModuleRunner.release,
+    "forget_compiling": ModuleRunner.forget_compiling,
+    "compile_seconds": operator.attrgetter("compile_seconds"),
+    "note_compiling": ModuleRunner.note_compiling,
 }
 """Commands that rank 0 sends to all ranks, itself included."""
 
@@ -120,7 +124,8 @@ class Ranks:
         self.broadcast((command, arguments))
         value, own = None, None
         try:
-            value = _COMMANDS[command](runner, *arguments)
+            with runner.compiling():
+                value = _COMMANDS[command](runner, *arguments)
         except Exception as error:  # noqa: BLE001 - raised again when all have answered
             own = error
             self._log_failure(command, error)
@@ -174,7 +179,8 @@ class Ranks:
                     raise payload.error
                 return payload.value
             try:
-                outcome = _Outcome(_COMMANDS[command](runner, *payload))
+                with runner.compiling():
+                    outcome = _Outcome(_COMMANDS[command](runner, *payload))
             except Exception as error:  # noqa: BLE001 - rank 0 raises it
                 _log.info("rank %d could not %s", self.rank, command, exc_info=True)
                 self._log_failure(command, error)
@@ -209,7 +215,7 @@ class RankedRunner(BoundedRunner):
 
     def __init__(self, ranks: Ranks, runner: ModuleRunner, memory_limit: int) -> None:
         super().__init__(SlowestClock(self._do), runner.meter, memory_limit, runner.dtype, runner.own_bytes)
-        self._ranks, self._runner = ranks, runner
+        self._ranks, self._runner, self.is_compiled = ranks, runner, runner.is_compiled
 
     @property
     def peak_bytes(self) -> int | None:
@@ -230,6 +236,24 @@ class RankedRunner(BoundedRunner):
 
     def _do(self, command: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, command, *arguments)
+
+    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+        """Predict memory as `BoundedRunner.look`, and add the number of samples of this rank's data set."""
+        return {**super().look(seconds=seconds, top=top), "num_samples": self._runner.num_samples}
+
+    def prepare(self, batch_size: int) -> None:
+        """As `ModuleRunner.prepare`, on all ranks; the slowest compilation counts."""
+        if not self.is_compiled:
+            super().prepare(batch_size)
+            return
+        self._do("forget_compiling")
+        super().prepare(batch_size)
+        self.compile_seconds = max(self._do("compile_seconds"))
+        if self.compile_seconds:
+            began = time.monotonic()
+            self.clock.time(self.step, 1)
+            self.compile_seconds = max(0.0, self.compile_seconds - (time.monotonic() - began))
+            self._do("note_compiling", batch_size, self.compile_seconds)
 
     def walk(self, num_bytes: int, top: int | None) -> Peaks:
         """Trace steps without data; the result is the same on all ranks."""

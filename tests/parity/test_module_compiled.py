@@ -8,6 +8,8 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
+from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.frameworks.ranks import RankedRunner, Ranks  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
 
 nn = torch.nn
@@ -149,3 +151,45 @@ def test_a_size_that_pytorch_would_not_compile_any_more_is_no_result():
     assert sorted([*timed, *failed]) == sizes
     assert all("compile" in reason for reason in failed.values())
     assert any("compiled separately for 8 batch sizes" in reason for reason in result.reasons)
+
+
+@pytest.fixture
+def _one_rank(_nothing_compiled):
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def ranked(module):
+    """The runner of a job's ranks, of which this process is the only one."""
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(40, 4)), batch_size=2)
+    made = TorchModule(
+        torch.compile(module, backend="eager", dynamic=True), data, mode="inference", loss=None, optimizer="sgd",
+        autocast=None, channels_last=False, compiled=False,
+    )  # fmt: skip
+    return RankedRunner(Ranks(), made.ready().runner(2**30, 0), 2**30)
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_ranks_look_without_compiling_and_time_what_they_compile():
+    """Looking at memory compiles nothing and gives the samples; the size that is compiled has its time, the next 0."""
+    runner = ranked(Net())
+    assert runner.look(seconds=10.0, top=None)["num_samples"] == 40
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+    runner.prepare(6)  # unlike the number of features, which would share its symbol
+    assert runner.compile_seconds > 0
+    assert [(remark["code"], remark["values"]["count"]) for remark in runner.remarks] == [("compiled", 1)]
+    runner.prepare(12)
+    assert runner.compile_seconds == 0
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_ranks_run_no_step_uncompiled():
+    """PyTorch compiles a function eight times; the ninth size is rejected."""
+    runner = ranked(Specialized())
+    limit = torch._dynamo.config.recompile_limit
+    for size in range(2, 2 + limit):
+        runner.prepare(size)
+    with pytest.raises(InvalidArgument, match="compile"):
+        runner.prepare(2 + limit)
