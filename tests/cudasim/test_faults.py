@@ -47,8 +47,8 @@ class Row:
 
 
 TUNED = (
-    Row("trap:max_pool", survives=False, says=("error: 2 and 4", "status 700. A kernel that was launched")),
-    Row("die:max_pool", survives=False, says=("error: 2 and 4",)),
+    Row("trap:max_pool", survives=False, says=("error at 2 sizes: 2 and 4", "status 700. A kernel that was launched")),
+    Row("die:max_pool", survives=False, says=("error at 2 sizes: 2 and 4",)),
     Row("hang:max_pool", survives=False, says=("timeout: 2",)),
     Row("dead", survives=False, says=("the measuring process failed",)),
     Row("oom:9", survives=True),  # CuPy gives up its pool and asks again
@@ -143,7 +143,7 @@ def test_a_fault_after_a_right_first_run_is_not_the_vendors():
     status, found, _ = bench(*GEMM, fault="trap:gemm_nt@3")
     assert (status, found["results"]) == (1, [])
     assert "cuBLAS" not in found["failure"]
-    assert "A kernel that was launched before may have done it" in found["failure"]
+    assert "A kernel that was launched earlier may have caused it" in found["failure"]
 
 
 def test_launches_that_block_name_the_kernel_themselves():

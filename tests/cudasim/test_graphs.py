@@ -107,7 +107,7 @@ def test_gradients_are_added_up_beside_graphs_to_the_bit():
     [
         ("float(word[0])", "RuntimeError: the current stream is capturing"),
         ("cupy.cuda.get_current_stream().synchronize()", "CUDARuntimeError: cudaErrorStreamCaptureUnsupported"),
-        ("cupy.empty(1 << 20)", "MemoryError: the step takes 8388608 bytes as it runs"),
+        ("cupy.empty(1 << 20)", "MemoryError: the step allocates 8388608 bytes while it runs"),
     ],
 )
 def test_what_a_graph_cannot_hold_falls_back_and_says_so(spoil, said):
