@@ -4,8 +4,9 @@ Check of a kernel's results: a sample of them against the same call in float64.
 A case is cut down to a few images or channels, whose results are those of the whole at these places.  NumPy repeats the
 cut call in float64 and shares nothing with the kernels.
 
-One rule bounds the error of every operation.  Its size is the largest result of the call, or of the call on absolute
-values of its operands, which bounds the intermediate sums.  After k roundings of unit u, the errors of random
+One rule bounds the error of every operation.  Its size is the result of the call on absolute values of its operands,
+which bounds the intermediate sums: of each element for products, the largest of all elsewhere.
+After k roundings of unit u, the errors of random
 data come to at most 6 sqrt(k) u size.  The probability of more is 3e-8 per result (Higham and Mary, A new approach to
 probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4).  k is the number of terms of the
 longest sum, and 16 for functions such as exp.  Results of 16 bits are rounded once more.
@@ -179,14 +180,17 @@ class Expected:
             name: array if case.operands[name].kind == "counts" else _values(array) for name, array in operands.items()
         }
         self._want, self._operands = self._call(operands), operands
-        self._sizes = {name: _largest(array) for name, array in self._want.items()}
+        # Each result of a product has sums of its own; elsewhere results share means, maxima and totals.
+        size_of = np.abs if axes_of(case) and case.operation not in _BY_CHANNEL else _largest
+        self._sizes: dict[str, Any] = {name: size_of(array) for name, array in self._want.items()}
         self._squares = {}
         absolute = {name: np.abs(array) for name, array in operands.items()}
         if not case.operation.startswith("attention"):
-            self._sizes = {name: max(self._sizes[name], _largest(each)) for name, each in self._call(absolute).items()}
+            for name, array in self._call(absolute).items():
+                self._sizes[name] = np.fmax(self._sizes[name], size_of(array))
         if case.dtype == "tf32" and axes_of(case):
             squares = self._call({name: array**2 for name, array in absolute.items()})
-            self._squares = {name: math.sqrt(_largest(each)) for name, each in squares.items()}
+            self._squares = {name: np.sqrt(size_of(each)) for name, each in squares.items()}
 
     def check(
         self, arrays: Mapping[str, Any], *, names: Collection[str] | None = None, stored_between: int = 0,
@@ -222,16 +226,19 @@ class Expected:
 
     def _bound(self, name: str, want: np.ndarray[Any, Any], stored_between: int, factor: float) -> Any:
         case, terms, size = self._case, terms_of(self._case), self._sizes[name]
+        squares = self._squares.get(name)
+        if factor != 1.0:  # a transform mixes the results of a tile
+            size, squares = _largest(size), None if squares is None else _largest(squares)
         unit, smallest = _STORED.get(case.dtype_of(name), (0.0, 0.0))
         is_product = bool(axes_of(case)) and case.operation not in _BY_CHANNEL
         is_attention = case.operation.startswith("attention")
         on_tensor_cores = case.dtype in {"tf32", *_STORED} and (is_product or is_attention)
         roundings = terms + _FUNCTIONS if terms else 0
         bound = factor * _SPREAD * math.sqrt(roundings) * (_CUT_OFF if on_tensor_cores else _ROUNDED) * size
-        if name in self._squares and name != "db":  # a plain sum
-            certain, likely = 2 * size, _SPREAD * math.sqrt(2) * self._squares[name]
-            bound += factor * _TF32 * (1 + _TF32) * min(certain, likely)
-        bound += stored_between * _STORED.get(case.dtype, (_ROUNDED, 0.0))[0] * size
+        if squares is not None and name != "db":  # a plain sum
+            certain, likely = 2 * size, _SPREAD * math.sqrt(2) * squares
+            bound = bound + factor * _TF32 * (1 + _TF32) * np.fmin(certain, likely)
+        bound = bound + stored_between * _STORED.get(case.dtype, (_ROUNDED, 0.0))[0] * size
         if is_attention:
             bound += _ATTENTION_STAGES * (_TF32 if case.dtype == "tf32" else _STORED.get(case.dtype, (0.0,))[0]) * size
         if case.operation == "dropout":  # two masks of the same probability: an element is 0 or x / (1 - p)

@@ -66,6 +66,11 @@ def test_operands_rounded_to_tf32_pass_and_coarser_ones_do_not(k):
     assert checked(case, lambda arrays: {"out": 1.01 * (arrays["x"].astype(float) @ arrays["w"].T)}) > 1
 
 
+def test_operands_that_are_cut_off_are_not_tf32():
+    """A single product shows it: without rounding each factor may be off by twice as much."""
+    assert checked(cases.gemm(70, 50, 1, dtype="tf32"), multiplied(lambda x: cut_off(x, 10))) > 1
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_no_other_type_allows_operands_to_be_rounded_to_tf32(dtype):
     """float32 stands out at once; the 16-bit types have no more digits than that, so nothing changes."""
