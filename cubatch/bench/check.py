@@ -5,7 +5,7 @@ A case is cut down to a few images or channels, whose results are those of the w
 cut call in float64 and shares nothing with the kernels.
 
 One rule bounds the error of every operation.  Its size is the result of the call on absolute values of its operands,
-which bounds the intermediate sums: of each element for products, the largest of all elsewhere.
+which bounds the intermediate sums.  Each element of a product has its own size; elsewhere the largest counts for all.
 After k roundings of unit u, the errors of random
 data come to at most 6 sqrt(k) u size.  The probability of more is 3e-8 per result (Higham and Mary, A new approach to
 probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4).  k is the number of terms of the

@@ -59,7 +59,9 @@ def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str
     if not options or not isinstance(error, InvalidArgument) or isinstance(error, UnknownName):
         return text
     option = options.get(error.field) or _OPTIONS.get(error.field, "")
-    if option.startswith("--") and error.value is not None and not any(w.partition("=")[0] == option for w in words):
+    defaults = {param.name: param.default for param in command.params}
+    is_default = error.value is None or error.value == defaults.get(error.field)
+    if option.startswith("--") and not is_default and not any(w.partition("=")[0] == option for w in words):
         return text  # the value is that of a key in a file
     return f"{option}{text.removeprefix(error.field)}" if option and text.startswith(error.field) else text
 

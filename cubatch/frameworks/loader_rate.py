@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
-import numpy as np
 
 from cubatch import checks
 from cubatch.errors import InvalidArgument
+from cubatch.frameworks.batch_sources import is_loader
+from cubatch.frameworks.torch_state import kept_random_state
 
 _FIRST_SIZE = 16  # samples of a batch by which the rate of a slow loader is first estimated
 _BATCH_SHARE = 0.25  # of the seconds, that one batch may take
@@ -84,7 +84,7 @@ def check_loader(loader: Any) -> None:
         InvalidArgument: If it has no data set or its batches come from a sampler of its own.
     """
     allowed = "a torch.utils.data.DataLoader"
-    if isinstance(loader, type) or not hasattr(loader, "dataset") or not hasattr(loader, "collate_fn"):
+    if not is_loader(loader):
         raise InvalidArgument("loader", loader, allowed)
     if _sampler(loader) is None and not _is_iterable(loader):
         given = "a data loader without a batch size"
@@ -219,17 +219,12 @@ def _num_samples(loader: Any) -> int | None:
 @contextlib.contextmanager
 def _random_state(loader: Any) -> Iterator[None]:
     """Restore the generators that the block advances: the loader's, its sampler's, and the global ones."""
-    import torch
-
     owners = (loader, _sampler(loader))
     generators = {id(g): g for owner in owners if (g := getattr(owner, "generator", None)) is not None}
     states = {key: generator.get_state() for key, generator in generators.items()}
-    global_states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - the user's
-    try:
-        yield
-    finally:
-        for key, generator in generators.items():
-            generator.set_state(states[key])
-        torch.set_rng_state(global_states[0])
-        np.random.set_state(global_states[1])  # noqa: NPY002 - as above
-        random.setstate(global_states[2])
+    with kept_random_state():
+        try:
+            yield
+        finally:
+            for key, generator in generators.items():
+                generator.set_state(states[key])

@@ -28,8 +28,7 @@ from cubatch.measure.runner import FactoryRef, Reading
 from cubatch.units import shown
 
 _REMEDY = "Pass isolate=False (--no-isolate) to measure in this process."
-START_SECONDS = 120.0  # imports, and building a module
-COMPILE_SECONDS = 120.0  # compiling the kernels of a network on a GPU, in the first `prepare`
+START_SECONDS = 120.0  # least wait for imports and building a module, and for compiling the kernels of a network
 LEAST_PREPARE_SECONDS, PREPARE_SHARE = 30.0, 3.0  # least wait for one size, and its share of the budget
 PREPARE_SECONDS = 180.0  # of the usual budget
 ASK_SECONDS = 30.0  # for requests without a computation
@@ -54,7 +53,7 @@ def prepare_limit(budget: float, *, compiles: bool = False) -> float:
         >>> prepare_limit(6.0), prepare_limit(60.0), prepare_limit(6.0, compiles=True)
         (30.0, 180.0, 120.0)
     """
-    return max(COMPILE_SECONDS if compiles else LEAST_PREPARE_SECONDS, PREPARE_SHARE * budget)
+    return max(START_SECONDS if compiles else LEAST_PREPARE_SECONDS, PREPARE_SHARE * budget)
 
 
 def identify() -> dict[str, str]:

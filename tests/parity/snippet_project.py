@@ -12,7 +12,7 @@ import torch
 
 @contextlib.contextmanager
 def registering_nothing():
-    """Import torchvision, of which a build for GPUs cannot register shapes beside a PyTorch for CPUs."""
+    """Import torchvision, of which a build for GPUs cannot register shapes with a PyTorch for CPUs."""
     with (
         warnings.catch_warnings(),
         mock.patch.object(torch.library, "register_fake", return_value=lambda function: function),

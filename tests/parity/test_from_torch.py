@@ -169,7 +169,7 @@ def gated(y):
     return a * torch.sigmoid(b)
 
 
-torch.manual_seed(0)  # modules below are built once, whatever was drawn before
+torch.manual_seed(0)  # the modules below are the same in each run
 SMALL = {
     "in parts": (
         Of(in_parts, conv=nn.Conv2d(3, 8, 1), again=nn.Conv2d(3, 4, 3, padding=1)),

@@ -294,4 +294,4 @@ def test_the_commands_share_steps_too(monkeypatch, capfd, tmp_path):
     assert "batch 80 on 2 devices" in " ".join(out.split())
     code, _, err = run("tune", spec, "--devices", "cpu,cpu")
     assert code == 2
-    assert "training" in err
+    assert "--mode" in err
