@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -104,10 +105,8 @@ def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Gro
         >>> {path: growth.lines[0].at(10) for path, growth in growths.items()}
         {(0,): 10}
     """
-    import torch
-
     values = list(batches.values())
-    if all(isinstance(value, torch.Tensor) for value in values):
+    if all(_is_tensor(value) for value in values):
         return _of_tensors(batches, path)
     parts = [children(value) for value in values]
     if all(part is not None for part in parts):
@@ -124,6 +123,11 @@ def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Gro
         line = Line.through(batches) if len(set(values)) > 1 else None
         return {path: Growth({0: line})} if line else {}
     return {}
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # where it is not imported, nothing is a tensor of it
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _of_tensors(tensors: Mapping[int, Any], path: Path) -> dict[Path, Growth]:
@@ -149,15 +153,13 @@ def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growt
 
     A list or tuple of tensors that are as long as the batch themselves holds inputs, not samples.
     """
-    import torch
-
-    if isinstance(batch, torch.Tensor):
+    if _is_tensor(batch):
         return {path: Growth({0: ROWS})} if batch.ndim and len(batch) == batch_size else {}
     parts = children(batch)
     if parts is None:
         return {}
     is_sequence = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
-    holds_rows = any(isinstance(item, torch.Tensor) and item.ndim and len(item) == batch_size for _, item in parts)
+    holds_rows = any(_is_tensor(item) and item.ndim and len(item) == batch_size for _, item in parts)
     if len(path) > 1 and is_sequence and len(parts) == batch_size and not holds_rows:
         return {path: Growth({0: ROWS})}
     growths: dict[Path, Growth] = {}
