@@ -19,11 +19,17 @@ from cubatch.tuning import store_tables
 from cubatch.tuning.store import Run
 from tests.thorough import THOROUGH
 
-IN_PROCESSES = ("worker killed", "parent killed", "several tuners of one store", "no file may grow for a while")
+IN_PROCESSES = (
+    "parent killed",
+    *(
+        pytest.param(kind, marks=pytest.mark.thorough)
+        for kind in ("worker killed", "several tuners of one store", "no file may grow for a while")
+    ),
+)
 
 
 @pytest.mark.parametrize("kind", devices.KINDS)
-@pytest.mark.parametrize("seed", range(100 if THOROUGH else 4))
+@pytest.mark.parametrize("seed", range(100 if THOROUGH else 2))
 def test_nothing_is_lost_on_a_device_that_misbehaves(kind, seed):
     """Every reading that was kept is there once, the answer is the rule's, and deadlines hold."""
     trial = devices.try_once(kind, seed)
@@ -37,6 +43,7 @@ def test_nothing_is_lost_by_processes_that_are_killed(kind):
     assert trial.is_good, trial
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("cc"), reason="reads that fail take a C compiler")
 def test_reads_that_fail_move_no_store_aside():
     """EIO under a finished store: it stays where it is, and answers again once it can be read."""

@@ -9,10 +9,14 @@ import subprocess
 import sys
 import time
 
+import attrs
 import pytest
 
+from cubatch.errors import InvalidArgument
 from cubatch.studies.run import STUDIES
 from tests.unit.tuning.small_runs import CHECKOUT, rows
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 SMALL = ("powers-of-two", "mlp", "--device", "cpu", "--quick", "--max-batch-size", 9)
 
@@ -28,7 +32,7 @@ def test_the_studies_are_listed(run):
     assert all(name in text and study["title"] in text for name, study in listed.items())
 
 
-def test_a_study_writes_its_folder(run, tmp_path):
+def test_a_study_writes_its_folder(run, tmp_path, virtual):
     """JSON, a self-contained page and figures; the table and the answer on stdout."""
     folder = tmp_path / "out"
     code, out, err = run("study", *SMALL, "--out", folder)
@@ -40,6 +44,7 @@ def test_a_study_writes_its_folder(run, tmp_path):
     assert found["device"]["name"]
     assert found["environment"]["numpy"]
     assert found["created"]
+    assert found["mode"] == "training"
     assert {path.name for path in folder.iterdir()} >= {"index.html", "study.json", "figure.png", "figure.svg"}
     assert str(folder / "index.html") in err
     text = (folder / "index.html").read_text()
@@ -52,12 +57,18 @@ def test_a_study_writes_its_folder(run, tmp_path):
         assert words in text
 
 
-def test_a_killed_study_goes_on(tmp_path):
+def begin(arguments):
+    """Start a study in a process of its own."""
+    command = [sys.executable, "-m", "cubatch", "study", *arguments]
+    return subprocess.Popen(command, env=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_killed_study_goes_on(run, tmp_path, virtual):
     """After SIGKILL the same command keeps every timing as it was, and each size has its five visits in the end."""
     folder = tmp_path / "out"
     store = folder / "measured.sqlite3"
-    command = [sys.executable, "-m", "cubatch", "study", *map(str, SMALL), "--out", str(folder)]
-    running = subprocess.Popen(command, env=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [*map(str, SMALL), "--out", str(folder)]
+    running = begin(command)
     while running.poll() is None and len(rows(store)) < 12:
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
@@ -65,13 +76,11 @@ def test_a_killed_study_goes_on(tmp_path):
     before = rows(store)
     assert before
     assert not (folder / "study.json").exists()
-    subprocess.run(command, env=CHECKOUT, check=True, capture_output=True)
+    assert run("study", *command)[0] == 0
     after = rows(store)
     assert {key: after[key] for key in before} == before
     visits = {(size, number // 16) for size, number in after}
     assert sorted(size for size, _ in visits) == [n for n in (3, 4, 5, 7, 8, 9) for _ in range(5)]
-    subprocess.run(command, env=CHECKOUT, check=True, capture_output=True)
-    assert rows(store) == after
 
 
 @pytest.mark.parametrize(
@@ -107,26 +116,31 @@ def test_what_makes_no_sense_is_refused_by_name(run, tmp_path, monkeypatch, argu
         ("memory-rules", ["inference", "training"]),
     ],
 )
-def test_each_study_has_the_mode_of_its_question(run, tmp_path, name, modes):
+def test_each_study_has_the_mode_of_its_question(run, tmp_path, monkeypatch, name, modes):
     """Inference as everywhere, but where the question is of training or of both; what --mode says goes before that."""
-    arguments = ("study", name, "mlp", "--device", "cpu", "--quick", "--max-batch-size", 9, "--budget", 5)
-    arguments += ("--json", "-")
-    _, out, err = run(*arguments, "--out", tmp_path / "own")
-    assert json.loads(out)["mode"] == " and ".join(modes), err
-    _, out, err = run(*arguments, "--out", tmp_path / "asked", "--mode", "inference")
-    assert json.loads(out)["mode"] == "inference", err
+    asked = []
+
+    def refuse(request, _):
+        asked.append(request.modes)
+        raise InvalidArgument("mode", request.modes, "none")
+
+    monkeypatch.setitem(STUDIES, name, attrs.evolve(STUDIES[name], run=refuse))
+    arguments = ("study", name, "mlp", "--device", "cpu", "--out", tmp_path)
+    assert [run(*arguments)[0], run(*arguments, "--mode", "inference")[0]] == [2, 2]
+    assert asked == [tuple(modes), ("inference",)]
 
 
-def test_a_killed_training_study_goes_on(tmp_path):
+@pytest.mark.thorough
+def test_a_killed_training_study_goes_on(run, tmp_path):
     """After SIGKILL the same command trains only what is missing, and what was trained is kept as it was."""
     (tmp_path / "linear.toml").write_text(
         'name = "linear"\ninput_shape = [28, 28, 1]\n[[layers]]\ntype = "flatten"\n'
         '[[layers]]\ntype = "linear"\nk = 10\n'
     )
     folder = tmp_path / "out"
-    command = [sys.executable, "-m", "cubatch", "study", "generalisation", str(tmp_path / "linear.toml"), "--quick"]
+    command = ["generalisation", str(tmp_path / "linear.toml"), "--quick", "--max-batch-size", "64"]
     command += ["--device", "cpu", "--out", str(folder)]
-    running = subprocess.Popen(command, env=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = begin(command)
     kept = folder / "cells.jsonl"
     while running.poll() is None and not (kept.exists() and kept.read_text()):
         time.sleep(0.01)
@@ -135,8 +149,8 @@ def test_a_killed_training_study_goes_on(tmp_path):
     before = kept.read_text()
     assert before
     assert not (folder / "study.json").exists()
-    subprocess.run(command, env=CHECKOUT, check=True, capture_output=True)
+    assert run("study", *command)[0] == 0
     after = kept.read_text()
     assert after.startswith(before)
     assert len(after.split()) > len(before.split())
-    assert after.count('"name"') == 10
+    assert after.count('"name"') == 6

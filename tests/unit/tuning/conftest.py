@@ -10,11 +10,8 @@ import pytest
 from cubatch.estimate import expected
 from cubatch.estimate.block_counts import num_blocks
 from cubatch.estimate.predictions import PassPrediction, StepPrediction
-from cubatch.hardware import cpu_load, host
-from cubatch.measure import clocks, network_runner
-from cubatch.measure.callable_runner import CallableRunner
+from cubatch.measure import network_runner
 from cubatch.measure.network_runner import NetworkRunner
-from cubatch.measure.runner import Reading
 from cubatch.network.passes import Pass
 from tests.unit.tuning.forecasts import GO, SCALE_SD
 
@@ -66,45 +63,3 @@ def counted(monkeypatch):
 
     monkeypatch.setattr(NetworkRunner, "prepare", count)
     return prepared
-
-
-class VirtualClock(clocks.HostClock):
-    """Time that only measuring moves on: a step of n samples takes 1 ms and 10 us a sample, whatever the machine."""
-
-    passed = 0.0
-    batch_size = 0
-
-    def now(self):
-        return VirtualClock.passed
-
-    def sleep(self, seconds):
-        VirtualClock.passed += seconds
-
-    def time(self, step, repeats):
-        step()
-        seconds = 1e-3 + 1e-5 * VirtualClock.batch_size
-        VirtualClock.passed += repeats * seconds
-        return Reading(seconds=seconds)
-
-
-@pytest.fixture
-def quiet(monkeypatch):
-    """Nobody else is busy here, whatever runs beside the tests."""
-    monkeypatch.setattr(cpu_load, "snapshot", lambda *_: None)
-    monkeypatch.setattr(host, "cpu_periods", dict)
-
-
-@pytest.fixture
-def virtual(monkeypatch):
-    """Runners of this process are told their time by a VirtualClock; the steps are really done, once each."""
-
-    def noting(prepare):
-        def note(self, batch_size):
-            VirtualClock.batch_size = batch_size
-            prepare(self, batch_size)
-
-        return note
-
-    monkeypatch.setattr(clocks, "HostClock", VirtualClock)
-    for runner in (NetworkRunner, CallableRunner):
-        monkeypatch.setattr(runner, "prepare", noting(runner.prepare))
