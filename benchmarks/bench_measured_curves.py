@@ -60,7 +60,7 @@ class Measured(Traits):
         super().__init__(rng)
         self.max_batch_size = self.true_limit = max(curve)
         self.curve = functools.partial(_between, sorted(curve.items()))
-        self.readings, self.is_stationary = READINGS, not moves
+        self.noise_of_timings, self.is_stationary = READINGS, not moves
         self.tells_clock, self.tells_reference = False, tells
         self.prepare_seconds, self.load_seconds = PREPARE_SECONDS, LOAD_SECONDS
         if moves:

@@ -63,7 +63,7 @@ def _ratios(case: dict[str, Any]) -> list[str]:
 
 def _beside_torch(result: dict[str, Any]) -> str:
     return (
-        f"{origin(result)}, PyTorch {result['environment']['torch']}, BLAS {result['environment']['blas']}: throughput "
+        f"{origin(result)}, PyTorch {result['environment']['torch']}, BLAS {result['environment']['blas']}. Throughput "
         f"over that of PyTorch eager in its faster memory layout, each the best of {result['rounds']} interleaved "
         "rounds"
     )

@@ -30,9 +30,9 @@ def answers(result: dict[str, Any]) -> str:
             f"{statistics.fmean(row['seconds'] for row in runs):.1f}", str(sum(row["failures"] for row in runs)),
         ])  # fmt: skip
     modules = dict.fromkeys(f"`{case['module']}`" for case in result["rows"])
-    modes = " and ".join(dict.fromkeys(case["mode"] for case in result["rows"]))
+    modes = " and ".join(dict.fromkeys(case["mode"] for case in result["rows"])).capitalize()
     caption = (
-        f"{origin(result)}, PyTorch {result['environment']['torch']}; {modes} of {', '.join(modules)}. Sizes up to "
+        f"{origin(result)}, PyTorch {result['environment']['torch']}. {modes} of {', '.join(modules)}. Sizes up to "
         f"{result['max_batch_size']}, budget of cubatch {result['budget_seconds']:.0f} s. Loss is measured in turns "
         "with the best size of an exhaustive sweep; a size that does not run within the limit loses 100 %"
     )

@@ -21,10 +21,12 @@ def repeatability(*results: dict[str, Any]) -> str:
     first = results[0]
     torch = f", PyTorch {first['environment']['torch']}" if "torch" in first["environment"] else ""
     runs = max(row["runs"] for result in results for case in result["workloads"] for row in case["summary"])
-    goals = "; ".join(dict.fromkeys(f"{_goals(result['goals'])} with {_busy(result['busy'])}" for result in results))
-    origins = "; ".join(dict.fromkeys(map(origin, results)))
+    goals = ". Goals: ".join(
+        dict.fromkeys(f"{_goals(result['goals'])} with {_busy(result['busy'])}" for result in results)
+    )
+    origins = ". ".join(dict.fromkeys(map(origin, results)))
     caption = (
-        f"{origins}{torch}; up to {runs} runs, each in a fresh process without cached timings, budget "
+        f"{origins}{torch}. Up to {runs} runs, each in a fresh process without cached timings, budget "
         f"{first['budget_seconds']:.0f} s. Loss is the throughput lost against the best size that a paired judge "
         "measured after the runs. Rate error is the reported rate against the judged one, normalized by the reference "
         f"step of the result; * marks results without one. Goals: {goals}"

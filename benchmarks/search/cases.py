@@ -128,7 +128,7 @@ class Traits:
 
     def __init__(self, rng: random.Random) -> None:
         self.max_batch_size = rng.choice(MAXIMA)
-        self.readings = Noise(rng.choice((0.002, 0.003, 0.005, 0.01)), outliers=0.02)
+        self.noise_of_timings = Noise(rng.choice((0.002, 0.003, 0.005, 0.01)), outliers=0.02)
         self.behaviours: list[Behaviour] = [ORDINARY_START]
         self.load_seconds = log_uniform(rng, 0.05, 1.0)
         self.is_stationary = True
@@ -153,7 +153,7 @@ class Traits:
         bytes_per_sample = room // (self.true_limit + 1) + 1
         device = SearchDevice(
             self.curve,
-            readings=self.readings,
+            noise_of_timings=self.noise_of_timings,
             is_stationary=self.is_stationary,
             tells_clock=self.tells_clock,
             tells_reference=self.tells_reference,

@@ -86,7 +86,7 @@ def make(kind: str, seed: int, number: int) -> Case:
     bytes_per_sample = (16 * GIB) // (sizes[-1] + 1) + 1
     device = SearchDevice(
         model.seconds,
-        readings=Noise(NOISE),
+        noise_of_timings=Noise(NOISE),
         is_stationary=False,
         bytes_needed=lambda n: n * bytes_per_sample,
         memory_bytes=16 * GIB,

@@ -85,15 +85,15 @@ def _drift(traits: Callables, rng: random.Random) -> None:
 
 
 def _noise(traits: Callables, rng: random.Random) -> None:
-    traits.readings = Noise(rng.uniform(0.02, 0.10), outliers=rng.choice((0.0, 0.05)))
+    traits.noise_of_timings = Noise(rng.uniform(0.02, 0.10), outliers=rng.choice((0.0, 0.05)))
 
 
 def _heavy_tails(traits: Callables, rng: random.Random) -> None:
     spread = rng.uniform(0.005, 0.03)
     if rng.random() < 0.5:
-        traits.readings = Noise(spread, freedom=rng.choice((1.5, 2.0, 3.0)))
+        traits.noise_of_timings = Noise(spread, freedom=rng.choice((1.5, 2.0, 3.0)))
     else:
-        traits.readings = Noise(spread, late=rng.choice((1.0, 1.5, 2.0)))
+        traits.noise_of_timings = Noise(spread, late=rng.choice((1.0, 1.5, 2.0)))
 
 
 def _bimodal(traits: Callables, rng: random.Random) -> None:

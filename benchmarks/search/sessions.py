@@ -163,13 +163,13 @@ class SearchDevice(FakeDevice):
     A fake device for searches.
 
     Attributes:
-        readings: Noise of its timings; `noise` and `outliers` are not used.
+        noise_of_timings: Noise of its timings; `noise` and `outliers` are not used.
         is_stationary: Whether its speed is constant, so that a timing has one true median.
         tells_clock: Whether timings come with the SM clock.
         tells_reference: Whether a size can be held as the reference, which is timed before and after each timing.
     """
 
-    readings: Noise = attrs.field(default=Noise(), kw_only=True)
+    noise_of_timings: Noise = attrs.field(default=Noise(), kw_only=True)
     is_stationary: bool = attrs.field(default=True, kw_only=True)
     tells_clock: bool = attrs.field(default=True, kw_only=True)
     tells_reference: bool = attrs.field(default=False, kw_only=True)
@@ -225,7 +225,7 @@ class Session(FakeRunner):
         self._clock = QuickClock(self)
         self.tells_clock = device.tells_clock
         self._reference: tuple[int, int] | None = None
-        self._readings = device.readings
+        self._noise_of_timings = device.noise_of_timings
         self._is_stationary = device.is_stationary
         self._generator = np.random.default_rng(device.seed)
         self._drawn: list[float] = []
@@ -234,7 +234,7 @@ class Session(FakeRunner):
     def draw_noise(self) -> float:
         """Draw the noise factor of a timing."""
         if not self._drawn:
-            self._drawn = self._readings.sample(self._generator, _DRAWS).tolist()
+            self._drawn = self._noise_of_timings.sample(self._generator, _DRAWS).tolist()
         return self._drawn.pop()
 
     def clock_mhz(self) -> float:
@@ -287,8 +287,8 @@ class Session(FakeRunner):
         speeds = self._speeds[False] or self._speeds[True]
         seconds = self.device.curve(batch_size)
         if not speeds:
-            return seconds * self._readings.median
+            return seconds * self._noise_of_timings.median
         factors, weights = np.array(speeds).T
         rng = np.random.default_rng(0)
         drawn = rng.choice(factors, 20_000, p=weights / weights.sum())
-        return seconds * float(np.median(drawn * self._readings.sample(rng, len(drawn))))
+        return seconds * float(np.median(drawn * self._noise_of_timings.sample(rng, len(drawn))))

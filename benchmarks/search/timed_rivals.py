@@ -8,7 +8,7 @@ they are what a careful person would write in an afternoon, and the yardstick of
     aitune              powers of two, ascending        10 steps to warm up, 20 timed, their mean
     batchtune           multiples of 64 by memory       3 steps to warm up, 8 or 10 timed together, host clock
     powers of two x 5   powers of two, ascending        the median of 5 timings
-    5 readings each     powers of two and 1.5 times     the median of 5 timings
+    5 timings each      powers of two and 1.5 times     the median of 5 timings
     successive halving  the same                        5 timings, then twice as many for the better half
 """
 
@@ -35,7 +35,7 @@ def aitune(
     task: Task,
     *,
     warmups: int = 10,
-    readings: int = 20,
+    timings: int = 20,
     gain: float = 0.05,
     patience: int = 2,
 ) -> int | None:
@@ -54,7 +54,7 @@ def aitune(
             runner.prepare(size)
             for _ in range(warmups):
                 runner.clock.time(runner.step, 1)
-            seconds = statistics.fmean(runner.clock.time(runner.step, 1).seconds for _ in range(readings))
+            seconds = statistics.fmean(runner.clock.time(runner.step, 1).seconds for _ in range(timings))
         except MemoryError:
             runner.release()
             break
@@ -115,32 +115,32 @@ def batchtune(
 
 def powers_of_two(runner: Runner, task: Task) -> int | None:
     """Time powers of two five times each, up to the first that does not fit; the smallest within tolerance wins."""
-    readings: dict[int, list[float]] = {}
+    timings: dict[int, list[float]] = {}
     for size in _powers(task.max_batch_size):
-        if not _visit(runner, size, 5, readings):
+        if not _visit(runner, size, 5, timings):
             break
-    return _choose(readings, task.goal)
+    return _choose(timings, task.goal)
 
 
-def five_readings_each(runner: Runner, task: Task) -> int | None:
+def five_timings_each(runner: Runner, task: Task) -> int | None:
     """Time every size of the plain ladder five times; the smallest within the tolerance wins."""
-    readings: dict[int, list[float]] = {}
+    timings: dict[int, list[float]] = {}
     for size in _ladder(task):
-        _visit(runner, size, 5, readings)
-    return _choose(readings, task.goal)
+        _visit(runner, size, 5, timings)
+    return _choose(timings, task.goal)
 
 
 def successive_halving(runner: Runner, task: Task) -> int | None:
     """Read every size of the plain ladder five times, the better half ten times more, and so on down to two."""
-    readings: dict[int, list[float]] = {}
+    timings: dict[int, list[float]] = {}
     count, sizes = 5, _ladder(task)
     while True:
-        sizes = [size for size in sizes if _visit(runner, size, count, readings)]
-        able = _keeping_limit({size: readings[size] for size in sizes}, task.goal)
+        sizes = [size for size in sizes if _visit(runner, size, count, timings)]
+        able = _keeping_limit({size: timings[size] for size in sizes}, task.goal)
         if len(able) <= 2:
             return _choose(able, task.goal)
         larger = -1 if task.goal.objective == "latency" else 1  # of equals what the goal prefers
-        ranked = sorted(able, key=lambda size: (_cost(size, readings[size], task.goal), larger * size))
+        ranked = sorted(able, key=lambda size: (_cost(size, timings[size], task.goal), larger * size))
         sizes, count = sorted(ranked[: math.ceil(len(ranked) / 2)]), 2 * count
 
 
@@ -148,10 +148,10 @@ TIMED: dict[str, Rival] = {
     "aitune": aitune,
     "batchtune": batchtune,
     "powers of two x 5": powers_of_two,
-    "5 readings each": five_readings_each,
+    "5 timings each": five_timings_each,
     "successive halving": successive_halving,
 }
-KNOW_LATENCY = frozenset({"powers of two x 5", "5 readings each", "successive halving"})
+KNOW_LATENCY = frozenset({"powers of two x 5", "5 timings each", "successive halving"})
 """Rules that know latency as an objective or a limit."""
 
 
@@ -163,7 +163,7 @@ def _ladder(task: Task) -> list[int]:
     return [candidate.batch_size for candidate in ladder.plain(Limits(max_batch_size=task.max_batch_size))]
 
 
-def _visit(runner: Runner, size: int, count: int, readings: dict[int, list[float]]) -> bool:
+def _visit(runner: Runner, size: int, count: int, timings: dict[int, list[float]]) -> bool:
     """Prepare a size, warm it up, and take timings of 10 ms or one step."""
     try:
         runner.prepare(size)
@@ -174,7 +174,7 @@ def _visit(runner: Runner, size: int, count: int, readings: dict[int, list[float
     except MemoryError:
         runner.release()
         return False
-    readings.setdefault(size, []).extend(new)
+    timings.setdefault(size, []).extend(new)
     return True
 
 
@@ -182,13 +182,13 @@ def _cost(size: int, seconds: Sequence[float], goal: Goal) -> float:
     return statistics.median(seconds) / (1 if goal.objective == "latency" else size)
 
 
-def _keeping_limit(readings: Mapping[int, list[float]], goal: Goal) -> dict[int, list[float]]:
+def _keeping_limit(timings: Mapping[int, list[float]], goal: Goal) -> dict[int, list[float]]:
     limit = goal.latency_limit or math.inf
-    return {size: seconds for size, seconds in readings.items() if statistics.median(seconds) <= limit}
+    return {size: seconds for size, seconds in timings.items() if statistics.median(seconds) <= limit}
 
 
-def _choose(readings: Mapping[int, list[float]], goal: Goal) -> int | None:
-    costs = {size: _cost(size, seconds, goal) for size, seconds in _keeping_limit(readings, goal).items()}
+def _choose(timings: Mapping[int, list[float]], goal: Goal) -> int | None:
+    costs = {size: _cost(size, seconds, goal) for size, seconds in _keeping_limit(timings, goal).items()}
     if not costs:
         return None
     good = [size for size, cost in costs.items() if cost <= goal.allowed(min(costs.values()))]

@@ -59,13 +59,9 @@ class HasStepLimit(Protocol):
 @attrs.define
 class Spent:
     """
-    Count what the trials of a size took in addition to timings.
+    The number of trials of a size, and the seconds that they took in addition to timings.
 
-    Attributes:
-        visits: Number of trials.
-        prepare_seconds: Seconds of preparing.
-        warmup_seconds: Seconds of warm-up steps.
-        query_seconds: Seconds of queries, such as memory.
+    Queries read, for example, the used memory. The fields are also those of a measurement in JSON.
     """
 
     visits: int = 0

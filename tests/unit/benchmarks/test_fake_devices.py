@@ -123,7 +123,7 @@ def test_regret_of_latency_is_how_much_longer_it_takes() -> None:
 )
 def test_half_of_the_readings_lie_above_the_true_median(noise: Noise) -> None:
     """Of 4000 readings a half lies above, within four standard errors of sqrt(1/4 / 4000); all are positive."""
-    session = SearchDevice(affine(1e-3, 1e-5), readings=noise, seed=7)()
+    session = SearchDevice(affine(1e-3, 1e-5), noise_of_timings=noise, seed=7)()
     session.prepare(32)
     readings = [session.clock.time(session.step, 3).seconds for _ in range(4000)]
     above = statistics.fmean(reading > session.true_median(32) for reading in readings)

@@ -16,7 +16,7 @@ from benchmarks.search.fake_devices import make, numbers
 from benchmarks.search.sessions import Session
 from benchmarks.search.trials import FINDERS, OURS, Request, Trial, search_device, try_ours, try_rival
 
-PLAIN = "5 readings each"
+PLAIN = "5 timings each"
 
 DONE = Trial(
     kind="plateau", device=0, finder="ludwig", budget=None, against=None, batch_size=8, best_batch_size=16, knee=4,
@@ -73,7 +73,8 @@ def test_intervals_are_held_against_the_true_median() -> None:
     """Most intervals that 300 s give hold the true median of a quiet device, and none where the truth is far away."""
     case = case_of("plateau")
     exact = attrs.evolve(
-        case, device=attrs.evolve(case.device, readings=attrs.evolve(case.device.readings, outliers=0.0))
+        case,
+        device=attrs.evolve(case.device, noise_of_timings=attrs.evolve(case.device.noise_of_timings, outliers=0.0)),
     )
     trial = try_ours(exact, 0, 300.0)
     assert trial.intervals > 0
