@@ -31,6 +31,7 @@ from benchmarks.pages import (
     rooms,
     search,
     step_graphs,
+    training_loops,
     trust,
 )
 from cubatch import TuningResult
@@ -55,6 +56,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "hosts": search.hosts,
     "faults": search.faults,
     "repeatability": repeatability.repeatability,
+    "training-loops": training_loops.training_loops,
     "predictor": predictor.scores,
     "predictor-goals": predictor.goals,
     "predictor-absent": predictor.absent,
