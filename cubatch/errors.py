@@ -100,7 +100,7 @@ class UnknownName(InvalidArgument):
             hint = "known: " + ", ".join(self.known)
         else:
             hint = f"{len(self.known)} names are known, none is near"
-        hint += f". {self.remedy}" if self.remedy else ""
+        hint += f"{'' if self.near else '.'} {self.remedy}" if self.remedy else ""
         return f"unknown {self.field} {shown(self.value)}; {hint}"
 
 

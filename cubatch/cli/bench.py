@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Time cubatch kernels and those of the vendor and other rivals.\n\nEach result is checked first.\n\n"
+    help="Time cubatch kernels and those of other libraries.\n\n"
+    "Each result is checked first.\n\n"
     "Example: cubatch bench gemm --m 4096 --n 4096 --k 4096",
 )
 
@@ -41,24 +42,34 @@ DtypeOption = Annotated[
 ]
 VariantsOption = Annotated[
     Literal["chosen", "all"],
-    typer.Option("--variants", help="The variant ranked first, or all that can run it and the naive one."),
+    typer.Option(
+        "--variants",
+        help="chosen: the kernel variant ranked first; all: every variant that can run, and the naive kernel.",
+    ),
 ]
 RivalOption = Annotated[
-    bool, typer.Option("--rival/--no-rival", help="Time the rivals too, such as the vendor's library.")
+    bool, typer.Option("--rival/--no-rival", help="Also time the kernels of other libraries, such as the vendor's.")
 ]
-SecondsOption = Annotated[float, typer.Option("--seconds", min=0.01, help="Timing of each case, at most.")]
+SecondsOption = Annotated[float, typer.Option("--seconds", min=0.01, help="Longest time spent on each case.")]
 DryOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only show what would run: variants, blocks, fill; needs no GPU.")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Only show what would run: variants, blocks and use of the SMs. Needs no GPU; name one with --device.",
+    ),
 ]
 PlotOption = Annotated[
     str | None, typer.Option("--plot", metavar="FILE", help="Draw shares of the roofline: .png, .svg or .pdf.")
 ]
 BatchOption = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Samples.")]
-PassOption = Annotated[_Pass, typer.Option("--pass", help="Which product.")]
+PassOption = Annotated[
+    _Pass, typer.Option("--pass", help="fprop: forward; dgrad: gradient of the input; wgrad: gradient of the weights.")
+]
 FusedOption = Annotated[
     bool,
     typer.Option(
-        "--fused", help="Also with the terms that networks fuse: norm, residual and ReLU; backward residual and mask."
+        "--fused",
+        help="Also time the kernels with fused operations: norm, residual and ReLU; backward residual and mask.",
     ),
 ]
 
@@ -70,7 +81,7 @@ def gemm(
     n: Annotated[int, typer.Option("--n", min=1, help="Columns of the result.")],
     k: Annotated[int, typer.Option("--k", min=1, help="Length of the sums.")],
     layout: Annotated[
-        Literal["nn", "nt", "tn"], typer.Option("--layout", help="t: that operand is stored transposed.")
+        Literal["nn", "nt", "tn"], typer.Option("--layout", help="Layout of the two operands; t: stored transposed.")
     ] = "nt",
     dtype: DtypeOption = "float32",
     device: DeviceOption = None,

@@ -36,7 +36,7 @@ def kernels(
     """
     List the CUDA kernels with registers and occupancy.
 
-    Also with shared memory and spilled bytes.
+    The list also has shared memory and spilled bytes.
 
     With --arch, or on a machine with a GPU, NVRTC compiles them; this needs no GPU. Otherwise, or if NVRTC is missing
     or too old for an --arch, the list has the figures recorded with the sources.

@@ -33,8 +33,8 @@ def memory(
     """
     Show the memory of a step, and the largest batch that fits.
 
-    Nothing is run: the numbers come from the memory plan, by part and by layer. With --target-batch-size the largest
-    batch of training that leaves memory for the accumulated gradients.
+    Nothing is run: the numbers come from the memory plan, by part and by layer. With --target-batch-size it also
+    shows the largest batch of training that leaves memory for the accumulated gradients.
 
     Example: cubatch memory mlp --batch-size 256 --memory 12GiB
     """
@@ -86,7 +86,7 @@ def memory(
         for each, taken in modes.items()
     }
     of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
-    trained = f", training by {optimizer}" if "training" in chosen_modes else ""
+    trained = f", optimizer {optimizer}" if "training" in chosen_modes else ""
     title = f"{model} on {target}, {dtype}, batch {batch_size}{of_target}{trained}: memory of a step"
     payload = {"schema": 2, "modes": listed, "memory": limit}
     options.pop("target_batch_size", None)

@@ -58,8 +58,8 @@ def tune_function(
         raise typer.BadParameter(f"--library torch does not take --dtype {dtype}; set it where the module is built")
     if sum(each is not None for each in (input_shape, example_inputs, batches)) != 1:
         raise typer.BadParameter(
-            "--library torch takes one of --input-shape H,W,C, for images, --batches or --loader, which make batches "
-            "of any size, and --example-inputs, a function that returns a batch"
+            "--library torch needs exactly one of these options: --input-shape H,W,C (images), --batches or --loader "
+            "(batches of any size), or --example-inputs (a function that returns one batch)"
         )
     here = user_code.current_folder()
     with user_code.beside(here):

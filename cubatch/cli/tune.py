@@ -83,7 +83,7 @@ def tune(
         typer.Option(
             "--loader",
             metavar="package.module:name",
-            help="A data loader, or a function that returns one, whose samples make the batches.",
+            help="A data loader, or a function that returns one: its samples make the batches, and its rate counts.",
         ),
     ] = None,
     example_inputs: Annotated[
@@ -129,7 +129,9 @@ def tune(
     _check_endings(plot, report)
     ask: Callable[..., TuningResult]
     if batches is not None and loader is not None:
-        raise typer.BadParameter("--batches and --loader exclude each other")
+        raise typer.BadParameter(
+            "--batches and --loader exclude each other: pass --loader alone, it also makes the batches"
+        )
     if library == "torch":
         others = {
             "--classes": classes, "--devices": devices, "--recompute": recompute or None,

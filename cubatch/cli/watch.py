@@ -26,10 +26,10 @@ def watch(
         typer.Option(
             "--seconds",
             metavar="S",
-            help="Stop after this time. Default: at Ctrl-C on a terminal, else after one look.",
+            help="Stop after this time. Default: at Ctrl-C on a terminal, else after one query.",
         ),
     ] = None,
-    interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between two queries.")] = 1.0,
     json: JsonOption = None,
 ) -> None:
     """
@@ -83,7 +83,7 @@ def _screen(*, is_live: bool) -> Iterator[Callable[[Grid], None]]:
 def _grid(state: Mapping[str, Any]) -> Grid:
     from cubatch.report.tables import watch as table
 
-    looks = f"{state['looks']} looks in {state['seconds']:.0f} s" if state["looks"] > 1 else "one look"
-    return table.watched(state["gpus"], title=f"GPUs of this machine, {looks}").fit(
+    queries = f"{state['looks']} queries in {state['seconds']:.0f} s" if state["looks"] > 1 else "one query"
+    return table.watched(state["gpus"], title=f"GPUs of this machine, {queries}").fit(
         console.line_width(), table.DISPENSABLE
     )

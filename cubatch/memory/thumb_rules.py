@@ -100,7 +100,7 @@ def rules_of_thumb(
         for name, formula, factor in (
             ("2x the file", "twice the size of the weights on disk", 2),
             ("3x the file", "weights, gradients and momentum, each the size of the file", 3),
-            ("4.5x the file", "as once measured: what is beyond 3x are activations and workspace", 4.5),
+            ("4.5x the file", "as 3x, and half as much again for activations and workspace", 4.5),
         )
     ]
     limit = None if memory is None else limit_bytes(memory, work.device)

@@ -137,14 +137,14 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         return f"Use batch size {n}: {value}.{alone}"
     if n in equal and len(equal) > 1:
         noise = format_tenths(max(_noise(posterior, m, result.fastest_batch_size or n) for m in equal))
-        alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise})"
+        alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise})."
         end = "largest" if result.objective == "latency" else "smallest"
         why = (
             ""
             if n == equal[-1 if end == "largest" else 0]
             else f", the {end} expected within {_tolerance(result)} of the best"
         )
-        return f"{alike_}; use {n}{why}: {value}."
+        return f"Use batch size {n}: {value}{why}. {alike_}"
     return f"Use batch size {n}: {value}, {_rank(result, n)}."
 
 
@@ -319,6 +319,9 @@ def _rank(result: BatchSizeResult, n: int) -> str:
         return "the only size that ran within the limits"
     best = f"the {_BEST[result.objective]}"
     if n == result.fastest_batch_size:
+        if result.decided_by == "budget":
+            count = sum(m.latency_seconds is not None for m in result.sizes.values())
+            return f"{best} of the {count} sizes that were measured before the budget ended"
         return best if result.predicted else f"{best} of the measured sizes"
     end = "largest" if latency else "smallest"
     return f"the {end} size within {_tolerance(result)} of {best} ({result.fastest_batch_size})"
@@ -451,8 +454,7 @@ def _accumulated(result: TuningResult) -> list[str]:
 def _unpaired(result: TuningResult, posterior: Posterior) -> list[str]:
     if result.device.get("kind") != "cpu" or posterior.reference is not None or len(posterior.sizes) < 2:  # noqa: PLR2004
         return []
-    text = "No reference step was timed: sizes are compared by shuffled rounds alone"
-    return [f"{text}. A host that changes its speed may disturb the comparison."]
+    return ["No reference step was timed: a host that changes its speed during the run distorts the comparison."]
 
 
 def _largest(result: BatchSizeResult) -> list[str]:
@@ -489,7 +491,7 @@ def _limit(result: BatchSizeResult, decision: Decision, needed: Mapping[int, tup
         return _untried(result, needed)
     if limit == "max_batch_size":
         top = max(decision.reach, decision.top)
-        return [f"max_batch_size decides: a size above {top} was not allowed and may be faster."]
+        return [f"max_batch_size is the limit: sizes above {top} were not allowed and may be faster."]
     if limit == "batch_sizes":
         return [_listed(result, decision)] if len(result.sizes) > 1 else []
     return [{"memory": _memory, "latency_limit": _latency}.get(limit or "", _unknown)(result, decision)]
@@ -522,29 +524,29 @@ def _latency(result: BatchSizeResult, decision: Decision) -> str:
     slow = None if decision.edge is None else result.sizes.get(decision.edge[0])
     limit = _latency_limit(result.limits) or 0.0
     if slow is None or slow.latency_seconds is None or result.predicted:
-        return f"The latency limit decides: the next larger size takes longer than {format_seconds(limit)}."
-    return f"The latency limit decides: {decision.top} keeps it; {breaks_latency_limit(slow, limit)}."
+        return f"The latency limit excludes larger sizes: the next one takes longer than {format_seconds(limit)}."
+    return f"The latency limit excludes larger sizes: {decision.top} keeps it; {breaks_latency_limit(slow, limit)}."
 
 
 def _listed(result: BatchSizeResult, decision: Decision) -> str:
     n, top = result.batch_size or 0, decision.top
     refused = next((m.batch_size for m in result.sizes.values() if m.batch_size > top and m.status in _REFUSED), None)
     if refused is not None:
-        return f"batch_sizes decides: it has nothing between {top} and {refused}, which was refused."
-    return f"batch_sizes decides: it has nothing larger than {max(n, decision.reach)}; a larger size may be faster."
+        return f"batch_sizes is the limit: it has nothing between {top} and {refused}, which was refused."
+    return f"batch_sizes is the limit: it has nothing above {max(n, decision.reach)}; a larger size may be faster."
 
 
 def _untried(result: BatchSizeResult, needed: Mapping[int, tuple[float, float]]) -> list[str]:
     """Return how many sizes were not tried, and what a trial of the smallest would have taken."""
     untried = [n for n, m in result.sizes.items() if n > (result.batch_size or 0) and m.status == "not_run"]
-    count = "1 larger size was" if len(untried) == 1 else f"{len(untried)} larger sizes were"
-    sentences = [f"The budget decides: {count} not tried and may be faster."]
+    count = "1 larger size was tried; it" if len(untried) == 1 else f"{len(untried)} larger sizes were tried; they"
+    sentences = [f"The budget ended before {count} may be faster."]
     first = next((n for n in untried if n in needed), None)
     if first is not None:
         need, left = (format_seconds(seconds) for seconds in needed[first])
         sentences.append(f"A trial of {first} was expected to take about {need}; {left} were left.")
         if needed[first][0] <= needed[first][1]:  # see `SearchState.within_reach`
-            sentences.append("So long a step is a guess: the search spends only part of the remaining time on it.")
+            sentences.append("The search spends only part of the remaining time on a step of such uncertain length.")
     return sentences
 
 
@@ -553,7 +555,7 @@ def _unknown(result: BatchSizeResult, decision: Decision) -> str:
     n, top, limit = result.batch_size or 0, decision.top, _latency_limit(result.limits)
     beyond = [m for m in result.sizes.values() if m.batch_size > top]
     if any(m.status == "interrupted" for m in result.sizes.values() if m.batch_size > n):
-        return f"The interruption decides: sizes larger than {n} were not measured to their end."
+        return f"The interruption is the limit: sizes above {n} were not measured to their end."
     if decision.edge is not None and decision.edge[1] == FAILURE:
         failed = result.sizes[decision.edge[0]]
         how = _FAILED.get(failed.status, "failed")

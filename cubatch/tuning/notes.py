@@ -37,49 +37,50 @@ _TEXT: Mapping[str, str] = {
     "cache_damaged": "In the store {path}, {reason}. It stays there and is measured again.",
     "cache_replaced": "The store {path} was {reason}; it was renamed to {old} and a new one begun.",
     "cache_unusable": "Timings are not cached: the store {path} cannot be used: {reason}.",
-    "answered_from_cache": "Answered from the store, nothing was measured now; {remedy}.",
+    "answered_from_cache": "Answered from the store of cached timings: no batch size was measured now; {remedy}.",
     "cached_interference": 'While the cached timings were taken: "{message}"',
     "cache_discarded": "Discarded cached timings taken while the machine was busy; measuring again.",
-    "cache_continued": "This run continues from them; {remedy}.",
+    "cache_continued": "This run continues from cached timings; {remedy}.",
     "no_cache": "Timings were not cached. To cache them, name the module: 'package.module:build'.",
     "kernel_choices_kept": "The kernel choices of earlier runs could not be discarded: {error}",
     # --- the machine while timings were taken
     "another_run": (
-        "Another cubatch was measuring on this device at the same time, and each disturbs the other's timings: run "
+        "Another cubatch process measured on this device at the same time, which distorts the timings of both: run "
         "them one after the other."
     ),
     "interference": "{message}",
     "cpus_busy": (
-        "Other processes kept {busy} of {cpus} busy while it was measured{stolen}: end them{fewer} and measure again."
+        "Other processes kept {busy} of {cpus} busy during the measurement{stolen}: end them{fewer} and measure again."
     ),
     "cpus_stolen": (
         "The hypervisor took {stolen_share} of the CPU time (steal): measure again when the other machines of this "
         "host are quiet, or on CPUs of your own."
     ),
     "cpu_quota": (
-        "A CPU quota (cgroup) was used up in {throttled_share} of its periods while it was measured, and threads stood "
-        "still until the next one: use fewer threads, or raise it."
+        "A CPU quota (cgroup) was used up in {throttled_share} of its periods during the measurement, and threads "
+        "waited for the next period: use fewer threads, or raise the quota."
     ),
     "page_faults": "{message}",
     "heap_thresholds": (
-        "Timed with glibc keeping freed memory ({variables}): another process of yours may be slower without these "
-        "variables."
+        "Timed while glibc kept freed memory ({variables}): a process without these environment variables may be "
+        "slower."
     ),
     "heap_compacted": (
         "From batch size {batch_size} on, which might have exceeded the memory limit, the C library's heap was "
         "compacted (mallopt). A process that does not do so keeps freed blocks and takes twice the memory, or more."
     ),
     "host_clock": (
-        "Timed by the host's clock: no library with CUDA events is loaded and has a GPU. A step ends when it "
-        "returns, or when block_until_ready of what it returned does."
+        "Timed with the host's clock, because no loaded library has CUDA events and a GPU. A step ends when it "
+        "returns, or when block_until_ready() of its result returns."
     ),
     "launched_singly": (
-        "The {launches} launches of a step were made one by one, which small batches may wait for: no CUDA graph "
-        "could be made of them ({refusal})."
+        "The {launches} kernels of a step were launched one by one, which may slow small batches: no CUDA graph could "
+        "be made of them ({refusal})."
     ),
     # --- the module
     "evaluation_mode": (
-        "{first} was in evaluation mode and stayed so, one of {count} such parts: module.train() makes all parts train."
+        "{first} was in evaluation mode and stayed so (parts in evaluation mode: {count}). Call module.train() to put "
+        "all parts into training mode."
     ),
     "constant_inputs": "Inputs that were the same at every batch size: {inputs}.",
     "inputs_stay": (
@@ -91,13 +92,16 @@ _TEXT: Mapping[str, str] = {
         "batch size to inputs, or two batches of different size."
     ),
     "data_set_size": "The data set has {count} samples: no larger batch was proposed.",
-    "data_dependent": "Results of {operators} depend on data: without it, memory is predicted less surely.",
+    "data_dependent": "Sizes of the results of {operators} depend on data: the memory prediction is less certain.",
     "batch_as_time": (
-        "{first} reads axis 0, where the inputs have the batch, as time, one of {count} such parts: batch sizes are "
-        "then lengths of sequences. With batch_first=True it reads (batch, time, features)."
+        "{first} reads axis 0 of its input as time, but the batch is axis 0, so that batch sizes are lengths of "
+        "sequences (such parts: {count}). With batch_first=True it reads (batch, time, features)."
     ),
     "loader_unknown": "The rate of the data loader is unknown: it raised {error}.",
-    "compiled": "Compiling took {compile_seconds}, at {count} batch sizes; 10 s or half the budget of it do not count.",
+    "compiled": (
+        "Compilation took {compile_seconds} for {count} batch sizes. Up to 10 s of it, or half the budget if that is "
+        "more, do not count towards the budget."
+    ),
     "compiled_for_each_size": (
         "The module was compiled separately for {count} batch sizes, which took {compile_seconds}: its code depends on "
         "the batch size beyond shapes. So few sizes were tried; name the sizes of interest in batch_sizes."
@@ -108,7 +112,7 @@ _TEXT: Mapping[str, str] = {
     "memory_not_watched": ("memory_limit was not watched: no library that reports its memory is loaded and has a GPU."),
     "memory_not_bounded": "Memory was not bounded before measuring: {reason}.",
     "prediction_falls": (
-        "Less memory is predicted for {larger} than for {smaller}: each by what was known when it was predicted."
+        "The predicted memory of {larger} is below that of {smaller}: each prediction used the sizes measured before."
     ),
     # --- the device and its ranks
     "no_tensor_cores": "{device} has no Tensor Cores for {dtype}: values are stored in it, arithmetic is float32.",
@@ -212,7 +216,7 @@ def interference(load: CpuLoad, threads: int) -> Note | None:
     Example:
         >>> from cubatch.hardware.cpu_load import CpuLoad
         >>> sentence(interference(CpuLoad(others=1.02, steal=0.0, num_cpus=4), threads=1))
-        'Other processes kept 1.0 of 4 CPUs busy while it was measured: end them and measure again.'
+        'Other processes kept 1.0 of 4 CPUs busy during the measurement: end them and measure again.'
         >>> interference(CpuLoad(others=0.1, steal=0.0, num_cpus=4), threads=4)
     """
     is_stolen = load.steal >= _STEAL_SHARE
@@ -223,7 +227,7 @@ def interference(load: CpuLoad, threads: int) -> Note | None:
     left, fewer = max(1, int(load.num_cpus - load.others + _ROUNDED_AWAY)), ""
     if left < threads:
         names = ",".join(map(str, sorted(os.sched_getaffinity(0))[:left]))
-        fewer = f", or leave it {_cpus(left)} (put taskset --cpu-list {names} before the whole command),"
+        fewer = f", or measure on {_cpus(left)} (put taskset --cpu-list {names} before the whole command),"
     return note("cpus_busy", busy=f"{load.others:.1f}", cpus=_cpus(load.num_cpus), stolen=stolen, fewer=fewer)
 
 

@@ -28,6 +28,7 @@ DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "b
 _MOST_CHARACTERS = 300  # of a validator's message
 _TIED_SHARE = 0.9  # a tie below this share of the best is due to its noise alone
 _APART = 1.25  # `choices` differ by this factor at least
+_RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_second")  # written, computed when read
 _ADDED = {"added": True}  # a key that older files of the same schema do not have
 _FLAG = validators.optional(validators.instance_of(bool))
 
@@ -417,7 +418,8 @@ class TuningResult(BatchSizeResult):
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Write the result as JSON of schema 1; no NaN or infinity can be in it."""
-        mapping = {"schema": SCHEMA} | attrs.asdict(self)
+        rates = {name: getattr(self, name) for name in _RATES}
+        mapping = {"schema": SCHEMA} | attrs.asdict(self) | rates
         return json.dumps(mapping, allow_nan=False, ensure_ascii=False, indent=indent)
 
     def to_mapping(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_of_several_layers_the_first_is_named():
     """And how many more do so: a stack of layers would fill the page."""
     [note] = told(nn.Sequential(Attention(), Attention(), Attention()), (5, 8))
     assert note.startswith("0.mix (MultiheadAttention) reads axis 0, ")
-    assert "one of 3 such parts" in note
+    assert "such parts: 3" in note
 
 
 class Windows(nn.Module):

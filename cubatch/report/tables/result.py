@@ -85,6 +85,8 @@ def legend(result: BatchSizeResult) -> list[str]:
     """Return the meaning of the marks in the first column."""
     marks = set(_marks(result).values())
     shown = [f"{mark} {word}" for mark, word in _MARKS.items() if mark in marks]
+    if any(m.status == "dropped" and has_row(m, result) for m in result.sizes.values()):
+        shown.append("dropped: cannot be the recommendation, by its timings")
     return [f"{', '.join(shown)}."] if shown else []
 
 

@@ -28,7 +28,7 @@ def test_memory_says_of_which_device_it_is_and_what_does_not_fit(run, monkeypatc
     """A GPU that is not here by its name; on a CPU gradients are once for each thread, and that is said."""
     code, out, _ = run("memory", "resnet50", "--batch-size", "256", "--device", "t4")
     assert code == 0
-    assert out.startswith("resnet50 on Tesla T4, float32, batch 256, training by sgd: memory of a step")
+    assert out.startswith("resnet50 on Tesla T4, float32, batch 256, optimizer sgd: memory of a step")
     above, layers, _ = " ".join(out.split()).partition("By layer")
     assert "for the CUDA context and libraries), by the plan: " in above
     assert layers

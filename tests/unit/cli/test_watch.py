@@ -31,7 +31,7 @@ def test_in_a_pipe_it_is_one_look(run, library):
     code, out, err = run("watch")
 
     assert (code, err) == (0, "")
-    assert "one look" in out
+    assert "one query" in out
     assert "40.00 GiB" in out
     assert out.count("NVIDIA H200") == 2
     assert "- GPU 0: python3 (pid 7) holds 30.00 GiB." in out
@@ -98,7 +98,7 @@ def test_ctrl_c_keeps_what_was_seen(run, library, monkeypatch, tmp_path):
     code, out, err = run("watch", "--seconds", 1e9, "--json", file)
 
     assert (code, err) == (130, "cubatch: interrupted\n")
-    assert "3 looks" in out
+    assert "3 queries" in out
     assert json.loads(file.read_text())["looks"] == 3
 
 

@@ -85,7 +85,11 @@ def test_energy_shows_samples_per_joule_and_ranks_by_it():
 def test_the_reasons_of_the_result_stand_beneath_as_they_are():
     """The first apart, then every other a point of its own, then the marks, of which a tied size carries one."""
     grid = tuning_grid(result_of(tied_with=[32], reasons=["Use 64.", "Why.", "And more."]))
-    assert grid.notes == ("Use 64.", ("Why.", "And more."), "→ recommended, ▲ fastest, ≈ tied with the fastest.")
+    assert grid.notes == (
+        "Use 64.",
+        ("Why.", "And more."),
+        "→ recommended, ▲ fastest, ≈ tied with the fastest, dropped: cannot be the recommendation, by its timings.",
+    )
     assert row_of(grid, 32)[""] == "≈"
 
 

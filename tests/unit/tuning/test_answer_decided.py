@@ -187,7 +187,7 @@ def test_what_ran_fits_whatever_the_plan_says(allowed: int | None, decided_by: s
     result = decide({48: rate(50, 48), 96: rate(100, 96)}, largest_batch_size=50, setting=setting)
     assert (result.batch_size, result.decided_by) == (96, decided_by)
     assert any(
-        reason.startswith(("max_batch_size decides", "Memory is")) and "96" in reason for reason in result.reasons
+        reason.startswith(("max_batch_size is the limit", "Memory is")) and "96" in reason for reason in result.reasons
     )
 
 
@@ -284,7 +284,7 @@ def test_max_batch_size_decided_where_the_sizes_looked_at_reach_it() -> None:
     for last in (rate(100, 12), DROPPED):
         result = decide({4: rate(50, 4), 8: rate(100, 8), 12: last})
         assert (result.batch_size, result.decided_by) == (8, "max_batch_size")
-        assert any("max_batch_size decides: a size above 12" in reason for reason in result.reasons)
+        assert any("max_batch_size is the limit: sizes above 12" in reason for reason in result.reasons)
 
 
 def test_by_latency_a_larger_size_that_was_looked_at_shows_the_rise() -> None:

@@ -93,7 +93,7 @@ def test_the_first_sentence_has_the_recommendation_its_value_and_how_sure_it_is(
 def test_a_plateau_is_named_by_its_ends_with_the_noise_of_the_comparison() -> None:
     """64 to 512 differ by less than the noise: the ends, the width of the comparison, and which to use."""
     result = explained.paired_plateau()
-    low, high, noise, chosen, *_ = numbers(result.reasons[0])
+    chosen, *_, low, high, noise = numbers(result.reasons[0])
     assert (low, high, chosen) == (64, 512, result.batch_size)
     assert set(result.ties) | {result.fastest_batch_size} == {64, 96, 128, 256, 512}
     worst = min(result.shares.values())

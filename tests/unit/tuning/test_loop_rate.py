@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cubatch.frameworks.loader_rate import LoaderRate
@@ -10,6 +12,7 @@ from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning.answer import answer
 from cubatch.tuning.results import TuningResult
 
+RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_second")
 STEPS = {2: 300.0, 8: 1000.0, 64: 5000.0, 256: 9000.0}  # samples/s of the step alone
 
 
@@ -53,6 +56,7 @@ def test_the_smallest_size_that_loses_nothing_in_the_loop_is_recommended(loader,
     assert found.samples_per_second == pytest.approx(loop, rel=1e-3)
     assert found.step_samples_per_second == pytest.approx(STEPS[size], rel=1e-3)
     assert found.loader_samples_per_second == loader
+    assert all(json.loads(found.to_json())[name] == getattr(found, name) for name in RATES)
     assert found.sizes[size].status == "ok"
     assert (found.decided_by == "loader") == (size != 256)
     assert TuningResult.from_json(found.to_json()) == found

@@ -96,7 +96,7 @@ def test_a_run_is_begun_anew_once(tmp_path, virtual, others):
     others.load = None
     _, said, went_on, *_ = tune(store=kept).reasons
     assert said.startswith(KEPT)
-    assert went_on.startswith("This run continues from them")
+    assert went_on.startswith("This run continues from cached timings")
 
 
 def test_a_partial_result_says_who_was_busy(tmp_path, virtual, others):
@@ -124,7 +124,7 @@ def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
         tune(store=kept, progress=interrupt)
     old, went_on, new = tune(store=kept).reasons[1:4]
     assert old == kept_with(new)
-    assert went_on == "This run continues from them; with another store the same call measures again."
+    assert went_on == "This run continues from cached timings; with another store the same call measures again."
     assert len(store.list_runs(kept)) == 1
 
 
@@ -142,7 +142,7 @@ def test_a_quota_is_told_and_throws_no_timings_away(tmp_path, virtual, monkeypat
     before = rows(kept)
     said = [reason for reason in stopped.value.partial.reasons if "quota" in reason]
     assert [reason[: reason.index(",")] for reason in said] == [
-        "A CPU quota (cgroup) was used up in 20 % of its periods while it was measured"
+        "A CPU quota (cgroup) was used up in 20 % of its periods during the measurement"
     ]
     tune(store=kept)
     assert rows(kept).items() >= before.items()
