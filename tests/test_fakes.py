@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 
 import pytest
 
 from cubatch.errors import TimedOut
-from cubatch.measure.runner import Runner
 from tests.fakes import (
     ColdStart,
     Drift,
@@ -20,10 +18,8 @@ from tests.fakes import (
     ImpatientFakeRunner,
     Throttling,
     affine,
-    cliff,
     sawtooth,
 )
-from tests.unit.worker_fakes import from_facts
 
 
 def read(runner: FakeRunner, repeats: int = 1) -> float:
@@ -35,47 +31,6 @@ def prepare_and_step(runner: FakeRunner, batch_size: int) -> None:
     """Try one size."""
     runner.prepare(batch_size)
     runner.step()
-
-
-def test_a_session_is_a_runner_with_a_clock() -> None:
-    """A session satisfies the Runner protocol, so whatever takes a Runner takes a fake (mypy checks the types)."""
-    runner: Runner = FakeDevice(affine(1e-3, 1e-5))()
-    runner.prepare(8)
-    runner.step()
-    held = [runner.peak_bytes]
-    runner.release()
-    held.append(runner.peak_bytes)
-    runner.close()
-    assert held == [8 * 1024, None]
-
-
-def test_a_well_behaved_device_reads_its_curve() -> None:
-    """Without noise and behaviours a reading is the curve: 1 ms and 10 us for each of 8 samples."""
-    runner = FakeDevice(affine(1e-3, 1e-5))()
-    runner.prepare(8)
-    assert read(runner, 5) == pytest.approx(1.08e-3, rel=1e-12)
-
-
-def test_hours_pass_without_sleep(monkeypatch) -> None:
-    """A step of an hour costs an hour of the virtual clock, and nothing waits for it."""
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it really slept"))
-    runner = FakeDevice(lambda batch_size: 3600.0 * batch_size, prepare_seconds=10.0)()
-    runner.prepare(24)
-    runner.step()
-    runner.clock.sleep(5.0)
-    assert runner.clock.now() == pytest.approx(24 * 3600 + 15)
-
-
-def test_the_same_seed_reads_the_same_and_another_does_not() -> None:
-    """Two sessions of one device see the same noise; another seed sees another."""
-
-    def readings(seed: int) -> list[float]:
-        runner = FakeDevice(affine(1e-3, 1e-5), noise=0.02, outliers=0.1, seed=seed)()
-        runner.prepare(4)
-        return [read(runner) for _ in range(20)]
-
-    assert readings(1) == readings(1)
-    assert readings(1) != readings(2)
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.05])
@@ -111,15 +66,6 @@ def test_a_cold_start_wears_off_with_work() -> None:
     for _ in range(300):
         runner.step()
     assert read(runner) == pytest.approx(0.01)
-
-
-def test_each_size_has_a_slow_first_step() -> None:
-    """After the session's first step, the first step of every prepared size is three times as long."""
-    runner = FakeDevice(affine(0.01, 0.0), behaviours=(ColdStart(slower=0.0, first_step_of_size=3.0),))()
-    runner.prepare(1)
-    runner.step()
-    runner.prepare(2)
-    assert [round(read(runner), 6) for _ in range(2)] == [0.03, 0.01]
 
 
 def test_throttling_slows_down_says_so_and_recovers_by_rest() -> None:
@@ -162,17 +108,6 @@ def test_too_large_a_size_raises_what_cupy_raises(fails_at: str) -> None:
     runner.step()
     assert runner.prepared == [65, 64]
     assert runner.ran == {64}
-
-
-def test_memory_need_not_be_monotone() -> None:
-    """With a workspace that larger sizes do without, 16 runs out of memory and 32 runs."""
-    device = FakeDevice(affine(1e-3, 1e-5), bytes_needed=lambda n: n + (100 if 12 <= n < 24 else 0), memory_bytes=100)
-    runner = device()
-    with pytest.raises(MemoryError):
-        runner.prepare(16)
-    runner.prepare(32)
-    assert runner.peak_bytes == 32
-    assert [n for n in (8, 16, 32, 101) if device.fits(n)] == [8, 32]
 
 
 @pytest.mark.parametrize("when", ["prepare", "step"])
@@ -220,40 +155,3 @@ def test_the_true_best_is_over_every_integer_that_fits() -> None:
     assert best == 35
     assert samples_per_second == pytest.approx(35 / 0.051)
     assert FakeDevice(sawtooth(0.0, 1e-2, 7)).true_best(100)[0] == 7
-
-
-def test_a_cliff_is_where_it_was_put() -> None:
-    """A cliff at 64 leaves 64 alone and makes 65 the given factor slower."""
-    curve = cliff(affine(0.0, 1.0), at=64, factor=1.25)
-    assert (curve(64), curve(65)) == (64.0, 81.25)
-
-
-def test_a_fake_can_be_told_of_in_numbers() -> None:
-    """A worker is told of a fake by numbers: its curve, its memory and its failing sizes are those of the mapping."""
-    runner = from_facts(overhead_seconds=0.5, seconds_per_sample=0.25, memory_bytes=8192, fails_at=[3])
-    runner.prepare(2)
-    assert read(runner) == 1.0
-    with pytest.raises(MemoryError):
-        runner.prepare(9)
-    runner.prepare(3)
-    with pytest.raises(RuntimeError):
-        runner.step()
-
-
-def test_energy_is_told_where_there_is_a_truth() -> None:
-    """A device with an energy curve reads it with every timing; one without reads None."""
-    device = FakeDevice(affine(1e-3, 1e-5), joules=lambda batch_size: 0.5 * batch_size)
-    readings = []
-    for session in (device(), FakeDevice(affine(1e-3, 1e-5))()):
-        session.prepare(4)
-        readings.append(session.clock.time(session.step, 3).joules)
-    assert readings == [2.0, None]
-
-
-def test_a_step_needs_a_prepared_size() -> None:
-    """Stepping what was released is an error of the caller, and is said."""
-    runner = FakeDevice(affine(1e-3, 1e-5))()
-    runner.prepare(1)
-    runner.release()
-    with pytest.raises(RuntimeError, match="without a prepared"):
-        runner.step()

@@ -87,13 +87,6 @@ def test_a_new_file_opens_every_stage(tree, name):
     assert opened(tree) == ALL
 
 
-@pytest.mark.parametrize("name", ["tests/cpusim/new.h", "tests/kernels/test_new.py", "cubatch/engine/native/new.py"])
-def test_a_new_file_beside_the_simulator_opens_what_runs_on_the_cpu(tree, name):
-    """What is compiled for GPUs does not see it."""
-    (tree / name).write_text("")
-    assert opened(tree) == ON_THE_CPU
-
-
 @pytest.mark.parametrize(
     "name", ["setup.cfg", "cubatch/new.py", "cubatch/room/new.py", "tools/build.sh", "tests/new.py"]
 )
@@ -229,9 +222,3 @@ def test_no_failure_looks_like_a_closed_gate(answer, status, monkeypatch):
     """Python ends with 1 where anything fails, a shell with more than 100."""
     monkeypatch.setattr(gate, "is_open", lambda stage: answer)
     assert gate.main(["is-open", "kernels"]) == status
-
-
-def test_the_command_explains_itself(capsys):
-    """A stage that does not exist is no reason to skip one that does."""
-    assert gate.main(["is-open", "kernel"]) == 2
-    assert "is-open STAGE" in capsys.readouterr().err

@@ -152,22 +152,6 @@ def test_notes_that_are_no_text_by_name_are_refused(tmp_path, notes):
         array_file.read(tmp_path / "a.npz")
 
 
-def test_a_write_leaves_nothing_beside_the_file(tmp_path, monkeypatch):
-    """Ctrl-C before the file takes its place leaves nothing, nor does a writing that ends."""
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    path = tmp_path / "a.safetensors"
-    with monkeypatch.context() as dying:
-        dying.setattr(array_file.Path, "replace", die)
-        with pytest.raises(KeyboardInterrupt):
-            array_file.write(path, {"w": np.ones(2)}, {})
-    assert list(tmp_path.iterdir()) == []
-    array_file.write(path, {"w": np.ones(2)}, {})
-    assert [found.name for found in tmp_path.iterdir()] == ["a.safetensors"]
-
-
 @pytest.mark.parametrize("path", [3, None, [], b"a.npz"], ids=repr)
 def test_what_is_no_path_is_an_invalid_argument(path):
     """To read and to write."""

@@ -180,9 +180,17 @@ def engine_calls(network, mode, samples, dtype):
     return recorder.calls
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("mode", ["training", "inference"])
-@pytest.mark.parametrize("network", [*map(models.build, NETWORKS), EVERY_KIND], ids=lambda network: network.name)
+@pytest.mark.parametrize(
+    ("network", "dtype"),
+    [
+        (EVERY_KIND, "float16"),
+        (EVERY_KIND, "float32"),
+        *((models.build(name), "float16") for name in NETWORKS),
+        *(pytest.param(models.build(name), "float32", marks=pytest.mark.thorough) for name in NETWORKS),
+    ],
+    ids=lambda one: getattr(one, "name", one),
+)
 def test_the_cases_of_a_step_are_what_the_engine_calls(network, mode, dtype):
     """The same functions, on arrays of the same sizes, with the same options and epilogues, as often."""
     recorder = Recorder()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 
 import attrs
 
+from benchmarks import gpu_pass
+from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu.process import Run, run_stage
 from benchmarks.gpu.stages import Item, Stage
 from cubatch.bench import cases
@@ -36,6 +39,29 @@ def ran(script, seconds=30.0, skipped=None, planned=()):
     run, saved, skipped = Run("stage", seconds, skipped=list(planned)), [], {} if skipped is None else skipped
     run_stage(tell(script, skipped), run, lambda: saved.append(len(run.items)), skipped)
     return run, saved
+
+
+class Here:
+    """A session without a GPU, whose time is over after so many questions."""
+
+    device = H200
+
+    def __init__(self, questions):
+        self.questions = questions
+
+    def seconds_left(self):
+        """Count down."""
+        self.questions -= 1
+        return max(0.0, self.questions)
+
+
+def lines_of(stage, monkeypatch, tmp_path, *, questions=100, **options):
+    """What a child says."""
+    monkeypatch.setattr(gpu_items, "session_here", lambda *_, **__: Here(questions))
+    path = tmp_path / "lines"
+    with path.open("w") as lines:
+        gpu_pass.child(stage, **{"start": 0, "seconds": 1.0, "only": "", "lines": lines} | options)
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def stage_of(*items):

@@ -15,18 +15,6 @@ from tests.unit.bench_fakes import World, enter
 from tests.unit.benchmarks.passes import H200, result_of
 
 STAGE = gpu_stages.stage_named("training")
-STEPS = [
-    ("resnet50", 256),
-    ("resnet50", 32),
-    ("convnext-tiny", 128),
-    ("vit-base", 128),
-    ("efficientnet-b0", 256),
-    ("efficientnet-b0", 32),
-    ("mobilenet-v3-large", 256),
-    ("mobilenet-v3-large", 32),
-    ("deit-tiny", 256),
-]
-RIVALS = {"torch.compile": ("eager", "compile"), "torch.compile max-autotune": ("compile max-autotune",)}
 
 
 def listed(only="compile|max-autotune"):
@@ -35,26 +23,6 @@ def listed(only="compile|max-autotune"):
 
 
 # --- the list --------------------------------------------------------------------------------------------------------
-
-
-def test_every_network_mode_and_rival_is_listed():
-    """Both modes of each network and batch size against eager and compile, then each against max-autotune."""
-    expected = {
-        f"{name}, {mode}, batch {batch_size}, float16, {ending}": (Step(name, mode, batch_size, "float16"), rivals)
-        for ending, rivals in RIVALS.items()
-        for mode in ("training", "inference")
-        for name, batch_size in STEPS
-    }
-    assert {item.name: item.run.args for item in listed()} == expected
-    assert [item.name for item in listed()] == list(expected)
-    assert {item.run.func for item in listed()} == {training.whole_step}
-    assert len(expected) == 36
-
-
-def test_rivals_differ_in_the_mode_of_torch_compile():
-    """Eager does not compile; each network that is timed is one of torchvision's."""
-    assert training.COMPILE_MODES == {"eager": None, "compile": "default", "compile max-autotune": "max-autotune"}
-    assert {name for name, _ in STEPS} == training.TORCHVISION.keys()
 
 
 def test_compiled_steps_run_on_request_only():

@@ -81,18 +81,6 @@ def test_the_best_is_the_best_of_all_integers(kind: str) -> None:
         assert case.regret(case.best_batch_size) == case.regret(case.knee) == 0.0
 
 
-def test_a_latency_limit_cuts_a_rising_curve() -> None:
-    """One sample more than the largest allowed breaks the limit, and there the throughput still rises."""
-    for case in of_kind("latency limit", turns=12):
-        assert case.goal.latency_limit is not None
-        assert case.device.curve(case.largest) <= case.goal.latency_limit
-        assert all(
-            case.device.curve(n) > case.goal.latency_limit
-            for n in range(case.largest + 1, case.task.max_batch_size + 1)
-        )
-    assert any(case.is_limited for case in of_kind("latency limit", turns=12))
-
-
 def test_regret_is_the_share_that_is_lost_beyond_the_tolerance() -> None:
     """A size at x of the best throughput loses 1 - x / 0.99, one within the tolerance nothing, no answer all of it."""
     (case,) = of_kind("plateau", turns=1)

@@ -13,10 +13,9 @@ import pytest
 from benchmarks import fit_predictor
 from benchmarks.predictor import fitting
 from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
-from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, load
+from benchmarks.predictor.published import GEMM, NEUSIGHT, load
 from cubatch.estimate.vendor.fitted import Fitted
 from tests.unit.benchmarks.building import (
-    CONV_ROW,
     FACTORS,
     GEMM_ROW,
     LAYERS,
@@ -120,15 +119,6 @@ def test_what_is_unknown_of_a_gpu_is_what_leaving_each_out_shows(monkeypatch, ta
     assert model.sd == pytest.approx(np.quantile(np.abs(noise), 0.9) / 1.6449)
 
 
-def test_the_spread_of_normal_errors_is_their_deviation():
-    """Nine of ten gaps lie within 1.645 standard deviations; one row far off changes nothing."""
-    measured = np.random.default_rng(1).uniform(1e-5, 1e-2, 20_000)
-    gaps = np.random.default_rng(2).normal(0, 0.2, 20_000)
-    gaps[0] = 50.0
-    # A quantile of 20 000 draws is sure to sqrt(0.9 x 0.1 / 20 000) / density, here about 1.0 %; three of these.
-    assert fit_predictor.spread(measured * np.exp(gaps), measured) == pytest.approx(0.2, rel=0.031)
-
-
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     """Where files are read from, models and results are written to; what is fitted is known by its sd."""
@@ -164,16 +154,3 @@ def test_the_command_writes_a_model_for_each_source_that_is_there(folders, monke
     assert sorted(used) == sorted([*fit_predictor.fingerprints(single), *fit_predictor.fingerprints(tensor)])
     assert not set(used) & set(fit_predictor.fingerprints(stored))
     assert "deepbench gemm tensor: 2 rows, 1 shapes, 1 GPUs" in capsys.readouterr().out
-
-
-def test_sources_that_were_not_asked_for_stay_as_they_are(folders, monkeypatch):
-    """No model of theirs is written, but their rows are still known as fitted."""
-    folder, data, results = folders
-    write(folder / "deepbench_gemm.csv", GEMM_ROW, {})
-    write(folder / "deepbench_conv.csv", CONV_ROW, {})
-    monkeypatch.setattr(sys, "argv", command(folder, "--only", CONV))
-    fit_predictor.main()
-    assert [path.name for path in data.iterdir()] == ["deepbench_conv.npz"]
-    want = np.concatenate([fit_predictor.fingerprints(load(folder, source)[0]) for source in (CONV, GEMM)])
-    with np.load(results / "rows.npz") as file:
-        assert sorted(file["fitted"]) == sorted(want)

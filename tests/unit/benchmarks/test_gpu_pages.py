@@ -81,11 +81,6 @@ def test_convolutions_are_averaged_by_network_and_pass():
     assert "| resnet50 | float32 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in gpu.convolutions(SYNTHETIC)
 
 
-def test_bandwidth_is_a_share_of_a_copy():
-    """For what only moves bytes."""
-    assert "| relu 8x8x4, n=2, fprop | 1.00 ms | 100 GB/s | 90.0 % |  |" in gpu.bandwidth(SYNTHETIC)
-
-
 def test_attention_is_listed_one_by_one():
     """Beside PyTorch's own; a pass that has none there is left out."""
     layer = kinds.Attention(h=9, w=1, c=8, heads=2)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import gpu_pass
 from benchmarks.gpu import conformance, probes, process
 from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu.process import Position
 from cubatch.bench import target
 from cubatch.errors import DeviceFailed, InvalidArgument
-from tests.unit.benchmarks.passes import H200, ran, stage_of
+from tests.unit.benchmarks.passes import H200, lines_of, ran, stage_of
 
 
 def test_a_stage_that_goes_well_has_all_its_items():
@@ -261,29 +259,6 @@ def test_what_did_not_fit_the_time_is_listed():
     assert run.status == "timeout"
     assert run.skipped == ["item 1", "item 2"]
     assert len(run.items) == 1
-
-
-class Here:
-    """A session without a GPU, whose time is over after so many questions."""
-
-    device = H200
-
-    def __init__(self, questions):
-        self.questions = questions
-
-    def seconds_left(self):
-        """Count down."""
-        self.questions -= 1
-        return max(0.0, self.questions)
-
-
-def lines_of(stage, monkeypatch, tmp_path, *, start=0, only="", questions=100):
-    """What a child says."""
-    monkeypatch.setattr(gpu_items, "session_here", lambda *_, **__: Here(questions))
-    path = tmp_path / "lines"
-    with path.open("w") as lines:
-        gpu_pass.child(stage, start=start, seconds=1.0, only=only, lines=lines)
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_child_says_what_begins_and_what_came_of_it(monkeypatch, tmp_path):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import attrs
 import numpy as np
@@ -67,24 +66,6 @@ def test_the_file_says_what_it_is_of_though_no_stage_could_begin(monkeypatch, tm
     assert found["device"]["name"] == "NVIDIA H200"
     assert found["environment"]["numpy"] == np.__version__
     assert (found["environment"]["torch"], found["monitor"]) == (None, None)
-
-
-def test_the_facts_say_what_nvml_takes_of_a_timing():
-    """The median of some readings, of which some are slow."""
-    asked = []
-
-    class Slow:
-        def pace(self):
-            asked.append(1)
-            time.sleep(0.05 if len(asked) < 5 else 0.002)
-
-    assert 0.002 <= gpu_items.pace_seconds(Slow()) < 0.05
-    assert len(asked) >= 10
-
-
-def test_a_pass_compiles_on_all_cores():
-    """NVRTC lets go of everything that threads share."""
-    assert gpu_items.Session(H200, 0.0, print).workers == len(os.sched_getaffinity(0))
 
 
 def test_the_file_names_the_commit_that_it_is_told(tmp_path):
@@ -251,10 +232,3 @@ def test_a_pass_that_is_read_and_written_again_is_the_same():
     run = {"name": "gemm", "items": [{"name": "a", "timings": [timing(0, 0.5)]}]}
     text = form.text_of({"schema": 1, "stages": [run, {"name": "sweep", "items": []}]})
     assert form.text_of(json.loads(text)) == text
-
-
-def test_kept_timings_are_a_quarter_of_what_they_were():
-    """A pass of hundreds of cases is to be carried from where the GPU is."""
-    item = {"name": "a", "timings": [timing(round_, 1e-3 / 7, repeats=20, sm_clock_mhz=1980.0) for round_ in range(5)]}
-    before = json.dumps({"stages": [{"name": "gemm", "items": [item]}]}, indent=1)
-    assert len(form.text_of({"stages": [{"name": "gemm", "items": [item]}]})) < len(before) / 4

@@ -22,6 +22,7 @@ from cubatch.errors import CompileError, DeviceFailed, InvalidArgument
 from cubatch.hardware import catalogue
 from cubatch.network import layers as kinds
 from cubatch.network.passes import Pass
+from tests.thorough import THOROUGH
 from tests.unit.benchmarks.passes import H200
 
 # --- what it would do ----------------------------------------------------------------------------------------------
@@ -113,30 +114,17 @@ def test_an_uncovered_kernel_is_a_problem():
     assert plan._unchecked(every - {lost}, H200) == [f"no case runs {lost}"]
 
 
-def test_every_kernel_is_run_by_a_case_on_some_gpu():
+@pytest.mark.parametrize("slug", ["h200-sxm", pytest.param("v100-sxm2-16gb", marks=pytest.mark.thorough)])
+def test_every_kernel_is_run_by_a_case(slug):
     """Of the correctness stage, planned for the newest GPU of ours and for one without its tensor cores."""
-    (stage,) = (stage for stage in gpu_stages.STAGES if stage.name == "correctness")
-    for device in (H200, catalogue.find("v100-sxm2-16gb")):
-        launched, problems = plan._planned(gpu_stages.chosen(stage, device, ""), device, compiled=False)
-        assert problems == []
-        assert plan._unchecked(launched, device) == []
+    device = catalogue.find(slug)
+    items = gpu_stages.chosen(gpu_stages.stage_named("correctness"), device, "")
+    launched, problems = plan._planned(items, device, compiled=False)
+    assert problems == []
+    assert plan._unchecked(launched, device) == []
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------
-
-
-def test_steps_hold_the_networks_that_torch_compile_is_compared_on():
-    """Training and inference of each, in float16; ResNet-50's in every type."""
-    names = {step.name for step in steps.STEPS}
-    assert len(names) == len(steps.STEPS)
-    for network, (size, *_) in steps.BATCHES.items():
-        for mode in ("training", "inference"):
-            assert f"{network}, {mode}, batch {size}, float16" in names
-    for dtype in ("float32", "bfloat16", "tf32"):
-        assert f"resnet50, training, batch 256, {dtype}" in names
-    assert steps.step_named("vit-base, training, batch 128, float16").network == "vit-base"
-    with pytest.raises(InvalidArgument, match="vit-base, training, batch 128, float16"):
-        steps.step_named("vit-base")
 
 
 def test_an_operation_of_several_steps_is_timed_once():
@@ -162,16 +150,6 @@ def test_norms_and_activations_are_compiled_on_request_only():
     assert {item.case.operation for item in compiled} == {"batch_norm_train"}
     assert {item.run.keywords["compiled_rivals"] for item in compiled} == {True}
     assert {item.name.removesuffix(gpu_stages.COMPILED) for item in compiled} <= {item.name for item in default}
-
-
-def test_the_first_items_of_a_step_are_those_that_take_most_of_it():
-    """By their floor times how often they occur: a stage that is cut off has the most of a step that it can."""
-    step = steps.STEPS[0]
-    counts = {case.name: case.multiplicity for case in step.cases}
-    items = [item for item in gpu_stages.stage_named("steps").items(H200) if item.steps[0] == step.name]
-    shares = [counts[item.name] * item.case.roofline_seconds(H200) for item in items]
-    assert shares == sorted(shares, reverse=True)
-    assert sum(shares[: len(shares) // 2]) > 0.8 * sum(shares)
 
 
 def test_a_gpu_without_tf32_has_no_steps_of_it():
@@ -282,7 +260,7 @@ def test_a_rehearsal_runs_the_same_operations_on_small_arrays():
     """Of the same operation, pass and type, each some kilobytes; nothing is left as large as it was."""
     planned = set()
     for stage in ("gemm", "steps", "sweep"):
-        for item in gpu_stages.stage_named(stage).items(H200):
+        for item in gpu_stages.stage_named(stage).items(H200)[:: 1 if THOROUGH else 4]:
             found = gpu_cases.small(item.case)
             assert (found.operation, found.pass_, found.dtype, found.results[:1]) == (
                 item.case.operation, item.case.pass_, item.case.dtype, item.case.results[:1]

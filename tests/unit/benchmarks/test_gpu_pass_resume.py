@@ -9,37 +9,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import attrs
 import pytest
 
 from benchmarks import gpu_pass
-from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import process
 from benchmarks.gpu import stages as gpu_stages
 from benchmarks.gpu.resume import Earlier
 from cubatch.errors import InvalidData
-from tests.unit.benchmarks.passes import FACTS, H200, ran, stage_of
-
-
-class Here:
-    """A session without a GPU."""
-
-    device = H200
-
-    def seconds_left(self):
-        return 1.0
-
-
-def lines_of(stage, monkeypatch, tmp_path, **options):
-    """What a child says."""
-    monkeypatch.setattr(gpu_items, "session_here", lambda *_, **__: Here())
-    path = tmp_path / "lines"
-    with path.open("w") as lines:
-        gpu_pass.child(stage, start=options.pop("start", 0), seconds=1.0, only="", lines=lines, **options)
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
+from tests.unit.benchmarks.passes import FACTS, H200, lines_of, ran, stage_of
+from tests.unit.processes import is_running, wait_until
 
 # --- going on ----------------------------------------------------------------------------------------------------
 
@@ -176,19 +156,7 @@ def test_a_process_ends_with_its_parent(tmp_path):
     ) as started:
         pid = int(started.stdout.readline())
         started.kill()
-        until = time.monotonic() + 10
-        while is_running(pid) and time.monotonic() < until:
-            time.sleep(0.02)
-    assert not is_running(pid)
-
-
-def is_running(pid):
-    """Whether a process is there and no zombie that nobody waits for."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:  # noqa: PTH123 - gone from one line to the next
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        wait_until(lambda: not is_running(pid))
 
 
 def test_a_process_whose_parent_is_gone_already_does_not_begin():

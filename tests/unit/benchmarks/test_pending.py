@@ -7,14 +7,12 @@ import importlib
 import importlib.util
 import inspect
 import json
-import pathlib
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 import types
 
 import attrs
@@ -31,6 +29,7 @@ from cubatch.errors import CubatchError, InvalidData
 from cubatch.hardware import catalogue, probe
 from tests.pending_commands import IMPORT_PYTORCH, LISTED, parse_benchmark
 from tests.unit.benchmarks.passes import H200
+from tests.unit.processes import is_running, wait_until
 
 HERE = Machine(H200)
 FACTS = {"date": "2000-01-01", "commit": "abc1234", "device": {"name": "Test GPU"}}
@@ -38,13 +37,6 @@ FIELDS = {"command": "python -V", "minutes": 1, "expectation": "a figure", "deci
 
 
 # --- the list of the project -----------------------------------------------------------------------------------------
-
-
-def test_the_list_begins_with_the_prepared_slot():
-    """The first items are those of section 6 of the findings, and every name occurs once."""
-    names = [item.name for item in LISTED]
-    assert names[:3] == ["kernel-tests", "profile-resnet50-training", "conv-64-channels"]
-    assert len(set(names)) == len(names) > 50
 
 
 def parse_cubatch(arguments):
@@ -126,18 +118,13 @@ def written(folder, *tables, head=""):
     ("changes", "parts"),
     [
         ({"minutes": 0}, ["'first': minutes", "above 0", "got 0"]),
-        ({"minutes": -2.5}, ["'first': minutes", "above 0", "-2.5"]),
-        ({"minutes": True}, ["'first': minutes", "above 0", "true"]),
         ({"minutes": "2"}, ["'first': minutes", "above 0", "2"]),
         ({"command": "nvidia-smi -L"}, ["'first': command", "python", "nvidia-smi"]),
         ({"command": "python -c 'print"}, ["'first': command", "python -c"]),
-        ({"command": "python"}, ["'first': command"]),
         ({"decision": " "}, ["'first': decision", "text"]),
         ({"name": "First item"}, ["First item", "name", "lower-case"]),
         ({"needs": ["h100000"]}, ["'first': needs", "two GPUs", "h100000"]),
-        ({"needs": "torch"}, ["'first': needs", "list"]),
         ({"minute": 2}, ["'first': key", "minute", "Rename or remove"]),
-        ({"expectation": None}, ["'first': expectation", "Add `expectation"]),
         ({"name": None}, ["item 1: name", "Add `name"]),
     ],
 )
@@ -155,7 +142,7 @@ def test_two_items_of_one_name_are_refused(tmp_path):
         pending.load(written(tmp_path, {"name": "twice"} | FIELDS, {"name": "twice"} | FIELDS))
 
 
-@pytest.mark.parametrize("text", ["", "items = 1", "item = 1", "item = [1]", "x = 1\n[[item]]", "[[item"])
+@pytest.mark.parametrize("text", ["", "item = [1]", "x = 1\n[[item]]", "[[item"])
 def test_a_file_that_is_no_list_is_refused(tmp_path, text):
     """The message names the file."""
     with pytest.raises(InvalidData, match=r"list\.toml"):
@@ -190,22 +177,6 @@ def statuses(records):
     return {name: record["status"] for name, record in records.items()}
 
 
-def is_running(pid):
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def ended(pid):
-    """Wait until a process has ended; return False if it does not."""
-    deadline = time.monotonic() + 60
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not is_running(pid)
-
-
 def planted(folder):
     """Return items of which one is ok, one fails, one hangs, one is killed and one needs too much time."""
     return [
@@ -237,7 +208,7 @@ def test_nothing_is_lost_when_items_fail(tmp_path):
     assert "SIGKILL" in records["killed"]["reason"]
     assert "1000 minutes" in records["long"]["reason"]
     assert records["good"]["commit"] == "abc1234"
-    assert all(ended(pid) for pid in (tmp_path / "out-hanging.txt").read_text().split())
+    wait_until(lambda: not any(map(is_running, (tmp_path / "out-hanging.txt").read_text().split())))
 
 
 def test_a_second_run_does_only_what_is_missing(tmp_path):
@@ -268,13 +239,7 @@ def test_a_worker_that_outlives_its_item_is_killed(tmp_path):
     pathlib.Path(sys.argv[1]).write_text(str(sleeper.pid))
     """
     assert run([script(tmp_path, "leaving", text)], tmp_path / "out.json")["leaving"]["status"] == "ok"
-    assert ended((tmp_path / "out-leaving.txt").read_text())
-
-
-def test_the_end_of_a_long_output_is_kept(tmp_path):
-    """The file holds the last 4000 characters, also where a character has several bytes."""
-    text = "sys.stdout.reconfigure(encoding='utf-8'); print('a' * 9000 + 'é' * 3999)"
-    assert run([script(tmp_path, "long", text)], tmp_path / "out.json")["long"]["stdout"] == "é" * 3999 + "\n"
+    wait_until(lambda: not is_running((tmp_path / "out-leaving.txt").read_text()))
 
 
 @pytest.fixture
@@ -387,7 +352,7 @@ def test_an_ended_run_leaves_a_whole_file_and_no_process(tmp_path, sent, reason)
     assert [(record["status"], record["reason"]) for record in records] == [
         ("ok", ""), ("failed", reason), ("skipped", "not reached"),
     ]  # fmt: skip
-    assert ended((tmp_path / "out-ending.txt").read_text())
+    wait_until(lambda: not is_running((tmp_path / "out-ending.txt").read_text()))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import math
 import os
 import subprocess
 import sys
@@ -98,14 +97,6 @@ def test_without_a_terminal_a_line_tells_now_and_then(run, monkeypatch):
 
 
 @pytest.mark.usefixtures("autotune")
-def test_a_short_run_writes_no_line(run, monkeypatch):
-    """What is over before anybody wonders needs no progress."""
-    telling(monkeypatch, *((second / 10, event("batch size 8: 1.00 ms", **BEST)) for second in range(50)))
-
-    assert run("tune", "mlp")[::2] == (0, "")
-
-
-@pytest.mark.usefixtures("autotune")
 def test_on_a_terminal_the_bar_tells_the_same(run, monkeypatch):
     """The best so far beside the bar, and no lines that would push it down."""
     telling(monkeypatch, (20.0, event("batch size 32: 4.00 ms", **BEST, could_gain=0.03)))
@@ -114,14 +105,6 @@ def test_on_a_terminal_the_bar_tells_the_same(run, monkeypatch):
 
     assert "64 best so far (8 606 samples/s), perhaps 3 % more to gain" in shown
     assert "20 s" not in shown
-
-
-@pytest.mark.parametrize("gain", [None, math.inf, math.nan])
-def test_what_could_be_gained_is_told_where_it_is_known(run, autotune, monkeypatch, gain):
-    """Before a bound is known there is no number in its place."""
-    telling(monkeypatch, (6.0, event(**BEST, could_gain=gain)))
-
-    assert run("tune", "mlp")[2] == "cubatch: 6 s, 64 best so far (8 606 samples/s)\n"
 
 
 class Full(io.StringIO):
@@ -154,14 +137,6 @@ def test_a_job_of_known_length_says_how_much_is_left(capfd):
         show(5, 10, "batch 9")
     assert next_line == ""
     assert capfd.readouterr().err == "cubatch: 6 s, 5 of 10: batch 9, about 10 s left\n"
-
-
-def test_seconds_of_a_job_are_rounded_and_have_their_unit(capfd):
-    """4.32338 is more than anybody reads, and of what it is 10 is nowhere else said."""
-    moments = iter([0.0, 6.0, 6.0])
-    with console.progress("study", is_counted=True, now=lambda: next(moments)) as show:
-        show(4.32338, 10.0, "512 best so far", "s")
-    assert capfd.readouterr().err == "cubatch: 6 s, 4.32 of 10 s: 512 best so far\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json", "-"]])
@@ -297,10 +272,3 @@ def test_a_file_is_written_where_nobody_reads_the_table(monkeypatch, tmp_path):
     with pytest.raises(BrokenPipeError):
         console.emit([GRID], {"batch": 64}, str(file))
     assert json.loads(file.read_text()) == {"batch": 64}
-
-
-def test_what_a_writer_says_of_a_file_is_said_once():
-    """By the option, with the reason that the library found."""
-    with pytest.raises(InvalidArgument) as caught, console.writing("--report", "a.html"):
-        raise InvalidArgument("path", "a.html", "a file that can be written", "Permission denied.")
-    assert str(caught.value) == "--report must be a file that can be written, got 'a.html'. Permission denied."

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from cubatch.errors import InvalidArgument
 from cubatch.estimate.occupancy_sweep import sweep
 from cubatch.hardware import catalogue, probe
 from cubatch.hardware.facts import Device
@@ -145,16 +144,6 @@ def test_a_sweep_marks_the_present_the_cliffs_and_the_nearest_better(run, quanti
     assert occupancy_table.advice(found) in " ".join(out.split())
 
 
-def test_the_nearest_better_is_told_in_a_sentence(run):
-    """Fewer registers make a third block; 32 threads and nothing else leave only more threads."""
-    assert "Nearest better: 80 registers (16 fewer) make 3 blocks and 37.5 %" in run(
-        *NUMBERS, *V100, "--sweep", "registers"
-    )[1]  # fmt: skip
-    few = occupancy_table.advice(sweep(Needs(32, 32), (7, 0), "threads"))
-    assert few.startswith("Nearest better: 64 threads (32 more) make 32 blocks and 100 %")
-    assert "No other number of registers" in occupancy_table.advice(sweep(Needs(64, 16), (7, 0), "registers"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [((*NUMBERS, "--sweep", "shared"), "a.png"), ((FPROP, *GO, "--sweep", "batch-size"), "b.svg")],
@@ -253,12 +242,3 @@ def test_a_gpu_whose_facts_are_not_known_is_refused(monkeypatch, run):
     for arguments in ((*NUMBERS, "--blocks", 4), (*ours, "--batch-size", 4), (*ours, "--sweep", "batch-size")):
         code, _, err = run(*arguments, "--device", "riddle")
         assert (code, "Riddle" in err, "SMs" in err) == (2, True, True)
-
-
-def test_a_figure_that_cannot_be_written_says_so(tmp_path):
-    """The folder went away after it was looked for."""
-    pytest.importorskip("matplotlib")
-    with pytest.raises(InvalidArgument, match="plot file"):
-        occupancy.staircase(
-            sweep(Needs(256, 96), (7, 0), "threads"), tmp_path / "no" / "a.png", title="t", subject="s", warps=64
-        )

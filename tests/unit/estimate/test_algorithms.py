@@ -370,4 +370,5 @@ def test_more_work_never_takes_less(layer, pass_, n, extra, what, tail):
     places = places_of(2)
     found = algorithms(work, places.num_sms)
     for one, (before, after) in zip(found, seconds(work, places, constants, found), strict=True):
-        assert after >= before * (1 - ROUNDING), one.name
+        if np.isfinite(before):  # of what it does not compute an algorithm takes an infinite time
+            assert after >= before * (1 - ROUNDING), one.name

@@ -24,7 +24,7 @@ from cubatch.kernels.resources import Figures, Needs, Recorded
 from cubatch.network import models
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
-from tests.thorough import examples
+from tests.thorough import THOROUGH, examples
 from tests.unit import kernel_tree
 
 CAPABILITIES = st.sampled_from(list(architectures.known()))
@@ -159,7 +159,10 @@ def test_the_end_of_a_sweep_is_no_crest():
     assert found.better == at(10_000)
 
 
-@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.generate))  # an example asks hundreds of times
+EXAMPLES = 12 if THOROUGH else 4  # each asks hundreds of times
+
+
+@settings(max_examples=EXAMPLES, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     h=st.integers(1, 24), c=st.integers(1, 40), k=st.integers(1, 40), batch_size=st.none() | st.integers(1, 200),
     device=st.sampled_from(["titan-x-pascal", "v100-sxm2-16gb", "t4", "rtx-3090"]),

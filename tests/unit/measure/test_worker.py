@@ -31,27 +31,13 @@ from cubatch.measure.records import Candidate
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.search import loop
+from tests.unit.processes import is_running, wait_until
 
 ROOT = Path(cubatch.__file__).parents[1]
 
 
 def fake(habits=None, at="prepare", path=""):
     return FactoryRef("tests.unit.worker_fakes:make", {"habits": habits or {}, "at": at, "path": str(path)})
-
-
-def is_running(pid):
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def open_files():
@@ -115,7 +101,7 @@ def test_close_closes_the_runner_and_leaves_nothing(tmp_path):
 def test_no_way_to_die_leaks_a_process_a_zombie_or_a_pipe(habit, at, monkeypatch):
     """However the worker ends, the next prepare has a fresh one, and after close nothing is left."""
     files, before = open_files(), children()
-    runner = RemoteRunner(fake({"2": habit}, at), prepare_seconds=5.0 if at == "prepare" and habit == "hang" else 60.0)
+    runner = RemoteRunner(fake({"2": habit}, at), prepare_seconds=2.0 if at == "prepare" and habit == "hang" else 60.0)
     runner.step_seconds = 1.0
     runner.prepare(1)
     with pytest.raises(CubatchError):

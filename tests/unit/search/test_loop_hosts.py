@@ -113,7 +113,10 @@ def test_one_lucky_timing_decides_nothing(curve: Callable[[int], float], place: 
     assert where.loss(result.batch_size) < 0.06
 
 
-@pytest.mark.parametrize(("begin", "seconds"), [(0.1, 60.0), (0.5, 2.0), (1.0, 3.0), (3.0, 1.0)])
+@pytest.mark.parametrize(
+    ("begin", "seconds"),
+    [(0.1, 60.0), (0.5, 2.0), *(pytest.param(*one, marks=pytest.mark.thorough) for one in ((1.0, 3.0), (3.0, 1.0)))],
+)
 def test_a_slow_minute_moves_the_answer_by_a_factor_of_two_at_most(begin: float, seconds: float) -> None:
     """All steps and the reference take 1.5 times as long for a while: times and answer are those of the fast host."""
     where = host(rising)

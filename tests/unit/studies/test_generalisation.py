@@ -100,24 +100,24 @@ def test_a_stopped_study_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(generalisation.engine, "train", stopping)
     with pytest.raises(KeyboardInterrupt):
-        short(tmp_path, max_batch_size=64)
+        short(tmp_path, data=SAMPLE, max_batch_size=64)
     before = findings(tmp_path)
     assert len(before) == 2
-    found = short(tmp_path, max_batch_size=64)
+    found = short(tmp_path, data=SAMPLE, max_batch_size=64)
     after = findings(tmp_path)
     assert {name: after[name] for name in before} == before
     assert len(trained) == 3 + (6 - 2)
     assert sum(len(row["runs"]) for row in found["rows"]) == 8
-    short(tmp_path, max_batch_size=64, seed=5)
+    short(tmp_path, data=SAMPLE, max_batch_size=64, seed=5)
     assert {seed for _, seed in trained[7:]} == {5, 6}
 
 
 def test_a_spent_budget_leaves_runs_out_and_says_so(tmp_path):
     """One run is longer than a thousandth of a second: the others are missing, and a larger budget trains them."""
-    found = short(tmp_path, max_batch_size=64, budget=1e-3)
+    found = short(tmp_path, data=SAMPLE, max_batch_size=64, budget=1e-3)
     assert sum(len(row["runs"]) for row in found["rows"]) == 1
     assert any("5 runs are missing" in line for line in found["points"])
-    whole = short(tmp_path, max_batch_size=64, budget=600.0)
+    whole = short(tmp_path, data=SAMPLE, max_batch_size=64, budget=600.0)
     assert not any("missing" in line for line in whole["points"])
     assert whole["rows"][0]["runs"][0] == found["rows"][0]["runs"][0]
 
@@ -125,7 +125,7 @@ def test_a_spent_budget_leaves_runs_out_and_says_so(tmp_path):
 def test_progress_counts_runs_to_the_last(tmp_path):
     """From 0 of 6 upwards, never back, within the last run at its last step."""
     seen = []
-    short(tmp_path, max_batch_size=64, show=lambda done, total, _: seen.append((done, total)))
+    short(tmp_path, data=SAMPLE, max_batch_size=64, show=lambda done, total, _: seen.append((done, total)))
     assert {total for _, total in seen} == {6}
     assert seen[0][0] == 0
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)

@@ -281,9 +281,9 @@ def test_a_file_that_is_no_tuning_result_is_named(tmp_path, text, said):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    """Missing, a folder, or no text."""
+    """Missing, a folder, no text, or a name that no file can have."""
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
-    for path in (tmp_path / "none.json", tmp_path, tmp_path / "bytes"):
+    for path in (tmp_path / "none.json", tmp_path, tmp_path / "bytes", "x" * 5000, "a\0"):
         with pytest.raises(InvalidData, match="cannot be read"):
             read(path)
 

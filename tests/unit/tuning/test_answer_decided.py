@@ -293,16 +293,3 @@ def test_by_latency_a_larger_size_that_was_looked_at_shows_the_rise() -> None:
     assert decide({1: Ended(1.0), 2: DROPPED, 4: NOT_RUN}, goal).decided_by == "peak"
     assert decide({1: Ended(1.0), 2: Ended(1.005), 4: Ended(2.0), 8: NOT_RUN}, goal).decided_by == "plateau"
     assert decide({1: Ended(1.0), 4: NOT_RUN}, goal).decided_by == "budget"
-
-
-def test_a_tie_larger_than_the_answer_moves_where_the_peak_ends() -> None:
-    """384 is the answer, 1024 ties with it: the fall is said of what lies beyond 1024."""
-    swing = [1.0, 1.5, 1.1, 1.4, 1.2, 1.3, 1.05]
-    sign = [1, -1, 1, -1, 1, -1, 1]
-    result = answer_of({
-        384: [3.84 * one for one in swing],
-        1024: [10.24 * 1.02 * one * (1 + 0.05 * s) for one, s in zip(swing, sign, strict=True)],
-        4096: [40.96 * 3 * one for one in swing],
-    })  # fmt: skip
-    assert (result.batch_size, result.tied_with, result.decided_by) == (384, (1024,), "peak")
-    assert any(reason.startswith("Sizes above 1024 are slower") for reason in result.reasons)

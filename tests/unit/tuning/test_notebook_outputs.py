@@ -96,19 +96,3 @@ def test_an_output_is_light_and_dark(answer):
     assert "@media (prefers-color-scheme: dark)" in style
     for theme in ('data-jp-theme-light="false"', "vscode-dark", 'theme="dark"'):
         assert theme in style
-
-
-def test_text_from_outside_is_escaped():
-    """A network may be called like a tag."""
-    for name, made in SHOWN.items():
-        text = made()._repr_html_()
-        assert "<net>" not in text
-        assert "&lt;net&gt;" in text or name in {"footprint", "comparison"}  # which do not name it
-
-
-def test_candidates_are_a_list_still():
-    """Whoever counted, sliced or compared them can go on."""
-    found = SHOWN["candidates"]()
-    assert isinstance(found, list)
-    assert found == list(found)
-    assert [one.batch_size for one in found[:1]] == [8]

@@ -9,7 +9,6 @@ import re
 import pytest
 
 from cubatch.errors import CubatchError, InvalidData
-from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import MOST_MEASUREMENTS, TuningResult
 from tests.unit.tuned import measurement, tuned
 
@@ -75,13 +74,6 @@ def test_what_no_run_can_have_measured_is_refused(result, says):
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("text", [None, 7, [], {}, 1.5], ids=repr)
-def test_what_is_no_text_is_no_result(text):
-    """As when the wrong variable is handed in."""
-    with pytest.raises(InvalidData, match="not JSON"):
-        TuningResult.from_json(text)
-
-
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\u202e\ud800\r\n$x^{2$ <script>"
 
 
@@ -127,6 +119,7 @@ def test_its_json_survives_as_it_was():
     assert result.device["name"] == HOSTILE
 
 
+@pytest.mark.thorough
 def test_two_thousand_sizes_are_shown(tmp_path):
     """As many as are read are also drawn."""
     result = TuningResult.from_json(json.dumps(tuned(
@@ -145,12 +138,3 @@ def test_a_page_or_picture_that_cannot_be_written_is_an_error_of_ours(path):
         with pytest.raises(CubatchError) as caught:
             write(path)
         assert len(str(caught.value)) < 6000
-
-
-@pytest.mark.parametrize(
-    "anchor", [{}, [], 7, None, b"x", "x" * 5000, "a\0", {"schema": 1}], ids=lambda one: repr(one)[:9]
-)
-def test_an_anchor_that_is_none_is_refused(anchor):
-    """M8: a mapping in the place of a path was a TypeError."""
-    with pytest.raises(CubatchError):
-        predict("mlp", device="t4", batch_sizes=[8], anchors=[anchor])

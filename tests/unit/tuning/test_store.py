@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sqlite3
 import tempfile
 import threading
 from pathlib import Path
@@ -394,21 +393,3 @@ def test_a_question_that_made_no_sense_is_not_listed(path, measured):
             run.timing(timing(8))
         raise InvalidArgument("module", "misspelt:build", "there")
     assert [kept.num_timings for kept in store.list_runs(path)] == ([] if measured == "nothing" else [1])
-
-
-def test_a_hash_that_differs_is_told_by_its_beginning(path):
-    """64 digits twice are three lines of a terminal."""
-    with begin(path, conditions={"source_sha256": "a1" * 32}) as run:
-        run.timing(timing(8))
-    with begin(path, conditions={"source_sha256": "b2" * 32}) as run:
-        (refused,) = run.notes
-        assert refused.values["differences"] == "source_sha256 was a1a1a1a1a1a1…, is b2b2b2b2b2b2…"
-
-
-def test_a_store_that_is_being_created_has_no_runs(tmp_path):
-    """Between the creation of the file and that of its tables a reader finds an empty database, which is no error."""
-    path = tmp_path / "store.sqlite3"
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA journal_mode = WAL")  # writes the first page
-    assert path.stat().st_size
-    assert store.list_runs(path) == []
