@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,14 @@ ALLOWED = (
 )
 _MOST_SAMPLES, _MOST_SECONDS = 256, 2.0
 """A data set is read up to here; larger batches repeat its first samples."""
+_MOST_UNEVEN, _MOST_ELEMENTS = 4096, 2**24
+"""Samples of unequal length are read up to here, within the same seconds."""
+_DRAWS = 8
+"""Batches of samples of unequal length that are drawn to find a typical one.
+
+A padded batch is as long as its longest sample. With lognormal lengths of which a third deviate by a factor of two, the
+length of the first 32 samples was off by 46 % (root mean square), that of the chosen draw by 12 %.
+"""
 
 Source = Callable[[int], Any]
 """Makes the inputs of a batch size."""
@@ -76,6 +85,24 @@ def is_loader(given: Any) -> bool:
     return not isinstance(given, type) and hasattr(given, "dataset") and hasattr(given, "collate_fn")
 
 
+def num_elements(tree: Any) -> int:
+    """
+    Return the elements of the arrays and strings in nested lists and mappings; any other value counts as one.
+
+    Example:
+        >>> num_elements({"words": ["to", "be"], "label": 3})
+        5
+    """
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        return sum(map(num_elements, tree))
+    if isinstance(tree, str | bytes):
+        return len(tree)
+    count = tree.numel() if hasattr(tree, "numel") else getattr(tree, "size", 1)
+    return count if isinstance(count, int) else 1  # the size of an image file is a pair
+
+
 def _is_data_set(given: Any) -> bool:
     import torch
 
@@ -89,6 +116,8 @@ def _is_data_set(given: Any) -> bool:
 class DataSetBatches:
     """
     Batches of a data set's samples, joined by a `collate_fn`.
+
+    If the samples are of unequal length, each batch is one of typical length among several draws.
 
     Args:
         data_set: With `__getitem__` and `__len__`, or an iterable.
@@ -114,21 +143,40 @@ class DataSetBatches:
         self.num_samples: int | None = None if is_iterable else len(data_set)
         self._is_iterable = is_iterable
         self._samples: list[Any] = []
+        self._is_even = True
+        self._first: dict[int, int] = {}
 
     def __call__(self, batch_size: int) -> Any:
         """Return a batch; the samples of a larger one than was read repeat."""
         if not self._samples:
             self._samples = self._read()
+        if batch_size not in self._first:
+            is_typical = self._is_even or batch_size >= len(self._samples)
+            self._first[batch_size] = 0 if is_typical else self._find_typical(batch_size)
+        return self._joined(batch_size, self._first[batch_size])
+
+    def _joined(self, batch_size: int, first: int) -> Any:
         samples = self._samples
-        return self._collate([samples[place % len(samples)] for place in range(batch_size)])
+        return self._collate([samples[(first + place) % len(samples)] for place in range(batch_size)])
+
+    def _find_typical(self, batch_size: int) -> int:
+        """Return the first sample of the draw whose number of elements is closest to the mean of all draws."""
+        firsts = [draw * len(self._samples) // _DRAWS for draw in range(_DRAWS)]
+        counts = {first: num_elements(self._joined(batch_size, first)) for first in firsts}
+        mean = statistics.fmean(counts.values())
+        return min(counts, key=lambda first: abs(counts[first] - mean))
 
     def _read(self) -> list[Any]:
-        """Read the first samples."""
-        began, samples = time.monotonic(), list[Any]()
-        for sample in itertools.islice(self._all(), _MOST_SAMPLES):
+        """Read the first samples, and note whether they are of equal length."""
+        began, samples, lengths, count = time.monotonic(), list[Any](), set[int](), 0
+        for sample in itertools.islice(self._all(), _MOST_UNEVEN):
             samples.append(sample)
-            if time.monotonic() - began > _MOST_SECONDS:
+            lengths.add(length := num_elements(sample))
+            count += length
+            is_enough = len(samples) >= _MOST_SAMPLES and (len(lengths) == 1 or count > _MOST_ELEMENTS)
+            if is_enough or time.monotonic() - began > _MOST_SECONDS:
                 break
+        self._is_even = len(lengths) <= 1
         if not samples:
             raise InvalidArgument(FIELD, "a data set without samples", "one with a sample at least")
         return samples
