@@ -4,7 +4,8 @@ Training loops with a data loader: what cubatch recommends and reports, and what
     python -m benchmarks.bench_loops --out FILE
     python -m benchmarks.bench_loops --loop mlp text --seconds 3 --out FILE
 
-For each loop, in two fresh processes one after the other:
+For each loop, in two fresh processes one after the other, with glibc's thresholds as docs/how-to/pytorch.md sets them
+(by default, the largest batch that a process ever ran decides how fast the others are, by a third for `lstm`):
 
 1. cubatch is called as a user of the loop would, with a small budget.
 2. The loop runs without cubatch, in PyTorch, Lightning or Transformers alone.  First two other rules run one batch
@@ -25,6 +26,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import os
 import random
 import subprocess
 import sys
@@ -37,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.pages.training_loops import lines
 from benchmarks.provenance import on_cpu
 from cubatch.errors import CubatchError
+from cubatch.frameworks import heap
 
 if TYPE_CHECKING:
     from benchmarks.loops.plain_loop import Block, Loop
@@ -60,7 +63,10 @@ def in_fresh_process(task: str, name: str, **arguments: Any) -> dict[str, Any]:
     """Run a task on a loop in a fresh process and return its JSON; {"error": ...} if it failed."""
     command = [sys.executable, "-m", "benchmarks.bench_loops", "--task", json.dumps([task, name, arguments])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=MOST_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=MOST_SECONDS,
+            env={**os.environ, **heap.RAISED},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"error": f"{task}: more than {MOST_SECONDS:.0f} s"}
     if done.returncode:
