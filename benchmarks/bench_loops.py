@@ -4,8 +4,7 @@ Training loops with a data loader: what cubatch recommends and reports, and what
     python -m benchmarks.bench_loops --out FILE
     python -m benchmarks.bench_loops --loop mlp text --seconds 3 --out FILE
 
-For each loop, in two fresh processes one after the other, with glibc's thresholds as docs/how-to/pytorch.md sets them
-(by default, the largest batch that a process ever ran decides how fast the others are, by a third for `lstm`):
+For each loop, two steps in fresh processes:
 
 1. cubatch is called as a user of the loop would, with a small budget.
 2. The loop runs without cubatch, in PyTorch, Lightning or Transformers alone.  First two other rules run one batch
@@ -13,6 +12,9 @@ For each loop, in two fresh processes one after the other, with glibc's threshol
    "timed once" the fastest.  Then the recommended size, both answers and the powers of two that cubatch tried take
    turns in shuffled rounds.  The recommended size runs three times as long as the others.  After the first round only
    those sizes remain that were at most a fifth slower than the fastest.
+
+The processes have the thresholds of glibc that docs/how-to/pytorch.md sets.  By default, the largest batch that a
+process ever ran decides how fast the others are, for `lstm` by a third.
 
 The file holds the samples and the seconds of each turn.  The same command continues an interrupted benchmark, and
 repeats loops that failed.

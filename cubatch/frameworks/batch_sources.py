@@ -25,8 +25,8 @@ _MOST_UNEVEN, _MOST_ELEMENTS = 4096, 2**24
 _DRAWS = 8
 """Batches of samples of unequal length that are drawn to find a typical one.
 
-A padded batch is as long as its longest sample. With lognormal lengths of which a third deviate by a factor of two, the
-length of the first 32 samples was off by 46 % (root mean square), that of the chosen draw by 12 %.
+A padded batch is as long as its longest sample. Lengths that deviate by a factor of two were tried, with batches of 32.
+The first samples of a data set made a batch that was off by 38 % on average, the chosen draw by 18 %.
 """
 
 Source = Callable[[int], Any]
