@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import attrs
 import pytest
 
-from cubatch.bench import bench_results, cases, figure, measure, tables, target
+from cubatch.bench import cases, figure, measure, tables, target
 from cubatch.bench.contest import Contest
 from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, OutOfMemory
 from cubatch.hardware import catalogue, probe
@@ -69,12 +69,6 @@ def test_the_table_of_a_network_names_kernels_that_were_wrong(world, wrong):
     assert any("marked wrong" in said for said in grid.notes)
 
 
-def test_geometric_means_are_those_of_the_ratios():
-    """2 and 1/2 are even."""
-    assert bench_results.geometric_mean([2.0, 0.5]) == pytest.approx(1)
-    assert bench_results.geometric_mean([]) is None
-
-
 def test_a_figure_is_drawn_of_what_was_timed(world, tmp_path):
     """And refused, with the reason, where nothing was."""
     pytest.importorskip("matplotlib")
@@ -84,15 +78,6 @@ def test_a_figure_is_drawn_of_what_was_timed(world, tmp_path):
     with pytest.raises(InvalidArgument, match="known peak rate"):
         figure.rates([measure.plan(GEMM, DEVICE)], tmp_path / "g.png", title="bench")
     assert math.isfinite(result.best.roofline_fraction)
-
-
-def test_a_figure_takes_no_name_for_a_formula(world, tmp_path):
-    """A network, or a layer in a spec file, may be called anything; two dollars would be mathematics to Matplotlib."""
-    pytest.importorskip("matplotlib")
-    case = attrs.evolve(GEMM, name="layer $1^$")
-    result = measure.time_case(case, world.target(), Contest(world), seconds=10.0)
-    figure.rates([result], tmp_path / "f.svg", title="cost $5^$ net")
-    assert (tmp_path / "f.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
 # --- the command ---------------------------------------------------------------------------------------------------

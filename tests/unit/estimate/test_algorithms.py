@@ -23,7 +23,7 @@ from cubatch.estimate.vendor.algorithms import (
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
 from tests.checks import assert_within, gamma
-from tests.thorough import examples
+from tests.thorough import THOROUGH, examples
 from tests.unit.estimate.building import CASES, constants_of, convolutions, places_of, work_of
 
 FEW = settings(max_examples=examples(40))
@@ -356,7 +356,7 @@ def test_one_block_more_than_the_sms_starts_a_wave():
     assert_within(got, want, ROUNDING * want, axes="n")
 
 
-@FEW
+@settings(max_examples=40 if THOROUGH else 10)
 @given(
     layer=convolutions(), pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]), n=st.integers(1, 200),
     extra=st.sampled_from([1, 2, 7, 64]), what=st.sampled_from(["n", "c", "k"]), tail=st.floats(0, 1),

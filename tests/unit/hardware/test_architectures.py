@@ -135,17 +135,6 @@ def test_an_architecture_outside_the_table_is_taken_for_the_one_before_it(asked,
     assert architectures.numbered(10 * asked[0] + asked[1]) is (architectures.of(like) if asked == like else None)
 
 
-@every_table
-def test_limits_hang_together(name, table):
-    """Also of those that the code does not have."""
-    assert table["threads_per_sm"] == EVERY["warp_threads"] * table["warps_per_sm"]
-    assert table["registers_per_block"] <= table["registers_per_sm"]
-    assert 1024 * table["shared_kib_per_block"] + table["shared_reserved_bytes"] <= 1024 * table["shared_kib_per_sm"]
-    assert table["shared_carveouts_kib"] == sorted(set(table["shared_carveouts_kib"]))
-    assert table["shared_carveouts_kib"][-1] == table["shared_kib_per_sm"]
-    assert table["shared_kib_per_block"] >= EVERY["shared_kib_without_opting_in"]
-
-
 def test_what_holds_for_every_architecture():
     """Of launches and of how registers are given out, by the CUDA Programming Guide and NVIDIA's header."""
     facts = Every(
@@ -218,15 +207,10 @@ def test_peak_rates_are_those_of_the_catalogue(name, table):
     assert table.get("geforce_share", 1) in seen
 
 
-def test_boards_have_the_name_and_the_cores_of_their_architecture():
-    """Of every GPU of the catalogue."""
-    for slug, board in TABLE.items():
-        table = BY_CAPABILITY[tuple(board["compute_capability"])]
-        assert board["architecture"] == table["name"], slug
-        if "num_sms" in board:
-            assert board["cuda_cores"] == table["float32_lanes"] * board["num_sms"], slug
-        if board.get("tensor_cores"):
-            assert board["tensor_cores"] == table["tensor_cores"] * board["num_sms"], slug
+def test_boards_have_the_name_of_their_architecture():
+    """Of every GPU of the catalogue; its cores are asserted in test_catalogue.py."""
+    named = {slug: BY_CAPABILITY[tuple(board["compute_capability"])]["name"] for slug, board in TABLE.items()}
+    assert {slug: board["architecture"] for slug, board in TABLE.items()} == named
 
 
 def test_every_kernel_is_checked_for_the_architectures_that_are_surveyed():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
@@ -14,6 +12,7 @@ import pytest
 import cubatch
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, UnknownName
 from cubatch.hardware import catalogue, device_file, probe
+from tests.unit.commands import in_process
 from tests.unit.hardware.printed import FIELDS
 
 ROOT = Path(cubatch.__file__).parents[1]
@@ -214,18 +213,8 @@ def test_it_goes_wherever_a_device_does(write):
         ("memory lenet5 --device ", '"memory": 12662603776'),  # 12 GiB less the context of 28 SMs
     ],
 )
-def test_a_command_that_plans_takes_the_file(write, arguments, words):
+def test_a_command_that_plans_takes_the_file(write, monkeypatch, capfd, arguments, words):
     """As the last word, in JSON."""
-    path = write(EXAMPLE)
-    command = [sys.executable, "-m", "cubatch", *(arguments + path).split(), "--json", "-"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert words in json.dumps(json.loads(done.stdout))
-
-
-def test_tune_says_that_the_gpu_is_not_here(write):
-    """One message, no traceback."""
-    command = [sys.executable, "-m", "cubatch", "tune", "lenet5", "--device", write(EXAMPLE), "--no-store"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 1
-    assert "'RTX 3060 at 115 W' cannot be used: a GPU described by a file" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    code, out, _ = in_process(monkeypatch, capfd)(*(arguments + write(EXAMPLE)).split(), "--json", "-")
+    assert code == 0
+    assert words in json.dumps(json.loads(out))

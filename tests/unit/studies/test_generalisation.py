@@ -46,7 +46,7 @@ def test_the_scaled_rate_is_in_proportion_to_the_batch():
 @pytest.mark.case("generalisation-gap")
 def test_a_short_run_trains_each_batch_with_each_rate_and_seed(tmp_path):
     """Three sizes, two policies, two seeds; the base is trained once for both; accuracy beats guessing twice."""
-    found = short(tmp_path)
+    found = short(tmp_path, data=SAMPLE)
     assert [(row["policy"], row["batch_size"]) for row in found["rows"]] == [
         (policy, n) for policy in ("fixed", "scaled") for n in (16, 64, 256)
     ]
@@ -56,7 +56,7 @@ def test_a_short_run_trains_each_batch_with_each_rate_and_seed(tmp_path):
     base = {row["policy"]: row for row in found["rows"] if row["batch_size"] == 64}
     assert base["fixed"]["runs"] == base["scaled"]["runs"]
     assert all(row["test_accuracy"] > 0.2 for row in found["rows"])
-    assert all(row["updates"] == 2 * (2000 // row["batch_size"]) for row in found["rows"])
+    assert all(row["updates"] == 2 * (800 // row["batch_size"]) for row in found["rows"])
     assert all(row["sharpness"] > 0 for row in found["rows"])
     assert tmp_path / "figure-2.png" in run.write(found, tmp_path)
 

@@ -68,7 +68,7 @@ def losses(dtype, ranks=1, cuts=1):
     return np.array(seen)
 
 
-@pytest.mark.parametrize(("ranks", "cuts"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("ranks", "cuts"), [(2, 1), (2, 2), pytest.param(4, 1, marks=pytest.mark.thorough)])
 def test_ranks_train_to_the_losses_of_one(ranks, cuts):
     """
     Ten steps of mnist-cnn by 2 and 4 ranks of MPI follow those of one, in float64.
@@ -169,9 +169,13 @@ def test_what_two_devices_cannot_share_is_refused(options, field):
 tune = functools.partial(cb.autotune, SMALL, mode="training", devices=TWO, batch_sizes=[8, 32], budget=20.0)
 
 
-def test_two_devices_are_tuned_as_one():
-    """An answer per device, what sharing costs, and both in the JSON and the reasons."""
-    result = tune(store=False)
+def test_two_devices_are_tuned_as_one(tmp_path, monkeypatch):
+    """
+    An answer per device, what sharing costs, and both in the JSON and the reasons.
+
+    A rerun answers from the store, without any rank, the exchange too.
+    """
+    result = tune(store=tmp_path / "kept")
     found = result.data_parallel
     assert result.batch_size in {8, 32}
     assert found.batch_size == result.batch_size
@@ -182,16 +186,10 @@ def test_two_devices_are_tuned_as_one():
     assert result.scaling_efficiency == pytest.approx(found.alone_seconds / found.step_seconds)
     assert any("2 devices share a step" in reason for reason in result.reasons)
     assert TuningResult.from_json(result.to_json()) == result
-
-
-def test_what_two_devices_gave_is_kept(tmp_path, monkeypatch):
-    """A rerun answers from the store, without any rank, the exchange too; one device is another question."""
-    first = tune(store=tmp_path / "kept")
     monkeypatch.setattr(ranks_runner, "RankGroup", lambda *_: pytest.fail("ranks were started"))
     monkeypatch.setattr("cubatch.measure.remote.RemoteRunner", lambda *_, **__: pytest.fail("measured"))
-    second = tune(store=tmp_path / "kept")
-    assert second.data_parallel == first.data_parallel
-    assert second.batch_size == first.batch_size
+    again = tune(store=tmp_path / "kept")
+    assert (again.batch_size, again.data_parallel) == (result.batch_size, result.data_parallel)
 
 
 def shared():

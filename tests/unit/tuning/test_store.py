@@ -373,14 +373,6 @@ def test_a_run_that_is_begun_anew_and_measures_nothing_hides_no_other(path, stop
         assert (run.earlier.timings, run.was_started_over) == ((timing(8, 0, 0.5),), True)
 
 
-def test_without_a_store_a_run_is_begun_anew_all_the_same():
-    """There is nothing to leave behind."""
-    with begin(None) as run:
-        run.earlier = Measured(timings=(timing(8),))
-        run.start_over()
-        assert run.earlier == Measured()
-
-
 @pytest.mark.parametrize("measured", ["nothing", "now", "before"])
 def test_a_question_that_made_no_sense_is_not_listed(path, measured):
     """An error of ours before anything was kept leaves no run; timings stay, whenever they were taken."""
