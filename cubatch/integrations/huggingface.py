@@ -100,8 +100,8 @@ def tune_trainer(
     Find the fastest batch sizes of a Trainer, and set them in it; call it before `trainer.train()`.
 
     Training steps are timed with the Trainer's own loss, precision, optimizer, clipping of gradients, checkpointing and
-    accumulation. Batches are random ones like the first of its loader. The model and the random generators of PyTorch,
-    NumPy and Python are restored at the end. In `trainer.args`, `per_device_train_batch_size` and
+    accumulation. Batches are made beforehand of the samples of its loader. The model and the random generators of
+    PyTorch, NumPy and Python are restored at the end. In `trainer.args`, `per_device_train_batch_size` and
     `per_device_eval_batch_size` are replaced where a size is recommended.
 
     Args:
@@ -157,7 +157,7 @@ def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) ->
     trainer.optimizer = own
     with _checkpointing(trainer):
         result = autotune_module(
-            _step(trainer, trainer.compute_loss), next(iter(loader)), mode="training", loss=_as_it_is,
+            _step(trainer, trainer.compute_loss), _batches(loader), mode="training", loss=_as_it_is,
             optimizer=optimizer, accumulate=accumulate,
             loader=loader_rate.measurable(loader),
             **_limited(options, trainer.train_dataset, devices),
@@ -184,14 +184,19 @@ def _tune_evaluation(trainer: Any, options: dict[str, Any]) -> TuningResult:
     if isinstance(dataset, dict):  # one without a length counts as the largest
         name = max(dataset, key=lambda each: float("inf") if (count := _length(dataset[each])) is None else count)
         dataset = dataset[name]
-    batch = next(iter(trainer.get_eval_dataloader(name)))
-    result = autotune_module(_step(trainer, evaluate), batch, **_limited(options, dataset, arguments.world_size))
+    batches = _batches(trainer.get_eval_dataloader(name))
+    result = autotune_module(_step(trainer, evaluate), batches, **_limited(options, dataset, arguments.world_size))
     if result.recommended and result.batch_size is not None:
         arguments.per_device_eval_batch_size = result.batch_size
     else:
         unchanged = arguments.per_device_eval_batch_size
         warnings.warn(f"{result.reasons[0]} per_device_eval_batch_size stays {unchanged}.", stacklevel=3)
     return result
+
+
+def _batches(loader: Any) -> Any:
+    """Return the loader, whose samples make batches of any size, or its first batch if it does not tell them."""
+    return next(iter(loader)) if loader_rate.measurable(loader) is None else loader
 
 
 def _length(dataset: Any) -> int | None:

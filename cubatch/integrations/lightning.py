@@ -15,6 +15,7 @@ from cubatch.checks import check_batch_size
 from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks import loader_rate
+from cubatch.frameworks.batch_sources import LoaderBatches
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_state import SavedState
 from cubatch.integrations import optimizers
@@ -113,7 +114,7 @@ class _Finder:
             }  # fmt: skip
         return autotune_module(
             _as_step(trainer, pl_module, _STEPS[trainer.state.fn]),
-            {"batch": batch, "batch_idx": 0},
+            _drawn(trainer) or {"batch": batch, "batch_idx": 0},
             autocast=_AUTOCAST.get(trainer.precision),
             max_batch_size=min(limits, default=None),
             **training,
@@ -124,7 +125,8 @@ class _Finder:
         """Return the batches to an optimizer step: the trainer's, or those that the target has at the loader's size."""
         if self._target is None:
             return int(trainer.accumulate_grad_batches)
-        return max(1, self._target // Inputs.of((batch,), None).batch_size)
+        sizes = [getattr(each, "batch_size", None) for each in _together(trainer)]
+        return max(1, self._target // (sizes[0] or Inputs.of((batch,), None).batch_size))
 
 
 def _first_batch(trainer: Any) -> tuple[Any, int | None]:
@@ -136,12 +138,40 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
         num_samples: int | None = loader._dataset_length()  # noqa: SLF001 - as above
     except NotImplementedError:  # an iterable has no length
         num_samples = None
-    batch = next(iter(loader))[0]
+    batch = _as_steps_get_it(trainer, next(iter(loader))[0])
+    _check_sizes(_together(trainer), batch)
+    return batch, num_samples
+
+
+def _as_steps_get_it(trainer: Any, batch: Any) -> Any:
+    """Convert a batch and move it to the device, with the hooks on its way."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)  # noqa: SLF001 - as its loops
-    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # whose hooks may be what makes tensors
-    _check_rows(loader, batch)
-    return batch, num_samples
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # whose hooks may be what makes tensors
+
+
+def _together(trainer: Any) -> list[Any]:
+    """Return the data loaders that make a batch together: those of the loop, or the first if they take turns."""
+    combined = trainer._active_loop._combined_loader  # noqa: SLF001 - as Lightning's finder does
+    return list(combined.flattened[:1] if combined._mode == "sequential" else combined.flattened)  # noqa: SLF001
+
+
+def _drawn(trainer: Any) -> Callable[[int], Any] | None:
+    """Return what makes the arguments of a step of any size; None if a loader does not tell what samples it has."""
+    from torch.utils._pytree import tree_unflatten
+
+    loaders, combined = _together(trainer), trainer._active_loop._combined_loader  # noqa: SLF001 - as above
+    if any(loader_rate.measurable(each) is None for each in loaders):
+        return None
+    sources = [LoaderBatches(each) for each in loaders]
+
+    def make(batch_size: int) -> dict[str, Any]:
+        batches = [source(batch_size) for source in sources]
+        is_alone = combined._mode == "sequential"  # noqa: SLF001 - as above
+        batch = batches[0] if is_alone else tree_unflatten(batches, combined._spec)  # noqa: SLF001 - as above
+        return {"batch": _as_steps_get_it(trainer, batch), "batch_idx": 0}
+
+    return make
 
 
 def _loader(trainer: Any) -> Any:
@@ -150,14 +180,15 @@ def _loader(trainer: Any) -> Any:
     return loader_rate.measurable(loaders[0]) if len(loaders) == 1 else None
 
 
-def _check_rows(loader: Any, batch: Any) -> None:
-    """Reject a batch whose tensors do not grow with the loader's batch size."""
-    together = loader.flattened[:1] if loader._mode == "sequential" else loader.flattened  # noqa: SLF001 - as above
-    sizes = {size for each in together if (size := getattr(each, "batch_size", None)) is not None}
+def _check_sizes(loaders: list[Any], batch: Any) -> None:
+    """Reject loaders of different batch size, and a batch with more rows if no other batches can be compared."""
+    sizes = {size for each in loaders if (size := getattr(each, "batch_size", None)) is not None}
     remedy = "Time such a step with autotune_callable(), whose batches are your own."
     if len(sizes) > 1:
         given = " and ".join(map(str, sorted(sizes)))
         raise InvalidArgument("batch_size", given, "the same of all data loaders that a batch is made of", remedy)
+    if all(loader_rate.measurable(each) is not None for each in loaders):
+        return
     rows = Inputs.of((batch,), None).batch_size
     if any(rows > size > 1 for size in sizes):  # at 1 a dataset may give whole batches
         allowed = f"the first axis of a batch's first tensor, at most {sizes.pop()} as of the data loader"
@@ -252,12 +283,13 @@ _DOC = """
 Find the batch size at which the module steps fastest, before it is trained, validated, tested or predicts.
 
 Used as Lightning's `BatchSizeFinder`, with its hooks and conditions: the data loaders come from the module or its data
-module and read a `batch_size` of one of them or its `hparams`; one device. Steps take random batches like the first of
-the loader, so that their times exclude the loader. Before training the loader is measured too; if it is slower than the
-steps, it limits the recommended size. The module's hooks before a first step, such as `on_train_start`, are called once
-more than by Lightning alone; their effects outside of the module remain. Memory is predicted, and the module, its
-metrics and random numbers are restored. A tensor of the batch without a batch axis prevents a recommendation unless
-`constant_inputs` names it, as in "batch['table']".
+module and read a `batch_size` of one of them or its `hparams`; one device. Steps take batches that are made beforehand
+of the loader's samples, so that their times exclude the loader; without a `batch_size` of its own they are random ones
+like its first. Before training the loader is measured too; if it is slower than the steps, it limits the recommended
+size. The module's hooks before a first step, such as `on_train_start`, are called once more than by Lightning alone;
+their effects outside of the module remain. Memory is predicted, and the module, its metrics and random numbers are
+restored. A tensor of the batch without a batch axis prevents a recommendation unless `constant_inputs` names it, as in
+"batch['table']".
 
 Args:
     batch_arg_name: The attribute that holds the batch size.

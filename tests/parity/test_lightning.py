@@ -159,6 +159,10 @@ def all_ran(finder):
     return {m.status for m in finder.result.measurements} <= {"ok", "dropped", "not_run"}
 
 
+def measured_sizes(finder):
+    return {m.batch_size for m in finder.result.measurements if m.status == "ok"}
+
+
 def result_of(**found):
     """A result of these measurements, as if the module had been tuned."""
     return TuningResult.from_json(json.dumps(tuned(**found, fastest_batch_size=found["batch_size"], tied_with=[])))
@@ -355,13 +359,86 @@ class TakesTable(Counter):
         return self._loss(batch[:2])
 
 
+class Noting(Counter):
+    """Notes the rows of its batches in a list that is not its own, which nobody restores."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.note = rows.append
+
+    def training_step(self, batch, batch_idx):
+        self.note(len(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "on_after_batch_transfer"])
-def test_batches_of_more_rows_than_the_loaders_batch_size_are_refused(tmp_path, hook):
-    """A size found in rows would be set as one of images, of which each makes two."""
-    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
+def test_a_batch_with_several_rows_to_a_sample_counts_the_samples(tmp_path, hook):
+    """A size in rows would be set as one of images, of which each makes two."""
+    finder, rows = CubatchBatchSizeFinder(**SHORT), []
     views = type("Views", (Data,), {hook: two_views})()
+    trainer(tmp_path, finder, limit_val_batches=0).fit(Noting(rows), datamodule=views)
+    assert all_ran(finder)
+    assert {2 * n for n in measured_sizes(finder)} <= set(rows)
+
+
+class Finished:
+    """Gives finished batches, of which nobody can draw one of another size."""
+
+    def __init__(self, loader):
+        self.loader, self.batch_size = loader, loader.batch_size
+
+    def __iter__(self):
+        return iter(self.loader)
+
+    def __len__(self):
+        return len(self.loader)
+
+
+def test_finished_batches_of_more_rows_than_the_loaders_batch_size_are_refused(tmp_path):
+    """Nobody knows how many of their rows belong to a sample."""
+
+    def loader(self):
+        return Finished(self._loader())
+
+    views = type("Views", (Data,), {"on_before_batch_transfer": two_views, "train_dataloader": loader})()
+    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
     with pytest.raises(InvalidArgument, match=r"at most 2 as of the data loader, got 4\. Time"):
         fit(Counter(), datamodule=views)
+
+
+class Graphs(Data):
+    """Gives graphs, the nodes of which a batch holds one after the other."""
+
+    def train_dataloader(self):
+        def joined(graphs):
+            index = [torch.full((len(nodes),), place) for place, (nodes, _) in enumerate(graphs)]
+            return torch.cat([nodes for nodes, _ in graphs]), torch.cat(index), torch.stack([y for _, y in graphs])
+
+        graphs = [(torch.randn(3 + place % 4, 5), torch.tensor(place % 3)) for place in range(NUM_SAMPLES)]
+        return torch.utils.data.DataLoader(graphs, batch_size=self.batch_size, collate_fn=joined)
+
+
+class OfGraphs(Counter):
+    """Adds up the nodes of each graph, and notes the number of graphs."""
+
+    def __init__(self, graphs):
+        super().__init__()
+        self.net, self.note = torch.nn.Linear(5, 3), graphs.append
+
+    def training_step(self, batch, batch_idx):
+        nodes, index, y = batch
+        self.note(len(y))
+        sums = torch.zeros(len(y), 3).index_add(0, index, self.net(nodes))
+        return torch.nn.functional.cross_entropy(sums, y)
+
+
+def test_the_size_of_graphs_is_their_number_not_that_of_nodes(tmp_path):
+    """The loader's samples are graphs: a size found in nodes would be several times too large."""
+    finder, graphs = CubatchBatchSizeFinder(**SHORT), []
+    trainer(tmp_path, finder, limit_val_batches=0).fit(OfGraphs(graphs), datamodule=Graphs())
+    assert all_ran(finder)
+    assert measured_sizes(finder) <= set(graphs)
+    assert max(measured_sizes(finder)) <= NUM_SAMPLES
 
 
 class Texts(Data):

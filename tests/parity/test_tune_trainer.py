@@ -146,8 +146,8 @@ def test_the_largest_of_several_evaluation_sets_is_tuned(tmp_path, monkeypatch):
     """Its batches are those timed, and its number of samples is the limit."""
     names, limits = [], []
 
-    def tuned(module, batch, **options):
-        limits.append((options["max_batch_size"], len(batch["labels"])))
+    def tuned(module, batches, **options):
+        limits.append((options["max_batch_size"], len(batches.dataset)))
         raise InterruptedError
 
     trainer = make(tmp_path, evaluation={"few": torch.utils.data.Subset(Texts(), range(5)), "many": Texts()})
@@ -156,7 +156,18 @@ def test_the_largest_of_several_evaluation_sets_is_tuned(tmp_path, monkeypatch):
     monkeypatch.setattr("cubatch.integrations.huggingface.autotune_module", tuned)
     with pytest.raises(InterruptedError):
         _tune_evaluation(trainer, {})
-    assert (names, limits) == (["many"], [(NUM_SAMPLES, 2)])
+    assert (names, limits) == (["many"], [(NUM_SAMPLES, NUM_SAMPLES)])
+
+
+def test_timed_batches_are_made_of_the_samples_of_the_trainer(tmp_path):
+    """Their tokens count upwards as in the data set, which random ones do not."""
+    timed, trainer = [], make(tmp_path)
+    hook = lambda _, positional, named: timed.append(named["input_ids"])  # noqa: E731
+    trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
+    tune_trainer(trainer, evaluation=False, **TWO)
+    real = [ids for ids in timed if type(ids) is torch.Tensor and len(ids) in TWO["batch_sizes"]]
+    assert {len(ids) for ids in real} == set(TWO["batch_sizes"])
+    assert all((ids.diff() % 32 == 1).all() for ids in real)
 
 
 @pytest.mark.parametrize("name", ["loader", "accumulate", "mode", "loss", "optimizer"])
