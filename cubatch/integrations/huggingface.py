@@ -100,7 +100,7 @@ def tune_trainer(
     Find the fastest batch sizes of a Trainer, and set them in it; call it before `trainer.train()`.
 
     Training steps are timed with the Trainer's own loss, precision, optimizer, clipping of gradients, checkpointing and
-    accumulation. Batches are made beforehand of the samples of its loader. The model and the random generators of
+    accumulation. Batches are made of the samples of its loader in advance. The model and the random generators of
     PyTorch, NumPy and Python are restored at the end. In `trainer.args`, `per_device_train_batch_size` and
     `per_device_eval_batch_size` are replaced where a size is recommended.
 
