@@ -153,14 +153,6 @@ def test_a_model_is_the_operations_of_its_step(run, tmp_path):
     assert not {"softmax_cross_entropy", "adam", "conv2d_wgrad"} & found["inference"]
 
 
-def test_a_plot_of_nothing_that_was_timed_is_refused_at_once(run, tmp_path):
-    """Rates need timings: with --dry-run there are none, and nothing is planned first."""
-    code, out, err = run(*GEMM_OPTIONS, "--dry-run", "--device", "h200-sxm", "--plot", tmp_path / "rates.png")
-
-    assert (code, out) == (2, "")
-    assert "--dry-run" in err
-
-
 @pytest.mark.usefixtures("world")
 def test_a_dry_run_of_a_network_has_a_line_for_each_distinct_layer(run):
     """With how often each occurs, and the sum of the roofline."""

@@ -94,14 +94,6 @@ def test_attention_is_listed_one_by_one():
     ]
 
 
-def test_memory_stands_beside_its_plan():
-    """Of steps that ran; nothing was timed there, and the caption says nothing of timing."""
-    step = {"name": "net", "status": "ok", "planned_bytes": 2**30, "held_bytes": 2**30 + 2**19, "process_bytes": None}
-    text = gpu.memory(result_of(memory=([step, {"name": "other", "status": "error"}], 2)))
-    assert text.splitlines()[-1] == "| net | 1.00 GiB | 1.00 GiB | +0.50 MiB |  |"
-    assert "with cuDNN 1; 2 skipped for lack of time, 1 failed." in text
-
-
 def test_probes_that_are_not_right_are_listed_with_what_became_of_them():
     """What differs, or the error; what has no twin to compare with is none."""
     items = [

@@ -234,14 +234,6 @@ def test_families_are_compared_by_their_fastest_variant(line):
     assert line in gpu.families(SYNTHETIC)
 
 
-def test_convolutions_of_a_type_have_lines_of_their_own():
-    """Tensor cores have no Winograd column: the goal is for all of them; fused passes stand beside the plain ones."""
-    text = gpu.convolutions(SYNTHETIC)
-    assert "| resnet50 | float16 | 256 | fprop | 1 | 1.100 |  | 1.100 |" in text
-    assert "| resnet50 | float16 | 256 | fused fprop | 1 | 1.100 |  | 1.100 |" in text
-    assert "| resnet50 | float32 | 32 | fprop | 1 |  | 0.400 | 0.400 |" in text
-
-
 def test_a_step_that_was_timed_with_all_rivals_counts_against_eager_too():
     """Whichever item has it; in inference it is no training step, and without eager there is nothing to compare."""
     figures = {"images_per_second": 1280.0, "ratio": 2.0, "ratio_interval": None, "failure": None}

@@ -259,12 +259,3 @@ def test_only_a_budget_that_stopped_it_is_said_to_help_against_noise() -> None:
     assert not any("budget" in reason for reason in answer_of({8: noisy, 16: noisy}).reasons)
     cut = answer_of({8: noisy, 16: noisy, 32: []}, {32: "not_run"})
     assert any("larger budget" in reason for reason in cut.reasons)
-
-
-@pytest.mark.parametrize(("kind", "said"), [("cpu", False), ("cuda", True)])
-def test_nothing_is_said_of_the_l2_cache_on_a_cpu(kind: str, *, said: bool) -> None:
-    """A callable there may be no work of a GPU at all."""
-    measured = Measured(timings=tuple(rounds(8, [1.0] * 5)), outcomes=(Outcome(8, "ok"),))
-    setting = {"l2": "warm", "device": {"kind": kind}}
-    result = answers.answer([Candidate(8)], measured, goal=Goal(), setting=setting)
-    assert any("L2 cache" in reason for reason in result.reasons) is said

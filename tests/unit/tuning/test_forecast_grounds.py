@@ -23,7 +23,7 @@ from cubatch.hardware.facts import Device
 from cubatch.memory import fit, step_footprint
 from cubatch.network import graph, models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Attention, Conv2d, Linear, ReLU, Sigmoid
+from cubatch.network.layers import Conv2d, Linear, ReLU, Sigmoid
 from cubatch.network.passes import Pass
 from cubatch.tuning import ladder
 from cubatch.tuning.explain import forecast_notes
@@ -169,19 +169,6 @@ def test_computing_again_costs_the_forward_passes_that_are_repeated():
     assert again.peak_bytes[4096] < plain.peak_bytes[4096]
 
 
-def test_layers_that_no_kernel_runs_are_predicted_too():
-    """Prediction works for every layer."""
-    for library in ("vendor", "cubatch"):
-        found = predict(Attention(h=14, w=14, c=192, heads=3), device=V100, batch_sizes=[8], library=library)
-        assert found.seconds[8] > 0
-
-
-def test_storage_without_tensor_cores_is_said():
-    """A Titan X (Pascal) stores float16 and computes in float32."""
-    found = predict("mlp", device="titan-x-pascal", dtype="float16", batch_sizes=[64])
-    assert sum("without Tensor Cores" in note or "no Tensor Cores" in note for note in found.notes) == 1
-
-
 @pytest.mark.parametrize("model", models.names())
 def test_no_algorithm_fails_the_sentence_of_its_wave(model):
     """Of every pass, whichever is heaviest, by GPU, mode and dtype: Winograd's gradients of filters have no rule."""
@@ -194,14 +181,6 @@ def test_no_algorithm_fails_the_sentence_of_its_wave(model):
             blocks = int(item.blocks[0])
             grid = blocks_by_batch_size(layers[item.layer], item.pass_, item.algorithms[0], 64, blocks)
             assert grid is None or grid(64) == blocks
-
-
-def test_a_prediction_whose_heaviest_product_is_a_winograd_wgrad_has_its_sentences():
-    """ResNet-50 in training on a T4: the wave is said, and no crest of it."""
-    found = predict("resnet50", device="t4", mode="training", batch_sizes=[16, 64])
-    (wave,) = (reason for reason in found.reasons if "busiest of 40 SMs" in reason)
-    assert "winograd 4x4" in wave
-    assert wave.endswith("filled.")
 
 
 NARROW = attrs.evolve(GO, k=80)  # three tiles of 32 columns, one of 128
@@ -293,16 +272,6 @@ def test_the_json_holds_names_as_they_are_and_no_figure_that_is_none():
     assert found.to_json(indent=2).splitlines()[1].startswith('  "schema"')
     with pytest.raises(ValueError, match="finite"):
         attrs.evolve(found, seconds={32: math.inf}).to_json()
-
-
-def test_table_and_picture_say_predicted(tmp_path):
-    """In the title, and in each line with a figure."""
-    found = predict("mlp", device=V100, batch_sizes=[32, 64])
-    lines = found.table().splitlines()
-    assert lines[0].startswith("Predicted: mlp")
-    assert all("predicted" in line for line in lines if line.split()[:1] in (["32"], ["64"]))
-    found.plot(tmp_path / "curve.svg")
-    assert "redicted" in (tmp_path / "curve.svg").read_text()
 
 
 # --- bad input -----------------------------------------------------------------------------------------------
