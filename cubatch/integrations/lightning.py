@@ -283,12 +283,12 @@ _DOC = """
 Find the batch size at which the module steps fastest, before it is trained, validated, tested or predicts.
 
 Used as Lightning's `BatchSizeFinder`, with its hooks and conditions: the data loaders come from the module or its data
-module and read a `batch_size` of one of them or its `hparams`; one device. Steps take batches that are made beforehand
-of the loader's samples, so that their times exclude the loader; without a `batch_size` of its own they are random ones
-like its first. Before training the loader is measured too; if it is slower than the steps, it limits the recommended
-size. The module's hooks before a first step, such as `on_train_start`, are called once more than by Lightning alone;
-their effects outside of the module remain. Memory is predicted, and the module, its metrics and random numbers are
-restored. A tensor of the batch without a batch axis prevents a recommendation unless `constant_inputs` names it, as in
+module and read a `batch_size` of one of them or its `hparams`; one device. Steps take batches made in advance of the
+loader's samples, so that their times exclude the loader; without a `batch_size` of its own they are random ones like
+its first. Before training the loader is measured too; if it is slower than the steps, it limits the recommended size.
+The module's hooks before a first step, such as `on_train_start`, are called once more than by Lightning alone; their
+effects outside of the module remain. Memory is predicted, and the module, its metrics and random numbers are restored.
+A tensor of the batch without a batch axis prevents a recommendation unless `constant_inputs` names it, as in
 "batch['table']".
 
 Args:
