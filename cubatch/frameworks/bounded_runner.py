@@ -14,14 +14,18 @@ from cubatch.errors import CubatchError, OutOfMemory, OverLimit
 from cubatch.frameworks.memory_meter import HostMeter, Meter
 from cubatch.frameworks.memory_plan import MemoryPlan
 from cubatch.frameworks.page_faults import PageFaults
-from cubatch.frameworks.torch_memory import Peaks
+from cubatch.frameworks.torch_memory import Peaks, TraceTooLong
 from cubatch.measure.clocks import HostClock
 from cubatch.measure.runner import REFERENCE_SHARE, MemoryForecast, MemoryLook, MemoryReport, Remark
-from cubatch.units import first_line
+from cubatch.units import first_line, format_seconds
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
 _CLIMB_SHARE = 0.03  # of a size: what is nearer below it tells no more of it
 _STEPS_TO_LEARN = 3  # the second finds gradients and the optimiser's state, the third what was kept of freed blocks
+
+_TRACE_SECONDS = 15.0  # of a trace, where `look` was not called
+_UNTRACED_DOUBT = 2.0
+"""As `memory_plan.DOUBT` without a trace: steps of twice the size may then take four times as much."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +55,8 @@ class BoundedRunner(abc.ABC):
         self.meter, self._memory_limit, self.dtype, self.own_bytes = meter, memory_limit, dtype, own_bytes
         self._plan: MemoryPlan | None = None
         self._why_not: str | None = None
+        self._raised: str | None = None
+        self._trace_seconds = _TRACE_SECONDS
         self._step: Callable[[], None] | None = None
         self._batch_size, self._batch_bytes, self._reference_size = 0, 0, 0
         self._steps, self._page_faults = 0, PageFaults()
@@ -59,8 +65,8 @@ class BoundedRunner(abc.ABC):
         self._is_informed = False
 
     @abc.abstractmethod
-    def walk(self, num_bytes: int, top: int | None) -> Peaks:
-        """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`."""
+    def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
+        """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`, within `seconds`."""
 
     def put_aside(self, walked: Peaks | None) -> int:  # noqa: ARG002 - few have anything to put back
         """Back up the parameters that a step modifies (None: no trace knows them); return the bytes left for steps."""
@@ -92,37 +98,40 @@ class BoundedRunner(abc.ABC):
         """None: it computes in this process."""
         return None
 
-    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
         Predict the memory of steps from a trace without data and from steps of a few small sizes.
 
+        Without a trace, steps are measured at a first size, of two samples if so many are allowed.
+
         Args:
             seconds: Time limit of these steps.
-            top: The largest size of interest; 0 runs no step, None is no maximum.
+            top: The largest size of interest; None is no maximum.
+            trace_seconds: Time limit of the trace.
 
         Returns:
             MemoryLook: `memory_bytes` may be less than the limit of the constructor.
         """
-        plan = self._planned(top or None)
+        self._trace_seconds = trace_seconds
+        plan = self._planned(top)
         self._is_informed = True
         if plan is None:
-            raised = self._raised() if top is None else None
             return {
-                "largest": None, "why_not": self._why_not, "raised": raised, "first": None,
-                "memory_bytes": self._memory_limit, "dtype": self.dtype,
+                "largest": None, "why_not": self._why_not, "raised": self._raised if top is None else None,
+                "first": None, "memory_bytes": self._memory_limit, "dtype": self.dtype,
             }  # fmt: skip
         if (
-            plan.largest(self._memory_limit) and not self.is_compiled
+            seconds and plan.largest(self._memory_limit) and not self.is_compiled
         ):  # a first step would be compiled outside the budget
             self._climb(plan, seconds, top)
         return {
-            "largest": plan.largest(self._memory_limit), "why_not": None, "first": plan.at(1),
+            "largest": plan.largest(self._memory_limit), "why_not": self._why_not, "first": plan.at(1),
             "memory_bytes": self._memory_limit, "dtype": self.dtype,
         }  # fmt: skip
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
         """Run steps of growing sizes within a time limit, to learn their memory."""
-        began, size = time.monotonic(), 1
+        began, size = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
             try:
@@ -136,18 +145,21 @@ class BoundedRunner(abc.ABC):
             if now - began + _LOOK_FACTOR * (now - before) > seconds:
                 break
 
-    def _raised(self) -> str | None:
-        """Return the first line of the error that a real step raises; None if it runs."""
+    def _measured_plan(self, top: int | None) -> MemoryPlan | None:
+        """Return a plan without a trace, from steps of a first size; None if their memory is unknown."""
+        share = (self._memory_limit - self.own_bytes) // 2  # until it is known, one sample more is as much as fits
+        guess = Peaks({1: self.own_bytes + share, 2: self.own_bytes + 2 * share})
+        plan = self._plan = MemoryPlan(guess, self.meter.grain, self.meter.scatter, doubt=_UNTRACED_DOUBT)
         try:
-            self.draw(2)  # one sample is too few for a batch norm in training
-            self.clock.time(self.step, 1)
+            self._learn_of(2 if top is None else min(2, top))  # one sample is too few for a batch norm in training
         except CubatchError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's module raises
-            return first_line(error)
+            self._raised = first_line(error)
         finally:
             self.release()
-        return None
+        plan.said = dict(plan.measured)  # before them, nothing was predicted
+        return plan if plan.measured and self._raised is None else None
 
     def predicted(self, batch_size: int) -> int | None:
         """Return the predicted bytes of a step; None without a trace."""
@@ -260,13 +272,17 @@ class BoundedRunner(abc.ABC):
         if self._plan is None and self._why_not is None:
             walked = None
             try:
-                walked = self.walk(self._memory_limit, top)
+                walked = self.walk(self._memory_limit, top, self._trace_seconds)
                 self._plan = MemoryPlan(walked, self.meter.grain, self.meter.scatter)
             except CubatchError:
                 raise
+            except TraceTooLong:
+                self._why_not = f"a trace of its operations did not end within {format_seconds(self._trace_seconds)}"
             except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
                 self._why_not = f"on tensors without data the module raised {first_line(error)}"
             self._memory_limit = self.put_aside(walked)  # what fails here ends the run
+            if walked is None:
+                self._plan = self._measured_plan(top)
         return self._plan
 
     def _confirm(self, batch_size: int) -> None:

@@ -9,6 +9,7 @@ are multiplied by the ratio of measured to traced bytes at the nearest sizes tha
 from __future__ import annotations
 
 import bisect
+import math
 import statistics
 from collections.abc import Callable, Iterable
 
@@ -18,7 +19,7 @@ from cubatch.frameworks.torch_memory import Peaks
 _UNMEASURED = 16.0
 """How many times the walk's a step may take of what grows with the batch, where none was measured."""
 
-_DOUBT = 0.5
+DOUBT = 0.5
 """
 Share of what is extrapolated that may come on top of it, and of what does not grow: from some size on a library may
 choose an algorithm that has the weights in another layout.  Of ten architectures, in training and inference on the CPU,
@@ -43,7 +44,8 @@ class MemoryPlan:
     Args:
         walked: Bytes by a trace without data.
         grain: Resolution of a measurement in bytes: code and stacks of this size do not grow with the batch.
-        scatter: Share by which one size may exceed the prediction: freed blocks are not always reused.
+        scatter: Share of what grows by which one size may exceed the prediction: freed blocks are not always reused.
+        doubt: Share of what is extrapolated that may come on top of it.
 
     Attributes:
         measured: Bytes by batch size.
@@ -56,11 +58,11 @@ class MemoryPlan:
         1100
         >>> plan.learn(50, 1100 * 2**20)       # 600 MiB were walked, of which 500 grow with the batch
         >>> plan.at(50) // 2**20, plan.at(100) // 2**20, plan.most(100) // 2**20
-        (1100, 2100, 2793)
+        (1100, 2100, 2625)
     """
 
-    def __init__(self, walked: Peaks, grain: int, scatter: float) -> None:
-        self._walked, self._grain, self._scatter = walked, grain, scatter
+    def __init__(self, walked: Peaks, grain: int, scatter: float, doubt: float = DOUBT) -> None:
+        self._walked, self._grain, self._scatter, self._doubt = walked, grain, scatter, doubt
         self._fixed = min(max(0, walked.at(0)), walked.at(1))
         self.measured: dict[int, int] = {}
         self.said: dict[int, int] = {}
@@ -88,25 +90,41 @@ class MemoryPlan:
         if batch_size in known:
             return known[batch_size]
         times = self._times(below)
-        return self._scaled(walked, statistics.fmean(times.values(), weights=[n**_NEARER for n in times]), times)
+        scaled = self._scaled(walked, statistics.fmean(times.values(), weights=[n**_NEARER for n in times]), times)
+        likely = min(scaled, max(walked, self._by_growth(batch_size, below, math.inf)))
+        return max(likely, min(self._fixed, known[below]))
 
     def most(self, batch_size: int) -> int:
         """Return an upper bound of the bytes of a step; it widens with the distance from measured sizes."""
         known, below = self._known, self._nearest(batch_size)
         if below is None:
             return round(self._fixed + (self._walked.at(batch_size) - self._fixed) * _UNMEASURED)
-        taken, growth = known[below], max(1, self._walked.at(below) - self._fixed)
-        # All of the unresolved bytes may grow with the batch: a size that is small relative to them says little.
-        times = min(_UNMEASURED, (self._growing(below, taken) - self._fixed + self._grain) / growth)
-        further = self._walked.at(batch_size) - self._walked.at(below)
-        likely = max(self.at(batch_size), taken + round(further * times))
+        taken, expected = known[below], self.at(batch_size)
+        likely = max(expected, self._by_growth(batch_size, below, _UNMEASURED))
         unseen = max(0, likely - taken) + self._fixed * max(0.0, 1 - below / batch_size)
-        doubt = round(_DOUBT * unseen)
+        doubt = round(self._doubt * unseen)
         if batch_size in self.measured:
             return likely + doubt
         near = self._times(below)  # of which one that took far more says what another may take
         worst = self._scaled(self._walked.at(batch_size), max(near.values()), near)
-        return max(likely + doubt + round(self._scatter * likely), worst)
+        return max(likely + max(doubt, round(self._scatter * max(0, expected - self._fixed))), worst)
+
+    def _by_growth(self, batch_size: int, below: int, most: float) -> int:
+        """
+        Return the bytes of a step by their largest growth, at most so many times the traced one, from the size below.
+
+        Two measured sizes bound the growth between them: what both take is fixed, whatever the trace says. All of the
+        unresolved bytes may grow: two sizes that are near in relation to them bound little.
+        """
+        known, walked = self._known, self._walked
+        taken = self._growing(below, known[below])
+        times = [most, (taken - self._fixed + self._grain) / max(1, walked.at(below) - self._fixed)]
+        for n in known:
+            if (growth := walked.at(below) - walked.at(n)) > 0:
+                noise = self._grain + self._scatter * max(0, known[n] - self._fixed)
+                times.append((known[below] - known[n] + noise) / growth)
+        further = walked.at(batch_size) - walked.at(below)
+        return known[below] + round(further * max(0.0, min(times)))
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
         """Return the largest batch size within so many bytes, by `at` or another function; 0 if none is."""

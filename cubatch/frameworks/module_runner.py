@@ -32,7 +32,8 @@ class ModuleRunner(BoundedRunner):
         inputs: An example of its inputs.
         kind: How it is stepped.
         device: PyTorch's device.
-        walk: Traces steps without data, up to the largest batch that fits into so many bytes, or a maximum.
+        walk: Traces steps without data, up to the largest batch that fits into so many bytes, or a maximum, for at
+            most so many seconds.
         put_aside: Backs up the parameters that a step modifies (None: no trace knows them); returns how many of so
             many bytes are left for steps.
         memory_limit: Bytes that a step may take.
@@ -46,7 +47,7 @@ class ModuleRunner(BoundedRunner):
 
     def __init__(
         self, module: Callable[..., Any], parameters: list[Any], buffers: list[Any], inputs: Inputs, kind: StepKind,
-        device: Any, walk: Callable[[int, int | None], Peaks], put_aside: Callable[[Peaks | None, int], int],
+        device: Any, walk: Callable[[int, int | None, float], Peaks], put_aside: Callable[[Peaks | None, int], int],
         memory_limit: int, seed: int, *, channels_last: bool, dtype: str, bare: Callable[..., Any] | None = None,
         meter: Meter | None = None, start: StartState | None = None,
     ) -> None:  # fmt: skip
@@ -142,18 +143,19 @@ class ModuleRunner(BoundedRunner):
         """Record the time of compiling for a batch size, without that of a step."""
         self.compile_seconds = self._compiled[batch_size] = max(0.0, seconds)
 
-    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """Predict memory as `BoundedRunner.look`, and add the number of samples of a data set."""
-        return {**super().look(seconds=seconds, top=top), "num_samples": self.num_samples}
+        look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
+        return {**look, "num_samples": self.num_samples}
 
     @property
     def num_samples(self) -> int | None:
         """Samples of the data set that batches are made of; None if unknown."""
         return self._inputs.num_samples
 
-    def walk(self, num_bytes: int, top: int | None) -> Peaks:
+    def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
         """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`."""
-        peaks = self._walk_of(num_bytes, top)
+        peaks = self._walk_of(num_bytes, top, seconds)
         self._time_first, self._guessed = peaks.time_first, peaks.guessed
         return peaks
 

@@ -65,17 +65,17 @@ class OnnxRuntimeRunner(BoundedRunner):
         self._path, self._kind, self._index, self._threads, self._seed = path, kind, index, threads, seed
         self._is_loaded = False
 
-    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
         Predict memory as `BoundedRunner.look`, after checking that the batch of the file is really open.
 
         Raises:
             InvalidSpec: If it cannot be run, or its outputs do not grow with the batch.
         """
-        plan = self._planned(top or None)
+        plan = self._planned(top)
         if plan is None or plan.at(max(_COMPARED)) <= self._memory_limit:
             self._compare()
-        return super().look(seconds=seconds, top=top)
+        return super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
 
     def results(self, inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """Return the outputs for some inputs."""
@@ -84,7 +84,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         found: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
         return found
 
-    def walk(self, num_bytes: int, top: int | None) -> Peaks:  # noqa: ARG002 - it is a line, whatever fits
+    def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:  # noqa: ARG002 - a line, and no time
         """Return the peak bytes of steps by the shapes of the file."""
         return self._graph.peaks()
 

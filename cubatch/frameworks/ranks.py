@@ -237,9 +237,10 @@ class RankedRunner(BoundedRunner):
     def _do(self, command: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, command, *arguments)
 
-    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """Predict memory as `BoundedRunner.look`, and add the number of samples of this rank's data set."""
-        return {**super().look(seconds=seconds, top=top), "num_samples": self._runner.num_samples}
+        look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
+        return {**look, "num_samples": self._runner.num_samples}
 
     def prepare(self, batch_size: int) -> None:
         """As `ModuleRunner.prepare`, on all ranks; the slowest compilation counts."""
@@ -255,9 +256,9 @@ class RankedRunner(BoundedRunner):
             self.compile_seconds = max(0.0, self.compile_seconds - (time.monotonic() - began))
             self._do("note_compiling", batch_size, self.compile_seconds)
 
-    def walk(self, num_bytes: int, top: int | None) -> Peaks:
+    def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
         """Trace steps without data; the result is the same on all ranks."""
-        return self._runner.walk(num_bytes, top)
+        return self._runner.walk(num_bytes, top, seconds)
 
     def put_aside(self, walked: Peaks | None) -> int:
         """Back up the parameters that a step modifies on each rank; return the smallest number of bytes left."""

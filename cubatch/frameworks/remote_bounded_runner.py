@@ -29,9 +29,9 @@ class RemoteBoundedRunner(RemoteRunner):
         super().prepare(batch_size)
         self.compile_seconds = self.call("compile_seconds")
 
-    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
+    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """Let the worker find out what steps take: see `BoundedRunner.look`."""
-        look: MemoryLook = self.call("look", seconds=seconds, top=top)
+        look: MemoryLook = self.call("look", seconds=seconds, top=top, trace_seconds=trace_seconds)
         return look
 
     def predicted(self, batch_size: int) -> int | None:

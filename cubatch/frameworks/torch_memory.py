@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,11 +28,16 @@ from cubatch.frameworks.torch_step import CALL_FIRST, StepKind, tensors_of
 from cubatch.network.importers import fake_logs
 
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
+_FEWEST = 2  # traces, for a line
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
 _MOST_GUESSES = 2_000  # at what depends on data, in a walk: a loop until something is true would never end
 _MOST_SUBSETS = 8  # of inputs that are tried as constants: each takes a trace
 _MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
+
+
+class TraceTooLong(Exception):
+    """A trace did not end by its deadline, as of a module with a long loop in Python."""
 
 
 @attrs.frozen
@@ -135,16 +141,31 @@ def _storages(tensor: Any) -> list[Any]:
     return [getattr(tensor, name)().untyped_storage() for name in names] or [tensor.untyped_storage()]
 
 
-def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None) -> Peaks:
+def peaks(
+    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None, seconds: float
+) -> Peaks:  # fmt: skip
     """
     Trace steps of a module on a device, up to the largest batch within so many bytes, or a maximum.
 
+    After `seconds` no trace goes on; two that have ended suffice.
+
     Raises:
         InvalidArgument: If a training step creates parameters.
+        TraceTooLong: If there is no time for two traces.
         Exception: Raised by a step on fake tensors, such as one that reads its data.
     """
-    top = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE)
-    walks = {size: walked(module, inputs, kind, device, size) for size in sorted({min(size, top) for size in _PROBES})}
+    top, began = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE), time.monotonic()
+    walks: dict[int, Walk] = {}
+
+    def trace(size: int) -> bool:
+        try:
+            walks[size] = walked(module, inputs, kind, device, size, began + seconds)
+        except TraceTooLong:
+            if len(walks) < _FEWEST:
+                raise
+        return size in walks
+
+    is_in_time = all(map(trace, sorted({min(size, top) for size in _PROBES})))
     known = {size: walk.peak_bytes for size, walk in walks.items()}
     *_, (fewer, second), (most, last) = walks.items()
     named = Counter(part for walk in walks.values() for part in walk.time_first)
@@ -153,9 +174,9 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: i
         largest = min(Peaks(known).largest(num_bytes), top)
         is_met = any(abs(taken - num_bytes) <= _NEAR * num_bytes for taken in known.values())
         more = (last.operations - second.operations) / (most - fewer) * (largest - most)
-        if largest <= most or largest in known or is_met or turned or more > _MOST_MORE:
+        is_useless = largest <= most or largest in known or is_met or turned
+        if is_useless or more > _MOST_MORE or not is_in_time or not trace(largest):
             break
-        walks[largest] = walked(module, inputs, kind, device, largest)
         known[largest] = walks[largest].peak_bytes
     guessed = frozenset().union(*(walk.guessed for walk in walks.values()))
     (_, least), *_, (_, largest_walk) = sorted(walks.items())
@@ -163,15 +184,18 @@ def peaks(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: i
     return Peaks(known, turned, guessed, frozenset().union(*(walk.written for walk in walks.values())), scales)
 
 
-def peaks_of(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None) -> Peaks:
+def peaks_of(
+    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None, seconds: float
+) -> Peaks:  # fmt: skip
     """
     Trace as `peaks`; where that fails, try inputs that may have the extent of the batch by chance as constants.
 
     A mask of [L, L] looks like a batch of L samples if the example has L of them. Only a single example is in doubt.
     """
+    began = time.monotonic()
     try:
-        return peaks(module, inputs, kind, device, num_bytes, top)
-    except CubatchError:
+        return peaks(module, inputs, kind, device, num_bytes, top, seconds)
+    except (CubatchError, TraceTooLong):
         raise
     except Exception:
         doubtful = inputs.doubtful()
@@ -180,15 +204,16 @@ def peaks_of(module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes
         )
         for constant in itertools.islice(subsets, _MOST_SUBSETS):
             try:
-                traced = peaks(module, inputs.held(constant), kind, device, num_bytes, top)
+                left = began + seconds - time.monotonic()
+                traced = peaks(module, inputs.held(constant), kind, device, num_bytes, top, left)
             except Exception:  # noqa: BLE001, S112 - the first error is the one of the example as it is
                 continue
             return attrs.evolve(traced, constant=constant)
         raise
 
 
-def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int) -> Walk:
-    """Trace a step without data; the module is restored."""
+def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int, deadline: float) -> Walk:
+    """Trace a step without data, until a time on the monotone clock; the module is restored."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
@@ -203,7 +228,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         fake_logs.silent(),
         time_first.watched(module, batch_size) as found,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
-        _Watch() as watch,
+        _Watch(deadline) as watch,
     ):
         fakes: dict[str, Any] = {}
         converted: list[Any] = []  # as long as it is there, it is what the module finds by a reference of its own, too
@@ -242,9 +267,10 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
 
 
 class _Watch:
-    """Adds up live storages and counts operations."""
+    """Adds up live storages and counts operations, until a deadline on the monotone clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
         self.alive = self.peak = self.operations = self.elements = 0
         self.guessed: set[str] = set()
         self._guesses = 0
@@ -317,6 +343,8 @@ class _Watch:
                 args: Any = (),
                 kwargs: Any = None,
             ) -> Any:
+                if time.monotonic() > watch.deadline and _computes(func):
+                    raise TraceTooLong
                 watch.operations += 1
                 watch.write(func, args, kwargs or {})
                 result = watch.result(func, args, kwargs or {})
@@ -332,3 +360,15 @@ class _Watch:
 
     def __exit__(self, *stop: object) -> None:
         self._mode.__exit__(*stop)
+
+
+def _computes(operation: Any) -> bool:
+    """
+    Return whether an operation makes tensors.
+
+    Others are queries and views, which PyTorch also calls where an error would end the process.
+    """
+    import torch
+
+    returned = operation._schema.returns if isinstance(operation, torch._ops.OpOverload) else ()  # noqa: SLF001
+    return bool(returned) and all(isinstance(each.type, torch.TensorType) and not each.alias_info for each in returned)

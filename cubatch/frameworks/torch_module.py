@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -143,9 +144,9 @@ class TorchModule:
                 remedy = "Tune the module that was exported."
                 raise InvalidArgument("mode", "training", allowed, remedy) from error
 
-    def peaks(self, num_bytes: int, top: int | None = None) -> Peaks:
+    def peaks(self, num_bytes: int, top: int | None = None, seconds: float = math.inf) -> Peaks:
         """
-        Trace its steps on fake tensors: see `torch_memory.peaks`.
+        Trace its steps on fake tensors, for at most so many seconds: see `torch_memory.peaks`.
 
         Raises:
             NotImplementedError: If parameters are sharded, since a trace would wait for other ranks; or if PyTorch
@@ -154,7 +155,7 @@ class TorchModule:
         """
         _check_walkable(self._bare)
         kind = attrs.evolve(self._kind, accumulate=min(2, self._kind.accumulate))  # more batches take no more memory
-        return torch_memory.peaks_of(self._bare, self._inputs, kind, self._place, num_bytes, top)
+        return torch_memory.peaks_of(self._bare, self._inputs, kind, self._place, num_bytes, top, seconds)
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """

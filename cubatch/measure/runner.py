@@ -158,7 +158,7 @@ class MemoryLook(TypedDict):
 
     Keys:
         largest: The largest batch size that fits, 0 if none does; None if unknown.
-        why_not: Reason if it is unknown.
+        why_not: Reason if there is no trace. `largest` is unknown then, or by measured steps alone.
         raised: Error of a real step in that case, if one was run.
         first: Bytes of a step of one sample.
         memory_bytes: Bytes that a step may take.
@@ -214,8 +214,15 @@ class LearnsMemory(Runner, Protocol):
         """Process id of the worker that computes; None if it is this process."""
         ...
 
-    def look(self, *, seconds: float, top: int | None) -> MemoryLook:
-        """Try sizes up to `top` for at most `seconds`; 0 seconds: no size is tried; `top=None`: no maximum."""
+    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
+        """
+        Trace steps and try small sizes, to predict the memory of larger ones.
+
+        Args:
+            seconds: Time limit of the sizes that are tried; 0: none is, unless there is no trace.
+            top: The largest size of interest; None: no maximum.
+            trace_seconds: Time limit of the trace.
+        """
         ...
 
     def predicted(self, batch_size: int) -> int | None:

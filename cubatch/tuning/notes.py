@@ -111,6 +111,7 @@ _TEXT: Mapping[str, str] = {
     "memory_held": "{message}",
     "memory_not_watched": ("memory_limit was not watched: no library that reports its memory is loaded and has a GPU."),
     "memory_not_bounded": "Memory was not bounded before measuring: {reason}.",
+    "memory_measured": "Memory was predicted from measured steps alone: {reason}.",
     "prediction_falls": (
         "The predicted memory of {larger} is below that of {smaller}: each prediction used the sizes measured before."
     ),

@@ -10,6 +10,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
+from cubatch.frameworks.memory_meter import HostMeter  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
 
 nn = torch.nn
@@ -111,10 +112,10 @@ class Searches(nn.Module):
 
 
 def test_a_loop_that_ends_with_its_data_is_not_walked_through_for_ever():
-    """Without data nothing ever is true: its memory is not known, and it needs a largest size."""
-    with pytest.raises(cb.InvalidArgument, match="max_batch_size"):
-        cb.autotune_module(Searches(), (4,), budget=1)
-    assert cb.autotune_module(Searches(), (4,), batch_sizes=[2], budget=5).batch_size == 2
+    """Without data nothing ever is true: real steps alone bound its memory, and a note says so."""
+    result = cb.autotune_module(Searches(), (4,), memory_limit="256MiB", budget=1)
+    assert 1 < result.largest_batch_size < 2**28 / 16
+    assert any("from measured steps alone" in reason for reason in result.reasons)
 
 
 class Blind(nn.Module):
@@ -129,8 +130,9 @@ class Blind(nn.Module):
         return self.layer(x) * float(x.numpy()[0, 0])
 
 
-def test_where_nothing_is_known_beforehand_two_steps_are_held_to_the_limit():
+def test_where_memory_is_neither_traced_nor_measured_two_steps_are_held_to_the_limit(monkeypatch):
     """The second of a size finds the optimiser's state and the gradient of the first; no other look comes later."""
+    monkeypatch.setattr(HostMeter, "peak", lambda self: None)
     module = Blind()
     kind = {"loss": None, "optimizer": "adam", "autocast": None, "channels_last": False, "compiled": False}
     runner = TorchModule(module, (4,), mode="training", **kind).ready().runner(2**40, 0)
@@ -139,8 +141,8 @@ def test_where_nothing_is_known_beforehand_two_steps_are_held_to_the_limit():
     assert module.sizes.count(5) == 2
 
 
-def test_a_module_of_which_nothing_is_known_is_held_to_the_limit_afterwards():
-    """It reads its input's memory; a step that took more than may be taken is out of memory, and no answer."""
+def test_a_module_without_a_trace_is_bounded_by_its_smaller_steps():
+    """It reads its input's memory: a size that would take more than the limit is refused before it runs."""
 
     class Opaque(nn.Module):
         """Makes arrays by NumPy, which a walk cannot follow."""
@@ -149,4 +151,4 @@ def test_a_module_of_which_nothing_is_known_is_held_to_the_limit_afterwards():
             return torch.from_numpy(x.numpy().repeat(200, axis=0) + 1)
 
     result = cb.autotune_module(Opaque(), (FLOATS,), batch_sizes=[2, 200], memory_limit="256MiB", budget=20)
-    assert [m.status for m in result.measurements] == ["ok", "out_of_memory"]
+    assert [m.status for m in result.measurements] == ["ok", "over_limit"]

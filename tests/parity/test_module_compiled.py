@@ -175,7 +175,7 @@ def ranked(module):
 def test_ranks_look_without_compiling_and_time_what_they_compile():
     """Looking at memory compiles nothing and gives the samples; the size that is compiled has its time, the next 0."""
     runner = ranked(Net())
-    assert runner.look(seconds=10.0, top=None)["num_samples"] == 40
+    assert runner.look(seconds=10.0, top=None, trace_seconds=60.0)["num_samples"] == 40
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
     runner.prepare(6)  # unlike the number of features, which would share its symbol
     assert runner.compile_seconds > 0

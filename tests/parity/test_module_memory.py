@@ -78,7 +78,7 @@ def test_no_size_above_the_limit_is_tried_and_the_largest_comes_near_it(on_devic
     takes = on_device(module, 0, int(times * WALKED) - BATCH)
     limit = takes(100)
     runner = runner_of(module, limit)
-    facts = runner.look(seconds=10.0, top=None)
+    facts = runner.look(seconds=10.0, top=None, trace_seconds=60.0)
     assert max(module.sizes) <= 100
     assert facts["largest"] == pytest.approx(100, rel=0.25)
     for size in (200, 130, 101):
@@ -211,7 +211,7 @@ def test_what_was_not_told_is_not_learned(on_device, monkeypatch):
     on_device(module, 0, 0)
     monkeypatch.setattr(Device, "peak", lambda self: None)
     runner = runner_of(module, 100 * MIB)
-    facts = runner.look(seconds=10.0, top=None)
+    facts = runner.look(seconds=10.0, top=None, trace_seconds=60.0)
     assert runner.history == []
     largest = runner._planned().largest(100 * MIB)
     assert facts["largest"] == largest
@@ -277,4 +277,4 @@ def test_a_module_with_a_sparse_buffer_is_tuned_and_holds_its_indices_and_values
     module = Graph(getattr(torch, f"sparse_{layout}_tensor")(*given, values, (4, 4)))
     assert num_bytes(module.buffers()) == held
     result = cb.autotune_module(module, (4,), max_batch_size=2, device="cpu", budget=1.0)
-    assert any("Memory was not bounded" in reason for reason in result.reasons)
+    assert any("from measured steps alone" in reason for reason in result.reasons)

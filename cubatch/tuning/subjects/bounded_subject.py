@@ -24,6 +24,7 @@ from cubatch.tuning.subject import Revision, Subject
 from cubatch.units import first_line
 
 _LOADER_SHARE, _LEAST_LOADER_SECONDS, _MOST_LOADER_SECONDS = 0.1, 1.0, 10.0  # of the budget, for the data loader
+_LEAST_TRACE_SECONDS, _TRACE_SHARE = 5.0, 0.25  # seconds and share of the budget, of which a trace may take the larger
 _LOOK_SHARE = 0.05
 """Share of the budget for steps of small sizes, from which the memory of larger ones is predicted."""
 
@@ -83,8 +84,12 @@ class BoundedSubject(Subject):
 
     def _propose(self, limits: Limits) -> Ladder:
         runner = self._started()
-        top = 0 if limits.batch_sizes else limits.max_batch_size  # listed sizes are taken as they come
-        look = runner.look(seconds=_LOOK_SHARE * limits.budget, top=top)
+        share = 0.0 if limits.batch_sizes else _LOOK_SHARE  # listed sizes are taken as they come
+        look = runner.look(
+            seconds=share * limits.budget,
+            top=max(limits.batch_sizes) if limits.batch_sizes else limits.max_batch_size,
+            trace_seconds=max(_LEAST_TRACE_SECONDS, _TRACE_SHARE * limits.budget),
+        )
         memory, notes = self.memory, list[Note]()
         samples = look.get("num_samples")
         if samples is not None and limits.batch_sizes is None and samples < (limits.max_batch_size or samples + 1):
@@ -96,7 +101,7 @@ class BoundedSubject(Subject):
             notes.append(note("memory_lowered", limit_bytes=left, reason=reason))
         largest, why_not = look["largest"], look["why_not"]
         if why_not:
-            notes.append(note("memory_not_bounded", reason=why_not))
+            notes.append(note("memory_not_bounded" if largest is None else "memory_measured", reason=why_not))
         if largest is None:
             self._check_unbounded(limits, look.get("raised"), why_not)
             ladder = Ladder(tuple(plain(limits)), None, memory.bytes)
