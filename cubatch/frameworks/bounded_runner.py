@@ -102,7 +102,7 @@ class BoundedRunner(abc.ABC):
         """
         Predict the memory of steps from a trace without data and from steps of a few small sizes.
 
-        Without a trace, steps are measured at a first size, of two samples if so many are allowed.
+        Without a trace, steps of two samples are measured, or of one if `top` is 1.
 
         Args:
             seconds: Time limit of these steps.
@@ -126,7 +126,7 @@ class BoundedRunner(abc.ABC):
             self._climb(plan, seconds, top)
         return {
             "largest": plan.largest(self._memory_limit), "why_not": self._why_not, "first": plan.at(1),
-            "memory_bytes": self._memory_limit, "dtype": self.dtype,
+            "memory_bytes": self._memory_limit, "dtype": self.dtype, "is_compiled": self.is_compiled,
         }  # fmt: skip
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
@@ -147,6 +147,8 @@ class BoundedRunner(abc.ABC):
 
     def _measured_plan(self, top: int | None) -> MemoryPlan | None:
         """Return a plan without a trace, from steps of a first size; None if their memory is unknown."""
+        if self.is_compiled:  # a first step would be compiled outside the budget
+            return None
         share = (self._memory_limit - self.own_bytes) // 2  # until it is known, one sample more is as much as fits
         guess = Peaks({1: self.own_bytes + share, 2: self.own_bytes + 2 * share})
         plan = self._plan = MemoryPlan(guess, self.meter.grain, self.meter.scatter, doubt=_UNTRACED_DOUBT)
@@ -154,7 +156,7 @@ class BoundedRunner(abc.ABC):
             self._learn_of(2 if top is None else min(2, top))  # one sample is too few for a batch norm in training
         except CubatchError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a user's module raises
+        except Exception as error:  # noqa: BLE001 - any error of a user's module
             self._raised = first_line(error)
         finally:
             self.release()
@@ -279,7 +281,7 @@ class BoundedRunner(abc.ABC):
             except TraceTooLong:
                 self._why_not = f"a trace of its operations did not end within {format_seconds(self._trace_seconds)}"
             except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
-                self._why_not = f"on tensors without data the module raised {first_line(error)}"
+                self._why_not = f"a step without data could not be traced ({first_line(error)})"
             self._memory_limit = self.put_aside(walked)  # what fails here ends the run
             if walked is None:
                 self._plan = self._measured_plan(top)

@@ -111,9 +111,9 @@ class MemoryPlan:
 
     def _by_growth(self, batch_size: int, below: int, most: float) -> int:
         """
-        Return the bytes of a step by their largest growth, at most so many times the traced one, from the size below.
+        Return the bytes of a step by their largest growth, at most `most` times the traced one, from the size below.
 
-        Two measured sizes bound the growth between them: what both take is fixed, whatever the trace says. All of the
+        Two measured sizes bound the growth between them: what both take is fixed, regardless of the trace. All of the
         unresolved bytes may grow: two sizes that are near in relation to them bound little.
         """
         known, walked = self._known, self._walked

@@ -32,8 +32,8 @@ class ModuleRunner(BoundedRunner):
         inputs: An example of its inputs.
         kind: How it is stepped.
         device: PyTorch's device.
-        walk: Traces steps without data, up to the largest batch that fits into so many bytes, or a maximum, for at
-            most so many seconds.
+        walk: Traces steps without data, up to the largest batch that fits into so many bytes, or a maximum,
+            within a number of seconds.
         put_aside: Backs up the parameters that a step modifies (None: no trace knows them); returns how many of so
             many bytes are left for steps.
         memory_limit: Bytes that a step may take.

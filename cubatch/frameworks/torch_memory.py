@@ -142,24 +142,24 @@ def _storages(tensor: Any) -> list[Any]:
 
 
 def peaks(
-    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None, seconds: float
+    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None, *, seconds: float
 ) -> Peaks:  # fmt: skip
     """
     Trace steps of a module on a device, up to the largest batch within so many bytes, or a maximum.
 
-    After `seconds` no trace goes on; two that have ended suffice.
+    After `seconds` of CPU time no trace goes on; two that have ended suffice.
 
     Raises:
         InvalidArgument: If a training step creates parameters.
         TraceTooLong: If there is no time for two traces.
         Exception: Raised by a step on fake tensors, such as one that reads its data.
     """
-    top, began = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE), time.monotonic()
+    top, began = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE), time.process_time()
     walks: dict[int, Walk] = {}
 
     def trace(size: int) -> bool:
         try:
-            walks[size] = walked(module, inputs, kind, device, size, began + seconds)
+            walks[size] = walked(module, inputs, kind, device, size, deadline=began + seconds)
         except TraceTooLong:
             if len(walks) < _FEWEST:
                 raise
@@ -185,16 +185,17 @@ def peaks(
 
 
 def peaks_of(
-    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None, seconds: float
+    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None, *, seconds: float
 ) -> Peaks:  # fmt: skip
     """
     Trace as `peaks`; where that fails, try inputs that may have the extent of the batch by chance as constants.
 
     A mask of [L, L] looks like a batch of L samples if the example has L of them. Only a single example is in doubt.
     """
-    began = time.monotonic()
+    _import_fakes()
+    began = time.process_time()
     try:
-        return peaks(module, inputs, kind, device, num_bytes, top, seconds)
+        return peaks(module, inputs, kind, device, num_bytes, top, seconds=seconds)
     except (CubatchError, TraceTooLong):
         raise
     except Exception:
@@ -204,16 +205,25 @@ def peaks_of(
         )
         for constant in itertools.islice(subsets, _MOST_SUBSETS):
             try:
-                left = began + seconds - time.monotonic()
-                traced = peaks(module, inputs.held(constant), kind, device, num_bytes, top, left)
+                left = began + seconds - time.process_time()
+                traced = peaks(module, inputs.held(constant), kind, device, num_bytes, top, seconds=left)
             except Exception:  # noqa: BLE001, S112 - the first error is the one of the example as it is
                 continue
             return attrs.evolve(traced, constant=constant)
         raise
 
 
-def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int, deadline: float) -> Walk:
-    """Trace a step without data, until a time on the monotone clock; the module is restored."""
+def _import_fakes() -> None:
+    """Import what PyTorch imports at the first operation without data, which takes a second."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        torch.zeros(2, 2, requires_grad=True).sum().backward()
+
+
+def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int, *, deadline: float) -> Walk:
+    """Trace a step without data, until this process has used `deadline` seconds; the module is restored."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
@@ -267,7 +277,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
 
 
 class _Watch:
-    """Adds up live storages and counts operations, until a deadline on the monotone clock."""
+    """Adds up live storages and counts operations, until a deadline in CPU time."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -343,7 +353,7 @@ class _Watch:
                 args: Any = (),
                 kwargs: Any = None,
             ) -> Any:
-                if time.monotonic() > watch.deadline and _computes(func):
+                if time.process_time() > watch.deadline and _computes(func):
                     raise TraceTooLong
                 watch.operations += 1
                 watch.write(func, args, kwargs or {})

@@ -146,7 +146,7 @@ class TorchModule:
 
     def peaks(self, num_bytes: int, top: int | None = None, seconds: float = math.inf) -> Peaks:
         """
-        Trace its steps on fake tensors, for at most so many seconds: see `torch_memory.peaks`.
+        Trace its steps on fake tensors, for at most `seconds`: see `torch_memory.peaks`.
 
         Raises:
             NotImplementedError: If parameters are sharded, since a trace would wait for other ranks; or if PyTorch
@@ -155,7 +155,7 @@ class TorchModule:
         """
         _check_walkable(self._bare)
         kind = attrs.evolve(self._kind, accumulate=min(2, self._kind.accumulate))  # more batches take no more memory
-        return torch_memory.peaks_of(self._bare, self._inputs, kind, self._place, num_bytes, top, seconds)
+        return torch_memory.peaks_of(self._bare, self._inputs, kind, self._place, num_bytes, top, seconds=seconds)
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """

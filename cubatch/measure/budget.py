@@ -15,8 +15,8 @@ EXPENSIVE_SHARE, EXPENSIVE_SECONDS = 0.007, 0.2
 
 
 FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE = 10.0, 0.5
-"""Seconds of compiling that do not count: this many, or this share of the budget.  The rest counts, so that a run whose
-steps are compiled for each size ends in time."""
+"""Seconds of compiling that do not count: this many, or this share of the budget, and the first compilation, without
+which there is no result.  The rest counts, so that a run whose steps are compiled for each size ends in time."""
 
 
 class OutOfBudget(Exception):
@@ -50,7 +50,7 @@ class Budget:
     def forgive_compiling(self, seconds: float) -> float:
         """Do not count seconds of compiling that have just passed, up to the limit for a run; return those seconds."""
         most = max(FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE * self.seconds)
-        free = min(seconds, most - self._compiled)
+        free = min(seconds, max(0.0, most - self._compiled)) if self._compiled else seconds
         self._compiled += free
         self.forgive(free)
         return free

@@ -163,6 +163,7 @@ class MemoryLook(TypedDict):
         first: Bytes of a step of one sample.
         memory_bytes: Bytes that a step may take.
         num_samples: Samples of the data set that batches are made of; None if unknown.
+        is_compiled: Whether the first step of a size may be compiled.
         dtype: Type of the computation.
     """
 
@@ -172,6 +173,7 @@ class MemoryLook(TypedDict):
     first: int | None
     memory_bytes: NotRequired[int]
     num_samples: NotRequired[int | None]
+    is_compiled: NotRequired[bool]
     dtype: str
 
 

@@ -99,8 +99,12 @@ _TEXT: Mapping[str, str] = {
     ),
     "loader_unknown": "The rate of the data loader is unknown: it raised {error}.",
     "compiled": (
-        "Compilation took {compile_seconds} for {count} batch sizes. Up to 10 s of it, or half the budget if that is "
-        "more, do not count towards the budget."
+        "Compilation took {compile_seconds} for {count} batch sizes. The first time, and up to 10 s or half the budget "
+        "if that is more, do not count towards the budget."
+    ),
+    "compiled_without_one": (
+        "A batch of 1 was left out, since torch.compile compiles it separately from all others. To measure it, name it "
+        "in batch_sizes."
     ),
     "compiled_for_each_size": (
         "The module was compiled separately for {count} batch sizes, which took {compile_seconds}: its code depends on "

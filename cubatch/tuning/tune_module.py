@@ -111,7 +111,8 @@ def autotune_module(
             itself for a tenth of the budget (1 to 10 s, not counted). Where it is the bottleneck, the recommendation is
             the smallest size at which the loop gains nothing more. `result.samples_per_second` is the rate of the loop.
             The worker of a named module imports `batches` that are given by name; pass that name here too.
-        compile: Run it through torch.compile, once for all sizes. Up to 10 s or half the budget of it do not count.
+        compile: Run it through torch.compile, once for all sizes above 1; 1 is proposed only if it is `current`. The
+            first compilation, and up to 10 s or half the budget of others, do not count.
             A size whose step PyTorch would no longer compile is an error, not a result.
         device: Reject another device than this; None is the device of the parameters. A named module is moved there;
             None is the first GPU, else the CPU.

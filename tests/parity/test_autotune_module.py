@@ -151,12 +151,12 @@ def test_no_size_is_walked_through_that_tells_nothing_new(num_bytes, top, walked
     """A walk of a large module takes seconds, and users wait for it."""
     sizes = []
 
-    def walk(_module, _inputs, _kind, _device, size, _deadline):
+    def walk(_module, _inputs, _kind, _device, size, deadline):
         sizes.append(size)
         return torch_memory.Walk(100_000 + 8 * 64 * 4 * size, 100, ())
 
     monkeypatch.setattr(torch_memory, "walked", walk)
-    torch_memory.peaks(None, None, None, None, num_bytes, top, math.inf)
+    torch_memory.peaks(None, None, None, None, num_bytes, top, seconds=math.inf)
     assert sizes == walked
 
 
@@ -167,12 +167,12 @@ def test_walks_end_near_the_limit(monkeypatch):
     def taken(size):
         return 1000 + 10 * size + (5 * (size - 64) if size > 64 else 0)  # a line that bends upwards
 
-    def walk(_module, _inputs, _kind, _device, size, _deadline):
+    def walk(_module, _inputs, _kind, _device, size, deadline):
         sizes.append(size)
         return torch_memory.Walk(taken(size), 100, ())
 
     monkeypatch.setattr(torch_memory, "walked", walk)
-    found = torch_memory.peaks(None, None, None, None, 11_000, None, math.inf)
+    found = torch_memory.peaks(None, None, None, None, 11_000, None, seconds=math.inf)
     assert sizes == [2, 16, 64, 1000, 688]
     assert all(found.at(n) >= taken(n) for n in range(64, found.largest(11_000) + 1))
     assert found.largest(11_000) == (11_000 - 1000 + 320) // 15

@@ -135,7 +135,7 @@ def test_compiling_is_reported_and_sizes_share_it():
     result = cb.autotune_module(compiled, (4,), batch_sizes=[1, 2, 4, 8], budget=300.0)
     assert all(m.timings_seconds for m in result.measurements)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
-    assert any(reason.startswith("Compiling took") for reason in result.reasons)
+    assert any(reason.startswith("Compilation took") for reason in result.reasons)
 
 
 @pytest.mark.usefixtures("_nothing_compiled")

@@ -240,7 +240,7 @@ def test_what_a_step_reads_is_there_as_long_as_the_step(files, monkeypatch):
 
 
 def test_tensors_of_unknown_shape_are_not_taken_for_nothing(tmp_path):
-    """Of ONNX Runtime's own operators onnx infers none: a largest size is asked for, by the name of the tensor."""
+    """Of ONNX Runtime's own operators onnx infers none: measured steps bound the memory, and the tensor is named."""
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
     nodes = [
         helper.make_node("Relu", ["x"], ["y"]),
@@ -251,8 +251,9 @@ def test_tensors_of_unknown_shape_are_not_taken_for_nothing(tmp_path):
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     path = tmp_path / "gelu.onnx"
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [out]), opset_imports=opsets, ir_version=8), path)
-    with pytest.raises(cb.errors.InvalidArgument, match=r"onnx infers no shape of z, which Gelu gives"):
-        cb.autotune(str(path), device="cpu", library="onnxruntime", budget=5.0, store=False)
+    result = cb.autotune(str(path), device="cpu", library="onnxruntime", budget=2.0, memory_limit="1GiB", store=False)
+    assert 1 < result.largest_batch_size < 2**30 // (3 * 64 * 4)
+    assert any("onnx infers no shape of z, which Gelu gives" in reason for reason in result.reasons)
     assert set(statuses(cb.autotune(str(path), store=False, **ASKED)).values()) <= {"ok", "dropped", "not_run"}
 
 

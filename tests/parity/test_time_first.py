@@ -124,9 +124,9 @@ def test_a_step_that_goes_from_sample_to_sample_is_not_walked_through_at_a_large
     """It would take as many operations as samples fit into the memory; what a few samples took is what is known."""
     sizes, walk = [], torch_memory.walked
 
-    def walked(module, inputs, kind, device, batch_size, deadline):
+    def walked(module, inputs, kind, device, batch_size, **limit):
         sizes.append(batch_size)
-        return walk(module, inputs, kind, device, batch_size, deadline)
+        return walk(module, inputs, kind, device, batch_size, **limit)
 
     monkeypatch.setattr(torch_memory, "walked", walked)
     result = cb.autotune_module(module, (5, 8), memory_limit="4GiB", budget=0.5)

@@ -42,10 +42,10 @@ def module(mode, length=1000):
 def test_a_trace_ends_soon_after_its_limit(mode, seconds):
     """Forward and backward pass; the module is restored, and can be traced again."""
     with module(mode, 5000) as made:
-        began = time.monotonic()
+        began = time.process_time()
         with pytest.raises(torch_memory.TraceTooLong):
             made.peaks(2**40, 64, seconds)
-        assert time.monotonic() - began < seconds + 5.0
+        assert time.process_time() - began < seconds + 5.0
     with module(mode, 2) as made:
         assert made.peaks(2**40, 64).at(64) > 0
 
@@ -56,11 +56,11 @@ def test_two_traces_that_end_in_time_suffice(monkeypatch):
     def walk(_module, _inputs, _kind, _device, size, deadline):
         if size > 16:
             raise torch_memory.TraceTooLong
-        assert deadline > time.monotonic()
+        assert deadline > time.process_time()
         return torch_memory.Walk(1000 + 10 * size, 100, ())
 
     monkeypatch.setattr(torch_memory, "walked", walk)
-    found = torch_memory.peaks(None, None, None, None, 11_000, None, 60.0)
+    found = torch_memory.peaks(None, None, None, None, 11_000, None, seconds=60.0)
     assert found.known == {2: 1020, 16: 1160}
     assert found.largest(11_000) == 1000
 
@@ -77,9 +77,9 @@ def test_no_size_above_the_listed_ones_is_traced(monkeypatch):
     """Nor any that no list, maximum or limit allows."""
     sizes, walk = [], torch_memory.walked
 
-    def walked(*arguments):
-        sizes.append(arguments[-2])
-        return walk(*arguments)
+    def walked(*arguments, **limit):
+        sizes.append(arguments[-1])
+        return walk(*arguments, **limit)
 
     monkeypatch.setattr(torch_memory, "walked", walked)
     cb.autotune_module(nn.Linear(4, 4), (4,), batch_sizes=[1, 3], budget=0.3)

@@ -109,6 +109,9 @@ class BoundedSubject(Subject):
             raise self._does_not_fit(look["first"] or 0, memory.bytes)
         else:
             ladder = of_memory(limits, memory, largest, runner.predicted)
+        if look.get("is_compiled") and limits.batch_sizes is None and len(ladder.candidates) > 1:
+            ladder, without_one = _without_one(ladder, limits)
+            notes += without_one
         facts = {"memory_bytes": memory.bytes, "note": memory.note, **look}
         return attrs.evolve(ladder, facts=facts, notes=tuple(notes))
 
@@ -211,6 +214,14 @@ class BoundedSubject(Subject):
 
     def _does_not_fit(self, needed_bytes: int, available_bytes: int) -> DoesNotFit:
         return DoesNotFit(self.name, str(self.device), needed_bytes, available_bytes, self.mode)
+
+
+def _without_one(ladder: Ladder, limits: Limits) -> tuple[Ladder, list[Note]]:
+    """Leave out a batch of 1, which torch.compile compiles separately, unless it is the user's current size."""
+    rest = tuple(step for step in ladder.candidates if step.batch_size > 1)
+    if limits.current == 1 or len(rest) == len(ladder.candidates):
+        return ladder, []
+    return attrs.evolve(ladder, candidates=rest), [note("compiled_without_one")]
 
 
 def falls(steps: Sequence[Candidate]) -> list[Note]:

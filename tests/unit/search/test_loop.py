@@ -275,7 +275,7 @@ class Compiler(FakeRunner):
         self.clock.sleep(self.compile_seconds)
 
 
-@pytest.mark.parametrize(("compiling", "budget"), [(9.0, 5.0), (28.0, 60.0)])
+@pytest.mark.parametrize(("compiling", "budget"), [(9.0, 5.0), (28.0, 60.0), (22.0, 4.0)])
 def test_compiling_once_takes_nothing_from_the_budget(compiling: float, budget: float) -> None:
     """The search does what it does on a device that compiles nothing, and counts the same seconds."""
     device = FakeDevice(affine(1e-3, 1e-5), noise=0.01)

@@ -171,3 +171,20 @@ def test_page_faults_of_timings_that_do_not_count_are_not_told(path, monkeypatch
     anew = tune(path, 8, 64, kib=100)
     assert any("Discarded cached timings" in reason for reason in anew.reasons)
     assert "At batch size 8 there were some." not in anew.reasons
+
+
+class Compiled(Bounded):
+    """A session whose steps are compiled, once for a size of 1 and once for all others."""
+
+    def look(self, **given):
+        return {**super().look(**given), "is_compiled": True}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "has_one"), [((), {}, False), ((), {"current": 1}, True), ((1, 2), {}, True)]
+)
+def test_a_size_of_one_is_compiled_only_if_it_is_asked_for(sizes, given, has_one):
+    """It would cost a second compilation; a note says that it was left out."""
+    result = tune(None, *sizes, kib=16, make=Compiled, **given)
+    assert (1 in statuses(result)) == has_one
+    assert any("A batch of 1 was left out" in reason for reason in result.reasons) != has_one
