@@ -30,13 +30,15 @@ _HEADER = "# Sources and compilers that the expensive stages have passed on; ren
 
 _PAGES = (  # prose, and what only people and hosted services read
     "*.md", "docs/*", "LICENSE", ".gitignore", ".github/*", ".pre-commit-config.yaml", ".clang-format", "noxfile.py",
+    "tests/language/*",
 )  # fmt: skip
 _WHEREVER = (  # prose, the record, rooms above the engine, how results are shown, other tests
     *_PAGES, PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
-    "benchmarks/search/*", "tests/unit/*", "tests/parity/*", "tests/gpu/*",
+    "benchmarks/search/*", "benchmarks/loops/*", "benchmarks/bench_loops.py", "benchmarks/render.py", "tests/unit/*",
+    "tests/parity/*", "tests/gpu/*",
     "tests/cudasim/*", "tests/data/*", "tests/engine/test_*.py", "tests/test_*.py", "tests/fakes.py",
-    "cubatch/estimate/*", "cubatch/frameworks/*", "cubatch/report/*", "cubatch/search/*", "cubatch/tuning/*",
-    "cubatch/worker.py", "cubatch/__main__.py",
+    "cubatch/estimate/*", "cubatch/frameworks/*", "cubatch/integrations/*", "cubatch/report/*", "cubatch/search/*",
+    "cubatch/tuning/*", "cubatch/worker.py", "cubatch/__main__.py",
 )  # fmt: skip
 _MEASURING = ("benchmarks/*", "cubatch/bench/*")
 _COMPILED = (  # what is neither compiled for GPUs nor says how
@@ -56,8 +58,9 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
     ),
     "simulated": (  # all that tuning on a GPU goes through
         *_PAGES, PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
-        "benchmarks/search/*", "tests/unit/*", "tests/parity/*", "tests/data/*", "tests/engine/test_*.py",
-        "tests/test_*.py", "cubatch/report/*",
+        "benchmarks/search/*", "benchmarks/loops/*", "benchmarks/bench_loops.py", "benchmarks/render.py", "tests/unit/*",
+        "tests/parity/*", "tests/data/*", "tests/engine/test_*.py", "tests/test_*.py", "cubatch/report/*",
+        "cubatch/integrations/*",
     ),
 }  # fmt: skip
 """Files whose change cannot alter what a stage finds, as patterns in which * matches / too; ! before one: but these."""
