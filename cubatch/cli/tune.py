@@ -43,6 +43,12 @@ def tune(
     optimizer: opt.OptimizerOption = "sgd",
     library: opt.TunableOption = "auto",
     recompute: opt.RecomputeOption = False,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dim", metavar="NAME=N", help="Extent of an open axis of an ONNX file other than the batch; repeatable."
+        ),
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -135,7 +141,7 @@ def tune(
     if library == "torch":
         others = {
             "--classes": classes, "--devices": devices, "--recompute": recompute or None,
-            "--isolate/--no-isolate": isolate,
+            "--isolate/--no-isolate": isolate, "--dim": dim,
         }  # fmt: skip
         ask = torch_module.tune_function(
             model, input_shape, example_inputs, batches or loader, dtype=dtype, others=others
@@ -150,6 +156,7 @@ def tune(
         ask = functools.partial(
             tuner.autotune, _spec(model, library, input_shape, classes), devices=opt.several_devices(devices),
             dtype=dtype, library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
+            dims=_dims(dim or []),
         )  # fmt: skip
     try:
         with console.watching(model) as watch:
@@ -183,6 +190,16 @@ def _check_library(library: str, given: Mapping[str, object | None]) -> None:
     for option, value in given.items():
         if value is not None:
             raise typer.BadParameter(f"{option} is for --library torch, not {library}")
+
+
+def _dims(texts: list[str]) -> dict[str, int] | None:
+    """Parse "sequence=128", given once or several times."""
+    pairs = [text.rpartition("=") for text in texts]
+    if wrong := [
+        text for text, (name, _, extent) in zip(texts, pairs, strict=True) if not name or not extent.isdecimal()
+    ]:
+        raise typer.BadParameter(f"--dim takes NAME=N, such as sequence=128; got {wrong[0]!r}")
+    return {name: int(extent) for name, _, extent in pairs} or None
 
 
 def _check_endings(plot: str | None, report: str | None) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from cubatch.errors import InvalidSpec, MissingDependency
+from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks.torch_memory import Peaks
 
 _BATCH = "batch"  # the name that a rewritten axis gets
@@ -30,27 +31,32 @@ class Input:
     Attributes:
         name, dtype: As in the file; the type as NumPy calls it.
         shape: Its extents, without the batch axis.
-        holds_batch: Whether it has a batch axis, axis 0.
+        batch_axis: Position of its batch axis; None if it has none.
         values: The number of rows that it indexes, as token ids do; None if it is no index.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    holds_batch: bool
+    batch_axis: int | None
     values: int | None
 
     def extents(self, batch_size: int) -> tuple[int, ...]:
         """Return its shape at a batch size."""
-        return (batch_size, *self.shape) if self.holds_batch else self.shape
+        if self.batch_axis is None:
+            return self.shape
+        return (*self.shape[: self.batch_axis], batch_size, *self.shape[self.batch_axis :])
 
 
 class OnnxGraph:
     """
     The graph of a file, without external weights.
 
+    The batch is the axis whose name begins with "batch", else axis 0 of the first input.
+
     Args:
         path: The file.
+        dims: Extents of open axes other than the batch, by name.
 
     Attributes:
         inputs: Its inputs.
@@ -61,10 +67,11 @@ class OnnxGraph:
     Raises:
         InvalidSpec: If it cannot be read, an input has another open extent than the batch or an unsupported type, or
             a Reshape fixes the batch.
+        InvalidArgument: If `dims` names an axis that is not open.
         MissingDependency: If onnx is not installed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dims: Mapping[str, int] | None = None) -> None:
         try:
             import onnx
             import onnx.inliner
@@ -83,7 +90,8 @@ class OnnxGraph:
         values = [each for each in model.graph.input if each.name not in weights]
         if not values or not values[0].type.tensor_type.shape.dim:
             raise self.refused("one whose first input has the batch as axis 0")
-        axis = values[0].type.tensor_type.shape.dim[0]
+        self._set_dims(values, dims or {})
+        axis = self._batch_dim(values)
         self._batch, self._batch_name = axis.dim_value or None, axis.dim_param
         self._weights = sum(self._bytes(each.dims, each.data_type) for each in model.graph.initializer)
         self.inputs = tuple(self._input(model.graph, each) for each in values)
@@ -131,14 +139,13 @@ class OnnxGraph:
         return InvalidSpec("ONNX file", str(self._path), allowed, remedy)
 
     def _input(self, graph: Any, value: Any) -> Input:
-        """Read an input; axis 0 is the batch if it is open without another name, or as long as the first input's."""
+        """Read an input; its batch axis has the name of the batch, or is axis 0 and open or as long as the batch."""
         tensor = value.type.tensor_type
         dims = list(tensor.shape.dim)
-        holds_batch = bool(dims) and self._is_batch(dims[0])
-        rest = dims[1:] if holds_batch else dims
-        for number, dim in enumerate(dims):
-            if not dim.dim_value and not (holds_batch and number == 0):
-                raise self._open(value.name, dims, number)
+        batch_axis = next((axis for axis, dim in enumerate(dims) if self._is_batch(axis, dim)), None)
+        for axis, dim in enumerate(dims):
+            if not dim.dim_value and axis != batch_axis:
+                raise self._open(value.name, dims, axis)
         dtype = self._dtype(tensor.elem_type) if tensor.elem_type else "no tensor"
         if dtype not in DTYPES:
             raise self.refused(f"one whose input {value.name} is of {', '.join(DTYPES)}, not {dtype}")
@@ -146,8 +153,8 @@ class OnnxGraph:
         for node in graph.node:
             if node.op_type == "Gather" and node.input[1] == value.name:
                 rows = next((each.dims[0] for each in graph.initializer if each.name == node.input[0]), rows)
-        shape = tuple(dim.dim_value for dim in rest)
-        return Input(name=value.name, dtype=dtype, shape=shape, holds_batch=holds_batch, values=rows)
+        shape = tuple(dim.dim_value for axis, dim in enumerate(dims) if axis != batch_axis)
+        return Input(name=value.name, dtype=dtype, shape=shape, batch_axis=batch_axis, values=rows)
 
     def _output(self, value: Any) -> str:
         """Return the name of an output; reject one that is no tensor of numbers, which ONNX Runtime cannot bind."""
@@ -159,26 +166,50 @@ class OnnxGraph:
         remedy = "onnx.utils.extract_model omits it; scikit-learn's converter has options={'zipmap': False}."
         raise self.refused(f"one whose output {value.name} is a tensor of numbers, not {words}", remedy)
 
-    def _is_batch(self, dim: Any) -> bool:
+    def _set_dims(self, values: list[Any], dims: Mapping[str, int]) -> None:
+        """Give open axes the extents that the user chose."""
+        every = [dim for value in values for dim in value.type.tensor_type.shape.dim]
+        names = {dim.dim_param for dim in every if dim.dim_param}
+        for name in dims.keys() - names:
+            allowed = f"names of open axes of {self._path.name}: {', '.join(sorted(names)) or 'it has none'}"
+            raise InvalidArgument("dims", name, allowed)
+        for dim in every:
+            if dim.dim_param in dims:
+                dim.dim_value = dims[dim.dim_param]
+
+    @staticmethod
+    def _batch_dim(values: list[Any]) -> Any:
+        every = (dim for value in values for dim in value.type.tensor_type.shape.dim)
+        named = next((dim for dim in every if dim.dim_param.lower().startswith("batch")), None)
+        return values[0].type.tensor_type.shape.dim[0] if named is None else named
+
+    def _is_batch(self, axis: int, dim: Any) -> bool:
         if dim.dim_value:
-            return bool(dim.dim_value == self._batch)
-        return "" in {dim.dim_param, self._batch_name} or dim.dim_param == self._batch_name
+            return axis == 0 and bool(dim.dim_value == self._batch)
+        if dim.dim_param and dim.dim_param == self._batch_name:
+            return True
+        return axis == 0 and self._batch is None and "" in {dim.dim_param, self._batch_name}
 
     def _open(self, name: str, dims: list[Any], number: int) -> InvalidSpec:
         """Return the error of an input with another open axis than the batch, with a remedy."""
         axis = dims[number].dim_param
-        shape = ",".join(str(dim.dim_value or ("1" if place == 0 else "N")) for place, dim in enumerate(dims))
-        told = f"--dim_param {axis} --dim_value N" if axis else f"--input_name {name} --input_shape {shape}"
-        remedy = f"python -m onnxruntime.tools.make_dynamic_shape_fixed {told} {self._path.name} fixed.onnx"
-        also = f", or has the batch there as {self._batch_name!r}" if number == 0 else ""
-        return self.refused(f"one whose input {name} is fixed in axis {axis or number}{also}", f"Fix it: {remedy}.")
+        if axis:
+            remedy = f"pass dims={{{axis!r}: N}}, or on the command line --dim {axis}=N"
+        else:  # ONNX Runtime's tool sets axes without a name
+            shape = ",".join(str(dim.dim_value or ("1" if place == 0 else "N")) for place, dim in enumerate(dims))
+            told = f"--input_name {name} --input_shape {shape} {self._path.name} fixed.onnx"
+            remedy = f"fix it: python -m onnxruntime.tools.make_dynamic_shape_fixed {told}"
+        is_first = number == 0 and bool(self._batch_name)
+        also = f" If it is the batch, export it with the name {self._batch_name if is_first else _BATCH!r}."
+        allowed = f"one whose input {name} is open in the batch only, not in axis {axis or number}"
+        return self.refused(allowed, f"{remedy[0].upper()}{remedy[1:]}.{also}")
 
     def _set_batch(self, graph: Any, batch: int | str) -> None:
         """Set the batch of the inputs, and clear shapes that depend on it."""
-        holding = {each.name for each in self.inputs if each.holds_batch}
+        axes = {each.name: each.batch_axis for each in self.inputs if each.batch_axis is not None}
         for value in graph.input:
-            if value.name in holding:
-                dim = value.type.tensor_type.shape.dim[0]
+            if value.name in axes:
+                dim = value.type.tensor_type.shape.dim[axes[value.name]]
                 if isinstance(batch, int):
                     dim.dim_value = batch
                 else:

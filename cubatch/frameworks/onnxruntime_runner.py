@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         seed: Draws the inputs.
         meter: Measures the memory of a step.
         clock: Times steps, and reads the free memory of the device.
+        dims: Extents of open axes other than the batch, by name.
 
     Raises:
         InvalidSpec: If the file cannot be run at any batch size.
@@ -51,7 +52,7 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def __init__(
         self, path: Path, kind: str, index: int, threads: int | None, memory_limit: int, seed: int, meter: Meter,
-        clock: clocks.HostClock,
+        clock: clocks.HostClock, dims: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self._ort = _onnxruntime()
         self._provider = PROVIDERS[kind]
@@ -59,7 +60,7 @@ class OnnxRuntimeRunner(BoundedRunner):
             self._ort.preload_dlls()  # CUDA and cuDNN as pip installs them
         if self._provider not in self._ort.get_available_providers():
             raise self._without_cuda()
-        self._graph = OnnxGraph(path)
+        self._graph = OnnxGraph(path, dims)
         own_bytes = len(self._graph.rewritten or b"")
         super().__init__(clock, meter, memory_limit, self._graph.dtype, own_bytes)
         self._path, self._kind, self._index, self._threads, self._seed = path, kind, index, threads, seed
@@ -146,19 +147,19 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def _compare(self) -> None:
         """Reject a file that cannot be run, or whose first output does not grow with the batch."""
-        extents = []
+        shapes = []
         for n in _COMPARED:
             try:
-                extents.append(self.results(self._drawn(n))[0].shape[:1])
+                shapes.append(self.results(self._drawn(n))[0].shape)
             except CubatchError:
                 raise
             except Exception as error:
                 if node := self._graph.fixing_node():
                     raise self._graph.fixed_by(node) from error
                 raise self._graph.refused(f"one that ONNX Runtime can run on {n} samples ({error})") from error
-        one, two = extents
-        if not one or two != (2 * one[0],):
-            found = f"a node that was not found: axis 0 of its result has the extents {one} and {two}"
+        one, two = shapes
+        if len(one) != len(two) or not any(more == 2 * less > 0 for less, more in zip(one, two, strict=True)):
+            found = f"a node that was not found: its result has the shapes {one} and {two} for 1 and 2 samples"
             raise self._graph.fixed_by(self._graph.fixing_node() or found)
 
     def _translate_errors(self, call: Callable[[], Any], what: str) -> Any:
@@ -192,13 +193,15 @@ def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.n
     return generator.integers(0, value.values or 2, shape).astype(dtype)
 
 
-def runner(*, path: str, device: str, threads: int | None, memory_limit: int, seed: int) -> OnnxRuntimeRunner:
+def runner(
+    *, path: str, device: str, threads: int | None, memory_limit: int, seed: int, dims: Mapping[str, int] | None = None
+) -> OnnxRuntimeRunner:
     """Make the runner in a worker process; `device` is a `Device.address`."""
     found = probe.resolve(device)
     monitor = clocks.monitor_of(found.uuid)
     meter = HostMeter() if found.kind == "cpu" else ProcessMeter(monitor)
     clock = clocks.HostClock() if found.kind == "cpu" else clocks.GpuHostClock(monitor)
-    return OnnxRuntimeRunner(Path(path), found.kind, found.index, threads, memory_limit, seed, meter, clock)
+    return OnnxRuntimeRunner(Path(path), found.kind, found.index, threads, memory_limit, seed, meter, clock, dims)
 
 
 def _onnxruntime() -> Any:

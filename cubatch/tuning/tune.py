@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cubatch import checks
@@ -40,6 +40,7 @@ def autotune(
     optimizer: Optimizer = "sgd",
     library: Measurable = "auto",
     recompute: bool = False,
+    dims: Mapping[str, int] | None = None,
     budget: float = 60.0,
     sweeps: int | None = None,
     isolate: bool | str = "auto",
@@ -77,6 +78,8 @@ def autotune(
             in float32 only. "auto": the first on a GPU, the second on the CPU. "onnxruntime": ONNX Runtime, for an
             .onnx file and inference only; memory is bounded as in `autotune_module`, and a fixed batch axis is made
             symbolic.
+        dims: With library="onnxruntime", extents of open axes other than the batch: {"sequence": 128}. The batch is the
+            axis whose name begins with "batch", else axis 0 of the first input.
         recompute: Discard activations and compute them again in the backward pass.
         budget: Time limit of measuring in seconds; the search ends earlier if the answer is known. The very first step,
             which may load and compile code, and the first hang do not count. The last step may exceed it.
@@ -116,9 +119,12 @@ def autotune(
         from cubatch.tuning.subjects.onnx_subject import OnnxSubject
 
         subject = OnnxSubject.of(
-            layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, recompute=recompute, isolate=isolate
-        )
+            layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, recompute=recompute,
+            isolate=isolate, dims=dims,
+        )  # fmt: skip
     else:
+        if dims:
+            raise InvalidArgument("dims", dims, 'left out unless library="onnxruntime" runs an .onnx file')
         subject = NetworkSubject.of(
             layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, optimizer=optimizer,
             library=library, recompute=recompute, isolate=isolate,

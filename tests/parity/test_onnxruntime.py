@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from cubatch.errors import InvalidSpec  # noqa: E402
+from cubatch.errors import InvalidArgument, InvalidSpec  # noqa: E402
 from cubatch.frameworks import heap, onnxruntime_runner  # noqa: E402
 from cubatch.frameworks.onnx_graph import OnnxGraph  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
@@ -287,13 +287,45 @@ def test_memory_that_was_taken_is_learned_from(files):
     assert runner.predicted(1024) >= runner.predicted(64) + 900 * 64 * 14 * 14 * 4
 
 
-def test_a_file_with_another_open_axis_says_how_to_fix_it(files, tmp_path):
-    """By ONNX Runtime's own tool."""
-    model = onnx.load(str(files["open"]))
+def test_dims_give_the_extent_of_another_open_axis(files, tmp_path):
+    """The error says so; the memory of the step is that of the extent."""
+    model, path = onnx.load(str(files["open"])), tmp_path / "open.onnx"
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
-    onnx.save(model, str(tmp_path / "open.onnx"))
-    with pytest.raises(InvalidSpec, match="make_dynamic_shape_fixed --dim_param height"):
-        cb.autotune(tmp_path / "open.onnx", store=False, **ASKED)
+    onnx.save(model, str(path))
+    with pytest.raises(InvalidSpec, match="--dim height=N"):
+        cb.autotune(path, store=False, **ASKED)
+    result = cb.autotune(path, store=False, dims={"height": 16}, **ASKED)
+    assert all(measured.timings_seconds for measured in result.measurements)
+    at = {height: OnnxGraph(path, {"height": height}).peaks().at(64) for height in (16, 32)}
+    assert at[16] == OnnxGraph(files["open"]).peaks().at(64)
+    assert 1.9 < at[32] / at[16] < 2.3
+    for wrong in ({"width": 16}, {"height": 0}, {"height": "16"}, 3):
+        with pytest.raises(InvalidArgument, match="dims"):
+            cb.autotune(path, store=False, dims=wrong, **ASKED)
+    with pytest.raises(InvalidArgument, match="dims"):
+        cb.autotune("mlp", store=False, dims={"height": 16}, device="cpu", batch_sizes=[2])
+
+
+@pytest.mark.parametrize("others", [{}, {"steps": 5}])
+def test_a_batch_that_is_not_axis_0_is_found_by_its_name(tmp_path, others):
+    """Recurrent networks take time first; the time may be open too."""
+    path, steps = tmp_path / "rnn.onnx", next(iter(others), 5)
+    helper, types = onnx.helper, onnx.TensorProto
+    draw = np.random.default_rng(0).standard_normal
+    weights = {"w": draw((1, 16, 8)), "r": draw((1, 16, 4))}
+    node = helper.make_node("LSTM", ["x", *weights], ["y"], hidden_size=4)
+    x = helper.make_tensor_value_info("x", types.FLOAT, [steps, "batch_size", 8])
+    y = helper.make_tensor_value_info("y", types.FLOAT, None)
+    arrays = [onnx.numpy_helper.from_array(each.astype("float32"), name) for name, each in weights.items()]
+    graph = helper.make_graph([node], "rnn", [x], [y], arrays)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    (value,) = OnnxGraph(path, others).inputs
+    assert value.extents(3) == (5, 3, 8)
+    result = cb.autotune(path, store=False, dims=others, **ASKED)
+    assert all(measured.timings_seconds for measured in result.measurements)
+    # Inputs and outputs only: 5 steps of 8 and 4 floats per sample.
+    weight_bytes = 4 * sum(each.size for each in weights.values())
+    assert OnnxGraph(path, others).peaks().at(64) == weight_bytes + 4 * 5 * 64 * (8 + 4)
 
 
 def test_an_open_axis_without_a_name_is_fixed_by_the_whole_shape(files, tmp_path):
@@ -315,14 +347,14 @@ def test_an_open_axis_without_a_name_is_fixed_by_the_whole_shape(files, tmp_path
 def test_an_input_whose_first_axis_has_another_name_holds_no_batch(tmp_path):
     """It is an open axis like any other; under the batch's own name it is the batch."""
     make = onnx.helper
-    for name, told in {"batch": None, "rows": "make_dynamic_shape_fixed --dim_param rows --dim_value N"}.items():
+    for name, told in {"batch": None, "rows": "--dim rows=N"}.items():
         shapes = {"x": ["batch", 4], "z": [name, 4]}
         values = [make.make_tensor_value_info(each, onnx.TensorProto.FLOAT, shape) for each, shape in shapes.items()]
         result = make.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4])
         graph = make.make_graph([make.make_node("Add", ["x", "z"], ["y"])], "two", values, [result])
         onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)]), str(tmp_path / "two.onnx"))
         if told is None:
-            assert [each.holds_batch for each in OnnxGraph(tmp_path / "two.onnx").inputs] == [True, True]
+            assert [each.batch_axis for each in OnnxGraph(tmp_path / "two.onnx").inputs] == [0, 0]
         else:
             with pytest.raises(InvalidSpec, match=told):
                 OnnxGraph(tmp_path / "two.onnx")
@@ -342,11 +374,14 @@ def test_the_command_tunes_a_file(files, monkeypatch, capfd):
     )
     code, out, _ = tune("--batch-sizes", "2,4", "--budget", "5", "--json", "-")
     assert (code, json.loads(out)["library"]) == (0, "onnxruntime")
-    for wrong in (["--mode", "training"], ["--input-shape", "3,16,16"]):
+    for wrong in (["--mode", "training"], ["--input-shape", "3,16,16"], ["--dim", "sequence"]):
         code, _, err = tune(*wrong)
         assert code == 2
         assert wrong[0].strip("-") in err
-        assert "onnxruntime" in err
+        assert "onnxruntime" in err or wrong[0] == "--dim"
+    code, _, err = tune("--batch-sizes", "2,4", "--dim", "sequence=128")
+    assert code == 2
+    assert "sequence" in err  # its axes are fixed
 
 
 @pytest.mark.parametrize("kind", ["text", "a sequence"])

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import attrs
 
-from cubatch import files
+from cubatch import checks, files
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks import heap
 from cubatch.frameworks.onnx_graph import OnnxGraph
@@ -38,14 +38,16 @@ class OnnxSubject(BoundedSubject):
 
     Attributes:
         path: Where it is.
+        dims: Extents of open axes other than the batch, by name.
     """
 
     path: Path
+    dims: Mapping[str, int] = attrs.field(factory=dict)
 
     @classmethod
     def of(
         cls, spec: object, device: Device | str | None, request: Request, *, devices: object, mode: str, dtype: str,
-        recompute: bool, isolate: bool | str,
+        recompute: bool, isolate: bool | str, dims: Mapping[str, int] | None = None,
     ) -> Self:  # fmt: skip
         """
         Check the arguments of `autotune` that concern the file.
@@ -56,27 +58,31 @@ class OnnxSubject(BoundedSubject):
             MissingDependency: If it, or onnx, is not installed.
         """
         path = _path(spec)
+        if not isinstance(dims or {}, Mapping):
+            raise InvalidArgument("dims", dims, "a mapping from names of axes to extents, such as {'sequence': 128}")
+        fixed = {name: checks.check_whole(f"dims[{name!r}]", extent) for name, extent in (dims or {}).items()}
         _check(devices, mode, dtype, request.goal.objective, recompute=recompute, isolate=isolate)
         resolved = probe.resolve(device, live=True)
         versions = _versions(resolved)
         memory = hardware_memory.memory_limit(resolved, request.memory_limit)
         return cls(
             name=path.name, library=LIBRARY, device=resolved, memory=memory, mode=mode, seed=request.limits.seed,
-            budget=request.limits.budget, versions=versions, path=path,
+            budget=request.limits.budget, versions=versions, path=path, dims=fixed,
         )  # fmt: skip
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """The file and the provider that runs it."""
+        dims = {"dims": dict(self.dims)} if self.dims else {}
         return {
-            "spec": {"name": self.name}, "file": str(self.path.resolve()), "library": LIBRARY, "mode": self.mode,
-            "provider": self.versions["provider"],
+            "spec": {"name": self.name, **dims}, "file": str(self.path.resolve()), "library": LIBRARY,
+            "mode": self.mode, "provider": self.versions["provider"],
         }  # fmt: skip
 
     @property
     def conditions(self) -> Mapping[str, Any]:
         """The checksums of the file and its weights, the release of ONNX Runtime, and how memory is kept."""
-        return {"malloc": heap.settings(self.device.kind), **self.versions, **_checksums(self.path)}
+        return {"malloc": heap.settings(self.device.kind), **self.versions, **_checksums(self.path, self.dims)}
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
         """Note how the worker keeps freed memory."""
@@ -86,7 +92,7 @@ class OnnxSubject(BoundedSubject):
         """Start a worker that loads the file and steps it."""
         arguments = {
             "path": str(self.path.resolve()), "device": self.device.address, "threads": self.device.threads,
-            "memory_limit": self.memory.bytes, "seed": self.seed,
+            "memory_limit": self.memory.bytes, "seed": self.seed, "dims": dict(self.dims),
         }  # fmt: skip
         factory = FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments)
         return RemoteBoundedRunner(factory, prepare_seconds=prepare_limit(self.budget), remedy="")
@@ -136,10 +142,10 @@ def _versions(device: Device) -> dict[str, Any]:
     return {"onnxruntime": ", ".join(installed) or None, "provider": PROVIDERS[device.kind]}
 
 
-def _checksums(path: Path) -> dict[str, str]:
+def _checksums(path: Path, dims: Mapping[str, int]) -> dict[str, str]:
     """Return the SHA-256 of the file, and of the files with its weights."""
     checksums = {}
-    for number, each in enumerate(OnnxGraph(path).files):
+    for number, each in enumerate(OnnxGraph(path, dims).files):
         try:
             with each.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()

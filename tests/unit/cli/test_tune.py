@@ -30,7 +30,7 @@ def test_tune_passes_every_option_on_under_the_name_that_autotune_knows(run, aut
         "batch_sizes": [32, 64], "max_batch_size": 512, "current": 48,
         "multiple_of": 1, "divides": None, "memory_limit": "8GiB", "latency_limit": 0.5,
         "optimizer": "adam", "library": "im2col", "recompute": True, "budget": 7.0, "isolate": False, "store": False,
-        "seed": 3,
+        "seed": 3, "dims": None,
     }  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_tune_without_options_asks_for_the_defaults_of_the_contract(run, autotun
         "batch_sizes": None, "max_batch_size": None, "current": None,
         "multiple_of": 1, "divides": None, "memory_limit": None, "latency_limit": None,
         "optimizer": "sgd", "library": "auto", "recompute": False, "budget": 60.0, "isolate": "auto", "store": True,
-        "seed": 0,
+        "seed": 0, "dims": None,
     }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from cubatch.hardware import host
 from cubatch.hardware.facts import Device
 
 
-def of(dtype, *, values=None, holds_batch=True):
-    value = Input(name="x", dtype=dtype, shape=(50, 4), holds_batch=holds_batch, values=values)
+def of(dtype, *, values=None, batch_axis=0):
+    value = Input(name="x", dtype=dtype, shape=(50, 4), batch_axis=batch_axis, values=values)
     return drawn(value, 8, np.random.default_rng(0))
 
 
@@ -45,7 +45,8 @@ def test_whole_numbers_are_drawn_within_what_they_may_be(dtype, values, bounds):
 
 def test_an_input_without_the_batch_keeps_its_shape():
     """Whatever the batch size."""
-    assert of("float32", holds_batch=False).shape == (50, 4)
+    assert of("float32", batch_axis=None).shape == (50, 4)
+    assert of("float32", batch_axis=1).shape[0] == 50
 
 
 class Bound:
@@ -103,7 +104,7 @@ class Graph:
     inputs = outputs = files = ()
     rewritten, dtype = None, "float32"
 
-    def __init__(self, path): ...
+    def __init__(self, path, dims): ...
 
 
 @pytest.fixture
