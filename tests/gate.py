@@ -58,9 +58,9 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
     ),
     "simulated": (  # all that tuning on a GPU goes through
         *_PAGES, PASSED, "benchmarks/results/*", "benchmarks/pages/*", "benchmarks/predictor/*",
-        "benchmarks/search/*", "benchmarks/loops/*", "benchmarks/bench_loops.py", "benchmarks/render.py", "tests/unit/*",
-        "tests/parity/*", "tests/data/*", "tests/engine/test_*.py", "tests/test_*.py", "cubatch/report/*",
-        "cubatch/integrations/*",
+        "benchmarks/search/*", "benchmarks/loops/*", "benchmarks/bench_loops.py", "benchmarks/render.py",
+        "tests/unit/*", "tests/parity/*", "tests/data/*", "tests/engine/test_*.py", "tests/test_*.py",
+        "cubatch/report/*", "cubatch/integrations/*",
     ),
 }  # fmt: skip
 """Files whose change cannot alter what a stage finds, as patterns in which * matches / too; ! before one: but these."""
