@@ -20,7 +20,7 @@ from cubatch.measure.runner import REFERENCE_SHARE, MemoryForecast, MemoryLook, 
 from cubatch.units import first_line, format_seconds
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
-_CLIMB_SHARE = 0.03  # of a size: what is nearer below it tells no more of it
+_CLIMB_SHARE = 0.03  # of a size: a nearer size below it adds no information
 _STEPS_TO_LEARN = 3  # the second finds gradients and the optimiser's state, the third what was kept of freed blocks
 
 _TRACE_SECONDS = 15.0  # of a trace, where `look` was not called
@@ -61,7 +61,7 @@ class BoundedRunner(abc.ABC):
         self._batch_size, self._batch_bytes, self._reference_size = 0, 0, 0
         self._steps, self._page_faults = 0, PageFaults()
         self._tidied_at: int | None = None
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         self._is_informed = False
 
     @abc.abstractmethod
@@ -136,7 +136,7 @@ class BoundedRunner(abc.ABC):
             before = time.monotonic()
             try:
                 self._learn_of(size)
-            except Exception as error:  # noqa: BLE001 - whatever a step raises is raised again when it is visited
+            except Exception as error:  # noqa: BLE001 - a trial of the size raises it again
                 _log.info("looking at batch size %d ended with %s", size, error)
                 break
             finally:
@@ -160,25 +160,28 @@ class BoundedRunner(abc.ABC):
             self._raised = first_line(error)
         finally:
             self.release()
-        plan.said = dict(plan.measured)  # before them, nothing was predicted
+        plan.predicted = dict(plan.measured)  # before them, nothing was predicted
         return plan if plan.measured and self._raised is None else None
 
     def predicted(self, batch_size: int) -> int | None:
         """Return the predicted bytes of a step; None without a trace."""
         plan = self._planned()
-        self._asked.add(batch_size)
+        self._requested.add(batch_size)
         return None if plan is None else plan.at(batch_size)
 
     @property
     def forecast(self) -> MemoryForecast | None:
         """
-        Return the present prediction: the largest size that fits, and the bytes of the sizes asked for so far.
+        Return the present prediction: the largest size that fits, and the bytes of the sizes requested so far.
 
         None if `look` was not called: a resumed run steps few sizes, so the cached prediction is better.
         """
         if (plan := self._plan) is None or not self._is_informed:
             return None
-        return {"largest": plan.largest(self._memory_limit), "bytes": [(n, plan.at(n)) for n in sorted(self._asked)]}
+        return {
+            "largest": plan.largest(self._memory_limit),
+            "bytes": [(n, plan.at(n)) for n in sorted(self._requested)],
+        }
 
     @property
     def history(self) -> list[dict[str, int]]:
@@ -187,7 +190,8 @@ class BoundedRunner(abc.ABC):
             return []
         measured = {**plan.earlier, **plan.measured}
         return [
-            {"batch_size": n, "predicted_bytes": plan.said[n], "measured_bytes": measured[n]} for n in sorted(measured)
+            {"batch_size": n, "predicted_bytes": plan.predicted[n], "measured_bytes": measured[n]}
+            for n in sorted(measured)
         ]
 
     @property
@@ -222,7 +226,7 @@ class BoundedRunner(abc.ABC):
         self.draw(batch_size)
         self.step()
         if self._plan is None:
-            self.step()  # which finds gradients and the optimiser's state, of which nothing was known beforehand
+            self.step()  # the second step allocates gradients and optimizer state, which no trace predicted
         taken = self.peak_bytes
         if taken is not None and taken > self._memory_limit:
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
@@ -280,7 +284,7 @@ class BoundedRunner(abc.ABC):
                 raise
             except TraceTooLong:
                 self._why_not = f"a trace of its operations did not end within {format_seconds(self._trace_seconds)}"
-            except Exception as error:  # noqa: BLE001 - whatever a user's module raises on tensors without data
+            except Exception as error:  # noqa: BLE001 - a user's module may raise any error on fake tensors
                 self._why_not = f"a step without data could not be traced ({first_line(error)})"
             self._memory_limit = self.put_aside(walked)  # what fails here ends the run
             if walked is None:
@@ -302,7 +306,7 @@ class BoundedRunner(abc.ABC):
             if not plan.measured and likely <= limit:
                 safe = max(1, min(safe, batch_size))  # something must be first, and nothing is smaller
             nearest = max((n for n in plan.measured if n <= batch_size), default=0)
-            is_old = bool(plan.earlier) and not plan.measured  # and says too much rather than too little
+            is_old = bool(plan.earlier) and not plan.measured  # and rather overestimates than underestimates
             if (likely > limit and not is_old) or safe <= nearest + _CLIMB_SHARE * batch_size:
                 what = f"a step of batch size {batch_size}, which was not tried, by what smaller ones took"
                 raise OverLimit(what, plan.most(batch_size), limit)

@@ -2,8 +2,8 @@
 Memory of a step: the bytes of a trace without data, corrected by the measured bytes of smaller batches.
 
 The trace knows neither the scratch memory of libraries nor freed blocks that an allocator keeps. On the CPU these are
-up to four times the tensors of a step. Both grow about as the tensors do, so the traced bytes that grow with the batch
-are multiplied by the ratio of measured to traced bytes at the nearest sizes that were measured.
+up to four times the tensors of a step. Both grow about as the tensors do. The traced bytes that grow with the batch are
+therefore multiplied by a ratio: measured to traced bytes at the nearest measured sizes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.frameworks.torch_memory import Peaks
 
 _UNMEASURED = 16.0
-"""How many times the walk's a step may take of what grows with the batch, where none was measured."""
+"""Largest ratio of real to traced bytes, of the part that grows with the batch, before any size was measured."""
 
 DOUBT = 0.5
 """
-Share of what is extrapolated that may come on top of it, and of what does not grow: from some size on a library may
-choose an algorithm that has the weights in another layout.  Of ten architectures, in training and inference on the CPU,
-steps of up to 2.25 times the measured size took up to 22 % more than was said, of 1.5 times up to 12 %.
+Share by which real bytes may exceed the extrapolated ones, and those that do not grow with the batch.  For large sizes
+a library may choose an algorithm that has the weights in another layout.  Ten architectures were measured on the CPU.
+At up to 2.25 times the measured size steps took up to 22 % more than predicted, at 1.5 times up to 12 %.
 """
 
 _NEAR = 0.5
-"""Sizes of so much of the largest below tell too: one reading alone may be off by its whole scatter."""
+"""Sizes from this share of the nearest smaller one on count too: a single measurement may be off by its scatter."""
 
 _NEARER = 16
 """
-By which power of its size each of them counts: heaps take more in steps, as for `densenet121` from 489 samples to 513.
-Of the sizes that `bench_module_memory` kept of 24 modules and modes, four times, 364 of 403 near the limit would have
-been within 10 % so, 358 by the sixth power, and 341 where all counted the same.
+Each of them is weighted by this power of its size: heaps grow in steps, as for `densenet121` from 489 samples to 513.
+Measured by `bench_module_memory` on 24 modules and modes, four times: 364 of 403 sizes near the limit were predicted
+within 10 %. With the sixth power there were 358, and 341 with equal weights.
 """
 
 
@@ -49,7 +49,7 @@ class MemoryPlan:
 
     Attributes:
         measured: Bytes by batch size.
-        said: The prediction for each size just before it was measured.
+        predicted: The prediction for each size just before it was measured.
         earlier: Bytes measured before the heap was compacted; used until a size is measured again.
 
     Example:
@@ -65,13 +65,13 @@ class MemoryPlan:
         self._walked, self._grain, self._scatter, self._doubt = walked, grain, scatter, doubt
         self._fixed = min(max(0, walked.at(0)), walked.at(1))
         self.measured: dict[int, int] = {}
-        self.said: dict[int, int] = {}
+        self.predicted: dict[int, int] = {}
         self.earlier: dict[int, int] = {}
 
     def learn(self, batch_size: int, num_bytes: int) -> None:
         """Add a measurement; the largest one of a size counts."""
-        if batch_size not in self.said:
-            self.said[batch_size] = self.at(batch_size)
+        if batch_size not in self.predicted:
+            self.predicted[batch_size] = self.at(batch_size)
         walked = self._walked.at(batch_size)
         if walked - self._grain < num_bytes < walked:
             num_bytes = walked
@@ -105,7 +105,7 @@ class MemoryPlan:
         doubt = round(self._doubt * unseen)
         if batch_size in self.measured:
             return likely + doubt
-        near = self._times(below)  # of which one that took far more says what another may take
+        near = self._times(below)  # the largest ratio among them may apply to this size
         worst = self._scaled(self._walked.at(batch_size), max(near.values()), near)
         return max(likely + max(doubt, round(self._scatter * max(0, expected - self._fixed))), worst)
 
@@ -127,10 +127,10 @@ class MemoryPlan:
         return known[below] + round(further * max(0.0, min(times)))
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
-        """Return the largest batch size within so many bytes, by `at` or another function; 0 if none is."""
-        found = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
+        """Return the largest batch size within a number of bytes, by `at` or another function; 0 if none is."""
+        largest = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
         # A size that was measured is known better than those around it, so that these may be thought to take more.
-        return max([found, *(n for n, taken in self.measured.items() if taken <= num_bytes)])
+        return max([largest, *(n for n, taken in self.measured.items() if taken <= num_bytes)])
 
     def _times(self, below: int) -> dict[int, float]:
         """Return the ratio of measured to traced bytes, of the part that grows with the batch, at the nearest sizes."""

@@ -32,10 +32,10 @@ class ModuleRunner(BoundedRunner):
         inputs: An example of its inputs.
         kind: How it is stepped.
         device: PyTorch's device.
-        walk: Traces steps without data, up to the largest batch that fits into so many bytes, or a maximum,
+        walk: Traces steps without data, up to the largest batch that fits into a number of bytes, or a maximum,
             within a number of seconds.
-        put_aside: Backs up the parameters that a step modifies (None: no trace knows them); returns how many of so
-            many bytes are left for steps.
+        put_aside: Backs up the parameters that a step modifies (None: no trace knows them); returns how many
+            of the given bytes are left for steps.
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
         channels_last: Lay images and volumes out with the channels last.
@@ -47,8 +47,8 @@ class ModuleRunner(BoundedRunner):
 
     def __init__(
         self, module: Callable[..., Any], parameters: list[Any], buffers: list[Any], inputs: Inputs, kind: StepKind,
-        device: Any, walk: Callable[[int, int | None, float], Peaks], put_aside: Callable[[Peaks | None, int], int],
-        memory_limit: int, seed: int, *, channels_last: bool, dtype: str, bare: Callable[..., Any] | None = None,
+        *, device: Any, walk: Callable[[int, int | None, float], Peaks], put_aside: Callable[[Peaks | None, int], int],
+        memory_limit: int, seed: int, channels_last: bool, dtype: str, bare: Callable[..., Any] | None = None,
         meter: Meter | None = None, start: StartState | None = None,
     ) -> None:  # fmt: skip
         import torch

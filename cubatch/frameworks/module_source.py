@@ -1,9 +1,9 @@
 """
 The source of "package.module:build" and its dependencies, without running any of it.
 
-Cached timings apply only while the source is the same: the file with the function, the user's own files that it
-imports, directly or not, and the versions of installed packages. Imports are read from the source: dynamic imports and
-data files are not seen.
+Cached timings apply only while the source is the same. The source is the file with the function, the user's own files
+that it imports, directly or not, and the versions of installed packages. Imports are read from the source: dynamic
+imports and data files are not seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ALLOWED = "a torch.nn.Module, or the name of a function that makes one: 'packag
 
 _IMPORTED = (
     "in a module that can be imported",
-    "Its folder must be on sys.path (PYTHONPATH); a script's own functions must be in a file of theirs.",
+    "Its folder must be on sys.path (PYTHONPATH); functions of a script must move to a file that can be imported.",
 )
 
 
@@ -60,10 +60,10 @@ class ModuleSource:
         if not _FORM.fullmatch(name):
             raise InvalidArgument(field, name, _ALLOWED)
         module = name.partition(":")[0]
-        found = None if module == "__main__" else _located(module)
-        if found is None:
+        located = None if module == "__main__" else _located(module)
+        if located is None:
             raise InvalidArgument(field, name, *_IMPORTED)
-        files, installed = _followed(found)
+        files, installed = _followed(located)
         return cls(
             name=name, files=tuple(files), packages={name: state for name in installed if (state := _state(name))}
         )
@@ -109,12 +109,12 @@ def load_any(name: str, field: str) -> Any:
         raise InvalidArgument(field, name, "'package.module:function'")
     module, _, attribute = name.partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is there, and imports what is not
         raise InvalidArgument(field, name, *_IMPORTED) from error
-    return user_code.part_of(found, attribute, field, "a function")
+    return user_code.part_of(imported, attribute, field, "a function")
 
 
 def dotted(name: str) -> str:
@@ -138,14 +138,14 @@ def _followed(first: _Module) -> tuple[list[Path], list[str]]:
             installed.add(module.name.partition(".")[0])
             continue
         for name in _imports(module):
-            found = _located(name)
-            if found is None or found.source in files:
+            imported = _located(name)
+            if imported is None or imported.source in files:
                 continue
-            if user_code.is_installed(found.source):
+            if user_code.is_installed(imported.source):
                 installed.add(name.partition(".")[0])
             else:
-                files.add(found.source)
-                waiting.append(found)
+                files.add(imported.source)
+                waiting.append(imported)
     return sorted(files), sorted(installed - set(sys.stdlib_module_names))
 
 
@@ -184,23 +184,23 @@ def _located(name: str) -> _Module | None:
     if spec is None:
         return None
     path = Path(spec.origin).resolve() if spec.origin is not None and spec.origin.endswith(".py") else None
-    found = _Module(top, path, tuple(Path(folder).resolve() for folder in spec.submodule_search_locations or ()))
+    located = _Module(top, path, tuple(Path(folder).resolve() for folder in spec.submodule_search_locations or ()))
     for part in below:
-        places = [folder / part for folder in found.folders]
+        places = [folder / part for folder in located.folders]
         package = next((place for place in places if (place / "__init__.py").is_file()), None)
         module = next(
             (place.with_name(f"{part}.py") for place in places if place.with_name(f"{part}.py").is_file()), None
         )
         folders = [package] if package is not None else [place for place in places if place.is_dir()]
         path = module if package is None else package / "__init__.py"
-        found = _Module(f"{found.name}.{part}", path, tuple(folders) if path is None or package is not None else ())
-    return found if found.path is not None else None
+        located = _Module(f"{located.name}.{part}", path, tuple(folders) if path is None or package is not None else ())
+    return located if located.path is not None else None
 
 
 def _state(package: str) -> str | None:
     """Return the version of an installed package, or the digest of its first file if no distribution has it."""
-    found = None if (version := _version(package)) else _located(package)
-    return version if found is None else hashlib.sha256(found.source.read_bytes()).hexdigest()
+    located = None if (version := _version(package)) else _located(package)
+    return version if located is None else hashlib.sha256(located.source.read_bytes()).hexdigest()
 
 
 def _version(package: str) -> str | None:

@@ -38,16 +38,16 @@ def pack(batches: Any) -> Any:
     example_inputs = batches
     if isinstance(source := batch_sources.find(batches), batch_sources.DataSetBatches):
         example_inputs = [tuple(batch) if isinstance(batch, list) else batch for batch in map(source, (4, 16))]
-    kept = io.BytesIO()
+    saved = io.BytesIO()
     try:
-        torch.save(example_inputs, kept)
+        torch.save(example_inputs, saved)
     except Exception as error:
         allowed = (
             "what torch.save can write, or the name of a function, 'package.module:function', since the module runs in "
             "a process of its own"
         )
         raise InvalidArgument("example_inputs", example_inputs, allowed) from error
-    return base64.b64encode(kept.getvalue()).decode()
+    return base64.b64encode(saved.getvalue()).decode()
 
 
 def unpack(packed: Any) -> Any:
@@ -58,8 +58,8 @@ def unpack(packed: Any) -> Any:
         return batch_sources.load(packed["name"])
     import torch
 
-    kept = io.BytesIO(base64.b64decode(packed))
-    return torch.load(kept, weights_only=False, map_location="cpu")
+    saved = io.BytesIO(base64.b64decode(packed))
+    return torch.load(saved, weights_only=False, map_location="cpu")
 
 
 def digest(packed: Any) -> str:
@@ -96,8 +96,8 @@ def place_of(device: str) -> str:
         >>> place_of("cpu")
         'cpu'
     """
-    found = probe.resolve(device)
-    return "cpu" if found.kind == "cpu" else f"cuda:{found.index}"
+    resolved = probe.resolve(device)
+    return "cpu" if resolved.kind == "cpu" else f"cuda:{resolved.index}"
 
 
 def runner(

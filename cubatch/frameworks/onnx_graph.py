@@ -26,7 +26,7 @@ _DYNAMIC = (
 @attrs.frozen(kw_only=True)
 class Input:
     """
-    One input of a graph.
+    An input of a graph.
 
     Attributes:
         name, dtype: As in the file; the type as NumPy calls it.
@@ -107,8 +107,8 @@ class OnnxGraph:
     @property
     def dtype(self) -> str:
         """The type of its first floating-point input, else that of most of its weights."""
-        found = next((each.dtype for each in self.inputs if each.dtype.startswith("float")), None)
-        return found or self._weights_dtype()
+        of_input = next((each.dtype for each in self.inputs if each.dtype.startswith("float")), None)
+        return of_input or self._weights_dtype()
 
     def peaks(self) -> Peaks:
         """
@@ -167,7 +167,7 @@ class OnnxGraph:
         raise self.refused(f"one whose output {value.name} is a tensor of numbers, not {words}", remedy)
 
     def _set_dims(self, values: list[Any], dims: Mapping[str, int]) -> None:
-        """Give open axes the extents that the user chose."""
+        """Set open axes to the extents that the user chose."""
         every = [dim for value in values for dim in value.type.tensor_type.shape.dim]
         names = {dim.dim_param for dim in every if dim.dim_param}
         for name in dims.keys() - names:
@@ -197,8 +197,8 @@ class OnnxGraph:
             remedy = f"pass dims={{{axis!r}: N}}, or on the command line --dim {axis}=N"
         else:  # ONNX Runtime's tool sets axes without a name
             shape = ",".join(str(dim.dim_value or ("1" if place == 0 else "N")) for place, dim in enumerate(dims))
-            told = f"--input_name {name} --input_shape {shape} {self._path.name} fixed.onnx"
-            remedy = f"fix it: python -m onnxruntime.tools.make_dynamic_shape_fixed {told}"
+            options = f"--input_name {name} --input_shape {shape} {self._path.name} fixed.onnx"
+            remedy = f"fix it: python -m onnxruntime.tools.make_dynamic_shape_fixed {options}"
         is_first = number == 0 and bool(self._batch_name)
         also = f" If it is the batch, export it with the name {self._batch_name if is_first else _BATCH!r}."
         allowed = f"one whose input {name} is open in the batch only, not in axis {axis or number}"
@@ -231,31 +231,31 @@ class OnnxGraph:
         self._set_batch(self._graph_of.graph, batch_size)
         try:
             graph = self._onnx.shape_inference.infer_shapes(self._graph_of, data_prop=True).graph
-        except self._onnx.shape_inference.InferenceError:  # what cannot be, running it says better
+        except self._onnx.shape_inference.InferenceError:  # running the file gives a better error
             graph = self._graph_of.graph
         weights = {each.name for each in graph.initializer}
-        found = {}
+        inferred = {}
         for value in [*graph.input, *graph.value_info, *graph.output]:
             tensor = value.type.tensor_type
             dims = tensor.shape.dim
             is_known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in dims)  # 0 is an extent too
             if value.name not in weights and is_known:
                 shape = tuple(dim.dim_value for dim in dims)
-                found[value.name] = shape, self._bytes(shape, tensor.elem_type)
-        return found
+                inferred[value.name] = shape, self._bytes(shape, tensor.elem_type)
+        return inferred
 
     def _peak(self, batch_size: int) -> int:
         sizes = {name: num_bytes for name, (_, num_bytes) in self._inferred(batch_size).items()}
         nodes = self._graph_of.graph.node
         last = {name: number for number, node in enumerate(nodes) for name in node.input}
-        kept = {each.name for each in self.inputs} | set(self.outputs)
+        lasting = {each.name for each in self.inputs} | set(self.outputs)
         alive = peak = sum(sizes.get(each.name, 0) for each in self.inputs)
         for number, node in enumerate(nodes):
             if unknown := [name for name in node.output if name and name not in sizes]:
                 raise NotImplementedError(f"onnx infers no shape of {unknown[0]}, which {node.op_type} gives")
             alive += sum(sizes.get(name, 0) for name in node.output)
             peak = max(peak, alive)
-            done = {name for name in [*node.input, *node.output] if last.get(name, number) == number} - kept
+            done = {name for name in [*node.input, *node.output] if last.get(name, number) == number} - lasting
             alive -= sum(sizes.get(name, 0) for name in done)
         return peak
 

@@ -51,7 +51,7 @@ class OnnxRuntimeRunner(BoundedRunner):
     """
 
     def __init__(
-        self, path: Path, kind: str, index: int, threads: int | None, memory_limit: int, seed: int, meter: Meter,
+        self, path: Path, kind: str, index: int, *, threads: int | None, memory_limit: int, seed: int, meter: Meter,
         clock: clocks.HostClock, dims: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self._ort = _onnxruntime()
@@ -82,8 +82,8 @@ class OnnxRuntimeRunner(BoundedRunner):
         """Return the outputs for some inputs."""
         binding, step = self._bound(self._session(), inputs)
         step()
-        found: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
-        return found
+        outputs: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
+        return outputs
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:  # noqa: ARG002 - a line, and no time
         """Return the peak bytes of steps by the shapes of the file."""
@@ -107,7 +107,7 @@ class OnnxRuntimeRunner(BoundedRunner):
             options.intra_op_num_threads = self._threads
         provider: Any = self._provider
         if self._kind == "cuda":
-            # The arena takes what is asked for, so that what it holds is what was needed, and no more than is allowed.
+            # The arena grows by the requested bytes, so that it holds what a step needs, and at most the limit.
             settings = {"arena_extend_strategy": "kSameAsRequested", "gpu_mem_limit": str(self._memory_limit)}
             provider = (self._provider, {"device_id": str(self._index), **settings})
         model: Any = str(self._path)
@@ -157,10 +157,10 @@ class OnnxRuntimeRunner(BoundedRunner):
                 if node := self._graph.fixing_node():
                     raise self._graph.fixed_by(node) from error
                 raise self._graph.refused(f"one that ONNX Runtime can run on {n} samples ({error})") from error
-        one, two = shapes
-        if len(one) != len(two) or not any(more == 2 * less > 0 for less, more in zip(one, two, strict=True)):
-            found = f"a node that was not found: its result has the shapes {one} and {two} for 1 and 2 samples"
-            raise self._graph.fixed_by(self._graph.fixing_node() or found)
+        single, double = shapes
+        if len(single) != len(double) or not any(m == 2 * n > 0 for n, m in zip(single, double, strict=True)):
+            unknown = f"an unknown node: its result has the shapes {single} and {double} for 1 and 2 samples"
+            raise self._graph.fixed_by(self._graph.fixing_node() or unknown)
 
     def _translate_errors(self, call: Callable[[], Any], what: str) -> Any:
         """Call ONNX Runtime and translate out-of-memory errors."""
@@ -174,7 +174,7 @@ class OnnxRuntimeRunner(BoundedRunner):
     def _without_cuda(self) -> DeviceNotAvailable:
         reason = f"ONNX Runtime {self._ort.__version__} has no {self._provider}, or could not load it"
         return DeviceNotAvailable(
-            "cuda", reason, "Install onnxruntime-gpu in the place of onnxruntime, or pass device='cpu'."
+            "cuda", reason, "Install onnxruntime-gpu instead of onnxruntime, or pass device='cpu'."
         )
 
 
@@ -197,11 +197,14 @@ def runner(
     *, path: str, device: str, threads: int | None, memory_limit: int, seed: int, dims: Mapping[str, int] | None = None
 ) -> OnnxRuntimeRunner:
     """Make the runner in a worker process; `device` is a `Device.address`."""
-    found = probe.resolve(device)
-    monitor = clocks.monitor_of(found.uuid)
-    meter = HostMeter() if found.kind == "cpu" else ProcessMeter(monitor)
-    clock = clocks.HostClock() if found.kind == "cpu" else clocks.GpuHostClock(monitor)
-    return OnnxRuntimeRunner(Path(path), found.kind, found.index, threads, memory_limit, seed, meter, clock, dims)
+    resolved = probe.resolve(device)
+    monitor = clocks.monitor_of(resolved.uuid)
+    meter = HostMeter() if resolved.kind == "cpu" else ProcessMeter(monitor)
+    clock = clocks.HostClock() if resolved.kind == "cpu" else clocks.GpuHostClock(monitor)
+    return OnnxRuntimeRunner(
+        Path(path), resolved.kind, resolved.index, threads=threads, memory_limit=memory_limit, seed=seed, meter=meter,
+        clock=clock, dims=dims,
+    )  # fmt: skip
 
 
 def _onnxruntime() -> Any:

@@ -275,7 +275,7 @@ class RankedRunner(BoundedRunner):
         return step, 0
 
     def hold_reference(self, repeats: int) -> bool:
-        """Let every rank keep its prepared step as the reference, after learning from its memory."""
+        """Keep the prepared step of every rank as the reference, after learning from its memory."""
         taken = self.peak_bytes
         is_held = all(self._do("hold_reference", repeats))
         if is_held:

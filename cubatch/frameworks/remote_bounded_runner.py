@@ -30,7 +30,7 @@ class RemoteBoundedRunner(RemoteRunner):
         self.compile_seconds = self.call("compile_seconds")
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Let the worker find out what steps take: see `BoundedRunner.look`."""
+        """Measure the memory of steps in the worker: see `BoundedRunner.look`."""
         look: MemoryLook = self.call("look", seconds=seconds, top=top, trace_seconds=trace_seconds)
         return look
 

@@ -25,7 +25,7 @@ def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
     """
     import torch
 
-    found: list[str] = []
+    seen: list[str] = []
     kinds = torch.nn.RNNBase, torch.nn.MultiheadAttention
     names = {part: name for name, part in module.named_modules() if isinstance(part, kinds)}
 
@@ -33,15 +33,15 @@ def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
         x = arguments[0] if arguments else None
         if part not in names or not isinstance(x, torch.Tensor):
             return
-        told = f"{names[part] or 'module'} ({type(part).__name__})"
+        description = f"{names[part] or 'module'} ({type(part).__name__})"
         is_turned = x.ndim == _BATCHED and not part.batch_first and x.shape[1] != batch_size
-        if (is_turned or x.ndim == _UNBATCHED) and len(x) == batch_size and told not in found:
-            found.append(told)
+        if (is_turned or x.ndim == _UNBATCHED) and len(x) == batch_size and description not in seen:
+            seen.append(description)
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(see)
     try:
         with warnings.catch_warnings():  # of parts that are compiled, whose hooks are called twice
             warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
-            yield found
+            yield seen
     finally:
         handle.remove()

@@ -249,7 +249,7 @@ class Inputs:
         elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
             tree = [getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init]
         if isinstance(tree, tuple | list):
-            return next((found for part in tree if (found := self._opaque(part)) is not None), None)
+            return next((opaque for part in tree if (opaque := self._opaque(part)) is not None), None)
         if isinstance(tree, torch.Tensor) or (self.batch_size == 1 and not _is_cache(tree)):
             return None  # of one sample tensors that are the same in every batch may look the same
         return tree if self._has_batch(tree, {}) else None
@@ -497,7 +497,7 @@ def _unknown(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor) or tree is None:
         return None
     if isinstance(tree, tuple | list | Mapping) or dataclasses.is_dataclass(tree):
-        return next((found for _, part in children(tree) or () if (found := _unknown(part)) is not None), None)
+        return next((unknown for _, part in children(tree) or () if (unknown := _unknown(part)) is not None), None)
     return tree if any(isinstance(part, torch.Tensor) for _, part in children(tree) or ()) else None
 
 

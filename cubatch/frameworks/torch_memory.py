@@ -67,8 +67,8 @@ class Peaks:
     """
     Peak bytes of a step by batch size: linear between traced sizes.
 
-    The peak is a maximum of linear functions of the batch size, hence convex: interpolation is an upper bound, and
-    beyond the last traced size the last slope continues.
+    The peak is a maximum of linear functions of the batch size, hence convex, so that interpolation is an upper bound.
+    Beyond the last traced size the last slope continues.
 
     Attributes:
         known: Bytes by batch size, of at least two sizes.
@@ -100,7 +100,7 @@ class Peaks:
 
     def largest(self, num_bytes: int) -> int:
         """
-        Return the largest batch size whose peak is within so many bytes; 0 if none is.
+        Return the largest batch size whose peak is within a number of bytes; 0 if none is.
 
         Example:
             >>> Peaks({2: 120, 4: 140}).largest(195)
@@ -142,10 +142,10 @@ def _storages(tensor: Any) -> list[Any]:
 
 
 def peaks(
-    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None, *, seconds: float
+    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, *, top: int | None, seconds: float
 ) -> Peaks:  # fmt: skip
     """
-    Trace steps of a module on a device, up to the largest batch within so many bytes, or a maximum.
+    Trace steps of a module on a device, up to the largest batch within a number of bytes, or a maximum.
 
     After `seconds` of CPU time no trace goes on; two that have ended suffice.
 
@@ -185,7 +185,7 @@ def peaks(
 
 
 def peaks_of(
-    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, top: int | None, *, seconds: float
+    module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, *, top: int | None, seconds: float
 ) -> Peaks:  # fmt: skip
     """
     Trace as `peaks`; where that fails, try inputs that may have the extent of the batch by chance as constants.
@@ -195,7 +195,7 @@ def peaks_of(
     _import_fakes()
     began = time.process_time()
     try:
-        return peaks(module, inputs, kind, device, num_bytes, top, seconds=seconds)
+        return peaks(module, inputs, kind, device, num_bytes, top=top, seconds=seconds)
     except (CubatchError, TraceTooLong):
         raise
     except Exception:
@@ -206,7 +206,7 @@ def peaks_of(
         for constant in itertools.islice(subsets, _MOST_SUBSETS):
             try:
                 left = began + seconds - time.process_time()
-                traced = peaks(module, inputs.held(constant), kind, device, num_bytes, top, seconds=left)
+                traced = peaks(module, inputs.held(constant), kind, device, num_bytes, top=top, seconds=left)
             except Exception:  # noqa: BLE001, S112 - the first error is the one of the example as it is
                 continue
             return attrs.evolve(traced, constant=constant)
@@ -236,7 +236,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         kept_attributes(module),
         stance("force_eager") if stance else contextlib.nullcontext(),
         fake_logs.silent(),
-        time_first.watched(module, batch_size) as found,
+        time_first.watched(module, batch_size) as time_parts,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         _Watch(deadline) as watch,
     ):
@@ -273,7 +273,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
             raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
         written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
     elements = output[0], watch.elements
-    return Walk(watch.peak, watch.operations, tuple(found), frozenset(watch.guessed), written, elements)
+    return Walk(watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, elements)
 
 
 class _Watch:
@@ -323,15 +323,15 @@ class _Watch:
             self._guesses += 1
             if self._guesses > _MOST_GUESSES:
                 raise
-            found = data_dependent.result(operation, arguments, options)
-            if found is not NotImplemented:
+            assumed = data_dependent.result(operation, arguments, options)
+            if assumed is not NotImplemented:
                 self.guessed.add(str(operation))
-                return found
+                return assumed
             with self._mode:  # one that is made of others, as they come without a record of gradients
-                found = operation.decompose(*arguments, **options)
-            if found is NotImplemented:
+                composed = operation.decompose(*arguments, **options)
+            if composed is NotImplemented:
                 raise
-            return found
+            return composed
 
     def _gone(self, size: int) -> None:
         self.alive -= size

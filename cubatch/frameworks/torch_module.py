@@ -76,7 +76,7 @@ class TorchModule:
 
     @property
     def name(self) -> str:
-        """Name of its class, without the wrappers of torch.compile and DistributedDataParallel."""
+        """Return the name of the class, without the wrappers of torch.compile and DistributedDataParallel."""
         return type(self._bare).__name__
 
     @property
@@ -149,13 +149,13 @@ class TorchModule:
         Trace its steps on fake tensors, for at most `seconds`: see `torch_memory.peaks`.
 
         Raises:
-            NotImplementedError: If parameters are sharded, since a trace would wait for other ranks; or if PyTorch
-                before 2.6 has compiled parts, which would run eagerly from then on.
+            NotImplementedError: If parameters are sharded: a trace would wait for other ranks. If PyTorch is older
+                than 2.6 and parts are compiled: they would run eagerly from then on.
             Exception: Raised by a step on fake tensors.
         """
         _check_walkable(self._bare)
         kind = attrs.evolve(self._kind, accumulate=min(2, self._kind.accumulate))  # more batches take no more memory
-        return torch_memory.peaks_of(self._bare, self._inputs, kind, self._place, num_bytes, top, seconds=seconds)
+        return torch_memory.peaks_of(self._bare, self._inputs, kind, self._place, num_bytes, top=top, seconds=seconds)
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """
@@ -167,7 +167,7 @@ class TorchModule:
         parameters = dict(self._bare.named_parameters())
         names: Iterable[str] = parameters if walked is None or walked.guessed else walked.written
         has_copied = self._saved.keep(parameters[name] for name in names)
-        if not has_copied or self._place.type != "cpu":  # a GPU keeps its room
+        if not has_copied or self._place.type != "cpu":  # a GPU keeps its memory limit
             return limit
         from torch import distributed
 
@@ -179,7 +179,8 @@ class TorchModule:
         """Return a runner of its steps."""
         return ModuleRunner(
             self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
-            self._place, self.peaks, self.put_aside, memory_limit, seed, channels_last=self._channels_last,
+            device=self._place, walk=self.peaks, put_aside=self.put_aside, memory_limit=memory_limit, seed=seed,
+            channels_last=self._channels_last,
             dtype=self.dtype, bare=self._bare if self._has_ranks else None, start=self._start,
         )  # fmt: skip
 
@@ -213,13 +214,13 @@ def _place(tensors: Sequence[Any]) -> Any:
     Raises:
         InvalidArgument: If they are on several devices, of which one alone would be measured.
     """
-    found = {tensor.device for tensor in tensors}
-    if len(found) > 1:
-        found = {tensor.device for tensor in tensors if tensor.ndim or tensor.device.type != "cpu"}
-    if len(found) > 1:
-        on = " and ".join(sorted(map(str, found)))
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        devices = {tensor.device for tensor in tensors if tensor.ndim or tensor.device.type != "cpu"}
+    if len(devices) > 1:
+        on = " and ".join(sorted(map(str, devices)))
         raise InvalidArgument("module", f"on {on}", "on one device", "Time its steps with autotune_callable().")
-    return next(iter(found), None)
+    return next(iter(devices), None)
 
 
 def _check_walkable(module: Any) -> None:

@@ -30,7 +30,7 @@ class SavedState:
     """
     Context manager that restores a module and the random generators to the bit, also after an error.
 
-    Buffers, and in training parameters, are copied to the host, so that device memory stays free; in inference `keep`
+    Buffers, and in training parameters, are copied to the host, so that device memory stays free. In inference `keep`
     adds the few parameters that a step modifies. Gradients and other attributes, such as train flags, are restored too.
     """
 

@@ -156,7 +156,7 @@ def test_no_size_is_walked_through_that_tells_nothing_new(num_bytes, top, walked
         return torch_memory.Walk(100_000 + 8 * 64 * 4 * size, 100, ())
 
     monkeypatch.setattr(torch_memory, "walked", walk)
-    torch_memory.peaks(None, None, None, None, num_bytes, top, seconds=math.inf)
+    torch_memory.peaks(None, None, None, None, num_bytes, top=top, seconds=math.inf)
     assert sizes == walked
 
 
@@ -172,7 +172,7 @@ def test_walks_end_near_the_limit(monkeypatch):
         return torch_memory.Walk(taken(size), 100, ())
 
     monkeypatch.setattr(torch_memory, "walked", walk)
-    found = torch_memory.peaks(None, None, None, None, 11_000, None, seconds=math.inf)
+    found = torch_memory.peaks(None, None, None, None, 11_000, top=None, seconds=math.inf)
     assert sizes == [2, 16, 64, 1000, 688]
     assert all(found.at(n) >= taken(n) for n in range(64, found.largest(11_000) + 1))
     assert found.largest(11_000) == (11_000 - 1000 + 320) // 15

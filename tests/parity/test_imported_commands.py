@@ -213,7 +213,7 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
     ("options", "named"),
     [
         (TORCH, "--input-shape H,W,C"),
-        ([*TORCH, *SHAPE, "--example-inputs", "of_users:sentence"], "takes one of --input-shape"),
+        ([*TORCH, *SHAPE, "--example-inputs", "of_users:sentence"], "needs exactly one of these options"),
         ([*TORCH, *SHAPE, "--recompute"], "--recompute"),
         ([*TORCH, *SHAPE, "--no-isolate"], "--isolate/--no-isolate"),
         ([*TORCH, *SHAPE, "--dtype", "tf32"], "--dtype tf32"),

@@ -91,7 +91,7 @@ def test_parts_in_evaluation_mode_stay_so_in_a_module_that_trains(is_training, m
     module.norm.eval()
     result = cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4], budget=5.0)
     assert set(module.met) == {met}
-    said = "norm was in evaluation mode and stayed so, one of 1 "
+    said = "norm was in evaluation mode and stayed so (parts in evaluation mode: 1)"
     assert any(reason.startswith(said) for reason in result.reasons) == is_training
     assert (module.training, module.norm.training) == (is_training, False)
 

@@ -53,7 +53,7 @@ def told(module, shape, mode="inference", sizes=(2, 4)):
 def test_a_layer_that_takes_the_batch_for_time_is_named(module, named, mode):
     """One note, in both modes; the module is measured all the same, and has no hook afterwards."""
     [note] = told(module, (5, 8), mode)
-    assert note.startswith(f"{named} reads axis 0, where the inputs have the batch, as time, one of 1 ")
+    assert note.startswith(f"{named} reads axis 0 of its input as time, ")
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
@@ -61,20 +61,20 @@ def test_a_layer_that_takes_the_batch_for_time_is_named(module, named, mode):
 def test_a_sequence_as_long_as_a_batch_of_the_walk_is_told_of_too(length):
     """Of the batch sizes that are walked through, one alone looks as if the axes were right."""
     [note] = told(Last(nn.LSTM(8, 6)), (length, 8), sizes=(2, 64))
-    assert note.startswith("rnn (LSTM) reads axis 0, ")
+    assert note.startswith("rnn (LSTM) reads axis 0 of its input as time, ")
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_rows_without_a_batch_are_steps_in_time(batch_first):
     """Two axes are one sequence to these layers, whatever the order of three would be."""
     [note] = told(Last(nn.LSTM(8, 6, batch_first=batch_first)), (8,))
-    assert note.startswith("rnn (LSTM) reads axis 0, ")
+    assert note.startswith("rnn (LSTM) reads axis 0 of its input as time, ")
 
 
 def test_of_several_layers_the_first_is_named():
     """And how many more do so: a stack of layers would fill the page."""
     [note] = told(nn.Sequential(Attention(), Attention(), Attention()), (5, 8))
-    assert note.startswith("0.mix (MultiheadAttention) reads axis 0, ")
+    assert note.startswith("0.mix (MultiheadAttention) reads axis 0 of its input as time, ")
     assert "such parts: 3" in note
 
 

@@ -77,7 +77,7 @@ def test_what_was_said_before_a_size_ran_is_kept():
     plan = made()
     plan.learn(10, 300 * MIB)
     plan.learn(10, 250 * MIB)
-    assert plan.said == {10: 200 * MIB}
+    assert plan.predicted == {10: 200 * MIB}
     assert plan.measured == {10: 300 * MIB}
 
 
@@ -159,7 +159,7 @@ def test_what_was_learned_counts_until_a_size_was_measured_anew():
     assert plan.at(20) == 700 * MIB
     assert plan.most(20) == (700 + 175) * MIB
     plan.learn(20, 320 * MIB)
-    assert (plan.said, plan.earlier) == ({10: 200 * MIB, 20: 700 * MIB}, {10: 400 * MIB})
+    assert (plan.predicted, plan.earlier) == ({10: 200 * MIB, 20: 700 * MIB}, {10: 400 * MIB})
     assert plan.at(10) == 210 * MIB
     assert plan.at(30) == 430 * MIB
 

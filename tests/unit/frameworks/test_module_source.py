@@ -92,7 +92,7 @@ def test_a_package_of_no_distribution_is_not_the_users_own_and_counts_by_its_fir
         ("shop.model", "package.module:build"),
         ("shop.model:", "package.module:build"),
         ("shop model:build", "package.module:build"),
-        ("__main__:build", "a file of theirs"),
+        ("__main__:build", "a file that can be imported"),
         ("shop.missing:build", "sys.path"),
         ("nowhere:build", "sys.path"),
         ("math:sin", "sys.path"),

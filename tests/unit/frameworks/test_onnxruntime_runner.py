@@ -114,7 +114,9 @@ def made(monkeypatch, tmp_path):
 
     def make(runtime, kind="cpu"):
         monkeypatch.setattr(onnxruntime_runner, "_onnxruntime", lambda: runtime)
-        return OnnxRuntimeRunner(tmp_path / "m.onnx", kind, 1, 6, 1000, 0, None, None)
+        return OnnxRuntimeRunner(
+            tmp_path / "m.onnx", kind, 1, threads=6, memory_limit=1000, seed=0, meter=None, clock=None
+        )
 
     return make
 

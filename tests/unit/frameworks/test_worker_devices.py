@@ -64,7 +64,7 @@ def test_onnx_runtime_is_given_the_number_in_its_own_process(monkeypatch, tmp_pa
     """Its provider takes numbers too."""
     shown(monkeypatch, T4, V100)
     made = []
-    monkeypatch.setattr(onnxruntime_runner, "OnnxRuntimeRunner", lambda *given: made.append(given[:3]))
+    monkeypatch.setattr(onnxruntime_runner, "OnnxRuntimeRunner", lambda *given, **_: made.append(given))
     path = tmp_path / "net.onnx"
     onnxruntime_runner.runner(path=str(path), device=V100.uuid, threads=None, memory_limit=2**30, seed=0)
     assert made == [(path, "cuda", 1)]

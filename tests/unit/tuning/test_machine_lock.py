@@ -93,7 +93,7 @@ def test_no_two_threads_step_at_once():
 def test_a_process_that_measures_beside_is_noticed_and_gone_when_it_ends():
     """Both ends of a measurement look around; the mark of a process that was killed is no mark."""
     with other_process() as other:
-        with pytest.warns(UserWarning, match="Another cubatch was measuring"), machine_lock.exclusive(CPU) as met:
+        with pytest.warns(UserWarning, match="Another cubatch process measured"), machine_lock.exclusive(CPU) as met:
             assert len(met) == 1
         other.kill()
     with machine_lock.exclusive(CPU) as met:
@@ -192,4 +192,4 @@ def test_the_result_says_that_it_was_not_alone():
     """Among its reasons, where a person looks."""
     with other_process(), pytest.warns(UserWarning, match="Another cubatch"):
         result = autotune_callable(lambda _: lambda: None, max_batch_size=2, budget=0.2, device="cpu")
-    assert any("Another cubatch was measuring" in reason for reason in result.reasons)
+    assert any("Another cubatch process measured" in reason for reason in result.reasons)
