@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from cubatch import checks
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks.batch_sources import is_loader
 from cubatch.frameworks.torch_state import kept_random_state
+from cubatch.hardware.cpu_load import process_seconds
+from cubatch.hardware.host import ROOT, read_text
 
 _FIRST_SIZE = 16  # samples of a batch by which the rate of a slow loader is first estimated
 _BATCH_SHARE = 0.25  # of the seconds, that one batch may take
@@ -32,6 +35,7 @@ class LoaderRate:
         samples_per_second: Its rate after start-up, the copy to the device included.
         num_samples: Samples of an epoch; None if unknown.
         drop_last: Whether an incomplete last batch is left out.
+        delay_seconds: Seconds by which the workers delay a step on the same CPUs, for each sample. 0 on a GPU.
     """
 
     batch_size: int = attrs.field(converter=checks.required_size)
@@ -39,12 +43,16 @@ class LoaderRate:
     samples_per_second: float = attrs.field(converter=checks.required_positive)
     num_samples: int | None = attrs.field(default=None, converter=checks.count)
     drop_last: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    delay_seconds: float = attrs.field(
+        default=0.0, converter=checks.required_number, validator=attrs.validators.ge(0.0)
+    )
 
     def loop_rate(self, step_rate: float) -> float:
         """
         Return the samples per second of a loop around this loader and a step of a given rate.
 
-        With worker processes loading and stepping overlap, without them they take turns.
+        With worker processes loading and stepping overlap, without them they take turns. A step on the CPU is slower
+        while workers use the same CPUs.
 
         Example:
             >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0).loop_rate(600.0)
@@ -53,7 +61,7 @@ class LoaderRate:
             200.0
         """
         if self.num_workers:
-            return min(step_rate, self.samples_per_second)
+            return min(1 / (1 / step_rate + self.delay_seconds), self.samples_per_second)
         return 1 / (1 / step_rate + 1 / self.samples_per_second)
 
     def workers_for(self, step_rate: float) -> int:
@@ -106,6 +114,7 @@ def measure(
     *,
     seconds: float,
     copy: Callable[[Any], None] | None = None,
+    shares_cpus: bool = False,
     now: Callable[[], float] = time.perf_counter,
 ) -> LoaderRate:
     """
@@ -119,6 +128,7 @@ def measure(
         batch_size: Samples of a batch.
         seconds: Time limit, apart from start-up.
         copy: Called with each batch, as to copy it to a GPU.
+        shares_cpus: Whether steps use all CPUs of this process.
         now: A clock in seconds.
 
     Raises:
@@ -127,13 +137,14 @@ def measure(
     """
     check_loader(loader)
     with _random_state(loader):
-        size, rate = _rate(loader, min(batch_size, _FIRST_SIZE), seconds / 2, copy, now)
+        size, rate, cpu_seconds = _rate(loader, min(batch_size, _FIRST_SIZE), seconds / 2, copy, now)
         if size < batch_size and batch_size / rate <= _BATCH_SHARE * seconds:
-            size, rate = _rate(loader, batch_size, seconds / 2, copy, now)
+            size, rate, cpu_seconds = _rate(loader, batch_size, seconds / 2, copy, now)
     batches: Any = getattr(loader, "batch_sampler", None)
     return LoaderRate(
         batch_size=size, num_workers=loader.num_workers, samples_per_second=rate, num_samples=_num_samples(loader),
         drop_last=bool(getattr(batches, "drop_last", loader.drop_last)),
+        delay_seconds=cpu_seconds / len(os.sched_getaffinity(0)) if shares_cpus else 0.0,
     )  # fmt: skip
 
 
@@ -153,15 +164,22 @@ def copy_to(place: str) -> Callable[[Any], None]:
 
 def _rate(
     loader: Any, batch_size: int, seconds: float, copy: Callable[[Any], None] | None, now: Callable[[], float]
-) -> tuple[int, float]:
-    """Return a batch size and its samples per second over epochs, without the first batch of each worker."""
+) -> tuple[int, float, float]:
+    """
+    Time epochs without the first batch of each worker.
+
+    Returns:
+        tuple[int, float, float]: A batch size, its samples per second, and CPU seconds of the workers for a sample.
+    """
     skipped = max(1, loader.num_workers)
     if (num_samples := _num_samples(loader)) is not None:  # an epoch of a small data set still has batches that count
         batch_size = max(1, min(batch_size, num_samples // (2 * skipped + 1)))
     resized, count, spent, start = _resized(loader, batch_size), 0, 0.0, now()
+    workers, loaded = _WorkerSeconds(), 0
     while spent < seconds and (not count or now() - start < _MOST_WAITS * seconds):
         before, began = count, None
         for place, batch in enumerate(resized, start=1):
+            loaded += batch_size
             if copy is not None:
                 copy(batch)
             if began is not None:
@@ -169,13 +187,35 @@ def _rate(
                 if spent + now() - began >= seconds:
                     break
             elif place == skipped:
+                workers.begin(loaded)
                 began = now()
         if began is None or count == before:
             break
         spent += now() - began
     if not count or spent <= 0:
         raise InvalidArgument("loader", "a data loader with too few samples", f"one with more than {skipped} batches")
-    return batch_size, count / spent
+    return batch_size, count / spent, workers.per_sample(loaded)
+
+
+class _WorkerSeconds:
+    """CPU seconds of processes that a loader starts after this."""
+
+    def __init__(self) -> None:
+        self._others = set(multiprocessing.active_children())
+        self._start: tuple[float, int] | None = None
+
+    def begin(self, loaded: int) -> None:
+        """Count from here on, after a number of samples, unless it counts already."""
+        self._start = self._start or (self._seconds(), loaded)
+
+    def per_sample(self, loaded: int) -> float:
+        """Return the seconds for each sample since the beginning, after a number of samples in total."""
+        seconds, first = self._start or (0.0, 0)
+        return (self._seconds() - seconds) / max(1, loaded - first)
+
+    def _seconds(self) -> float:
+        ticks, workers = os.sysconf("SC_CLK_TCK"), set(multiprocessing.active_children()) - self._others
+        return sum(process_seconds(read_text(ROOT / f"proc/{worker.pid}/stat"), ticks) for worker in workers)
 
 
 def _resized(loader: Any, batch_size: int) -> Any:

@@ -189,8 +189,9 @@ def _loader(value: Any) -> LoaderRate | None:
     """Return a record, given as such or as JSON."""
     if value is None or isinstance(value, LoaderRate):
         return value
+    added = {"delay_seconds": 0.0}  # is not in older results
     names = [attribute.name for attribute in attrs.fields(LoaderRate)]
-    facts = checks.mapping_with(value, names)
+    facts = added | checks.mapping_with(value, [name for name in names if name not in added])
     return LoaderRate(**{name: facts[name] for name in names})
 
 

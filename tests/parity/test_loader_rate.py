@@ -162,6 +162,31 @@ def test_a_loop_overlaps_workers_and_takes_turns_without_them():
     assert (with_workers.steps(32), without.steps(32), without.steps(25)) == ((4, 4), (3, 0), (4, 0))
 
 
+class Busy(torch.utils.data.Dataset):
+    """Each sample takes 2 ms of CPU time."""
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, place):
+        end = time.process_time() + 0.002
+        while time.process_time() < end:
+            pass
+        return torch.tensor(float(place))
+
+
+def test_workers_that_compute_delay_a_step_on_the_same_cpus(monkeypatch):
+    """Two milliseconds of one CPU in four are half a millisecond of a step that uses them all."""
+    monkeypatch.setattr(loader_rate.os, "sched_getaffinity", lambda _: set(range(4)))
+    on_cpu = measure(loader(Busy(), num_workers=1), 8, seconds=1.0, shares_cpus=True)
+    assert on_cpu.delay_seconds == pytest.approx(0.0005, rel=0.3)
+    assert on_cpu.loop_rate(10.0) == pytest.approx(1 / (1 / 10 + on_cpu.delay_seconds))
+    assert measure(loader(Busy(), num_workers=1), 8, seconds=0.1).delay_seconds == 0.0
+    asleep = measure(loader(Sleepy(), num_workers=1), 8, seconds=0.5, shares_cpus=True)
+    assert asleep.delay_seconds < 0.0002
+    assert measure(loader(Busy()), 8, seconds=0.1, shares_cpus=True).delay_seconds == 0.0
+
+
 class Sleepy(torch.utils.data.Dataset):
     """At most 250 samples/s: reading one sleeps for 4 ms."""
 

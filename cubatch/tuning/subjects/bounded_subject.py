@@ -177,7 +177,10 @@ class BoundedSubject(Subject):
             return None
         seconds = min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * limits.budget))
         try:
-            return loader_rate.measure(self.loader, result.batch_size, seconds=seconds, copy=self.copy_batch)
+            return loader_rate.measure(
+                self.loader, result.batch_size, seconds=seconds, copy=self.copy_batch,
+                shares_cpus=self.device.kind == "cpu",
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the user's data set; the timings of the steps still hold
             return note("loader_unknown", error=first_line(error))
 
