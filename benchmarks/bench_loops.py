@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON to write after each loop")
     parser.add_argument("--loop", nargs="*", choices=list(LOOPS), default=list(LOOPS), metavar="NAME")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds that cubatch may measure")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of a turn of a batch size")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn of a batch size")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--task", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
