@@ -196,7 +196,8 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
         raise InvalidArgument("mode", mode, " or ".join(map(repr, MODES)))
     if loss is not None and not callable(loss) and not _is_name(loss):
         allowed = "a function from the module's output to a scalar, its name ('package.module:function'), or None"
-        raise InvalidArgument("loss", loss, allowed)
+        remedy = "For example loss=torch.nn.functional.cross_entropy, with batches as (inputs, targets)."
+        raise InvalidArgument("loss", loss, allowed, remedy)
     if loss is not None and mode == "inference":
         raise InvalidArgument("loss", loss, "left out in inference, which has none", "Or tune with mode='training'.")
     if not (callable(optimizer) or _is_name(optimizer) or (isinstance(optimizer, str) and optimizer in OPTIMIZERS)):
