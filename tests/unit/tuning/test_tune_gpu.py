@@ -136,7 +136,7 @@ def test_the_result_says_how_steps_were_launched(gpu, monkeypatch, refusal, said
     )
     result = autotune("mlp", batch_sizes=[8], store=False)
     assert result.environment["launch"] == launch
-    assert sum("20 launches" in reason and "a planted one" in reason for reason in result.reasons) == said
+    assert sum("20 kernels" in reason and "a planted one" in reason for reason in result.reasons) == said
     assert TuningResult.from_json(result.to_json()) == result
 
 
