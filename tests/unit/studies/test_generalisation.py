@@ -22,9 +22,11 @@ LINEAR = {
 }  # fmt: skip
 
 
-def short(folder, **more):
-    """A quick study of a linear layer."""
-    asked = StudyRequest(spec=LINEAR, model="linear", folder=Path(folder), device="cpu", quick=True, **more)
+def short(folder, *, budget=3600.0, **more):
+    """A quick study of a linear layer, which no slow machine cuts short."""
+    asked = StudyRequest(
+        spec=LINEAR, model="linear", folder=Path(folder), device="cpu", quick=True, budget=budget, **more
+    )
     return run.run("generalisation", asked, command="cubatch study generalisation linear.toml")
 
 
