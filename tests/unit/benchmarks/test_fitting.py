@@ -13,9 +13,10 @@ import pytest
 from benchmarks import fit_predictor
 from benchmarks.predictor import fitting
 from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
-from benchmarks.predictor.published import GEMM, NEUSIGHT, load
+from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, load
 from cubatch.estimate.vendor.fitted import Fitted
 from tests.unit.benchmarks.building import (
+    CONV_ROW,
     FACTORS,
     GEMM_ROW,
     LAYERS,
@@ -154,3 +155,16 @@ def test_the_command_writes_a_model_for_each_source_that_is_there(folders, monke
     assert sorted(used) == sorted([*fit_predictor.fingerprints(single), *fit_predictor.fingerprints(tensor)])
     assert not set(used) & set(fit_predictor.fingerprints(stored))
     assert "deepbench gemm tensor: 2 rows, 1 shapes, 1 GPUs" in capsys.readouterr().out
+
+
+def test_sources_that_were_not_asked_for_stay_as_they_are(folders, monkeypatch):
+    """No model of theirs is written, but their rows are still known as fitted."""
+    folder, data, results = folders
+    write(folder / "deepbench_gemm.csv", GEMM_ROW, {})
+    write(folder / "deepbench_conv.csv", CONV_ROW, {})
+    monkeypatch.setattr(sys, "argv", command(folder, "--only", CONV))
+    fit_predictor.main()
+    assert [path.name for path in data.iterdir()] == ["deepbench_conv.npz"]
+    want = np.concatenate([fit_predictor.fingerprints(load(folder, source)[0]) for source in (CONV, GEMM)])
+    with np.load(results / "rows.npz") as file:
+        assert sorted(file["fitted"]) == sorted(want)
