@@ -146,7 +146,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict
     for name, tensor in tensors:
         kind = tensor["dtype"]
         if kind not in _TYPES:
-            raise InvalidData(str(path), f"holds {name} as {kind}, which is not read", "Save it as float32.")
+            raise InvalidData(str(path), f"holds {name} as {kind}, which is not supported", "Save it as float32.")
         array = np.frombuffer(tensor["data"], _TYPES[kind]).reshape(tensor["shape"])
         if kind in _NOT_NUMPYS:
             array = (array.astype(np.uint32) << 16).view(np.float32)

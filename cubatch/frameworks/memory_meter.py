@@ -37,11 +37,11 @@ class Meter(Protocol):
         ...
 
     def start(self) -> None:
-        """Free unused memory and count from here."""
+        """Free unused memory and reset the peak: later allocations count as those of the step."""
         ...
 
     def settle(self) -> None:
-        """Prepare memory for timed steps, after libraries have allocated what they keep."""
+        """Prepare the allocator for timed steps; called once libraries have allocated their workspaces."""
         return  # an empty body would be abstract to a type checker
 
     def tidy(self) -> bool:

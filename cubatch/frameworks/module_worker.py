@@ -135,7 +135,9 @@ def runner(
     with user_code.users("module", build, CALLABLE):
         module = module_source.load(build)()
     if not isinstance(module, torch.nn.Module):
-        raise InvalidArgument("module", f"{build}, which gives {type(module).__name__}", "one that gives a module")
+        raise InvalidArgument(
+            "module", f"{build}, which returns {type(module).__name__}", "a function that returns a torch.nn.Module"
+        )
     place = place_of(device)
     subject = TorchModule(
         module.to(place), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,

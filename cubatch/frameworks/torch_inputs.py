@@ -172,7 +172,7 @@ class Inputs:
         return self._tensors()[0][1].device
 
     def doubtful(self) -> list[Path]:
-        """Return the values of a single example that may have the extent of the batch by chance: all but the first."""
+        """Return the paths of inputs of one example that may be no batches: all but the first that look like one."""
         return [at for at, each in self.growth.items() if each.lines][1:] if self.is_guess else []
 
     def held(self, constant: Collection[Path]) -> Inputs:

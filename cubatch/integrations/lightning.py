@@ -191,7 +191,7 @@ def _check_sizes(loaders: list[Any], batch: Any) -> None:
         return
     rows = Inputs.of((batch,), None).batch_size
     if any(rows > size > 1 for size in sizes):  # at 1 a dataset may give whole batches
-        allowed = f"the first axis of a batch's first tensor, at most {sizes.pop()} as of the data loader"
+        allowed = f"at most {sizes.pop()}, the batch size of the data loader, on axis 0 of a batch's first tensor"
         raise InvalidArgument("batch_size", rows, allowed, remedy)
 
 

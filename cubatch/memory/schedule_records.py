@@ -135,7 +135,7 @@ class Schedule:
 
     @functools.cached_property
     def size_groups(self) -> tuple[Sequence[Buffer | Op], NDArray[np.intp]]:
-        """A representative of each group of buffers of equal size, and each buffer's group; an `Op` for its scratch."""
+        """A buffer of each group of equal size, or the `Op` whose scratch it is, and the group of each buffer."""
         scratch = {op.workspace: op for op in self.ops}
         numbers: dict[object, int] = {}
         representatives: list[Buffer | Op] = []

@@ -22,13 +22,13 @@ from cubatch.tuning.store import Run
 @attrs.frozen(kw_only=True)
 class SubjectFacts:
     """
-    Figures of a step that are computed, not measured; by batch size.
+    Figures of a step that are computed, not measured.
 
     Attributes:
         flops_per_sample: FLOP of one sample; None where unknown.
-        roofline_seconds: Lower bound of a step in seconds.
-        layers: Rows of `Measurement.layers`.
-        device_bytes: Predicted bytes of the process on the device.
+        roofline_seconds: Lower bound of a step in seconds, by batch size.
+        layers: Rows of `Measurement.layers`, by batch size.
+        device_bytes: Predicted bytes of the process on the device, by batch size.
     """
 
     flops_per_sample: float | None = None

@@ -158,6 +158,9 @@ def position(build: Builder, step: Step, value: Value, prepended: Prepended) -> 
     tokens, _, c = build.shapes[value.layer]
     constant = step.constants["constant"]
     if constant.shape not in {(1, tokens, c), (tokens, c)}:
-        raise build.refusal(step, "it adds a constant to the tokens that is not one position for each")
+        raise build.refusal(
+            step,
+            f"it adds a constant of shape {constant.shape} to {tokens} tokens; positions have the shape {(tokens, c)}",
+        )
     arrays = {"token": prepended.token, "position": constant.reshape(tokens, c)}
     return build.add(step, layers.Tokens(), prepended.x, dims=value.dims, arrays=arrays)

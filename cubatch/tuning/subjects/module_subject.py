@@ -70,10 +70,10 @@ class NamedModuleSubject(BoundedSubject):
         cls, name: str, batches: Any, kind: Mapping[str, Any], device: Device | str | None, request: Request
     ) -> Self:  # fmt: skip
         """
-        Check what a public function was given; nothing of the user's is imported.
+        Return the subject of a module that a function makes, after checking all arguments; no user code is imported.
 
         Raises:
-            InvalidArgument: If there is no such function, or one of the others makes no sense.
+            InvalidArgument: If there is no such function, or another argument is invalid.
         """
         sources = [ModuleSource.of(name)]
         if isinstance(batches, str):
