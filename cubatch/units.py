@@ -300,6 +300,8 @@ def first_line(error: BaseException) -> str:
     Example:
         >>> first_line(ValueError("No.\nAnd a second line."))
         'ValueError: No'
+        >>> first_line(AssertionError())
+        'AssertionError'
     """
     first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first}".removesuffix(".")
+    return f"{type(error).__name__}: {first}".removesuffix(".").removesuffix(": ")

@@ -123,12 +123,7 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
     chosen, equal = result.sizes[n], _equal(result)
     value = f"{_value(result, n)}{_doubt(result, chosen)}"
     if not is_compared(result):
-        is_cut = any(m.status == "not_run" for m in result.sizes.values())
-        within = f" within {result.budget_seconds:g} s" if is_cut and result.budget_seconds else ""
-        failed = [m for m in result.sizes.values() if m.status == "error"]
-        remedy = ": raise budget" if is_cut else f" ({_count_of(failed)} failed)" if failed else ""
-        alone = f"Only batch size {n} was measured{within}: {value}."
-        return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
+        return _not_compared(result, n, value)
     is_slowed = result.decided_by == "loader" or (result.objective == "throughput" and result.is_slowed(n))
     if current is not None or is_slowed:
         return _in_loop(result, n, current) if is_slowed else _against_current(result, posterior, current or 0, value)
@@ -148,10 +143,27 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
     return f"Use batch size {n}: {value}, {_rank(result, n)}."
 
 
-def is_compared(result: BatchSizeResult) -> bool:
-    """Return whether the recommended size was compared with another size, or lies right below a limit."""
-    timed = sum(m.latency_seconds is not None for m in result.sizes.values())
-    return len(result.sizes) == 1 or timed > 1 or result.decided_by in ("memory", "latency_limit")
+def _not_compared(result: TuningResult, n: int, value: str) -> str:
+    """Return why the best size so far is no recommendation."""
+    is_cut = any(m.status == "not_run" for m in result.sizes.values())
+    within = f" within {result.budget_seconds:g} s" if is_cut and result.budget_seconds else ""
+    if _count_timed(result) > 1:
+        return f"No recommendation: {n}, the best so far, was timed only once{within}: {value}. Raise budget."
+    failed = [m for m in result.sizes.values() if m.status == "error"]
+    remedy = ": raise budget" if is_cut else f" ({_count_of(failed)} failed)" if failed else ""
+    alone = f"Only batch size {n} was measured{within}: {value}."
+    return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
+
+
+def is_compared(result: TuningResult) -> bool:
+    """Return whether the recommended size was timed twice and compared with another size, or lies right below a limit."""
+    if len(result.sizes) == 1 or result.decided_by in ("memory", "latency_limit"):
+        return True
+    return _count_timed(result) > 1 and len(result.sizes[result.batch_size or 0].timings_seconds) > 1
+
+
+def _count_timed(result: TuningResult) -> int:
+    return sum(m.latency_seconds is not None for m in result.sizes.values())
 
 
 def _against_current(result: TuningResult, posterior: Posterior, current: int, value: str) -> str:

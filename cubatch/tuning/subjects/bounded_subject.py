@@ -101,7 +101,11 @@ class BoundedSubject(Subject):
             notes.append(note("memory_lowered", limit_bytes=left, reason=reason))
         largest, why_not = look["largest"], look["why_not"]
         if why_not:
-            notes.append(note("memory_not_bounded" if largest is None else "memory_measured", reason=why_not))
+            is_bounded = largest is not None
+            bound = (
+                note("memory_measured", reason=why_not) if is_bounded else note("memory_not_bounded", reason=why_not)
+            )
+            notes.append(bound)
         if largest is None:
             self._check_unbounded(limits, look.get("raised"), why_not)
             ladder = Ladder(tuple(plain(limits)), None, memory.bytes)

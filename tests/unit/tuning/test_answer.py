@@ -26,7 +26,7 @@ NOT_OK = ("dropped", "over_limit", "out_of_memory", "timeout", "error", "interru
 
 @pytest.mark.case("titan-x-test-batch")
 @given(
-    seconds=st.dictionaries(st.integers(1, 4096), st.lists(SECONDS, min_size=1, max_size=6), min_size=1, max_size=8),
+    seconds=st.dictionaries(st.integers(1, 4096), st.lists(SECONDS, min_size=2, max_size=6), min_size=1, max_size=8),
     tolerance=st.sampled_from((0.0, 0.01, 0.1, 0.5)),
     latency=st.booleans(),
     data=st.data(),
@@ -59,6 +59,14 @@ def test_the_answer_is_the_contracts_sentence(
     assert result.fastest_batch_size not in result.tied_with
     assert set(result.tied_with) <= set(ok)
     assert TuningResult.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize(("timings", "recommended"), [([1.0], None), ([1.0, 1.0], 64)])
+def test_one_timing_is_no_recommendation(timings: list[float], recommended: int | None) -> None:
+    """It may be a lucky one: the first sentence says so, and what to do."""
+    result = answer_of({8: [1.0, 1.0, 1.0], 64: timings}, is_listed=True)
+    assert (result.batch_size, result.recommended, result.fastest_batch_size) == (recommended, bool(recommended), 64)
+    assert ("Raise budget" in result.reasons[0]) == (recommended is None)
 
 
 def test_a_measurement_holds_what_its_timings_say() -> None:
