@@ -156,7 +156,7 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
 
 
 def is_compared(result: TuningResult) -> bool:
-    """Return whether the recommended size was timed twice and compared with another size, or lies right below a limit."""
+    """Return whether the recommended size was timed twice and compared, or lies right below a limit."""
     if len(result.sizes) == 1 or result.decided_by in ("memory", "latency_limit"):
         return True
     return _count_timed(result) > 1 and len(result.sizes[result.batch_size or 0].timings_seconds) > 1
