@@ -56,6 +56,7 @@ class TorchModule:
             )
         check_kind(mode, loss, optimizer, autocast)
         check_initialized(module)
+        _check_open(module)
         self._module, self._channels_last, self._compiled = module, channels_last, compiled
         self._kind = StepKind(
             training=mode == "training",
@@ -234,6 +235,23 @@ def _check_walkable(module: Any) -> None:
 def _is_compiled(part: Any) -> bool:
     """Return whether it was compiled, by torch.compile or in place."""
     return hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
+
+
+def _check_open(module: Any) -> None:
+    """Reject a module of torch.export of which every extent is fixed, that of the batch too."""
+    torch = _torch()
+    if not isinstance(module, torch.fx.GraphModule):
+        return
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    shapes = [tuple(value.shape) for value in values if isinstance(value, torch.Tensor)]
+    if shapes and all(isinstance(extent, int) for shape in shapes for extent in shape):
+        given = f"exported for inputs of shape {' and '.join(map(str, shapes))} alone"
+        allowed = "a module that takes batches of any size"
+        open_axes = ", ".join('{0: torch.export.Dim("batch")}' for _ in shapes)
+        remedy = (
+            f"Export it with an open batch axis: torch.export.export(module, inputs, dynamic_shapes=({open_axes},))."
+        )
+        raise InvalidArgument("module", given, allowed, remedy)
 
 
 def _unwrapped(module: Any) -> tuple[Any, bool]:

@@ -345,10 +345,8 @@ def test_inputs_that_no_size_takes_are_told_by_their_name(sizes, shape):
     """Of another shape, or with the batch left in: nothing could be measured, and no size is advised to be left out."""
     with pytest.raises(cb.NothingMeasured) as caught:
         cb.autotune_module(Recorder(), shape, device="cpu", budget=10.0, **sizes)
-    assert caught.value.remedy == (
-        "Fix the error: every size that was tried raised one. example_inputs is the shape of one sample, "
-        "without the batch, or a batch of tensors, those of several arguments in a tuple or, by name, a dict."
-    )
+    assert "example_inputs" in caught.value.remedy
+    assert "batch_sizes" not in caught.value.remedy
 
 
 def test_training_needs_something_to_train():

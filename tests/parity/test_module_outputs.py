@@ -89,15 +89,19 @@ def test_an_input_that_no_batch_size_changes_is_told_of(rows, is_told):
     assert found.recommended != is_told
 
 
-def test_an_exported_module_is_tuned_and_one_of_a_fixed_batch_gets_no_recommendation():
-    """It raises where its mode is set, and holds the batch of the export."""
+def test_an_exported_module_is_tuned_and_one_of_a_fixed_batch_is_refused():
+    """Its mode cannot be set; one that holds the batch of the export runs at no other, and the error has the remedy."""
     x, module = torch.rand(4, 3), nn.Linear(3, 2).eval()
     sizes = ({0: torch.export.Dim("batch", min=1, max=64)},)
     exported = torch.export.export(module, (x,), dynamic_shapes=sizes).module()
     assert cb.autotune_module(exported, x, device="cpu", batch_sizes=[2, 4], budget=20.0).recommended
     fixed = torch.export.export(module, (x,)).module()
-    result = cb.autotune_module(fixed, x, device="cpu", batch_sizes=[2, 4, 8], budget=20.0)
-    assert (result.batch_size, result.largest_measured) == (None, 4)
+    with pytest.raises(cb.InvalidArgument) as caught:
+        cb.autotune_module(fixed, x, device="cpu", batch_sizes=[2, 4, 8], budget=20.0)
+    assert caught.value.field == "module"
+    arguments = caught.value.remedy.partition("dynamic_shapes=")[2].removesuffix(".").removesuffix(")")
+    again = torch.export.export(module, (x,), dynamic_shapes=eval(arguments, {"torch": torch})).module()  # noqa: S307
+    assert again(torch.rand(7, 3)).shape == (7, 2)
 
 
 def test_volumes_have_their_channels_last_too():

@@ -29,8 +29,9 @@ _LOOK_SHARE = 0.05
 """Share of the budget for steps of small sizes, from which the memory of larger ones is predicted."""
 
 INPUTS = (
-    "example_inputs is the shape of one sample, without the batch, or a batch of tensors, those of several arguments "
-    "in a tuple or, by name, a dict."
+    "example_inputs is the shape of one sample without the batch, such as (3, 224, 224), where PyTorch has channels "
+    "first; or a batch of tensors, those of several arguments in a tuple or, by name, a dict. A list is one argument: "
+    "pass the batch of a data loader as tuple(batch), or the loader itself."
 )
 LOSS = " loss is called with the module's output and returns a scalar."
 """Both name arguments of the Python function; the command line replaces them by its options."""
