@@ -63,7 +63,7 @@ def run_cubatch(host: Host, session: Session, seed: int, budget: float) -> tuple
     setting = {"limits": {"max_batch_size": host.max_batch_size}, "device": {"kind": "cpu"}}
     result = answer.answer([*steps, *measured.added], measured, goal=host.goal, setting=setting)
     rates = {m.batch_size: m.samples_per_second for m in result.measurements}
-    return result.batch_size, rates[result.batch_size or 0]
+    return result.batch_size, rates.get(result.batch_size or 0)
 
 
 def time_powers(host: Host, session: Session, seed: int, budget: float) -> tuple[int | None, None]:  # noqa: ARG001

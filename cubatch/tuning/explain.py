@@ -22,6 +22,7 @@ from cubatch.estimate.predictions import ModelNote
 from cubatch.hardware import architectures
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, fill
+from cubatch.measure.budget import LEAST_TIMINGS
 from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.network.extents import MAX_EXTENT
 from cubatch.network.graph import Network
@@ -159,7 +160,7 @@ def is_compared(result: TuningResult) -> bool:
     """Return whether the recommended size was timed twice and compared, or lies right below a limit."""
     if len(result.sizes) == 1 or result.decided_by in ("memory", "latency_limit"):
         return True
-    return _count_timed(result) > 1 and len(result.sizes[result.batch_size or 0].timings_seconds) > 1
+    return _count_timed(result) > 1 and len(result.sizes[result.batch_size or 0].timings_seconds) >= LEAST_TIMINGS
 
 
 def _count_timed(result: TuningResult) -> int:

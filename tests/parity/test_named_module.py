@@ -264,7 +264,7 @@ def test_an_interrupted_run_goes_on_where_it_was(place, how):
         ({"module": "nowhere:build"}, "sys.path"),
         ({"module": f"{HERE}:missing"}, "a function of"),
         ({"module": f"{HERE}:smal"}, "Did you mean 'small'"),
-        ({"module": f"{HERE}:no_module"}, "gives dict"),
+        ({"module": f"{HERE}:no_module"}, "returns dict"),
         ({"loss": lambda output: output.sum()}, "the name of a function too"),
         ({"optimizer": "lion"}, "optimizer"),
         ({"mode": "eval"}, "mode"),

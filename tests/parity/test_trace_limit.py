@@ -60,7 +60,7 @@ def test_two_traces_that_end_in_time_suffice(monkeypatch):
         return torch_memory.Walk(1000 + 10 * size, 100, ())
 
     monkeypatch.setattr(torch_memory, "walked", walk)
-    found = torch_memory.peaks(None, None, None, None, 11_000, None, seconds=60.0)
+    found = torch_memory.peaks(None, None, None, None, 11_000, top=None, seconds=60.0)
     assert found.known == {2: 1020, 16: 1160}
     assert found.largest(11_000) == 1000
 

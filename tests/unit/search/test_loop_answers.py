@@ -23,7 +23,7 @@ from tests.unit.search.walking import (
 )
 
 
-@pytest.mark.parametrize(("overhead", "work", "loss"), [(0.3, 0.02, 0.03), (0.1, 0.05, 0.03), (0.02, 0.01, 0.03)])
+@pytest.mark.parametrize(("overhead", "work", "loss"), [(0.3, 0.02, 0.05), (0.1, 0.05, 0.03), (0.02, 0.01, 0.03)])
 def test_long_steps_get_an_answer_near_the_best(overhead: float, work: float, loss: float) -> None:
     """60 s hold few steps of up to 26 s: they go where the answer may lie."""
     device = FakeDevice(affine(overhead, work), noise=0.002)
