@@ -7,10 +7,11 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from cubatch import checks
 from cubatch.errors import InvalidArgument
@@ -19,9 +20,13 @@ from cubatch.frameworks.torch_state import kept_random_state
 from cubatch.hardware.cpu_load import process_seconds
 from cubatch.hardware.host import ROOT, read_text
 
-_FIRST_SIZE = 16  # samples of a batch by which the rate of a slow loader is first estimated
+_FIRST_SIZE = 16  # samples of a batch that is always timed first, or fewer: larger ones of a slow loader take long
 _BATCH_SHARE = 0.25  # of the seconds, that one batch may take
 _MOST_WAITS = 3  # times the seconds, that start-ups and timings together take at most
+
+
+def _rates(value: Mapping[Any, Any]) -> dict[int, float]:
+    return {checks.required_size(int(n)): checks.required_positive(rate) for n, rate in value.items()}
 
 
 @attrs.frozen(kw_only=True)
@@ -30,12 +35,13 @@ class LoaderRate:
     How fast a data loader is by itself.
 
     Attributes:
-        batch_size: Samples of the batches that were timed.
+        batch_size: Samples of the batches that were timed, at the recommended size or the nearest that was timed.
         num_workers: Worker processes of the loader; 0: it works in the process that trains, between steps.
         samples_per_second: Its rate after start-up, the copy to the device included.
         num_samples: Samples of an epoch; None if unknown.
         drop_last: Whether an incomplete last batch is left out.
         delay_seconds: Seconds by which the workers delay a step on the same CPUs, for each sample. 0 on a GPU.
+        rates: Its rate at each batch size that was timed; empty if it is `samples_per_second` at all sizes.
     """
 
     batch_size: int = attrs.field(converter=checks.required_size)
@@ -46,10 +52,24 @@ class LoaderRate:
     delay_seconds: float = attrs.field(
         default=0.0, converter=checks.required_number, validator=attrs.validators.ge(0.0)
     )
+    rates: Mapping[int, float] = attrs.field(factory=dict, converter=_rates, hash=False)
 
-    def loop_rate(self, step_rate: float) -> float:
+    def rate_at(self, batch_size: int) -> float:
         """
-        Return the samples per second of a loop around this loader and a step of a given rate.
+        Return its samples per second at a batch size: interpolated between the logarithms of the sizes that were timed.
+
+        Example:
+            >>> LoaderRate(
+            ...     batch_size=4, num_workers=0, samples_per_second=300.0, rates={1: 100.0, 4: 300.0, 64: 240.0}
+            ... ).rate_at(2)
+            200.0
+        """
+        known = sorted(self.rates.items()) or [(self.batch_size, self.samples_per_second)]
+        return float(np.interp(math.log(batch_size), [math.log(n) for n, _ in known], [rate for _, rate in known]))
+
+    def loop_rate(self, step_rate: float, batch_size: int | None = None) -> float:
+        """
+        Return the samples per second of a loop around this loader and a step of a given rate and batch size.
 
         With worker processes loading and stepping overlap, without them they take turns. A step on the CPU is slower
         while workers use the same CPUs.
@@ -60,9 +80,10 @@ class LoaderRate:
             >>> LoaderRate(batch_size=8, num_workers=0, samples_per_second=300.0).loop_rate(600.0)
             200.0
         """
+        own = self.rate_at(self.batch_size if batch_size is None else batch_size)
         if self.num_workers:
-            return min(1 / (1 / step_rate + self.delay_seconds), self.samples_per_second)
-        return 1 / (1 / step_rate + 1 / self.samples_per_second)
+            return min(1 / (1 / step_rate + self.delay_seconds), own)
+        return 1 / (1 / step_rate + 1 / own)
 
     def workers_for(self, step_rate: float) -> int:
         """Return the workers that would deliver that many samples per second, at most the CPUs of this process."""
@@ -113,20 +134,22 @@ def measure(
     batch_size: int,
     *,
     seconds: float,
+    others: Collection[int] = (),
     copy: Callable[[Any], None] | None = None,
     shares_cpus: bool = False,
     now: Callable[[], float] = time.perf_counter,
 ) -> LoaderRate:
     """
-    Time a data loader with its own workers at a batch size.
+    Time a data loader with its own workers at a batch size and others.
 
-    Start-up is excluded: the first batch of each worker does not count. If a batch of the size takes long, the rate is
-    that of smaller batches.
+    Start-up is excluded: the first batch of each worker does not count. A size of which a batch would take long is left
+    out, and larger ones.
 
     Args:
         loader: A torch.utils.data.DataLoader.
         batch_size: Samples of a batch.
         seconds: Time limit, apart from start-up.
+        others: Further batch sizes.
         copy: Called with each batch, as to copy it to a GPU.
         shares_cpus: Whether steps use all CPUs of this process.
         now: A clock in seconds.
@@ -136,15 +159,21 @@ def measure(
         Exception: Raised by the user's data set.
     """
     check_loader(loader)
+    sizes = sorted({min(batch_size, _FIRST_SIZE), batch_size, *others})
+    rates, cpu_seconds, began = dict[int, float](), dict[int, float](), math.inf
     with _random_state(loader):
-        size, rate, cpu_seconds = _rate(loader, min(batch_size, _FIRST_SIZE), seconds / 2, copy, now)
-        if size < batch_size and batch_size / rate <= _BATCH_SHARE * seconds:
-            size, rate, cpu_seconds = _rate(loader, batch_size, seconds / 2, copy, now)
+        for n in sizes:
+            if rates and (n / max(rates.values()) > _BATCH_SHARE * seconds or now() - began > _MOST_WAITS * seconds):
+                break
+            size, rate, cpu = _rate(loader, n, seconds / len(sizes), copy, now)
+            rates[size], cpu_seconds[size] = rate, cpu
+            began = min(began, now())  # the first start-up may be the only one
+    size = min(rates, key=lambda n: abs(math.log(n / batch_size)))
     batches: Any = getattr(loader, "batch_sampler", None)
     return LoaderRate(
-        batch_size=size, num_workers=loader.num_workers, samples_per_second=rate, num_samples=_num_samples(loader),
-        drop_last=bool(getattr(batches, "drop_last", loader.drop_last)),
-        delay_seconds=cpu_seconds / len(os.sched_getaffinity(0)) if shares_cpus else 0.0,
+        batch_size=size, num_workers=loader.num_workers, samples_per_second=rates[size],
+        num_samples=_num_samples(loader), drop_last=bool(getattr(batches, "drop_last", loader.drop_last)),
+        delay_seconds=cpu_seconds[size] / len(os.sched_getaffinity(0)) if shares_cpus else 0.0, rates=rates,
     )  # fmt: skip
 
 

@@ -235,13 +235,14 @@ def _loader(result: TuningResult) -> list[str]:
     if rate is None:
         return []
     step, fastest = (result.sizes[size].samples_per_second or 0.0 for size in (n, result.fastest_batch_size or n))
-    delivered, alone = (format_objective(value, "throughput") for value in (rate.samples_per_second, step))
+    own = rate.rate_at(n)
+    delivered, alone = (format_objective(value, "throughput") for value in (own, step))
     where = f"with {_workers(rate.num_workers)}" if rate.num_workers else "in the process that trains"
     where += " on the CPUs of the step" if rate.delay_seconds and result.is_slowed(n) else ""
     text = f"The data loader by itself delivers {delivered} {where}, the step by itself {alone}"
     enough = rate.workers_for(fastest)
     if enough > rate.num_workers and result.is_slowed(result.fastest_batch_size or n):
-        more = enough * rate.samples_per_second / max(1, rate.num_workers)
+        more = enough * own / max(1, rate.num_workers)
         text += f"; {_workers(enough)} would deliver about {format_objective(more, 'throughput')}"
     epoch = rate.steps(n)
     if epoch is None:

@@ -189,7 +189,7 @@ def _loader(value: Any) -> LoaderRate | None:
     """Return a record, given as such or as JSON."""
     if value is None or isinstance(value, LoaderRate):
         return value
-    added = {"delay_seconds": 0.0}  # is not in older results
+    added: dict[str, Any] = {"delay_seconds": 0.0, "rates": {}}  # are not in older results
     names = [attribute.name for attribute in attrs.fields(LoaderRate)]
     facts = added | checks.mapping_with(value, [name for name in names if name not in added])
     return LoaderRate(**{name: facts[name] for name in names})
@@ -388,8 +388,8 @@ class TuningResult(BatchSizeResult):
 
     @property
     def loader_samples_per_second(self) -> float | None:
-        """Rate of the data loader by itself; None if none was given."""
-        return None if self.loader is None else self.loader.samples_per_second
+        """Rate of the data loader by itself at the recommended size; None if none was given."""
+        return None if self.loader is None else self.loader.rate_at(self.batch_size or self.loader.batch_size)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -400,7 +400,7 @@ class TuningResult(BatchSizeResult):
     def loop_rates(self) -> dict[int, float]:
         """Rate of the loop at each measured size: of the step, and of the data loader if one was given."""
         rates = {m.batch_size: m.samples_per_second for m in self.comparable if m.samples_per_second}
-        return rates if self.loader is None else {n: self.loader.loop_rate(rate) for n, rate in rates.items()}
+        return rates if self.loader is None else {n: self.loader.loop_rate(rate, n) for n, rate in rates.items()}
 
     def is_slowed(self, batch_size: int) -> bool:
         """Return whether the data loader makes the loop slower than its step by more than the tolerance."""

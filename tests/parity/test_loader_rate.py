@@ -66,6 +66,20 @@ def test_the_rate_is_that_of_the_data_set_without_start_up(size, timed):
     assert clock.seconds < 100.0 + 2 * 2.0
 
 
+def test_each_size_has_its_rate():
+    """10 ms for each batch and 4 ms for each sample; between two sizes, the rate lies between theirs."""
+    clock = Clock()
+
+    def joined(samples):
+        clock.seconds += 0.01
+        return torch.utils.data.default_collate(samples)
+
+    found = measure(loader(Slow(clock, 0.004), collate_fn=joined), 16, seconds=2.0, others=(1, 64), now=clock)
+    assert found.rates == {n: pytest.approx(n / (0.01 + 0.004 * n)) for n in (1, 16, 64)}
+    assert found.samples_per_second == found.rate_at(16) == found.rates[16]
+    assert found.rates[16] < found.rate_at(32) < found.rates[64] == found.rate_at(1000)
+
+
 @pytest.mark.parametrize("length", [3, 5, 40])
 def test_a_small_data_set_is_read_in_several_epochs(length):
     """Smaller batches than the size leave some that count."""

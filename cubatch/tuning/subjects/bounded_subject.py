@@ -24,6 +24,7 @@ from cubatch.tuning.subject import Revision, Subject
 from cubatch.units import first_line
 
 _LOADER_SHARE, _LEAST_LOADER_SECONDS, _MOST_LOADER_SECONDS = 0.1, 1.0, 10.0  # of the budget, for the data loader
+_LOADER_SIZES = 4  # batch sizes, roughly, at which it is timed besides the recommended one
 _LEAST_TRACE_SECONDS, _TRACE_SHARE = 5.0, 0.25  # seconds and share of the budget, of which a trace may take the larger
 _LOOK_SHARE = 0.05
 """Share of the budget for steps of small sizes, from which the memory of larger ones is predicted."""
@@ -177,13 +178,15 @@ class BoundedSubject(Subject):
         return Revision(ladder=ladder, measured=measured, notes=[*notes, *falls([*ladder.candidates, *measured.added])])
 
     def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
-        """Measure the data loader at the recommended size."""
+        """Measure the data loader at the recommended size and some others that were measured."""
         if self.loader is None or result.batch_size is None:
             return None
         seconds = min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * limits.budget))
         try:
+            sizes = sorted(result.loop_rates)
             return loader_rate.measure(
                 self.loader, result.batch_size, seconds=seconds, copy=self.copy_batch,
+                others={sizes[0], *sizes[:: -max(1, len(sizes) // _LOADER_SIZES)]},
                 shares_cpus=self.device.kind == "cpu",
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the user's data set; the timings of the steps still hold

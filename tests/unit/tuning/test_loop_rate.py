@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
 
 from cubatch.frameworks.loader_rate import LoaderRate
@@ -60,6 +61,23 @@ def test_the_smallest_size_that_loses_nothing_in_the_loop_is_recommended(loader,
     assert found.sizes[size].status == "ok"
     assert (found.decided_by == "loader") == (size != 256)
     assert TuningResult.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("rates", "workers", "size", "loop"),
+    [
+        ({2: 100.0, 64: 400.0}, 2, 64, 400.0),  # workers pass small batches on slowly: 2 would reach 100
+        ({8: 4000.0, 64: 4000.0, 256: 1500.0}, 0, 64, 1 / (1 / 5000 + 1 / 4000)),  # large ones are joined slowly
+    ],
+)
+def test_a_loader_has_its_rate_at_each_size(rates, workers, size, loop):
+    """The size whose loop is fastest is recommended, with the rate of that loop, also after reading it from JSON."""
+    loader = attrs.evolve(rate(400.0, workers), rates=rates)
+    found = result(loader)
+    assert found.batch_size == size
+    assert found.samples_per_second == pytest.approx(loop, rel=1e-3)
+    assert found.loader_samples_per_second == pytest.approx(rates[size])
+    assert TuningResult.from_json(found.to_json()).loop_rates == found.loop_rates
 
 
 def test_the_reasons_have_both_rates_and_the_epoch(monkeypatch):
