@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - PyTorch's own abbreviation
 from torch.utils.data import Dataset, TensorDataset
 
 import cubatch as cb
-from benchmarks.loops.plain_loop import CURRENT, Loop, MakeLoader, Train, epochs, plain_loop
+from benchmarks.loops.plain_loop import Loop, MakeLoader, Train, epochs, module_loop, plain_loop, supervised
 
 CLASSES = 10
 
@@ -125,27 +125,9 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 def classification(data: Dataset, block: type[nn.Module], widths: tuple[int, ...], workers: int) -> Loop:
     """Return a loop over images and labels with cross entropy."""
-
-    def start() -> Train:
-        model = classifier(block, widths)
-        optimizer = momentum(model.parameters())
-
-        def train(batch: Any) -> None:
-            images, labels = batch
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            classifier(block, widths), make_loader(CURRENT), mode="training", loss=nn.CrossEntropyLoss(),
-            optimizer=momentum, budget=budget,
-        )  # fmt: skip
-
-    return plain_loop(data, start, tune, workers=workers)
+    return module_loop(
+        data, lambda: classifier(block, widths), momentum, supervised, workers=workers, loss=nn.CrossEntropyLoss()
+    )
 
 
 def vision() -> Loop:
@@ -173,26 +155,11 @@ class Siamese(nn.Module):
 
 
 def siamese() -> Loop:
-    def start() -> Train:
-        model = Siamese()
-        optimizer = adam(model.parameters())
+    def loss_of(call: Any, batch: Any) -> torch.Tensor:
+        first, second, same = batch
+        return F.binary_cross_entropy_with_logits(call(first, second), same)
 
-        def train(batch: Any) -> None:
-            first, second, same = batch
-            loss = F.binary_cross_entropy_with_logits(model(first, second), same)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            Siamese(), make_loader(CURRENT), mode="training", loss=nn.BCEWithLogitsLoss(), optimizer="adam",
-            budget=budget,
-        )  # fmt: skip
-
-    return plain_loop(Pairs(4096, 32), start, tune)
+    return module_loop(Pairs(4096, 32), Siamese, adam, loss_of, loss=nn.BCEWithLogitsLoss(), optimizer="adam")
 
 
 class Contrastive(nn.Module):
@@ -213,25 +180,10 @@ def in_batch_loss(vectors: Any) -> torch.Tensor:
 
 
 def contrastive() -> Loop:
-    def start() -> Train:
-        model = Contrastive()
-        optimizer = adam(model.parameters())
+    def loss_of(call: Any, batch: Any) -> torch.Tensor:
+        return in_batch_loss(call(*batch))
 
-        def train(batch: Any) -> None:
-            first, second = batch
-            loss = in_batch_loss(model(first, second))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            Contrastive(), make_loader(CURRENT), mode="training", loss=in_batch_loss, optimizer="adam", budget=budget
-        )
-
-    return plain_loop(TwoViews(4096, 32), start, tune)
+    return module_loop(TwoViews(4096, 32), Contrastive, adam, loss_of, loss=in_batch_loss, optimizer="adam")
 
 
 class Detector(nn.Module):
@@ -265,25 +217,10 @@ def sum_of_losses(losses: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def detection() -> Loop:
-    def start() -> Train:
-        model = Detector()
-        optimizer = adam(model.parameters())
+    def loss_of(call: Any, batch: Any) -> torch.Tensor:
+        return sum_of_losses(call(*batch))
 
-        def train(batch: Any) -> None:
-            images, targets = batch
-            loss = sum_of_losses(model(images, targets))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            Detector(), make_loader(CURRENT), mode="training", loss=sum_of_losses, optimizer="adam", budget=budget
-        )
-
-    return plain_loop(Scenes(2048), start, tune, collate=to_lists)
+    return module_loop(Scenes(2048), Detector, adam, loss_of, collate=to_lists, loss=sum_of_losses, optimizer="adam")
 
 
 class Autoencoder(nn.Module):
@@ -309,27 +246,10 @@ class Autoencoder(nn.Module):
 
 
 def vae() -> Loop:
-    def start() -> Train:
-        model = Autoencoder()
-        optimizer = adam(model.parameters())
-
-        def train(batch: Any) -> None:
-            images, _ = batch
-            loss = model(images)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            Autoencoder(), make_loader(CURRENT), mode="training", loss=lambda value: value, optimizer="adam",
-            budget=budget,
-        )  # fmt: skip
-
     data = TensorDataset(torch.rand(8192, 1, 28, 28), torch.randint(CLASSES, (8192,)))
-    return plain_loop(data, start, tune)
+    return module_loop(
+        data, Autoencoder, adam, lambda call, batch: call(batch[0]), loss=lambda value: value, optimizer="adam"
+    )
 
 
 def adversaries() -> Train:

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - PyTorch's own abbreviation
 from torch.utils.data import DataLoader, Dataset
 
-from cubatch import TuningResult
+from cubatch import TuningResult, autotune_module
 
 Block = Callable[[int, float], tuple[int, float]]
 """Runs a loop at a batch size for at least that number of seconds; returns the timed samples and seconds."""
@@ -67,6 +70,63 @@ def plain_loop(
         return lambda batch_size, seconds: _run(make_loader(batch_size), train, batch_size, seconds)
 
     return Loop(num_samples=len(data), open=open_loop, tune=lambda budget: tune(make_loader, budget))
+
+
+def module_loop(
+    data: Dataset,
+    build: Callable[[], nn.Module],
+    make_optimizer: Callable[[Any], torch.optim.Optimizer],
+    loss_of: Callable[[nn.Module, Any], torch.Tensor],
+    *,
+    collate: Callable[[list[Any]], Any] | None = None,
+    workers: int = 0,
+    clip: float | None = None,
+    **options: Any,
+) -> Loop:
+    """
+    Return a loop that trains a module with one optimizer.
+
+    Args:
+        data: The data set, with a length.
+        build: Makes the module.
+        make_optimizer: Makes the optimizer of parameters; also what cubatch gets, unless `options` has one.
+        loss_of: Returns the loss of a module on a batch.
+        collate, workers: Of the loader.
+        clip: Largest norm of the gradients; None: any.
+        options: Further arguments of `autotune_module`. Its `batches` are the loader if they
+            are not among them. `compile` and `accumulate` also apply to the plain loop.
+    """
+    accumulate = options.get("accumulate", 1)
+
+    def start() -> Train:
+        model = build()
+        steps, count = make_optimizer(model.parameters()), itertools.count(1)
+        called = torch.compile(model, dynamic=True) if options.get("compile") else model
+
+        def train(batch: Any) -> None:
+            (loss_of(called, batch) / accumulate).backward()
+            if next(count) % accumulate == 0:
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                steps.step()
+                steps.zero_grad()
+
+        return train
+
+    def tune(make_loader: MakeLoader, budget: float) -> TuningResult:
+        loader = make_loader(CURRENT)
+        batches = {"loader": loader} if "batches" in options else {"batches": loader}
+        return autotune_module(
+            build(), mode="training", budget=budget, **{"optimizer": make_optimizer} | batches | options
+        )
+
+    return plain_loop(data, start, tune, collate=collate, workers=workers)
+
+
+def supervised(call: Any, batch: Any) -> torch.Tensor:
+    """Return the cross entropy of a module whose inputs come before the labels in a batch."""
+    *inputs, labels = batch
+    return F.cross_entropy(call(*inputs), labels)
 
 
 def _run(loader: DataLoader, train: Train, batch_size: int, seconds: float) -> tuple[int, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,10 +9,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own abbreviation
 from torch.utils.data import Dataset, TensorDataset
 
-import cubatch as cb
-from benchmarks.loops.plain_loop import CURRENT, Loop, MakeLoader, Train, plain_loop
+from benchmarks.loops.plain_loop import Loop, module_loop, supervised
 
-FEATURES, CLASSES, ACCUMULATED = 64, 10, 4
+FEATURES, CLASSES = 64, 10
 
 
 def rows(count: int) -> Dataset:
@@ -31,65 +29,23 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-4)
 
 
-def classification(build: Callable[[], nn.Module], *, is_compiled: bool = False) -> Loop:
-    """Return a loop over rows and labels."""
-
-    def start() -> Train:
-        model = build()
-        optimizer = adam(model.parameters())
-        called = torch.compile(model, dynamic=True) if is_compiled else model
-
-        def train(batch: Any) -> None:
-            features, labels = batch
-            loss = F.cross_entropy(called(features), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            build(), make_loader(CURRENT), mode="training", loss=nn.CrossEntropyLoss(), optimizer="adam",
-            compile=is_compiled, budget=budget,
-        )  # fmt: skip
-
-    return plain_loop(rows(16384), start, tune)
+def classification(width: int, **options: Any) -> Loop:
+    """Return a loop over rows and labels; `options` are those of `module_loop`."""
+    return module_loop(
+        rows(16384), lambda: dense(width), adam, supervised, loss=nn.CrossEntropyLoss(), optimizer="adam", **options
+    )
 
 
 def mlp() -> Loop:
-    return classification(lambda: dense(256))
+    return classification(256)
 
 
 def compiled() -> Loop:
-    return classification(lambda: dense(512), is_compiled=True)
+    return classification(512, compile=True)
 
 
 def accumulation() -> Loop:
-    def start() -> Train:
-        model = dense(512)
-        optimizer = adam(model.parameters())
-        count = 0
-
-        def train(batch: Any) -> None:
-            nonlocal count
-            features, labels = batch
-            loss = F.cross_entropy(model(features), labels) / ACCUMULATED
-            loss.backward()
-            count += 1
-            if count % ACCUMULATED == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            dense(512), make_loader(CURRENT), mode="training", loss=nn.CrossEntropyLoss(), optimizer="adam",
-            accumulate=ACCUMULATED, budget=budget,
-        )  # fmt: skip
-
-    return plain_loop(rows(16384), start, tune)
+    return classification(512, accumulate=4)
 
 
 class Regression(nn.Module):
@@ -108,25 +64,8 @@ class Regression(nn.Module):
 
 
 def loss_dict() -> Loop:
-    def start() -> Train:
-        model = Regression()
-        optimizer = adam(model.parameters())
-
-        def train(batch: Any) -> None:
-            features, target = batch
-            loss = model(features, target)["loss"]
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            Regression(), make_loader(CURRENT), mode="training", optimizer="adam", budget=budget
-        )  # fmt: skip
-
-    return plain_loop(TensorDataset(torch.rand(16384, FEATURES), torch.rand(16384, 1)), start, tune)
+    data = TensorDataset(torch.rand(16384, FEATURES), torch.rand(16384, 1))
+    return module_loop(data, Regression, adam, lambda call, batch: call(*batch)["loss"], optimizer="adam")
 
 
 class Graphs(Dataset):
@@ -178,26 +117,10 @@ class GraphNetwork(nn.Module):
 def graphs() -> Loop:
     data = Graphs(4096)
 
-    def start() -> Train:
-        model = GraphNetwork()
-        optimizer = adam(model.parameters())
+    def batches(batch_size: int) -> Any:
+        return join_graphs([data[place] for place in range(batch_size)])
 
-        def train(batch: Any) -> None:
-            nodes, edges, graph, labels = batch
-            loss = F.cross_entropy(model(nodes, edges, graph), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        def batches(batch_size: int) -> Any:
-            return join_graphs([data[place] for place in range(batch_size)])
-
-        return cb.autotune_module(
-            GraphNetwork(), batches, loader=make_loader(CURRENT), mode="training", loss=nn.CrossEntropyLoss(),
-            optimizer="adam", max_batch_size=len(data), budget=budget,
-        )  # fmt: skip
-
-    return plain_loop(data, start, tune, collate=join_graphs)
+    return module_loop(
+        data, GraphNetwork, adam, supervised, collate=join_graphs, batches=batches, loss=nn.CrossEntropyLoss(),
+        optimizer="adam", max_batch_size=len(data),
+    )  # fmt: skip

@@ -11,8 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - PyTorch's own abbreviation
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
-import cubatch as cb
-from benchmarks.loops.plain_loop import CURRENT, Loop, MakeLoader, Train, plain_loop
+from benchmarks.loops.plain_loop import Loop, module_loop, supervised
 
 WORDS, CLASSES = 2000, 5
 
@@ -39,27 +38,7 @@ def classification(
     data: Dataset, build: Callable[[], nn.Module], *, collate: Callable[[list[Any]], Any] | None = None
 ) -> Loop:
     """Return a loop over batches whose last item are the labels."""
-
-    def start() -> Train:
-        model = build()
-        optimizer = adamw(model.parameters())
-
-        def train(batch: Any) -> None:
-            *inputs, labels = batch
-            loss = F.cross_entropy(model(*inputs), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            build(), make_loader(CURRENT), mode="training", loss=nn.CrossEntropyLoss(), optimizer="adamw",
-            budget=budget,
-        )  # fmt: skip
-
-    return plain_loop(data, start, tune, collate=collate)
+    return module_loop(data, build, adamw, supervised, collate=collate, loss=nn.CrossEntropyLoss(), optimizer="adamw")
 
 
 def pad(samples: list[Any]) -> Any:
@@ -168,24 +147,10 @@ def next_word_loss(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
 def causal_lm() -> Loop:
     length = 32
 
-    def start() -> Train:
-        model = Decoder(length)
-        optimizer = adamw(model.parameters())
-
-        def train(batch: Any) -> None:
-            words, following = batch
-            loss = next_word_loss(model(words), following)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-
-        return train
-
-    def tune(make_loader: MakeLoader, budget: float) -> cb.TuningResult:
-        return cb.autotune_module(
-            Decoder(length), make_loader(CURRENT), mode="training", loss=next_word_loss, optimizer=adamw, budget=budget
-        )
+    def loss_of(call: Any, batch: Any) -> torch.Tensor:
+        words, following = batch
+        return next_word_loss(call(words), following)
 
     rows = torch.randint(WORDS, (4096, length + 1))
-    return plain_loop(TensorDataset(rows[:, :-1], rows[:, 1:]), start, tune)
+    data = TensorDataset(rows[:, :-1], rows[:, 1:])
+    return module_loop(data, lambda: Decoder(length), adamw, loss_of, clip=1.0, loss=next_word_loss)
