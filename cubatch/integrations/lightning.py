@@ -25,6 +25,7 @@ from cubatch.tuning.tune_module import autotune_module
 
 _STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 _STAGES = {"fit": "train", "validate": "validation", "test": "test", "predict": "predict"}
+_OTHERWISE = "Time such a step with autotune_callable(), whose batches are your own."
 _AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 
 
@@ -112,9 +113,13 @@ class _Finder:
                 "mode": "training", "loss": _loss, "optimizer": _optimizer(trainer),
                 "accumulate": self._accumulated(trainer, batch), "loader": _loader(trainer),
             }  # fmt: skip
+        batches: Any = _drawn(trainer)
+        if batches is None:
+            _check_rows(trainer, batch)
+            batches = {"batch": batch, "batch_idx": 0}
         return autotune_module(
             _as_step(trainer, pl_module, _STEPS[trainer.state.fn]),
-            _drawn(trainer) or {"batch": batch, "batch_idx": 0},
+            batches,
             autocast=_AUTOCAST.get(trainer.precision),
             max_batch_size=min(limits, default=None),
             **training,
@@ -125,8 +130,7 @@ class _Finder:
         """Return the batches to an optimizer step: the trainer's, or those that the target has at the loader's size."""
         if self._target is None:
             return int(trainer.accumulate_grad_batches)
-        sizes = [getattr(each, "batch_size", None) for each in _together(trainer)]
-        return max(1, self._target // (sizes[0] or Inputs.of((batch,), None).batch_size))
+        return max(1, self._target // (_loader_size(trainer) or Inputs.of((batch,), None).batch_size))
 
 
 def _first_batch(trainer: Any) -> tuple[Any, int | None]:
@@ -138,9 +142,8 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
         num_samples: int | None = loader._dataset_length()  # noqa: SLF001 - as above
     except NotImplementedError:  # an iterable has no length
         num_samples = None
-    batch = _as_steps_get_it(trainer, next(iter(loader))[0])
-    _check_sizes(_together(trainer), batch)
-    return batch, num_samples
+    _loader_size(trainer)
+    return _as_steps_get_it(trainer, next(iter(loader))[0]), num_samples
 
 
 def _as_steps_get_it(trainer: Any, batch: Any) -> Any:
@@ -150,25 +153,25 @@ def _as_steps_get_it(trainer: Any, batch: Any) -> Any:
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # whose hooks may be what makes tensors
 
 
-def _together(trainer: Any) -> list[Any]:
-    """Return the data loaders that make a batch together: those of the loop, or the first if they take turns."""
+def _together(trainer: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the data loaders that make a batch together, and a function that joins a batch of each."""
+    from torch.utils._pytree import tree_unflatten
+
     combined = trainer._active_loop._combined_loader  # noqa: SLF001 - as Lightning's finder does
-    return list(combined.flattened[:1] if combined._mode == "sequential" else combined.flattened)  # noqa: SLF001
+    if combined._mode == "sequential":  # noqa: SLF001 - as above
+        return combined.flattened[:1], lambda batches: batches[0]
+    return combined.flattened, lambda batches: tree_unflatten(batches, combined._spec)  # noqa: SLF001 - as above
 
 
 def _drawn(trainer: Any) -> Callable[[int], Any] | None:
-    """Return what makes the arguments of a step of any size; None if a loader does not tell what samples it has."""
-    from torch.utils._pytree import tree_unflatten
-
-    loaders, combined = _together(trainer), trainer._active_loop._combined_loader  # noqa: SLF001 - as above
+    """Return a function from a batch size to the arguments of a step; None if samples of a loader are unknown."""
+    loaders, join = _together(trainer)
     if any(loader_rate.measurable(each) is None for each in loaders):
         return None
     sources = [LoaderBatches(each) for each in loaders]
 
     def make(batch_size: int) -> dict[str, Any]:
-        batches = [source(batch_size) for source in sources]
-        is_alone = combined._mode == "sequential"  # noqa: SLF001 - as above
-        batch = batches[0] if is_alone else tree_unflatten(batches, combined._spec)  # noqa: SLF001 - as above
+        batch = join([source(batch_size) for source in sources])
         return {"batch": _as_steps_get_it(trainer, batch), "batch_idx": 0}
 
     return make
@@ -180,19 +183,21 @@ def _loader(trainer: Any) -> Any:
     return loader_rate.measurable(loaders[0]) if len(loaders) == 1 else None
 
 
-def _check_sizes(loaders: list[Any], batch: Any) -> None:
-    """Reject loaders of different batch size, and a batch with more rows if no other batches can be compared."""
-    sizes = {size for each in loaders if (size := getattr(each, "batch_size", None)) is not None}
-    remedy = "Time such a step with autotune_callable(), whose batches are your own."
+def _loader_size(trainer: Any) -> int | None:
+    """Return the batch size of the loaders that make a batch together, None if unknown; reject different ones."""
+    sizes = {size for each in _together(trainer)[0] if (size := getattr(each, "batch_size", None)) is not None}
     if len(sizes) > 1:
         given = " and ".join(map(str, sorted(sizes)))
-        raise InvalidArgument("batch_size", given, "the same of all data loaders that a batch is made of", remedy)
-    if all(loader_rate.measurable(each) is not None for each in loaders):
-        return
-    rows = Inputs.of((batch,), None).batch_size
-    if any(rows > size > 1 for size in sizes):  # at 1 a dataset may give whole batches
-        allowed = f"at most {sizes.pop()}, the batch size of the data loader, on axis 0 of a batch's first tensor"
-        raise InvalidArgument("batch_size", rows, allowed, remedy)
+        raise InvalidArgument("batch_size", given, "the same of all data loaders that a batch is made of", _OTHERWISE)
+    return next(iter(sizes), None)
+
+
+def _check_rows(trainer: Any, batch: Any) -> None:
+    """Reject a batch of more rows than samples: without other batches, the rows of a sample are unknown."""
+    rows, size = Inputs.of((batch,), None).batch_size, _loader_size(trainer)
+    if size is not None and rows > size > 1:  # at 1 a dataset may give whole batches
+        allowed = f"at most {size}, the batch size of the data loader, on axis 0 of a batch's first tensor"
+        raise InvalidArgument("batch_size", rows, allowed, _OTHERWISE)
 
 
 def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:
