@@ -20,7 +20,7 @@ from cubatch.frameworks.torch_state import kept_random_state
 from cubatch.hardware.cpu_load import process_seconds
 from cubatch.hardware.host import ROOT, read_text
 
-_FIRST_SIZE = 16  # samples of a batch that is always timed first, or fewer: larger ones of a slow loader take long
+_FIRST_SIZE = 16  # samples of a batch that is always timed; larger ones of a slow loader may take too long
 _BATCH_SHARE = 0.25  # of the seconds, that one batch may take
 _MOST_WAITS = 3  # times the seconds, that start-ups and timings together take at most
 
@@ -67,7 +67,7 @@ class LoaderRate:
         known = sorted(self.rates.items()) or [(self.batch_size, self.samples_per_second)]
         return float(np.interp(math.log(batch_size), [math.log(n) for n, _ in known], [rate for _, rate in known]))
 
-    def loop_rate(self, step_rate: float, batch_size: int | None = None) -> float:
+    def loop_rate(self, step_rate: float, batch_size: int) -> float:
         """
         Return the samples per second of a loop around this loader and a step of a given rate and batch size.
 
@@ -75,12 +75,12 @@ class LoaderRate:
         while workers use the same CPUs.
 
         Example:
-            >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0).loop_rate(600.0)
+            >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0).loop_rate(600.0, 8)
             300.0
-            >>> LoaderRate(batch_size=8, num_workers=0, samples_per_second=300.0).loop_rate(600.0)
+            >>> LoaderRate(batch_size=8, num_workers=0, samples_per_second=300.0).loop_rate(600.0, 8)
             200.0
         """
-        own = self.rate_at(self.batch_size if batch_size is None else batch_size)
+        own = self.rate_at(batch_size)
         if self.num_workers:
             return min(1 / (1 / step_rate + self.delay_seconds), own)
         return 1 / (1 / step_rate + 1 / own)
@@ -142,8 +142,8 @@ def measure(
     """
     Time a data loader with its own workers at a batch size and others.
 
-    Start-up is excluded: the first batch of each worker does not count. A size of which a batch would take long is left
-    out, and larger ones.
+    Start-up is excluded: the first batch of each worker does not count. Sizes of which one batch would take long are
+    left out.
 
     Args:
         loader: A torch.utils.data.DataLoader.

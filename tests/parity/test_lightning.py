@@ -360,7 +360,7 @@ class TakesTable(Counter):
 
 
 class Noting(Counter):
-    """Notes the rows of its batches in a list that is not its own, which nobody restores."""
+    """Notes the rows of its batches in a list of the test, which is not restored."""
 
     def __init__(self, rows):
         super().__init__()
@@ -382,7 +382,7 @@ def test_a_batch_with_several_rows_to_a_sample_counts_the_samples(tmp_path, hook
 
 
 class Finished:
-    """Gives finished batches, of which nobody can draw one of another size."""
+    """Gives finished batches, so that none of another size can be drawn."""
 
     def __init__(self, loader):
         self.loader, self.batch_size = loader, loader.batch_size

@@ -169,10 +169,10 @@ def test_random_states_are_as_before():
 def test_a_loop_overlaps_workers_and_takes_turns_without_them():
     """By the arithmetic of two stages in parallel or in a row."""
     with_workers = LoaderRate(batch_size=8, num_workers=2, samples_per_second=100.0, num_samples=100)
-    assert with_workers.loop_rate(50.0) == 50.0
-    assert with_workers.loop_rate(400.0) == 100.0
+    assert with_workers.loop_rate(50.0, 8) == 50.0
+    assert with_workers.loop_rate(400.0, 8) == 100.0
     without = LoaderRate(batch_size=8, num_workers=0, samples_per_second=100.0, num_samples=100, drop_last=True)
-    assert without.loop_rate(100.0) == pytest.approx(50.0)
+    assert without.loop_rate(100.0, 8) == pytest.approx(50.0)
     assert (with_workers.steps(32), without.steps(32), without.steps(25)) == ((4, 4), (3, 0), (4, 0))
 
 
@@ -194,7 +194,7 @@ def test_workers_that_compute_delay_a_step_on_the_same_cpus(monkeypatch):
     monkeypatch.setattr(loader_rate.os, "sched_getaffinity", lambda _: set(range(4)))
     on_cpu = measure(loader(Busy(), num_workers=1), 8, seconds=1.0, shares_cpus=True)
     assert on_cpu.delay_seconds == pytest.approx(0.0005, rel=0.3)
-    assert on_cpu.loop_rate(10.0) == pytest.approx(1 / (1 / 10 + on_cpu.delay_seconds))
+    assert on_cpu.loop_rate(10.0, 8) == pytest.approx(1 / (1 / 10 + on_cpu.delay_seconds))
     assert measure(loader(Busy(), num_workers=1), 8, seconds=0.1).delay_seconds == 0.0
     asleep = measure(loader(Sleepy(), num_workers=1), 8, seconds=0.5, shares_cpus=True)
     assert asleep.delay_seconds < 0.0002

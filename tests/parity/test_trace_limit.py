@@ -1,4 +1,4 @@
-"""A trace on tensors without data ends in time, and traces no size that nobody asks for."""
+"""A trace on tensors without data ends in time, and covers no size above the requested ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that only measuring moves on, and a machine that nobody else uses."""
+"""A clock that only measurements advance, and a machine without other load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubatch.measure.runner import Reading
 
 
 class VirtualClock(clocks.HostClock):
-    """Time that only measuring moves on: a step of n samples takes 1 ms and 10 us a sample, whatever the machine."""
+    """Time that only measurements advance: a step of n samples takes 1 ms and 10 us a sample on any machine."""
 
     passed = 0.0
     batch_size = 0
@@ -32,14 +32,14 @@ class VirtualClock(clocks.HostClock):
 
 @pytest.fixture
 def quiet(monkeypatch):
-    """Nobody else is busy here, whatever runs beside the tests."""
+    """No other process uses the CPUs, even if tests run at the same time."""
     monkeypatch.setattr(cpu_load, "snapshot", lambda *_: None)
     monkeypatch.setattr(host, "cpu_periods", dict)
 
 
 @pytest.fixture
 def virtual(monkeypatch):
-    """Runners of this process are told their time by a VirtualClock; the steps are really done, once each."""
+    """Runners of this process use a VirtualClock; each step really runs, once."""
 
     def noting(prepare):
         def note(self, batch_size):

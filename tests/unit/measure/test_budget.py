@@ -52,12 +52,14 @@ def test_a_timing_spans_its_minimum_with_whole_steps() -> None:
 
 
 @given(step=st.floats(1e-3, 1e3), overhead=SECONDS, left=SECONDS)
-def test_a_visit_takes_three_to_nine_readings_unless_one_is_dear(step: float, overhead: float, left: float) -> None:
+def test_a_visit_takes_three_to_nine_readings_or_two_expensive_ones(
+    step: float, overhead: float, left: float
+) -> None:
     """Twice if it takes over 0.7 % of what is left or 0.2 s; else to fill the overhead."""
     reading = step * next(n for n in range(1, 100) if n * step >= 0.01)
     assume(abs(overhead / reading - round(overhead / reading)) > 1e-9)  # a whole number of them, but for rounding
-    dear = min(0.007 * left, 0.2)
-    expected = 2 if reading > dear else max(3, min(9, overhead // reading))
+    expensive = min(0.007 * left, 0.2)
+    expected = 2 if reading > expensive else max(3, min(9, overhead // reading))
     assert timings_for(step, 0.01, overhead_seconds=overhead, left=left) == expected
 
 

@@ -368,7 +368,7 @@ def test_readings_end_with_the_budget() -> None:
     """Steps of 20 ms: after preparing, three steps and some readings, one more would not fit."""
     stopwatch = scripted(0.02, seconds=0.5 + 4.5 * 0.02)
     kept = visit(stopwatch)
-    assert len(kept) == 2  # dear, with so little left, or at its end
+    assert len(kept) == 2  # the fewest of a trial, since steps are long for the time left
     assert stopwatch.budget.spent() <= 0.5 + 4.5 * 0.02
 
 
