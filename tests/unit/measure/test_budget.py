@@ -52,9 +52,7 @@ def test_a_timing_spans_its_minimum_with_whole_steps() -> None:
 
 
 @given(step=st.floats(1e-3, 1e3), overhead=SECONDS, left=SECONDS)
-def test_a_visit_takes_three_to_nine_readings_or_two_expensive_ones(
-    step: float, overhead: float, left: float
-) -> None:
+def test_a_visit_takes_three_to_nine_readings_or_two_expensive_ones(step: float, overhead: float, left: float) -> None:
     """Twice if it takes over 0.7 % of what is left or 0.2 s; else to fill the overhead."""
     reading = step * next(n for n in range(1, 100) if n * step >= 0.01)
     assume(abs(overhead / reading - round(overhead / reading)) > 1e-9)  # a whole number of them, but for rounding
