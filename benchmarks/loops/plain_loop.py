@@ -135,11 +135,12 @@ def _run(loader: DataLoader, train: Train, batch_size: int, seconds: float) -> t
     for batch in itertools.islice(batches, prefetched + 1):  # neither start-up nor a full queue counts
         first = batch
     train(first)
-    count, began = 0, time.perf_counter()
-    while not count or time.perf_counter() - began < seconds:
+    count, spent, began = 0, 0.0, time.perf_counter()
+    # Workers may deliver in step with each other: only whole rounds of them are counted.
+    while not count or spent < seconds or count % max(1, loader.num_workers):
         train(next(batches))
-        count += batch_size
-    return count, time.perf_counter() - began
+        count, spent = count + 1, time.perf_counter() - began
+    return count * batch_size, spent
 
 
 def epochs(loader: DataLoader) -> Iterator[Any]:

@@ -270,7 +270,7 @@ class BoundedRunner(abc.ABC):
         self._drop()
 
     def close(self) -> None:
-        """Free everything."""
+        """Free everything; another `draw` allocates it again."""
         self.release()
 
     def _planned(self, top: int | None = None) -> MemoryPlan | None:

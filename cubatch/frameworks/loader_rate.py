@@ -1,8 +1,9 @@
-"""The rate at which a data loader delivers samples, measured without a training step."""
+"""The rate at which a data loader delivers samples, by itself and in the loop around a step."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import multiprocessing
 import os
@@ -42,6 +43,9 @@ class LoaderRate:
         drop_last: Whether an incomplete last batch is left out.
         delay_seconds: Seconds by which the workers delay a step on the same CPUs, for each sample. 0 on a GPU.
         rates: Its rate at each batch size that was timed; empty if it is `samples_per_second` at all sizes.
+        loop_ratio: Rate of the loop that was run, divided by what its parts predict; 1 if none was run. On a CPU a
+            loader is slower after a step than by itself: its data has left the caches, and threads of the step still
+            wait actively.
     """
 
     batch_size: int = attrs.field(converter=checks.required_size)
@@ -53,6 +57,7 @@ class LoaderRate:
         default=0.0, converter=checks.required_number, validator=attrs.validators.ge(0.0)
     )
     rates: Mapping[int, float] = attrs.field(factory=dict, converter=_rates, hash=False)
+    loop_ratio: float = attrs.field(default=1.0, converter=checks.required_positive)
 
     def rate_at(self, batch_size: int) -> float:
         """
@@ -72,7 +77,7 @@ class LoaderRate:
         Return the samples per second of a loop around this loader and a step of a given rate and batch size.
 
         With worker processes loading and stepping overlap, without them they take turns. A step on the CPU is slower
-        while workers use the same CPUs.
+        while workers use the same CPUs. A loop that was run corrects this at all sizes.
 
         Example:
             >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0).loop_rate(600.0, 8)
@@ -82,8 +87,8 @@ class LoaderRate:
         """
         own = self.rate_at(batch_size)
         if self.num_workers:
-            return min(1 / (1 / step_rate + self.delay_seconds), own)
-        return 1 / (1 / step_rate + 1 / own)
+            return self.loop_ratio * min(1 / (1 / step_rate + self.delay_seconds), own)
+        return self.loop_ratio / (1 / step_rate + 1 / own)
 
     def workers_for(self, step_rate: float) -> int:
         """Return the workers that would deliver that many samples per second, at most the CPUs of this process."""
@@ -175,6 +180,64 @@ def measure(
         num_samples=_num_samples(loader), drop_last=bool(getattr(batches, "drop_last", loader.drop_last)),
         delay_seconds=cpu_seconds[size] / len(os.sched_getaffinity(0)) if shares_cpus else 0.0, rates=rates,
     )  # fmt: skip
+
+
+def run_loop(
+    loader: Any,
+    batch_size: int,
+    step: Callable[[], object],
+    *,
+    seconds: float,
+    accumulate: int = 1,
+    now: Callable[[], float] = time.perf_counter,
+) -> float | None:
+    """
+    Time a loop on the CPU that takes turns: batches of a data loader, then a step.
+
+    The first turn, in which workers start, does not count.
+
+    Args:
+        loader: As for `measure`.
+        batch_size: Samples of a batch.
+        step: Runs a step, on any batch.
+        seconds: Time limit. There is no result if the first turn takes more than three times as long.
+        accumulate: Batches of a turn.
+        now: A clock in seconds.
+
+    Returns:
+        float | None: Samples per second; None if the data set has no full batch, or the first turn took too long.
+
+    Raises:
+        Exception: Raised by the user's data set or the step.
+    """
+    count, start = 0, now()
+    with _random_state(loader):
+        batches = _epochs(_resized(loader, batch_size))
+
+        def turn() -> bool:
+            drawn = sum(1 for _ in itertools.islice(batches, accumulate))
+            step()
+            return drawn == accumulate
+
+        if not turn() or now() - start > _MOST_WAITS * seconds:
+            return None
+        began = now()
+        # Workers may deliver in step with each other: only whole rounds of them are counted.
+        while (spent := now() - began) < seconds or count % max(1, loader.num_workers):
+            if not turn():
+                return None
+            count += 1
+    return count * accumulate * batch_size / spent
+
+
+def _epochs(loader: Any) -> Iterator[Any]:
+    """Yield the batches of a loader, epoch after epoch, until one is empty."""
+    is_empty = False
+    while not is_empty:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
 
 
 def copy_to(place: str) -> Callable[[Any], None]:

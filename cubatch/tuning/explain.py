@@ -244,6 +244,8 @@ def _loader(result: TuningResult) -> list[str]:
     if enough > rate.num_workers and result.is_slowed(result.fastest_batch_size or n):
         more = enough * own / max(1, rate.num_workers)
         text += f"; {_workers(enough)} would deliver about {format_objective(more, 'throughput')}"
+    if rate.loop_ratio != 1 and n in result.loop_rates:
+        text += f". In one loop, as it was run, they reach {format_objective(result.loop_rates[n], 'throughput')}"
     epoch = rate.steps(n)
     if epoch is None:
         return [f"{text}."]

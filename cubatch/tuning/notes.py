@@ -98,6 +98,9 @@ _TEXT: Mapping[str, str] = {
         "sequences (such parts: {count}). With batch_first=True it reads (batch, time, features)."
     ),
     "loader_unknown": "The rate of the data loader is unknown: it raised {error}.",
+    "loop_failed": (
+        "The loop of data loader and step could not be run ({error}): its rate is computed from those of both."
+    ),
     "compiled": (
         "Compilation took {compile_seconds} for {count} batch sizes. The first time, and up to 10 s or half the budget "
         "if that is more, do not count towards the budget."

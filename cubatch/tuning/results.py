@@ -189,7 +189,7 @@ def _loader(value: Any) -> LoaderRate | None:
     """Return a record, given as such or as JSON."""
     if value is None or isinstance(value, LoaderRate):
         return value
-    added: dict[str, Any] = {"delay_seconds": 0.0, "rates": {}}  # are not in older results
+    added: dict[str, Any] = {"delay_seconds": 0.0, "rates": {}, "loop_ratio": 1.0}  # are not in older results
     names = [attribute.name for attribute in attrs.fields(LoaderRate)]
     facts = added | checks.mapping_with(value, [name for name in names if name not in added])
     return LoaderRate(**{name: facts[name] for name in names})

@@ -59,10 +59,11 @@ def tune(subject: Subject, request: Request) -> TuningResult:
                 raise
             raise NothingMeasured(error.reason, f"{error.remedy} {remedy}") from error
         with session.partial_on_interrupt(lambda: result):
-            loader = subject.measure_loader(result, request.limits)
-            if loader is not None:
-                session.count_loader(loader)
-                result = session.result(measured)
+            for look in (subject.measure_loader, subject.run_loop):
+                loader = look(result, request.limits)
+                if loader is not None:
+                    session.count_loader(loader)
+                    result = session.result(measured)
             return subject.complete(result, run, request.limits)
 
 

@@ -134,6 +134,10 @@ class Subject(Protocol):
         """Measure the data loader of the user's loop; a note if that fails, None if there is none."""
         return None
 
+    def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
+        """Run the loop of loader and step at the recommended size; None if that cannot be done."""
+        return None
+
     def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002 - as above
         """Add to the result what must be measured at the recommended size."""
         return result

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import cubatch as cb  # noqa: E402
 from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks import loader_rate  # noqa: E402
-from cubatch.frameworks.loader_rate import LoaderRate, measure  # noqa: E402
+from cubatch.frameworks.loader_rate import LoaderRate, measure, run_loop  # noqa: E402
 
 
 class Clock:
@@ -201,6 +201,35 @@ def test_workers_that_compute_delay_a_step_on_the_same_cpus(monkeypatch):
     assert measure(loader(Busy()), 8, seconds=0.1, shares_cpus=True).delay_seconds == 0.0
 
 
+@pytest.mark.parametrize(
+    ("samples", "accumulate", "expected"),
+    [(1000, 1, 4 / 0.012), (1000, 2, 8 / 0.016), (9, 1, 4 / 0.012), (3, 1, None)],
+    ids=["a batch, a step", "two batches, a step", "epochs of two batches", "less than a batch"],
+)
+def test_a_loop_that_is_run_takes_its_turns(samples, accumulate, expected):
+    """Four samples of 1 ms and a step of 8 ms; also where the data set has to be read again and again."""
+    clock = Clock()
+
+    def step():
+        clock.seconds += 0.008
+
+    data = Slow(clock, 0.001, length=samples, first=0.0)
+    found = run_loop(loader(data), 4, step, seconds=1.0, accumulate=accumulate, now=clock)
+    assert found == (None if expected is None else pytest.approx(expected, rel=1e-6))
+
+
+def test_a_loop_that_does_not_start_in_time_is_not_run():
+    """The first sample takes 100 s, where the loop has one."""
+    clock = Clock()
+    assert run_loop(loader(Slow(clock, 0.001)), 4, lambda: None, seconds=1.0, now=clock) is None
+
+
+def test_a_loop_is_no_faster_than_its_workers():
+    """Two workers take 4 ms for a sample: 500 samples/s, whether they deliver in step with each other or not."""
+    found = run_loop(loader(Sleepy(), num_workers=2), 4, lambda: None, seconds=0.5)
+    assert 300.0 < found <= 1.05 * 500.0
+
+
 class Sleepy(torch.utils.data.Dataset):
     """At most 250 samples/s: reading one sleeps for 4 ms."""
 
@@ -257,4 +286,40 @@ def test_a_loader_that_fails_loses_no_timing():
     result = cb.autotune_module(torch.nn.Linear(8, 2), (8,), **options)
     assert result.loader is None
     assert result.batch_size is not None
+    assert any("the disk is gone" in reason for reason in result.reasons)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_reported_rate_is_that_of_the_loop_that_was_run(monkeypatch, workers):
+    """At the recommended size, with real steps; step and loader keep their own rates."""
+    model, steps, modes = torch.nn.Linear(8, 2), [], []
+
+    def looped(given, batch_size, step, **_):
+        model.register_forward_hook(lambda *_: steps.append(batch_size))
+        step()
+        modes.append(given.num_workers)
+        return 123.0
+
+    monkeypatch.setattr(loader_rate, "run_loop", looped)
+    data = torch.utils.data.TensorDataset(torch.zeros(400, 8))
+    result = cb.autotune_module(model, loader(data, num_workers=workers), max_batch_size=16, budget=5.0)
+    assert (steps, modes) == ([result.batch_size], [workers])
+    assert result.samples_per_second == pytest.approx(123.0)
+    assert min(result.step_samples_per_second, result.loader_samples_per_second) > 123.0
+    assert any("123 samples/s" in reason for reason in result.reasons)
+    assert cb.TuningResult.from_json(result.to_json()) == result
+
+
+def test_a_loop_that_fails_loses_no_rate(monkeypatch):
+    """A note has its error; the rate is computed from those of loader and step."""
+
+    def failing(*_, **__):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(loader_rate, "run_loop", failing)
+    data = torch.utils.data.TensorDataset(torch.zeros(400, 8))
+    result = cb.autotune_module(torch.nn.Linear(8, 2), loader(data), max_batch_size=16, budget=5.0)
+    assert result.samples_per_second == pytest.approx(
+        1 / (1 / result.step_samples_per_second + 1 / result.loader_samples_per_second)
+    )
     assert any("the disk is gone" in reason for reason in result.reasons)

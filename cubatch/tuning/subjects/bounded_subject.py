@@ -181,7 +181,7 @@ class BoundedSubject(Subject):
         """Measure the data loader at the recommended size and some others that were measured."""
         if self.loader is None or result.batch_size is None:
             return None
-        seconds = min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * limits.budget))
+        seconds = loader_seconds(limits)
         try:
             sizes = sorted(result.loop_rates)
             return loader_rate.measure(
@@ -225,6 +225,11 @@ class BoundedSubject(Subject):
 
     def _does_not_fit(self, needed_bytes: int, available_bytes: int) -> DoesNotFit:
         return DoesNotFit(self.name, str(self.device), needed_bytes, available_bytes, self.mode)
+
+
+def loader_seconds(limits: Limits) -> float:
+    """Return the seconds for timing a data loader."""
+    return min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * limits.budget))
 
 
 def _without_one(ladder: Ladder, limits: Limits) -> tuple[Ladder, list[Note]]:

@@ -10,6 +10,8 @@ import attrs
 
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import heap, loader_rate, module_worker
+from cubatch.frameworks.loader_rate import LoaderRate
+from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.module_source import ModuleSource
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.frameworks.torch_module import check_kind
@@ -18,9 +20,12 @@ from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory
+from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note, note
 from cubatch.tuning.request import Request
-from cubatch.tuning.subjects.bounded_subject import BoundedSubject
+from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subjects.bounded_subject import BoundedSubject, loader_seconds
+from cubatch.units import first_line
 
 
 @attrs.define(kw_only=True)
@@ -44,6 +49,29 @@ class PresentModuleSubject(BoundedSubject):
     def copy_batch(self) -> Callable[[Any], None] | None:
         """Copies a batch to the GPU of the module; None on a CPU."""
         return None if self.device.kind == "cpu" else loader_rate.copy_to(f"cuda:{self.device.index or 0}")
+
+    def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
+        """
+        Run the loop of loader and step at the recommended size on the CPU.
+
+        Not on a GPU, whose steps overlap with loading, nor with ranks, which would all have to step.
+        """
+        rate, runner, n = result.loader, self._runner, result.batch_size
+        step_rate = result.step_samples_per_second
+        if rate is None or n is None or step_rate is None or self.device.kind != "cpu":
+            return None
+        if not isinstance(runner, ModuleRunner):
+            return None
+        try:
+            runner.draw(n)
+            looped = loader_rate.run_loop(
+                self.loader, n, runner.step, seconds=loader_seconds(limits), accumulate=self.accumulate
+            )
+        except Exception as error:  # noqa: BLE001 - the user's data set or module; all that was measured still holds
+            return note("loop_failed", error=first_line(error))
+        finally:
+            runner.release()
+        return None if looped is None else attrs.evolve(rate, loop_ratio=looped / rate.loop_rate(step_rate, n))
 
     def make_runner(self) -> LearnsMemory:
         """Return a runner that steps the module in this process."""

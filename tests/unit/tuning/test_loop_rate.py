@@ -17,17 +17,17 @@ RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_se
 STEPS = {2: 300.0, 8: 1000.0, 64: 5000.0, 256: 9000.0}  # samples/s of the step alone
 
 
-def result(loader=None, *, dropped=(), current=None, objective="throughput"):
+def result(loader=None, *, steps=STEPS, dropped=(), current=None, objective="throughput"):
     """Answer from five equal timings in two trials of each size."""
     timings = [
         Timing(batch_size=n, round=10 * trial + place, seconds=n / step)
-        for n, step in STEPS.items()
+        for n, step in steps.items()
         for trial in range(2)
         for place in range(5)
     ]
-    outcomes = [Outcome(n, "dropped" if n in dropped else "ok") for n in STEPS]
+    outcomes = [Outcome(n, "dropped" if n in dropped else "ok") for n in steps]
     measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
-    candidates = [Candidate(n) for n in STEPS]
+    candidates = [Candidate(n) for n in steps]
     setting = {"loader": loader}
     return answer(candidates, measured, goal=Goal(objective=objective), setting=setting, current=current)
 
@@ -107,6 +107,20 @@ def test_the_current_size_is_compared_in_the_loop(current, size, first):
     assert first in found.reasons[0]
     if current != size:
         assert f"{2000.0 / 300.0:.3g} times" in found.reasons[0]
+
+
+@pytest.mark.parametrize(("loader", "is_limit"), [(20_000.0, False), (250.0, True)])
+def test_a_loop_that_was_run_changes_rates_and_no_decision(loader, is_limit):
+    """All rates are four fifths of what the parts predict; older results have no such ratio."""
+    steps = {2: 300.0, 64: 9000.0, 256: 9000.0}
+    before = result(rate(loader), steps=steps)
+    after = result(attrs.evolve(rate(loader), loop_ratio=0.8), steps=steps)
+    assert after.loop_rates == pytest.approx({n: 0.8 * found for n, found in before.loop_rates.items()})
+    assert after.batch_size == before.batch_size
+    assert (after.decided_by == "loader") == (before.decided_by == "loader") == is_limit
+    mapping = json.loads(before.to_json())
+    del mapping["loader"]["loop_ratio"]
+    assert TuningResult.from_json(json.dumps(mapping)) == before
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
