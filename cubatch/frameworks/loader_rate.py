@@ -44,7 +44,7 @@ class LoaderRate:
         delay_seconds: Seconds by which the workers delay a step on the same CPUs, for each sample. 0 on a GPU.
         rates: Its rate at each batch size that was timed; empty if it is `samples_per_second` at all sizes.
         loop_ratio: Rate of the loop that was run, divided by what its parts predict; 1 if none was run. On a CPU a
-            loader is slower after a step than by itself: its data has left the caches, and threads of the step still
+            loader is slower after a step than by itself. Its data has left the caches, and threads of the step still
             wait actively.
     """
 

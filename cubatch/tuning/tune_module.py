@@ -109,8 +109,8 @@ def autotune_module(
             and one optimizer step. `batch_size` is that of one pass.
         loader: The torch DataLoader of your loop, or its name; None is `batches`, if that is one. It is measured by
             itself for a tenth of the budget (1 to 10 s, not counted). Where it is the bottleneck, the recommendation is
-            the smallest size at which the loop gains nothing more. `result.samples_per_second` is the rate of the loop;
-            on the CPU, a module that is not named is then run in that loop for as long once more.
+            the smallest size at which the loop gains nothing more. `result.samples_per_second` is the rate of the loop.
+            On the CPU, a module that is not named is then run in that loop for as long once more.
             The worker of a named module imports `batches` that are given by name; pass that name here too.
         compile: Run it through torch.compile, once for all sizes above 1; 1 is proposed only if it is `current`. The
             first compilation, and up to 10 s or half the budget of others, do not count.
