@@ -38,12 +38,12 @@ _HOMES = {
     "hardware.facts": ("Device",),
     "hardware.probe": ("device", "devices"),
     "hardware.waves": ("coulom_batch_size", "count_waves", "occupancy"),
-    "memory.step_footprint": ("footprint",),
-    "memory.fit": ("max_batch_size",),
     "memory.thumb_rules": ("rules_of_thumb",),
     "measure.records": ("Candidate",),
     "measure.profile_records": ("StepProfile",),
     "measure.step_profile": ("profile",),
+    "frameworks.module_footprint": ("ModuleFootprint",),
+    "tuning.step_memory": ("footprint", "max_batch_size"),
     "tuning.results": ("Measurement", "TuningResult"),
     "tuning.ladder": ("candidates",),
     "tuning.forecast_record": ("Forecast",),
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from cubatch.fleet.fleet_result import FleetDevice as FleetDevice
     from cubatch.fleet.fleet_result import FleetResult as FleetResult
     from cubatch.fleet.tune_fleet import autotune_fleet as autotune_fleet
+    from cubatch.frameworks.module_footprint import ModuleFootprint as ModuleFootprint
     from cubatch.hardware.facts import Device as Device
     from cubatch.hardware.probe import device as device
     from cubatch.hardware.probe import devices as devices
@@ -73,8 +74,6 @@ if TYPE_CHECKING:
     from cubatch.measure.profile_records import StepProfile as StepProfile
     from cubatch.measure.records import Candidate as Candidate
     from cubatch.measure.step_profile import profile as profile
-    from cubatch.memory.fit import max_batch_size as max_batch_size
-    from cubatch.memory.step_footprint import footprint as footprint
     from cubatch.memory.thumb_rules import rules_of_thumb as rules_of_thumb
     from cubatch.network import models as models
     from cubatch.network.graph import Network as Network
@@ -95,6 +94,8 @@ if TYPE_CHECKING:
     from cubatch.tuning.prediction import predict as predict
     from cubatch.tuning.results import Measurement as Measurement
     from cubatch.tuning.results import TuningResult as TuningResult
+    from cubatch.tuning.step_memory import footprint as footprint
+    from cubatch.tuning.step_memory import max_batch_size as max_batch_size
     from cubatch.tuning.training import train as train
     from cubatch.tuning.tune import autotune as autotune
     from cubatch.tuning.tune import autotune_callable as autotune_callable

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import math
 import time
 import weakref
 from collections import Counter
@@ -36,6 +37,9 @@ _MOST_SUBSETS = 8  # of inputs that are tried as constants: each takes a trace
 _MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
 
 
+PARTS = ("weights", "inputs", "gradients", "optimizer")
+
+
 class TraceTooLong(Exception):
     """A trace did not end by its deadline, as of a module with a long loop in Python."""
 
@@ -52,6 +56,7 @@ class Walk:
         guessed: Operations whose results depend on data: see `data_dependent`.
         written: Parameters that it modifies in place.
         elements: Elements of the module's output, and of the results of all its operations.
+        parts: Bytes at the peak by part of PARTS; what is in none of them is an activation.
     """
 
     peak_bytes: int
@@ -60,6 +65,7 @@ class Walk:
     guessed: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     elements: tuple[int, int] = (0, 0)
+    parts: Mapping[str, int] = attrs.field(factory=dict, hash=False)
 
 
 @attrs.frozen
@@ -263,17 +269,29 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
             watch.see(tensor)
         watch.elements = 0
         parameters = [fakes[name] for name, _ in module.named_parameters()]
-        step = kind.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
-        step()
-        if kind.training:
-            step()  # which finds gradients and the optimiser's state
+        optimizers: list[Any] = []
+
+        def make_optimizer(trained: Iterable[Any]) -> Any:
+            optimizers.append(kind.make_optimizer(list(trained)))
+            return optimizers[-1]
+
+        watched = attrs.evolve(kind, optimizer=make_optimizer) if kind.training else kind
+        step = watched.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
+        watch.mark("weights", fakes.values())
+        watch.mark("inputs", tensors_of(arguments))
+        for _ in range(2 if kind.training else 1):  # the second finds gradients and the optimizer's state
+            step()
+            watch.mark("gradients", (each.grad for each in parameters if each.grad is not None))
+            watch.mark("optimizer", tensors_of([dict(each.state) for each in optimizers]))
         made = [name for name, _ in module.named_parameters() if name not in fakes]
         if kind.training and made:  # which no optimiser knows of that was made before, as a user's loop has one
             given = f"one that makes {made[0]} in its first forward pass"
             raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
         written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
     elements = output[0], watch.elements
-    return Walk(watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, elements)
+    return Walk(
+        watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, elements, watch.parts()
+    )  # fmt: skip
 
 
 class _Watch:
@@ -283,8 +301,10 @@ class _Watch:
         self.deadline = deadline
         self.alive = self.peak = self.operations = self.elements = 0
         self.guessed: set[str] = set()
-        self._guesses = 0
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._guesses = self._now = self._peak_at = 0
+        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._lives: list[list[float]] = []  # of each storage: bytes, begin and end
+        self._parts: dict[int, str] = {}  # by place in `_lives`
         self._written: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mode: Any = None
 
@@ -293,11 +313,30 @@ class _Watch:
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
-        self._seen.add(storage)
+        self._seen[storage] = len(self._lives)
         size = storage.nbytes()
         self.alive += size
-        self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self._gone, size)
+        self._now += 1
+        life = [size, self._now, math.inf]
+        self._lives.append(life)
+        if self.alive > self.peak:
+            self.peak, self._peak_at = self.alive, self._now
+        weakref.finalize(storage, self._gone, life)
+
+    def mark(self, part: str, tensors: Iterable[Any]) -> None:
+        """Count the storages of tensors, which were seen, to a part of PARTS."""
+        for tensor in tensors:
+            place = self._seen.get(tensor.untyped_storage())
+            if place is not None:
+                self._parts.setdefault(place, part)
+
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each of PARTS at the peak."""
+        taken = dict.fromkeys(PARTS, 0)
+        for place, part in self._parts.items():
+            size, begin, end = self._lives[place]
+            taken[part] += int(size) if begin <= self._peak_at < end else 0
+        return taken
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Record the storages that an operation writes to, also without a version bump."""
@@ -333,8 +372,10 @@ class _Watch:
                 raise
             return composed
 
-    def _gone(self, size: int) -> None:
-        self.alive -= size
+    def _gone(self, life: list[float]) -> None:
+        self.alive -= int(life[0])
+        self._now += 1
+        life[2] = self._now
 
     def __enter__(self) -> Self:
         import torch

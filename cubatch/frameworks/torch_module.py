@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import attrs
 
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks import garbage, module_source, torch_memory
+from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.module_runner import ModuleRunner, channels_last
 from cubatch.frameworks.torch_inputs import DRAWN_SIZES, Inputs
-from cubatch.frameworks.torch_memory import Peaks
+from cubatch.frameworks.torch_memory import Peaks, Walk
 from cubatch.frameworks.torch_state import SavedState, StartState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
 from cubatch.hardware import memory_limit as hardware_memory
@@ -155,8 +156,48 @@ class TorchModule:
             Exception: Raised by a step on fake tensors.
         """
         _check_walkable(self._bare)
-        kind = attrs.evolve(self._kind, accumulate=min(2, self._kind.accumulate))  # more batches take no more memory
-        return torch_memory.peaks_of(self._bare, self._inputs, kind, self._place, num_bytes, top=top, seconds=seconds)
+        return torch_memory.peaks_of(
+            self._bare, self._inputs, self._traced_kind, self._place, num_bytes, top=top, seconds=seconds
+        )
+
+    def walk(self, batch_size: int) -> Walk:
+        """
+        Trace a step of a batch size on fake tensors; the module is restored.
+
+        Raises:
+            NotImplementedError: As `peaks`.
+            Exception: Raised by a step on fake tensors.
+        """
+        _check_walkable(self._bare)
+        with self._in_mode():
+            kind, inputs = self._traced_kind, self._inputs
+            return torch_memory.walked(self._bare, inputs, kind, self._place, batch_size, deadline=math.inf)
+
+    def largest(self, num_bytes: int) -> tuple[int, int]:
+        """
+        Return the largest batch size whose traced step is within a number of bytes (0: none is), and its bytes.
+
+        Raises:
+            NotImplementedError, Exception: As `walk`.
+        """
+        with self._in_mode():
+            size = self.peaks(num_bytes).largest(num_bytes)
+        while size > 1 and (taken := self.walk(size).peak_bytes) > num_bytes:  # between traced sizes it is a bound
+            size = max(1, min(size - 1, size * num_bytes // taken))
+        taken = self.walk(max(1, size)).peak_bytes
+        return (size if taken <= num_bytes else 0), taken
+
+    @contextlib.contextmanager
+    def _in_mode(self) -> Iterator[None]:
+        """Set the mode of steps in the block."""
+        with kept_attributes(self._module):
+            if not (self._kind.training and self._bare.training):
+                self._set_mode()
+            yield
+
+    @property
+    def _traced_kind(self) -> StepKind:
+        return attrs.evolve(self._kind, accumulate=min(2, self._kind.accumulate))  # more batches take no more memory
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """

@@ -91,7 +91,7 @@ class StepKind:
             return infer
 
         targets = self._targets_of_loss(targets)
-        optimizer = self._optimizer([parameter for parameter in parameters if parameter.requires_grad])
+        optimizer = self.make_optimizer([parameter for parameter in parameters if parameter.requires_grad])
 
         def compute_loss() -> Any:
             for tensor in derived:  # a loop's next batch has no gradient either
@@ -143,7 +143,13 @@ class StepKind:
             return contextlib.nullcontext()
         return torch.autocast(device, dtype=getattr(torch, self.autocast))
 
-    def _optimizer(self, parameters: list[Any]) -> Any:
+    def make_optimizer(self, parameters: list[Any]) -> Any:
+        """
+        Make the optimizer of parameters.
+
+        Raises:
+            InvalidArgument: If there are none, or its steps need a closure.
+        """
         import torch
 
         if not parameters:

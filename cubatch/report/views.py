@@ -7,6 +7,7 @@ from typing import Any
 
 from cubatch.engine.training_run import Training
 from cubatch.fleet.fleet_result import FleetResult
+from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.memory.step_footprint import Footprint
 from cubatch.report import html as written
 from cubatch.report import page
@@ -58,6 +59,11 @@ def _(record: FleetResult) -> list[Grid]:
 @grids.register
 def _(record: Footprint) -> list[Grid]:
     return footprint.footprint(record, title=f"batch {record.batch_size}: memory of a step")
+
+
+@grids.register
+def _(record: ModuleFootprint) -> list[Grid]:
+    return [footprint.of_module(record)]
 
 
 @grids.register

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 
 import attrs
 
+from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.memory.step_footprint import Footprint
 from cubatch.memory.thumb_rules import Rule
 from cubatch.report.grid import Grid
@@ -35,6 +36,16 @@ class ModeMemory:
 def footprint(plan: Footprint, *, title: str) -> list[Grid]:
     """Return the tables of the memory of a step, by part and by layer."""
     return [_parts({"bytes": plan}, title), _by_layer(plan, "By layer")]
+
+
+def of_module(taken: ModuleFootprint) -> Grid:
+    """Return the table of the memory of a PyTorch module's step, by part."""
+    sizes = {part: getattr(taken, part) for part in ("weights", "inputs", "gradients", "optimizer", "activations")}
+    rows = [[part, format_bytes(size)] for part, size in sizes.items() if size]
+    rows.append(["total", format_bytes(taken.total)])
+    title = f"{taken.name}, {taken.mode}, batch {format_count(taken.batch_size)}: memory of a step at its peak"
+    notes = ["Without workspaces inside operations, the rounding of the allocator, and the process itself."]
+    return Grid(title=title, columns=["part", "bytes"], rows=rows, marked=[len(rows) - 1], notes=notes)
 
 
 def modes(

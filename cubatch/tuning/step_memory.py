@@ -1,0 +1,190 @@
+"""The memory of a step, and the largest batch that fits: of cubatch's own engine, and of PyTorch modules."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cubatch import user_code
+from cubatch.checks import check_batch_size, check_whole
+from cubatch.choices import Dtype, Library, Mode, Optimizer
+from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument
+from cubatch.frameworks import batch_sources, module_source
+from cubatch.frameworks.module_footprint import ModuleFootprint
+from cubatch.frameworks.module_worker import CALLABLE
+from cubatch.frameworks.torch_module import TorchModule
+from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
+from cubatch.memory import fit, step_footprint
+from cubatch.memory.step_footprint import Footprint
+from cubatch.network.models import SpecLike
+from cubatch.units import first_line
+
+_OF_NETWORK: Mapping[str, Any] = {
+    "dtype": "float32", "recompute": False, "library": "auto", "target_batch_size": None,
+}  # fmt: skip
+_OF_MODULE: Mapping[str, Any] = {"loss": None, "autocast": None, "accumulate": 1, "constant_inputs": ()}
+
+
+def footprint(
+    spec: SpecLike | Any,
+    batches: Any = None,
+    *,
+    batch_size: int = 256,
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    optimizer: Optimizer | str | Callable[[Iterable[Any]], Any] = "sgd",
+    recompute: bool = False,
+    device: Device | str | None = None,
+    library: Library = "auto",
+    target_batch_size: int | None = None,
+    loss: Callable[..., Any] | None = None,
+    autocast: str | None = None,
+    accumulate: int = 1,
+    constant_inputs: str | int | Sequence[str | int] = (),
+) -> Footprint | ModuleFootprint:
+    """
+    Return the memory of a step by part: of a network in cubatch's engine, or of a PyTorch module. Nothing is run.
+
+    For a network this is the plan that the engine follows, not an estimate.  A module's step is traced on tensors
+    without data, also one on the "meta" device.  Neither includes the process overhead.  On a GPU that is the CUDA
+    context and libraries.  On a CPU it is some percent, for a large batch of a deep network up to a fifth.
+
+    Args:
+        spec: A layer, a network, a mapping, a model's name or a path to a spec file. Or a torch.nn.Module; with
+            `batches` also the name of a function that returns one, "package.module:build".
+        batches: For a module only: its batches, as for `autotune_module`.
+        batch_size: Samples per step.
+        mode: "inference" or "training".
+        dtype: Storage of activations and parameters. A module has the types of its own parameters.
+        optimizer: In training "sgd", "momentum" or "adam"; for a module as for `autotune_module`.
+        recompute: Discard activations and compute them again in the backward pass.
+        device: The GPU or CPU whose workspace rule applies to a network; None is the device of this machine.
+        library: The kernels of a network, see `autotune`.
+        target_batch_size: Samples per optimizer step, a multiple of the batch size, for training a network. If it is
+            larger than the batch, the sum of the gradients is included. None: one batch per step.
+        loss, autocast, accumulate, constant_inputs: For a module only: as for `autotune_module`.
+
+    Returns:
+        Footprint | ModuleFootprint: Bytes by part, and the peak.
+
+    Raises:
+        InvalidArgument: If an argument is out of range, or does not apply (also a ValueError).
+        MissingDependency: If batches are given and PyTorch is not installed.
+
+    Example:
+        >>> print(footprint("mlp", batch_size=256, mode="training", device="cpu").elements_per_sample * 256)
+        465920
+        >>> model = torchvision.models.resnet50()                                     # doctest: +SKIP
+        >>> footprint(model, (3, 224, 224), batch_size=64, mode="training").total     # doctest: +SKIP
+    """
+    own = {"dtype": dtype, "recompute": recompute, "library": library, "target_batch_size": target_batch_size}
+    others = {"loss": loss, "autocast": autocast, "accumulate": accumulate, "constant_inputs": constant_inputs}
+    if not _is_module(spec, batches):
+        _check_left_out(others, _OF_MODULE, "a network")
+        planned: Any = {"mode": mode, "optimizer": optimizer, "device": device, **own}
+        return step_footprint.footprint(spec, batch_size=batch_size, **planned)
+    _check_left_out(own, _OF_NETWORK, "a PyTorch module")
+    size = check_batch_size(batch_size)
+    with _traced(spec, batches, {"mode": mode, "optimizer": optimizer, **others}) as module:
+        return ModuleFootprint.of(module.name, mode, size, module.walk(size))
+
+
+def max_batch_size(
+    spec: SpecLike | Any,
+    memory: int | str,
+    *,
+    batches: Any = None,
+    mode: Mode = "inference",
+    dtype: Dtype = "float32",
+    optimizer: Optimizer | str | Callable[[Iterable[Any]], Any] = "sgd",
+    recompute: bool = False,
+    device: Device | str | None = None,
+    library: Library = "auto",
+    target_batch_size: int | None = None,
+    loss: Callable[..., Any] | None = None,
+    autocast: str | None = None,
+    accumulate: int = 1,
+    constant_inputs: str | int | Sequence[str | int] = (),
+) -> int:
+    """
+    Return the largest batch size whose step fits a limit: by the memory plan of a network, or the trace of a module.
+
+    Args:
+        spec: As for `footprint`.
+        memory: The limit in bytes, "12GiB", or "80%" of the free memory of the device.
+        batches: For a module only: its batches, as for `autotune_module`.
+        mode, dtype, optimizer, recompute, device, library: As for `footprint`.
+        target_batch_size: Samples per optimizer step, for training a network. Only its divisors count; smaller batches
+            also need memory for the sum of their gradients. None: any size, one batch per step.
+        loss, autocast, accumulate, constant_inputs: For a module only: as for `autotune_module`.
+
+    Returns:
+        int: The largest batch size, any integer, not only powers of two.
+
+    Raises:
+        DoesNotFit: If not even one sample fits (also a MemoryError).
+        InvalidArgument: If an argument is out of range, or does not apply.
+        MissingDependency: If batches are given and PyTorch is not installed.
+
+    Example:
+        >>> options = {"mode": "training", "device": "v100-sxm2-16gb"}
+        >>> most = max_batch_size("resnet50", "12GiB", **options)
+        >>> totals = [footprint("resnet50", batch_size=n, **options).total for n in (most, most + 1)]
+        >>> totals[0] <= 12 * 2**30 < totals[1]
+        True
+        >>> max_batch_size(torch.nn.LSTM(64, 64), "12GiB", batches=(100, 64))         # doctest: +SKIP
+    """
+    own = {"dtype": dtype, "recompute": recompute, "library": library, "target_batch_size": target_batch_size}
+    others = {"loss": loss, "autocast": autocast, "accumulate": accumulate, "constant_inputs": constant_inputs}
+    if not _is_module(spec, batches):
+        _check_left_out(others, _OF_MODULE, "a network")
+        planned: Any = {"mode": mode, "optimizer": optimizer, "device": device, **own}
+        return fit.max_batch_size(spec, memory, **planned)
+    _check_left_out(own, _OF_NETWORK, "a PyTorch module")
+    target = probe.resolve(device, live=False)
+    limit = fit.limit_bytes(memory, target)
+    with _traced(spec, batches, {"mode": mode, "optimizer": optimizer, **others}) as module:
+        size, taken = module.largest(limit)
+        if not size:
+            raise DoesNotFit(module.name, str(target), taken, limit, mode)
+        return size
+
+
+def _is_module(spec: Any, batches: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(spec, torch.nn.Module):
+        if batches is None:
+            raise InvalidArgument("batches", None, batch_sources.ALLOWED)
+        return True
+    return batches is not None
+
+
+def _check_left_out(given: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> None:
+    for name, value in given.items():
+        if value != defaults[name]:
+            raise InvalidArgument(name, value, f"left out for {what}, to which it does not apply")
+
+
+@contextlib.contextmanager
+def _traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchModule]:
+    """Make what traces steps of a module; errors of its code in the block are those of an argument."""
+    if isinstance(spec, str):
+        with user_code.users("module", spec, CALLABLE):
+            spec = module_source.load(spec)()
+    if isinstance(batches, str):
+        batches = batch_sources.load(batches)
+    names = kind["constant_inputs"]
+    accumulate = check_whole("accumulate", kind["accumulate"])
+    constant = [names] if isinstance(names, str | int) else list(names)
+    options = {**kind, "accumulate": accumulate, "constant_inputs": constant}
+    module = TorchModule(spec, batches, channels_last=False, compiled=False, **options)
+    try:
+        yield module
+    except CubatchError:
+        raise
+    except Exception as error:
+        allowed = f"one whose {kind['mode']} step can be traced on tensors without data"
+        raise InvalidArgument("module", module.name, allowed, f"It raised {first_line(error)}.") from error
