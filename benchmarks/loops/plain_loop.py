@@ -131,14 +131,16 @@ def supervised(call: Any, batch: Any) -> torch.Tensor:
 
 def _run(loader: DataLoader, train: Train, batch_size: int, seconds: float) -> tuple[int, float]:
     batches = epochs(loader)
+    train(next(batches))  # warm-up
     prefetched = loader.num_workers * (loader.prefetch_factor or 0)
-    for batch in itertools.islice(batches, prefetched + 1):  # neither start-up nor a full queue counts
-        first = batch
-    train(first)
+    for batch in itertools.islice(batches, prefetched + 1):  # a full queue does not count
+        drawn = batch
     count, spent, began = 0, 0.0, time.perf_counter()
+    # The clock starts and stops when a batch arrives: loading has no head start of a step.
     # Workers may deliver in step with each other: only whole rounds of them are counted.
     while not count or spent < seconds or count % max(1, loader.num_workers):
-        train(next(batches))
+        train(drawn)
+        drawn = next(batches)
         count, spent = count + 1, time.perf_counter() - began
     return count * batch_size, spent
 
