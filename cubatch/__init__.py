@@ -52,6 +52,10 @@ _HOMES = {
     "tuning.training": ("train",),
     "tuning.tune": ("autotune", "autotune_callable"),
     "tuning.tune_module": ("autotune_module",),
+    "tuning.tune_sizes": ("autotune_sizes",),
+    "tuning.sizes_result": ("SizesResult",),
+    "tuning.length_plan": ("LengthPlan",),
+    "serving.serving_plan": ("ServingPlan", "serving_plan"),
     "fleet.fleet_result": ("FleetDevice", "FleetResult"),
     "fleet.tune_fleet": ("autotune_fleet",),
 }  # fmt: skip
@@ -87,19 +91,24 @@ if TYPE_CHECKING:
     from cubatch.network.weight_files import load_weights as load_weights
     from cubatch.network.weight_files import save_weights as save_weights
     from cubatch.network.weight_files import to_state_dict as to_state_dict
+    from cubatch.serving.serving_plan import ServingPlan as ServingPlan
+    from cubatch.serving.serving_plan import serving_plan as serving_plan
     from cubatch.tuning.comparison import Comparison as Comparison
     from cubatch.tuning.comparison import compare as compare
     from cubatch.tuning.forecast_record import Forecast as Forecast
     from cubatch.tuning.ladder import candidates as candidates
+    from cubatch.tuning.length_plan import LengthPlan as LengthPlan
     from cubatch.tuning.prediction import predict as predict
     from cubatch.tuning.results import Measurement as Measurement
     from cubatch.tuning.results import TuningResult as TuningResult
+    from cubatch.tuning.sizes_result import SizesResult as SizesResult
     from cubatch.tuning.step_memory import footprint as footprint
     from cubatch.tuning.step_memory import max_batch_size as max_batch_size
     from cubatch.tuning.training import train as train
     from cubatch.tuning.tune import autotune as autotune
     from cubatch.tuning.tune import autotune_callable as autotune_callable
     from cubatch.tuning.tune_module import autotune_module as autotune_module
+    from cubatch.tuning.tune_sizes import autotune_sizes as autotune_sizes
 
 
 def __getattr__(name: str) -> Any:

@@ -12,11 +12,14 @@ from cubatch.memory.step_footprint import Footprint
 from cubatch.report import html as written
 from cubatch.report import page
 from cubatch.report.grid import Grid
-from cubatch.report.tables import candidates, fleet, footprint, forecast, result, training
+from cubatch.report.tables import candidates, fleet, footprint, forecast, result, serving, sizes, training
+from cubatch.serving.serving_plan import ServingPlan
 from cubatch.tuning.comparison import Comparison
 from cubatch.tuning.forecast_record import Forecast
 from cubatch.tuning.ladder import Candidates
+from cubatch.tuning.length_plan import LengthPlan
 from cubatch.tuning.results import BatchSizeResult, TuningResult
+from cubatch.tuning.sizes_result import SizesResult
 
 
 def text(record: Any) -> str:
@@ -54,6 +57,21 @@ def _(record: Comparison) -> list[Grid]:
 @grids.register
 def _(record: FleetResult) -> list[Grid]:
     return [fleet.compared(record)]
+
+
+@grids.register
+def _(record: ServingPlan) -> list[Grid]:
+    return [serving.plan(record)]
+
+
+@grids.register
+def _(record: SizesResult) -> list[Grid]:
+    return [sizes.by_extent(record)]
+
+
+@grids.register
+def _(record: LengthPlan) -> list[Grid]:
+    return [sizes.ways(record)]
 
 
 @grids.register

@@ -1,0 +1,1 @@
+"""Plans for a server that batches requests, from a measured latency curve."""

@@ -1,0 +1,351 @@
+"""
+serving_plan(): the largest batch, queue delay and number of instances with which a server keeps its latency limit.
+
+The latency of a step comes from a tuning result; the queue before it is simulated (`batching_queue`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch import checks
+from cubatch.errors import InvalidArgument
+from cubatch.measure.records import TIMED
+from cubatch.serving import server_settings
+from cubatch.serving.batching_queue import Load, interpolate, simulate
+from cubatch.shown import Shown
+from cubatch.tuning.results import BatchSizeResult
+from cubatch.units import format_count, format_seconds
+
+_REQUESTS = 20_000
+"""Simulated requests: 200 of them are slower than the 99th percentile."""
+_MOST_INSTANCES = 1000
+_DELAY_SHARES = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""Queue delays that are tried, as shares of the latency limit."""
+_SELDOM = 1e-3
+"""Share of the capacity at which hardly any request waits."""
+_SAME_SHARE = 0.98
+"""Settings that reach this share of the best rate are as good; the smallest batch and no delay are preferred."""
+_RATE_STEPS = 8
+"""Bisections of the highest arrival rate: to 0.4 % of the rate that the steps alone allow."""
+_MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
+
+
+@attrs.frozen(kw_only=True)
+class ServingOption:
+    """
+    The best setting of one maximum batch size, at the plan's arrival rate and number of instances.
+
+    Attributes:
+        max_batch_size: Requests per step at most.
+        queue_delay: Seconds for which a request waits for others at most, while an instance is idle.
+        load: Latency and utilization; None if the arrival rate is above what the steps allow.
+        highest_rate: The highest arrival rate per second that keeps the latency limit; 0 if none does.
+    """
+
+    max_batch_size: int
+    queue_delay: float
+    load: Load | None
+    highest_rate: float
+
+
+@attrs.frozen(kw_only=True)
+class ServingPlan(Shown):
+    """
+    How to configure a server that batches requests, and the latency to expect.
+
+    Attributes:
+        name: The network or module.
+        device: The device of each instance.
+        predicted: Whether the step times are a prediction, not measured.
+        arrival_rate: Requests per second, of one sample each, which arrive independently of each other.
+        p99_limit: Limit of the 99th percentile of the latency in seconds.
+        overhead: Seconds that server and network add to each request.
+        instances: Copies of the model that run steps independently, each on a device of its own.
+        options: The best setting of each maximum batch size.
+        max_batch_size: That of the plan.
+        price_per_hour: Price of an instance; None if it was not given.
+        reasons: Sentences for a user.
+    """
+
+    name: str
+    device: str
+    predicted: bool
+    arrival_rate: float
+    p99_limit: float
+    overhead: float
+    instances: int
+    options: tuple[ServingOption, ...]
+    max_batch_size: int
+    price_per_hour: float | None
+    reasons: tuple[str, ...]
+
+    @property
+    def chosen(self) -> ServingOption:
+        """The option of the plan."""
+        return next(option for option in self.options if option.max_batch_size == self.max_batch_size)
+
+    @property
+    def queue_delay(self) -> float:
+        """Seconds for which a request waits for others at most, while an instance is idle."""
+        return self.chosen.queue_delay
+
+    @property
+    def load(self) -> Load:
+        """Expected latency and utilization."""
+        load = self.chosen.load
+        assert load is not None  # noqa: S101 - a plan is only made of an option that keeps the limit
+        return load
+
+    @property
+    def cost_per_million_requests(self) -> float | None:
+        """Cost of a million requests at the arrival rate, in the currency of the price; None without a price."""
+        if self.price_per_hour is None:
+            return None
+        return self.price_per_hour * self.instances / _SECONDS_PER_HOUR * _MILLION / self.arrival_rate
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain mappings and lists, for JSON."""
+        plan = {"schema": 1} | attrs.asdict(self) | {
+            "queue_delay": self.queue_delay, "cost_per_million_requests": self.cost_per_million_requests,
+        }  # fmt: skip
+        mapping: dict[str, Any] = json.loads(json.dumps(plan, allow_nan=False))
+        return mapping
+
+    def to_triton(self) -> str:
+        """Return the lines of a Triton `config.pbtxt` that hold the plan."""
+        return server_settings.triton(self.max_batch_size, self.queue_delay)
+
+    def to_ray_serve(self, deployment: str = "Model") -> str:
+        """
+        Return a deployment of a Ray Serve config file, as YAML.
+
+        Args:
+            deployment: Name of the class with the method that `@serve.batch` decorates.
+        """
+        return server_settings.ray_serve(deployment, self.max_batch_size, self.queue_delay, self.instances)
+
+    def to_bentoml(self) -> str:
+        """Return the decorators of a BentoML service and its batched method."""
+        return server_settings.bentoml(self.max_batch_size, self.p99_limit, self.instances)
+
+    def to_torchserve(self) -> str:
+        """Return the lines of a TorchServe `model-config.yaml` that hold the plan."""
+        return server_settings.torchserve(self.max_batch_size, self.queue_delay, self.instances)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class _Server:
+    """
+    The server of a plan with a number of instances.
+
+    Attributes:
+        latencies: Seconds of a step by measured batch size.
+        factors: Multiples of those seconds, as they were measured.
+        overhead: Seconds that are added to each request.
+        limit: Limit of the 99th percentile of the latency.
+        instances: Copies of the model.
+        seed: Of the arrivals.
+    """
+
+    latencies: Mapping[int, float]
+    factors: tuple[float, ...]
+    overhead: float
+    limit: float
+    instances: int
+    seed: int
+
+    @cached_property
+    def _gaps(self) -> np.ndarray:
+        """Times between arrivals, in units of their mean."""
+        largest = self.instances * max(self.latencies)
+        return np.random.default_rng(self.seed).exponential(size=max(_REQUESTS, 20 * largest))
+
+    @property
+    def delays(self) -> list[float]:
+        """The queue delays that are tried."""
+        return [share * self.limit for share in _DELAY_SHARES]
+
+    def capacity(self, batch_size: int) -> float:
+        """Return the requests per second of steps without pause."""
+        steps = interpolate(self.latencies, batch_size)
+        mean = float(np.mean(self.factors))
+        return self.instances * max(n / seconds for n, seconds in enumerate(steps, 1)) / mean
+
+    def load(self, batch_size: int, delay: float, rate: float) -> Load | None:
+        """Return the load at an arrival rate; None if the queue would grow for ever."""
+        if rate >= self.capacity(batch_size):
+            return None
+        arrivals = list(np.cumsum(self._gaps / rate))
+        steps = interpolate(self.latencies, batch_size)
+        return simulate(
+            arrivals, steps, instances=self.instances, delay=delay, factors=self.factors, overhead=self.overhead
+        )
+
+    def keeps_limit(self, batch_size: int, delay: float, rate: float) -> bool:
+        """Return whether the 99th percentile stays below the limit, its simulation's error included."""
+        load = self.load(batch_size, delay, rate)
+        return load is not None and load.p99_bound <= self.limit
+
+    def highest_rate(self, batch_size: int, delay: float, rate: float) -> float:
+        """Return the highest arrival rate that keeps the limit, by bisection from a rate; 0 if none does."""
+        low, high = (rate, self.capacity(batch_size)) if self.keeps_limit(batch_size, delay, rate) else (0.0, rate)
+        high = min(high, self.capacity(batch_size))
+        for _ in range(_RATE_STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.keeps_limit(batch_size, delay, middle) else (low, middle)
+        return low
+
+    def option(self, batch_size: int, rate: float) -> ServingOption:
+        """Return the best queue delay of a maximum batch size."""
+        delays = self.delays if batch_size > 1 else self.delays[:1]
+        rates = {delay: self.highest_rate(batch_size, delay, rate) for delay in delays}
+        delay = _smallest_as_good(rates)
+        return ServingOption(
+            max_batch_size=batch_size, queue_delay=delay, load=self.load(batch_size, delay, rate),
+            highest_rate=rates[delay],
+        )  # fmt: skip
+
+
+def _smallest_as_good(rates: Mapping[Any, float]) -> Any:
+    best = max(rates.values())
+    return min(key for key, rate in rates.items() if rate >= _SAME_SHARE * best)
+
+
+def serving_plan(
+    result: BatchSizeResult,
+    *,
+    arrival_rate: float,
+    p99: float,
+    instances: int | None = None,
+    overhead: float = 0.0,
+    price_per_hour: float | None = None,
+    seed: int = 0,
+) -> ServingPlan:
+    """
+    Return the maximum batch size, queue delay and instances that keep a latency limit at an arrival rate.
+
+    Requests of one sample each arrive independently of each other (a Poisson process) in one queue.  An idle instance
+    takes up to the maximum batch size of them, at the latest when the oldest has waited for the queue delay.  This is
+    simulated with the step times of the result and their variation.  Each instance needs a device of its own:
+    instances that share one slow each other down.
+
+    Args:
+        result: A TuningResult or Forecast of inference.
+        arrival_rate: Requests per second.
+        p99: Limit of the 99th percentile of the latency in seconds.
+        instances: Copies of the model. None: as few as keep the limit.
+        overhead: Seconds that server and network add to each request.
+        price_per_hour: Price of an instance, in any currency.
+        seed: Of the simulated arrivals.
+
+    Returns:
+        ServingPlan: The plan, each maximum batch size in comparison, and the lines for common servers.
+
+    Raises:
+        InvalidArgument: If an argument is out of range, the result is of training or has no time, or no setting keeps
+            the limit.
+
+    Example:
+        >>> from cubatch.tuning.tune import autotune
+        >>> result = autotune("mlp", device="cpu", batch_sizes=[1, 8, 64], budget=3.0, store=False)
+        >>> plan = serving_plan(result, arrival_rate=50.0, p99=0.5)
+        >>> plan.instances, plan.load.p99 <= 0.5
+        (1, True)
+    """
+    checks.check_kind("result", result, BatchSizeResult, "a TuningResult or Forecast")
+    rate = checks.check_number("arrival_rate", arrival_rate, above=0.0)
+    checks.check_number("p99", p99, above=0.0)
+    checks.check_number("overhead", overhead)
+    if price_per_hour is not None:
+        checks.check_number("price_per_hour", price_per_hour, above=0.0)
+    if instances is not None:
+        checks.check_whole("instances", instances, most=_MOST_INSTANCES)
+    checks.check_whole("seed", seed, least=0)
+    latencies, factors = _step_times(result)
+    server = _Server(
+        latencies=latencies, factors=factors, overhead=overhead, limit=p99, instances=instances or 1, seed=seed
+    )
+    sizes = [n for n, seconds in latencies.items() if seconds + overhead <= p99]
+    if not sizes or not server.keeps_limit(sizes[0], 0.0, server.capacity(sizes[0]) * _SELDOM):
+        least = format_seconds(min(latencies.values()) + overhead)
+        remedy = f"Allow more than {least}, the time of the smallest batch alone, or use a faster device."
+        raise InvalidArgument("p99", p99, "a limit that a request keeps which waits for no other", remedy)
+    if instances is None:
+        server = attrs.evolve(server, instances=_fewest(server, sizes, rate))
+    options = tuple(server.option(n, rate) for n in sizes)
+    able = {option.max_batch_size: option.highest_rate for option in options if option.highest_rate >= rate}
+    if not able:
+        most = format_count(max(option.highest_rate for option in options))
+        remedy = f"They keep the limit up to {most} requests/s. Leave `instances` out for the number needed."
+        raise InvalidArgument("instances", server.instances, f"enough for {format_count(rate)} requests/s", remedy)
+    plan = ServingPlan(
+        name=result.subject, device=str(result.device_facts.get("name") or ""), predicted=result.predicted,
+        arrival_rate=rate, p99_limit=p99, overhead=overhead, instances=server.instances, options=options,
+        max_batch_size=_smallest_as_good(able), price_per_hour=price_per_hour, reasons=(),
+    )  # fmt: skip
+    return attrs.evolve(plan, reasons=_reasons(plan))
+
+
+def _step_times(result: BatchSizeResult) -> tuple[dict[int, float], tuple[float, ...]]:
+    """Return the latency of each size that ran within the limits, ascending, and how much equal steps vary."""
+    mode = getattr(result, "mode", None)
+    if mode == "training":
+        raise InvalidArgument("result", mode, "a result of inference", 'Tune with mode="inference".')
+    within = {n: m for n, m in result.sizes.items() if m.latency_seconds and (result.predicted or m.status in TIMED)}
+    latencies = {n: m.latency_seconds for n, m in within.items() if m.latency_seconds}
+    if not latencies:
+        raise InvalidArgument("result", result.subject, "a result with at least one time", "Tune with a larger budget.")
+    factors = [
+        seconds / median(measured.timings_seconds)
+        for measured in within.values()
+        for seconds in measured.timings_seconds
+        if len(measured.timings_seconds) > 1
+    ]
+    return latencies, tuple(factors) or (1.0,)
+
+
+def _fewest(server: _Server, sizes: Sequence[int], rate: float) -> int:
+    """Return the smallest number of instances that keeps the limit."""
+
+    def keeps(instances: int) -> bool:
+        tried = attrs.evolve(server, instances=instances)
+        return any(tried.keeps_limit(n, delay, rate) for delay in server.delays for n in reversed(sizes))
+
+    least = most = math.ceil(rate / max(server.capacity(n) for n in sizes))
+    while most <= _MOST_INSTANCES and not keeps(most):
+        least, most = most + 1, 2 * most
+    if most > _MOST_INSTANCES:
+        allowed = f"a rate for at most {_MOST_INSTANCES} instances"
+        raise InvalidArgument("arrival_rate", rate, allowed, "Use a faster device, or a larger limit of the latency.")
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if keeps(middle) else (middle + 1, most)
+    return most
+
+
+def _reasons(plan: ServingPlan) -> tuple[str, ...]:
+    """Return the plan as sentences: what it is, how much more it can take, and what batching gains."""
+    load, chosen = plan.load, plan.chosen
+    copies = "1 instance" if plan.instances == 1 else f"{plan.instances} instances"
+    verb = "can, by the predicted times, answer" if plan.predicted else "can answer"
+    batches = f"with batches of at most {chosen.max_batch_size}"
+    wait = f", queued for at most {format_seconds(chosen.queue_delay)}" if chosen.queue_delay else ""
+    first = (
+        f"{copies} {batches}{wait} {verb} {format_count(plan.arrival_rate)} requests/s "
+        f"with a 99th percentile of {format_seconds(load.p99)}; the limit is {format_seconds(plan.p99_limit)}."
+    )
+    most = f"The plan keeps the limit up to {format_count(chosen.highest_rate)} requests/s."
+    smallest = plan.options[0]
+    if smallest.max_batch_size == chosen.max_batch_size:
+        return first, most, "Larger batches do not raise the rate within the limit."
+    ratio = f"{chosen.highest_rate / smallest.highest_rate:.3g} times" if smallest.highest_rate else "more than"
+    return first, most, f"That is {ratio} the rate of batches of at most {smallest.max_batch_size}."

@@ -1,0 +1,81 @@
+"""autotune_sizes(): batch sizes at several sequence lengths, of a PyTorch module and of an ONNX file."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import cubatch as cb
+
+
+class Decoder(torch.nn.Module):
+    """A small decoder of texts."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(100, 32)
+        self.layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+
+    def forward(self, tokens):
+        """Return an encoding of each token."""
+        return self.layer(self.words(tokens))
+
+
+def batches(n, sequence=16):
+    """Return texts of a length."""
+    return torch.randint(0, 100, (n, sequence))
+
+
+def test_each_length_has_a_result_of_its_own():
+    """The largest batch that fits shrinks with the length, and each step has the tokens of its length."""
+    options = {"max_batch_size": 8, "memory_limit": "2GiB", "budget": 3.0}
+    result = cb.autotune_sizes(Decoder().eval(), {"sequence": (64, 16)}, batches=batches, **options)
+    assert list(result.results) == [16, 64]
+    assert result.failed == {}
+    for length, tuned in result.results.items():
+        assert {n for n, m in tuned.sizes.items() if m.is_measured} <= set(range(1, 9))
+        assert tuned.largest_measured
+        assert tuned.batch_size is None or result.tokens_per_second[length] == length * tuned.samples_per_second
+    largest = [tuned.largest_batch_size for tuned in result.results.values()]
+    assert largest[0] > 2 * largest[1]
+
+
+def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path):
+    """The extent goes to the axis of that name."""
+    of_words = torch.nn.Sequential(torch.nn.Embedding(100, 32), torch.nn.Linear(32, 32)).eval()
+    path, axes = tmp_path / "model.onnx", {0: "batch", 1: "sequence"}
+    with warnings.catch_warnings(action="ignore"):
+        torch.onnx.export(
+            of_words, (batches(2),), str(path), input_names=["tokens"], dynamic_axes={"tokens": axes},
+            dynamo=False,
+        )  # fmt: skip
+    options = {"device": "cpu", "max_batch_size": 4, "budget": 3.0, "store": False}
+    result = cb.autotune_sizes(str(path), {"sequence": (8, 32)}, **options)
+    assert list(result.results) == [8, 32]
+    taken = [tuned.sizes[tuned.largest_measured].predicted_peak_bytes for tuned in result.results.values()]
+    assert taken[1] > taken[0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "field"),
+    [
+        ({}, batches, "sizes"),
+        ({"sequence": ()}, batches, "sizes"),
+        ({"sequence": (0,)}, batches, "sizes['sequence']"),
+        ({"sequence": (8,), "width": (8,)}, batches, "sizes"),
+        ({"sequence": (8,)}, torch.zeros(2, 8), "batches"),
+    ],
+)
+def test_an_argument_out_of_range_is_named(sizes, given, field):
+    """The error names the argument before anything is tuned."""
+    with pytest.raises(cb.InvalidArgument) as refused:
+        cb.autotune_sizes(Decoder(), sizes, batches=given, budget=1.0)
+    assert refused.value.field == field
+
+
+def test_a_function_without_the_axis_is_the_error_of_the_user():
+    """A function that does not take the extent raises nothing but an error of cubatch."""
+    with pytest.raises(cb.CubatchError, match="sequence"):
+        cb.autotune_sizes(Decoder(), {"sequence": (8,)}, batches=lambda n: torch.zeros(n, 8), budget=1.0)

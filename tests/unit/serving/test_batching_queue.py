@@ -1,0 +1,86 @@
+"""The queue of a server with dynamic batching, compared with SimPy and with closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import simpy
+
+from cubatch.serving.batching_queue import interpolate, simulate
+
+
+def served_by_simpy(arrivals, steps, instances, delay):
+    """Return the latency of each request: instances take turns at gathering a batch from one store."""
+    env = simpy.Environment()
+    queue, gathering, latencies = simpy.Store(env), simpy.Resource(env, 1), {}
+
+    def source():
+        for number, arrival in enumerate(arrivals):
+            yield env.timeout(arrival - env.now)
+            queue.put((number, arrival))
+
+    def instance():
+        while True:
+            with gathering.request() as turn:
+                yield turn
+                batch = [(yield queue.get())]
+                deadline = env.timeout(max(0.0, batch[0][1] + delay - env.now))
+                while len(batch) < len(steps):
+                    request = queue.get()
+                    yield request | deadline
+                    if not request.triggered:
+                        request.cancel()
+                        break
+                    batch.append(request.value)
+            yield env.timeout(steps[len(batch) - 1])
+            latencies.update((number, env.now - arrival) for number, arrival in batch)
+
+    env.process(source())
+    for _ in range(instances):
+        env.process(instance())
+    env.run()
+    return [latencies[number] for number in range(len(arrivals))]
+
+
+def arrivals_of(rate, count, seed=0):
+    """Return the times of a Poisson process."""
+    return list(np.cumsum(np.random.default_rng(seed).exponential(1 / rate, size=count)))
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.004])
+@pytest.mark.parametrize(("instances", "rate"), [(1, 300.0), (1, 900.0), (3, 2000.0)])
+def test_latencies_are_those_of_simpy(instances, rate, delay):
+    """Each percentile is that of the same rule written as processes of SimPy, for one and for several instances."""
+    arrivals, steps = arrivals_of(rate, 3000), [0.003 + 0.0005 * n for n in range(1, 9)]
+    load = simulate(arrivals, steps, instances=instances, delay=delay, overhead=0.001)
+    settled = np.array(served_by_simpy(arrivals, steps, instances, delay))[300:] + 0.001
+    expected = np.percentile(settled, (50, 95, 99))
+    assert (load.p50, load.p95, load.p99) == pytest.approx(tuple(expected), rel=1e-9)
+
+
+def test_one_server_with_exponential_steps_has_the_latency_of_queueing_theory():
+    """
+    In an M/M/1 queue the latency is exponential with the rate mu - lambda.
+
+    The tolerance is four times the standard error that the method of batch means gives.
+    """
+    factors = list(np.random.default_rng(1).exponential(size=199_999))
+    load = simulate(arrivals_of(50.0, 200_000), [0.01], factors=factors)
+    error = (load.p99_bound - load.p99) / 1.645
+    assert load.p99 == pytest.approx(math.log(100) / (100 - 50), abs=4 * error)
+    assert error < 0.05 * load.p99
+    assert load.utilization == pytest.approx(0.5, rel=0.02)  # lambda / mu
+
+
+def test_a_full_batch_does_not_wait():
+    """The second of two requests fills the batch, long before the delay of the first is over."""
+    load = simulate([0.0, 0.25], [1.0, 1.0], delay=10.0)
+    assert load.mean_batch_size == 2
+    assert load.p99 == pytest.approx(1.25, abs=0.01)  # of 1.25 and 1.0
+
+
+def test_between_measured_sizes_the_time_is_linear_and_small_batches_are_padded():
+    """Sizes below the smallest measured one take as long as that."""
+    assert interpolate({2: 1.0, 4: 3.0}, 4) == [1.0, 1.0, 2.0, 3.0]

@@ -1,0 +1,120 @@
+"""Serving plans from a measured latency curve."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import cubatch as cb
+from cubatch.serving.batching_queue import interpolate
+from tests.unit.tuned import measurement, tuned
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def result_of(seconds, *, mode="inference", spread=(1.0,)):
+    """Return a tuning result with the latency of each size, and timings that vary by the factors."""
+    sizes = [measurement(n, seconds(n), timings_seconds=[seconds(n) * each for each in spread]) for n in SIZES]
+    return cb.TuningResult.from_mapping(tuned(mode=mode, measurements=sizes))
+
+
+def saturating(n):
+    """Return the time of a step that has a fixed part: 4 ms, and 0.5 ms for each sample."""
+    return 0.004 + 0.0005 * n
+
+
+def test_the_plan_has_the_fewest_instances_that_keep_the_limit():
+    """With one instance fewer no setting keeps it, and the error gives the rate that they can take."""
+    plan = cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05)
+    assert plan.instances > 1
+    assert plan.load.p99_bound <= 0.05
+    with pytest.raises(cb.InvalidArgument, match="instances") as refused:
+        cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05, instances=plan.instances - 1)
+    assert refused.value.value == plan.instances - 1
+
+
+def test_the_highest_rate_is_the_last_that_keeps_the_limit():
+    """A little below it two instances are enough; five percent above it no setting of them keeps the limit."""
+    plan = cb.serving_plan(result_of(saturating), arrival_rate=100.0, p99=0.05, instances=2)
+    highest = plan.chosen.highest_rate
+    assert cb.serving_plan(result_of(saturating), arrival_rate=0.97 * highest, p99=0.05).instances <= 2
+    with pytest.raises(cb.InvalidArgument):
+        cb.serving_plan(result_of(saturating), arrival_rate=1.05 * highest, p99=0.05, instances=2)
+
+
+def test_no_batch_where_batching_gains_nothing():
+    """If the time is proportional to the batch, requests are served one by one."""
+    plan = cb.serving_plan(result_of(lambda n: 0.002 * n), arrival_rate=200.0, p99=0.1)
+    assert (plan.max_batch_size, plan.queue_delay, plan.instances) == (1, 0.0, 1)
+
+
+def test_a_batch_is_worth_what_the_steps_say():
+    """Between a rate that single requests saturate and one that batches of 32 do, only batches keep the limit."""
+    steps = interpolate({n: saturating(n) for n in SIZES}, 32)
+    rate = 0.5 * (1 / steps[0] + 32 / steps[-1])
+    plan = cb.serving_plan(result_of(saturating), arrival_rate=rate, p99=0.1, instances=1)
+    single, *_ = plan.options
+    assert single.load is None
+    assert plan.max_batch_size > 1
+    assert single.highest_rate < 1 / steps[0] < rate <= plan.chosen.highest_rate < 64 / saturating(64)
+
+
+def test_steps_that_vary_have_a_longer_tail():
+    """At a low rate nobody waits: if one step in five takes three times as long, so does the 95th percentile."""
+    steady, varying = (
+        cb.serving_plan(result_of(saturating, spread=spread), arrival_rate=1.0, p99=0.1).load.p95
+        for spread in ((1.0,) * 5, (1.0, 1.0, 1.0, 1.0, 3.0))
+    )
+    assert (steady, varying) == pytest.approx((saturating(1), 3 * saturating(1)))
+
+
+def test_the_overhead_of_the_server_counts():
+    """Twenty milliseconds more for each request are added to each percentile."""
+    bare, served = (
+        cb.serving_plan(result_of(saturating), arrival_rate=10.0, p99=0.1, overhead=each).load for each in (0.0, 0.02)
+    )
+    assert served.p50 == pytest.approx(bare.p50 + 0.02)
+
+
+def test_the_cost_is_that_of_all_instances():
+    """At 3.6 an hour, an instance costs 0.001 a second."""
+    plan = cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05, price_per_hour=3.6)
+    assert plan.cost_per_million_requests == pytest.approx(plan.instances * 0.001 / 5000.0 * 1e6)
+    assert json.loads(json.dumps(plan.to_mapping()))["cost_per_million_requests"] == plan.cost_per_million_requests
+
+
+def test_a_forecast_is_planned_with_too():
+    """The plan of a prediction states that nothing was measured."""
+    forecast = cb.predict("resnet18", device="t4", batch_sizes=[1, 2, 4, 8])
+    plan = cb.serving_plan(forecast, arrival_rate=20.0, p99=1.0)
+    assert plan.predicted
+    assert set(forecast.seconds) >= {option.max_batch_size for option in plan.options}
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"arrival_rate": 0.0}, "arrival_rate"),
+        ({"p99": 0.0}, "p99"),
+        ({"p99": 0.004}, "p99"),  # a step of one sample takes 4.5 ms
+        ({"overhead": -1.0}, "overhead"),
+        ({"overhead": 0.05}, "p99"),
+        ({"instances": 0}, "instances"),
+        ({"price_per_hour": 0.0}, "price_per_hour"),
+        ({"arrival_rate": 1e9}, "arrival_rate"),
+    ],
+)
+def test_an_argument_out_of_range_is_named(options, field):
+    """Each error names the argument and comes before any plan."""
+    with pytest.raises(cb.InvalidArgument) as refused:
+        cb.serving_plan(result_of(saturating), **{"arrival_rate": 10.0, "p99": 0.05} | options)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("result", [result_of(saturating, mode="training"), "mlp"])
+def test_only_a_result_of_inference_is_planned_with(result):
+    """The steps of training, and a name, have no latency of a request."""
+    with pytest.raises(cb.InvalidArgument) as refused:
+        cb.serving_plan(result, arrival_rate=10.0, p99=0.05)
+    assert refused.value.field == "result"
