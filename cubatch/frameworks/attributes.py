@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import attrs
+import numpy as np
 
 from cubatch import user_code
 
 _DEEPEST, _LONGEST = 3, 1000  # collections within each other, and items, of which the inner ones are restored too
+_MOST_PARTS, _LARGEST_ARRAY = 2000, 2**20  # parts of an object, and bytes of an array, that are compared
+_VALUES = int | float | complex | str | bytes | None
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class _Watched:
+    """An object that is not restored, with the attribute that holds it, and the marks of its parts."""
+
+    name: str
+    value: Any
+    marks: list[Any]
 
 
 class Snapshot:
@@ -21,36 +40,61 @@ class Snapshot:
 
     Steps append to lists, count metrics and create tables on first use, also as buffers, parameters or submodules.
     Lists, deques, dicts and sets get their old items back, also within each other, and tensors their values. Objects of
-    a user's class get their old attributes back; other nested objects are the same ones.
+    a user's class get their old attributes back. Other nested objects are the same ones; their changes are noticed.
 
     Args:
         module: The module.
     """
 
     def __init__(self, module: Any) -> None:
-        self._parts: list[tuple[Any, dict[str, tuple[Any, Any]]]] = [
-            (part, {name: (value, _copied(value)) for name, value in _attributes(part).items()})
-            for part in module.modules()
-        ]
+        self._known = {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
+        self._watched: dict[int, _Watched] = {}
+        self._parts: list[tuple[str, Any, dict[str, tuple[Any, Any]]]] = []
+        for path, part in module.named_modules():
+            attributes = {}
+            for name, value in _attributes(part).items():
+                others: list[Any] = []
+                attributes[name] = value, _copied(value, others)
+                self._watch(_joined(path, name), others)
+            self._parts.append((path, part, attributes))
 
-    def restore(self) -> None:
-        """Restore all attributes, also where some refuse it: the last error is raised at the end."""
-        with ExitStack() as undo:
-            for part, attributes in self._parts:
-                for name, (value, copy) in attributes.items():
-                    undo.callback(_restore, part, name, value, copy)
+    def _watch(self, name: str, objects: list[Any]) -> None:
+        for each in objects:
+            if id(each) not in self._watched and not _is_plain(each, self._known):
+                self._watched[id(each)] = _Watched(name, each, _marks(each, self._known))
+
+    def restore(self) -> set[str]:
+        """Restore all attributes, and return the names of those that differ from before or refuse it."""
+        changed: set[str] = set()
+
+        def restore_one(path: str, part: Any, name: str, saved: tuple[Any, Any]) -> None:
+            try:
+                _restore(part, name, *saved)
+            except Exception as error:  # noqa: BLE001 - of a user's class
+                _log.warning("attribute %s of the module refuses to be restored: %s", _joined(path, name), error)
+                changed.add(_joined(path, name))
+
+        with ExitStack() as undo:  # Ctrl-C in one of them ends none of the others
+            for path, part, attributes in self._parts:
+                for name, saved in attributes.items():
+                    undo.callback(restore_one, path, part, name, saved)
                 undo.callback(_drop_new, part, attributes.keys())
+        return changed | {each.name for each in self._watched.values() if _marks(each.value, self._known) != each.marks}
 
     def kept_batches(self, batch_size: int) -> list[str]:
         """Return the names of attributes that hold a tensor with that number of rows which they did not hold before."""
         names = []
-        for part, attributes in self._parts:
+        for path, part, attributes in self._parts:
             for name, value in _attributes(part).items():
                 before, copy = attributes.get(name, (None, None))
                 old = {id(before), *(_ids(copy[0]) if isinstance(copy, tuple) and _held(before) is not None else ())}
                 rows = (each for each in _inside(value) if id(each) not in old)
                 if any(each.ndim and len(each) == batch_size for each in rows):
-                    names.append(name)
+                    names.append(_joined(path, name))
+        for each in self._watched.values():
+            new = _tensor_marks(_marks(each.value, self._known)) - _tensor_marks(each.marks)
+            if any(mark.shape[:1] == (batch_size,) for mark in new):
+                names.append(each.name)
         return names
 
 
@@ -122,17 +166,25 @@ def _drop_new(part: Any, names: Any) -> None:
         del vars(part)[name]
 
 
-def _copied(value: Any, depth: int = 0) -> Any:
-    """Return what `_put_back` needs: of a tensor its values, of a collection or object its items; else None."""
+def _copied(value: Any, others: list[Any], depth: int = 0) -> Any:
+    """
+    Return what `_put_back` needs: of a tensor its values, of a collection or object its items; else None.
+
+    Args:
+        value: The attribute, or what it holds.
+        others: Gets the objects in it that `_put_back` leaves as they are.
+        depth: Collections around the value.
+    """
     import torch
 
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and not depth:
         return value.detach().clone(), None if value.is_inference() else value._version  # noqa: SLF001 - its only name
-    if (held := _held(value)) is None:
+    if (held := _held(value)) is None or depth > _DEEPEST:
+        others.append(value)
         return None
-    items = _items(held) if depth < _DEEPEST and len(held) <= _LONGEST else ()
-    nested = [(item, _copied(item, depth + 1)) for item in items if _held(item) is not None]
-    return held, nested
+    items = _items(held) if len(held) <= _LONGEST else ()
+    copies = [(item, _copied(item, others, depth + 1)) for item in items]
+    return held, [(item, copy) for item, copy in copies if copy is not None]
 
 
 def _put_back(value: Any, copy: Any) -> None:
@@ -189,6 +241,62 @@ def _items(held: Any) -> list[Any]:
     return list(held.values() if isinstance(held, dict) else held)
 
 
+@attrs.frozen
+class _TensorMark:
+    """Identity, shape and version of a tensor, which change if it is replaced or written to."""
+
+    identity: int
+    shape: tuple[int, ...]
+    version: int | None
+
+
+def _marks(value: Any, known: Collection[int]) -> list[Any]:
+    """
+    Return what shows whether an object changed: the values, lengths and tensors in it, the outer ones first.
+
+    Args:
+        value: The object.
+        known: Identities of the module's parts and tensors, which are restored.
+    """
+    import torch
+
+    marks, queue, seen = list[Any](), deque([value]), set[int]()
+    while queue and len(marks) < _MOST_PARTS:
+        each = queue.popleft()
+        if isinstance(each, torch.Tensor) and id(each) not in known:
+            version = None if each.is_inference() else each._version  # noqa: SLF001 - its only name
+            marks.append(_TensorMark(id(each), tuple(each.shape), version))
+        elif _is_plain(each, known) or id(each) in seen:
+            marks.append(each if isinstance(each, _VALUES) else id(each))
+        else:
+            seen.add(id(each))
+            parts = _parts_of(each)
+            marks.append((type(each), len(parts)))
+            queue.extend(parts)
+    return marks
+
+
+def _tensor_marks(marks: list[Any]) -> set[_TensorMark]:
+    return {mark for mark in marks if isinstance(mark, _TensorMark)}
+
+
+def _is_plain(value: Any, known: Collection[int]) -> bool:
+    """Return whether it has no parts that a step may change unseen: a value, a function, or a part of the module."""
+    return isinstance(value, _VALUES | type | ModuleType) or callable(value) or id(value) in known
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """Return what an object holds: the items of a collection, a digest of an array, or else attributes and slots."""
+    if isinstance(value, np.ndarray):
+        return [hash(value.tobytes())] if value.nbytes <= _LARGEST_ARRAY else []
+    if isinstance(value, dict):
+        return [*itertools.islice(value.keys(), _MOST_PARTS), *itertools.islice(value.values(), _MOST_PARTS)]
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return list(itertools.islice(value, _MOST_PARTS))
+    state = object.__getstate__(value)
+    return [] if state is None else [state]
+
+
 def _inside(value: Any) -> Iterator[Any]:
     """Yield the tensors that an attribute is or holds directly."""
     import torch
@@ -197,6 +305,10 @@ def _inside(value: Any) -> Iterator[Any]:
         yield value
     elif (held := _held(value)) is not None:
         yield from (item for item in _items(held) if isinstance(item, torch.Tensor))
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _ids(held: Any) -> list[int]:

@@ -18,6 +18,7 @@ from cubatch.frameworks.torch_state import StartState
 from cubatch.frameworks.torch_step import StepKind
 from cubatch.measure import clocks
 from cubatch.measure.runner import MemoryLook, Remark
+from cubatch.units import join_words
 
 _MOST_COMPILATIONS = 2  # one for a batch of 1, one for all others
 
@@ -85,6 +86,8 @@ class ModuleRunner(BoundedRunner):
             remarks.append(Remark(code="step_does_not_grow", values={}))
         if self._guessed:
             remarks.append(Remark(code="data_dependent", values={"operators": ", ".join(sorted(self._guessed))}))
+        if self._start is not None and (names := self._start.unrestored()):
+            remarks.append(Remark(code="state_remains", values={"attributes": join_words(names)}))
         if self._time_first:
             values = {"first": self._time_first[0], "count": len(self._time_first)}
             remarks.append(Remark(code="batch_as_time", values=values))

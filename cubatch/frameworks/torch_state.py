@@ -90,17 +90,23 @@ class StartState:
         self._tensors = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
         self._random = torch.get_rng_state()
         self._gpu_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._changed: set[str] = set()
 
     def restore(self) -> None:
         """Restore it for the next batch size."""
         import torch
 
-        self._attributes.restore()
+        self._changed |= self._attributes.restore()
         for tensor, before in self._tensors:
             put_back(tensor, before)
         torch.set_rng_state(self._random)
         if self._gpu_random is not None:
             torch.cuda.set_rng_state_all(self._gpu_random)
+
+    def unrestored(self) -> list[str]:
+        """Restore the module, and return the names of attributes that steps changed for good."""
+        self.restore()
+        return sorted(self._changed)
 
     def kept_batches(self, batch_size: int) -> list[str]:
         """Return the names of attributes in which steps kept a batch of this size."""

@@ -75,10 +75,9 @@ class StepKind:
         def seen(made: Any) -> Any:
             """Reject fake tensors in the output of the first step."""
             if unseen and any(map(_has_no_data, tensors_of(made))):
-                given = "one whose output has no data: a cache outside the module kept a tensor of the memory trace"
-                raise InvalidArgument(
-                    "module", given, "one that keeps its caches itself", "Make the cache an attribute of it."
-                )
+                given = "one whose output has no data: a cache that is not restored kept a tensor of the memory trace"
+                allowed = "one that keeps its caches in tensors, lists and dictionaries of its own"
+                raise InvalidArgument("module", given, allowed, "Or reset the cache in forward().")
             unseen.clear()
             return made
 

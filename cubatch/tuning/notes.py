@@ -22,8 +22,12 @@ _OTHER_CPUS = 0.2  # CPUs kept busy by others, and share of stolen CPU time, tha
 _STEAL_SHARE = 0.02
 _ROUNDED_AWAY = 0.1  # a process that keeps 1.02 CPUs busy leaves the second of two to the step
 
+STATE_REMAINS = "state_remains"
+"""Code of the note that batch sizes did not start from the same state of a module."""
+
 WARNINGS = frozenset({
     "answered_from_cache", "cached_interference", "cache_discarded", "cache_continued", "interference", "cpu_quota",
+    STATE_REMAINS,
 })  # fmt: skip
 """Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
@@ -92,6 +96,10 @@ _TEXT: Mapping[str, str] = {
         "batch size to inputs, or two batches of different size."
     ),
     "data_set_size": "The data set has {count} samples: no larger batch was proposed.",
+    STATE_REMAINS: (
+        "Steps changed {attributes} of the module, which cannot be restored: batch sizes did not start from the same "
+        "state. Reset it in forward()."
+    ),
     "data_dependent": "Sizes of the results of {operators} depend on data: the memory prediction is less certain.",
     "batch_as_time": (
         "{first} reads axis 0 of its input as time, but the batch is axis 0, so that batch sizes are lengths of "

@@ -66,11 +66,14 @@ def autotune_module(
     The memory of a step is predicted by a trace on tensors without data, and corrected by measured steps of smaller
     sizes. No size above the limit is tried. Steps take random inputs; the search is that of `autotune`.
 
-    A module is restored to the bit at the end, also after an error or Ctrl-C: parameters, buffers, gradients, train
-    flags and PyTorch's random generators. A module given by name, "package.module:build", is built and run in a worker
-    process. Its timings are cached: a rerun answers from the cache, an interrupted run continues. Cached timings are
-    not used if the source of the module or the version of an imported package has changed. Inputs that are the
-    same at all sizes count too: seed random ones.
+    A module is restored to the bit at the end, also after an error or Ctrl-C. This includes gradients, attributes and
+    random generators. Each batch size starts from that state too. Objects of libraries in attributes are not restored;
+    the result names those that steps changed.
+
+    A module given by name, "package.module:build", is built and run in a worker process. Its timings are cached: a
+    rerun answers from the cache, an interrupted run continues. Cached timings are not used if the source of the module
+    or the version of an imported package has changed. Inputs that are the same at all sizes count too: seed random
+    ones.
 
     Under torchrun, after `torch.distributed.init_process_group`, all ranks call it together with equal arguments and a
     module each, wrapped in DistributedDataParallel or not. They step the same sizes in the same order. The slowest

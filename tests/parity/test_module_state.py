@@ -182,7 +182,7 @@ class Cached(nn.Module):
 def test_a_cache_beside_the_module_that_kept_tensors_without_data_is_told_of(mode):
     """Steps with these compute nothing: no size has a timing, and the reason says what to change."""
     scale_of.cache_clear()
-    with pytest.raises(cb.NothingMeasured, match="a cache outside the module kept"):
+    with pytest.raises(cb.NothingMeasured, match="a cache that is not restored kept"):
         cb.autotune_module(Cached(), (4,), mode=mode, max_batch_size=4, budget=5)
 
 
@@ -334,3 +334,42 @@ def test_each_size_starts_from_the_same_module(where):
     assert {m.status for m in found.measurements} <= {"ok", "dropped"}
     assert found.recommended
     assert module.h is None
+
+
+class Remote(nn.Module):
+    """Keeps its hidden state in a list of a library, as arrays or as tensors."""
+
+    def __init__(self, *, has_arrays):
+        super().__init__()
+        self.net, self.inner, self.has_arrays = nn.Linear(4, 4), nn.Identity(), has_arrays
+        self.inner.kept = collections.UserList()
+
+    def forward(self, x):
+        before = torch.as_tensor(self.inner.kept[-1]) if self.inner.kept else 0
+        h = torch.tanh(self.net(x) + before)
+        self.inner.kept.append(h.detach().numpy() if self.has_arrays else h.detach())
+        return h
+
+
+def test_an_attribute_that_cannot_be_restored_is_named():
+    """The rows of one batch are added to those of the next, so that other sizes fail."""
+    module = Remote(has_arrays=True)
+    found = cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4, 6], budget=20.0)
+    assert any(
+        "Steps changed inner.kept of the module, which cannot be restored" in each for each in found.reasons[1:3]
+    )
+    assert not found.recommended
+
+
+def test_an_attribute_that_keeps_all_sizes_from_running_is_named():
+    """The memory trace left a tensor without data in it."""
+    with pytest.raises(cb.NothingMeasured, match=r"Steps changed inner\.kept of the module"):
+        cb.autotune_module(Remote(has_arrays=False), (4,), mode="training", device="cpu", batch_sizes=[4], budget=20.0)
+
+
+def test_objects_that_steps_leave_alone_are_not_named():
+    """Tensors of the module that an object refers to are restored with the module."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    module.kept = collections.UserList([module, module[0].weight, module[1].running_mean, [1.0], {"a": None}])
+    found = cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4], budget=20.0)
+    assert not any("cannot be restored" in reason for reason in found.reasons)

@@ -18,7 +18,7 @@ from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.runner import LearnsMemory, RunnerFactory
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain
 from cubatch.tuning.limits import Limits
-from cubatch.tuning.notes import Note, note, of_remark
+from cubatch.tuning.notes import STATE_REMAINS, Note, note, of_remark, sentence
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subject import Revision, Subject
 from cubatch.units import first_line
@@ -212,8 +212,11 @@ class BoundedSubject(Subject):
         }
 
     def remedy(self, ladder: Ladder) -> str:
-        """Return the inputs that a step needs, if the fake-tensor trace failed as all sizes did."""
-        return "" if ladder.facts.get("why_not") is None else self._needs()
+        """Return the reasons why all sizes may have failed: state that remains, or inputs that no trace takes."""
+        remains = [
+            sentence(of_remark(each)) for each in ladder.facts.get("remarks", []) if each["code"] == STATE_REMAINS
+        ]
+        return " ".join([*remains, *([] if ladder.facts.get("why_not") is None else [self._needs()])])
 
     def _started(self) -> LearnsMemory:
         if self._runner is None:
