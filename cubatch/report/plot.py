@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cubatch.report.curve import RULED_OUT, Curve, Point, curve_of
-from cubatch.report.plots import style
+from cubatch.report.plots import lines, style
 from cubatch.tuning.results import BatchSizeResult
+from cubatch.tuning.sizes_result import SizesResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +42,27 @@ def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
     """
     style.check(path)
     style.save(figure_of(curve_of(result), result.objective), path)
+
+
+def by_extent(result: SizesResult, path: str | Path) -> None:
+    """
+    Draw a result for several extents into a file: tokens per second against batch size, a line per extent.
+
+    Raises:
+        MissingDependency: If Matplotlib is not installed.
+        InvalidArgument: If the file has another ending or cannot be written.
+    """
+    style.check(path)
+    series = []
+    for extent, tuned in result.results.items():
+        dots = []
+        for n, rate in sorted(tuned.loop_rates.items()):
+            low, high = tuned.sizes[n].throughput_interval or (rate, rate)
+            dots.append(lines.Dot(batch_size=n, value=extent * rate, low=extent * low, high=extent * high))
+        if dots:
+            series.append(lines.Series(label=f"{result.axis} {extent}", dots=dots))
+    figure = lines.Lines(title=f"Tokens per second by {result.axis}", y_label="tokens/s", series=series, log_x=True)
+    style.save(lines.figure_of(figure, (figure.title, "bars: 90 % interval")), path)
 
 
 def figure_of(shown: Curve, objective: str, *, titled: bool = True) -> Figure:

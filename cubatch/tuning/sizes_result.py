@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -107,6 +108,19 @@ class SizesResult(Shown):
                 "Tune at it too.",
             )
         return length_plan.plan(self, known, seed=seed)
+
+    def plot(self, path: str | Path) -> None:
+        """
+        Draw tokens per second against batch size, a line per extent, into a .png, .svg or .pdf file.
+
+        Raises:
+            MissingDependency: If Matplotlib is not installed.
+            InvalidArgument: If it is no path, the ending is none of the three, or the file cannot be written.
+        """
+        from cubatch.report import plot
+
+        checks.check_path(path)
+        plot.by_extent(self, path)
 
     def to_lhotse(self) -> str:
         """

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = (style.BLUE, style.ORANGE, style.GREEN)
 # A shorter axis has too few of 1, 2 and 5 times powers of ten, a longer one too many.
 _SHORT, _LONG = 5.0, 1000.0
 
@@ -60,7 +59,7 @@ class Lines:
     Attributes:
         title: Its content in words.
         y_label: Quantity and unit.
-        series: At most three lines.
+        series: At most seven lines.
         marks: Rows of marks below the lines: their label, and batch sizes.
         log_x, log_y: Whether an axis is logarithmic.
     """
@@ -86,7 +85,7 @@ def figure_of(lines: Lines, head: tuple[str, str] | None = None) -> Figure:
 def _draw(axes: Axes, lines: Lines) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for series, color in zip(lines.series, _COLORS, strict=False):
+    for series, color in zip(lines.series, style.COLORS, strict=False):
         sizes, values = [dot.batch_size for dot in series.dots], [dot.value for dot in series.dots]
         if series.is_computed:
             axes.plot(sizes, values, ":", color=color, linewidth=1.4, label=series.label)

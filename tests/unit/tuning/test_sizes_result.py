@@ -123,3 +123,11 @@ def test_exports_hold_the_sizes_of_the_result():
     assert result.to_lhotse().splitlines()[1:] == ["bucket_duration_bins: [64, 128]", "bucket_batch_size: [1, 1]"]
     with pytest.raises(cb.InvalidArgument, match="token_budget"):
         results_of(64, 256, fixed=320e-6).to_vllm()
+
+
+def test_the_figure_has_a_line_for_each_extent(tmp_path):
+    """Its legend names them, and each line has the tokens per second of its sizes."""
+    result = results_of(64, 128, fixed=1e-3)
+    result.plot(tmp_path / "lengths.svg")
+    text = (tmp_path / "lengths.svg").read_text(encoding="utf-8")
+    assert all(f"sequence {extent}" in text for extent in (64, 128))
