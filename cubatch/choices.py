@@ -12,6 +12,7 @@ Schedule = Literal["cosine", "constant"]
 Library = Literal["auto", "cubatch", "im2col"]
 Measurable = Literal["auto", "cubatch", "im2col", "onnxruntime"]
 Tunable = Literal[Measurable, "torch"]
+Planned = Literal[Library, "torch"]
 Modelled = Literal["vendor", "cubatch"]
 StudyName = Literal[
     "powers-of-two", "waves", "small-batch-floor", "hyperparameter", "memory-rules", "numpy-mnist", "generalisation"

@@ -199,6 +199,17 @@ def format_objective(value: float, objective: str) -> str:
     return format_seconds(value) if objective == "latency" else f"{format_count(value)} {OBJECTIVE_UNITS[objective]}"
 
 
+def format_price(price: float) -> str:
+    """
+    Write an amount of money with three significant digits.
+
+    Example:
+        >>> format_price(0.0123), format_price(1.2), format_price(123.4), format_price(12345)
+        ('0.0123', '1.20', '123', '12345')
+    """
+    return f"{price:#.3g}".rstrip(".") if price < 1000 else f"{price:.0f}"  # noqa: PLR2004
+
+
 def join_words(words: Sequence[str]) -> str:
     """
     Write a list as in a sentence.

@@ -1,14 +1,18 @@
-"""`cubatch memory`: the memory plan of a step, and the largest batch that fits."""
+"""`cubatch memory`: the memory of a step, and the largest batch that fits."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cubatch.choices import Mode
-from cubatch.cli import console
+from cubatch.cli import console, refusals, torch_module
 from cubatch.cli import options as opt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def memory(
@@ -16,16 +20,44 @@ def memory(
     *,
     batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Samples per step.")] = 1,
     target_batch_size: opt.TargetOption = None,
-    device: opt.DeviceOption = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Find the largest batch that fits into this: 12GiB.")
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="A,B,...",
+            help="cpu, gpu, cuda:1, a GPU's name from `cubatch devices`, or a .toml file that describes a GPU; several "
+            "are compared. Default: the first GPU, else the CPU.",
+        ),
+    ] = None,
+    prices: opt.PricesOption = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            "--limit",
+            metavar="SIZE",
+            help="Memory that a step may take: 12GiB. Default: all of the device.",
+        ),
     ] = None,
     mode: Annotated[Mode | None, typer.Option("--mode", help="Default: both, side by side.")] = None,
     dtype: opt.DtypeOption = "float32",
-    optimizer: opt.OptimizerOption = "sgd",
-    library: opt.LibraryOption = "auto",
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            "--optimizer",
+            metavar="NAME",
+            help="sgd, momentum or adam; its state takes memory. A PyTorch module also takes adamw, or "
+            "package.module:function from parameters to an optimizer.",
+        ),
+    ] = "sgd",
+    library: opt.PlannedOption = "auto",
     recompute: opt.RecomputeOption = False,
     input_shape: opt.ShapeOption = None,
+    batches: opt.BatchesOption = None,
+    loader: opt.LoaderOption = None,
+    example_inputs: opt.ExampleOption = None,
+    constant_inputs: opt.ConstantOption = None,
+    accumulate: opt.AccumulateOption = None,
     classes: opt.ClassesOption = None,
     opaque: opt.OpaqueOption = False,
     json: opt.JsonOption = None,
@@ -33,65 +65,59 @@ def memory(
     """
     Show the memory of a step, and the largest batch that fits.
 
-    Nothing is run: the numbers come from the memory plan, by part and by layer. With --target-batch-size it also
-    shows the largest batch of training that leaves memory for the accumulated gradients.
+    Nothing is run: a network has a memory plan, by part and by layer. A step of a PyTorch module (--library torch) is
+    traced on tensors without data. With --target-batch-size the command also shows the largest batch of training that
+    leaves memory for the accumulated gradients.
 
-    Example: cubatch memory mlp --batch-size 256 --memory 12GiB
+    The exit code is 1 if the batch does not fit on a device. Without --mode that is decided in inference, which takes
+    less.
+
+    Example: cubatch memory resnet50 --batch-size 256 --mode training --device t4,l4 --prices t4=0.35,l4=0.71
+
+    Example: cubatch memory my_models:build --library torch --input-shape 32,32,3 --batch-size 64 --limit 8GiB
     """
-    from cubatch.errors import DoesNotFit
-    from cubatch.hardware import memory_limit as hardware_memory
-    from cubatch.hardware import probe
-    from cubatch.memory import fit
-    from cubatch.memory import step_footprint as planner
-    from cubatch.memory import thumb_rules as memory_rules
-    from cubatch.memory.plan import plan
-    from cubatch.report.tables import common, footprint
-    from cubatch.workload import Workload
+    from cubatch.report.tables import footprint
+    from cubatch.tuning import device_memory
 
     console.check_writable(json=json)
-    spec = opt.read_spec(model, input_shape, classes, opaque=opaque)
-    options: dict[str, Any] = {
-        "dtype": dtype, "optimizer": optimizer, "recompute": recompute, "device": device, "library": library,
-    }  # fmt: skip
-    target = probe.resolve(device, live=False)
-    if memory is not None:
-        limit, why = fit.limit_bytes(memory, target), ""
-    else:
-        there = hardware_memory.memory_limit(target)
-        limit, why = there.bytes, there.note
-    chosen_modes: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
+    modes: tuple[Mode, ...] = ("inference", "training") if mode is None else (mode,)
     if target_batch_size is not None:
-        chosen_modes, options["target_batch_size"] = (mode or "training",), target_batch_size
-    largest = {}
-    for each in chosen_modes:
-        try:
-            largest[each] = fit.max_batch_size(spec, limit, mode=each, **options)
-        except DoesNotFit:
-            if mode is not None or each == "inference":  # which takes less: training does not fit either
-                raise
-            largest[each] = 0
-    modes: dict[str, footprint.ModeMemory] = {}
-    for each in chosen_modes:
-        rules = memory_rules.rules_of_thumb(
-            spec, batch_size=batch_size, memory=limit if largest[each] else None, mode=each, **options
-        )
-        planned = planner.footprint(spec, batch_size=batch_size, mode=each, **options)
-        modes[each] = footprint.ModeMemory(planned, rules, largest[each])
-    listed = {
-        each: {
-            "footprint": taken.footprint.to_mapping(),
-            "rules_of_thumb": [common.plain(rule.to_mapping()) for rule in taken.rules],
-            "max_batch_size": taken.max_batch_size,
-        }
-        for each, taken in modes.items()
-    }
-    of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
-    trained = f", optimizer {optimizer}" if "training" in chosen_modes else ""
-    title = f"{model} on {target}, {dtype}, batch {batch_size}{of_target}{trained}: memory of a step"
-    payload = {"schema": 2, "modes": listed, "memory": limit}
-    options.pop("target_batch_size", None)
-    members = plan(Workload.of(spec, mode=chosen_modes[-1], **options), batch_size).members
-    grids = footprint.modes(
-        modes, title=title, limit=limit, why=why, members=members, target=target_batch_size
+        modes = (mode or "training",)
+    inputs = torch_module.InputOptions(
+        input_shape, batches=batches, loader=loader, example_inputs=example_inputs, constant_inputs=constant_inputs,
+        accumulate=accumulate,
     )  # fmt: skip
+    ask: Callable[..., list[device_memory.DeviceMemory]]
+    if library == "torch":
+        others = {
+            "--target-batch-size": target_batch_size, "--recompute": recompute or None, "--classes": classes,
+            "--opaque": opaque or None,
+        }  # fmt: skip
+        ask = torch_module.bind(device_memory.memory_on, model, inputs, dtype=dtype, others=others)
+    else:
+        inputs.check_absent(library)
+        spec = opt.read_spec(model, input_shape, classes, opaque=opaque)
+        ask = functools.partial(
+            device_memory.memory_on, spec, dtype=dtype, library=library, recompute=recompute,
+            target_batch_size=target_batch_size,
+        )  # fmt: skip
+    rows = ask(
+        devices=[None] if device is None else device.split(","), modes=modes, batch_size=batch_size,
+        memory_limit=memory_limit, prices=opt.parse_prices(prices), optimizer=optimizer,
+    )  # fmt: skip
+    of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
+    trained = f", optimizer {optimizer}" if "training" in modes else ""
+    settings = f"{dtype}, batch {batch_size}{of_target}{trained}: memory of a step"
+    payload: dict[str, Any] = {"schema": 2}
+    if len(rows) > 1:
+        payload["devices"] = [row.to_mapping() for row in rows]
+        grids = [footprint.by_device(rows, title=f"{model}, {settings}")]
+    else:
+        (row,) = rows
+        payload |= row.to_mapping()
+        title = f"{model} on {row.device}, {settings}"
+        grids = footprint.modes(row.modes, title=title, limit=row.limit, why=row.why, target=target_batch_size)
     console.emit(grids, payload, json)
+    if beyond := [str(row.device) for row in rows if not row.fits]:
+        console.say(f"cubatch: batch {batch_size} does not fit on {', '.join(beyond)}")
+        raise typer.Exit(refusals.FAILED)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from cubatch.choices import Dtype, Library, Mode, Objective, Optimizer, Tunable
+from cubatch import files
+from cubatch.choices import Dtype, Library, Mode, Objective, Optimizer, Planned, Tunable
+from cubatch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +70,14 @@ TunableOption = Annotated[
         "package.module:name in PyTorch, where a 16-bit --dtype means autocast.",
     ),
 ]
+PlannedOption = Annotated[
+    Planned,
+    typer.Option(
+        "--library",
+        help=f"{_LIBRARIES}; torch: trace a step of the module of package.module:name, where a 16-bit --dtype means "
+        "autocast.",
+    ),
+]
 OptimizerOption = Annotated[
     Optimizer, typer.Option("--optimizer", help="Optimizer of a training step; its state takes memory.")
 ]
@@ -119,6 +129,44 @@ ShapeOption = Annotated[
 ClassesOption = Annotated[
     int | None, typer.Option("--classes", metavar="N", help="Number of outputs of a named model.")
 ]
+BatchesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--batches",
+        metavar="package.module:name",
+        help="A function from a batch size to inputs of a PyTorch module, for --library torch.",
+    ),
+]
+LoaderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loader",
+        metavar="package.module:name",
+        help="A data loader, or a function that returns one: its samples make the batches. For `tune` its rate counts.",
+    ),
+]
+ExampleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--example-inputs",
+        metavar="package.module:name",
+        help="A function that returns example inputs of the module, for --library torch.",
+    ),
+]
+ConstantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--constant-inputs",
+        metavar="NAME,...",
+        help="Names or positions of inputs of a PyTorch module that are the same at every batch size.",
+    ),
+]
+AccumulateOption = Annotated[
+    int | None,
+    typer.Option(
+        "--accumulate", metavar="N", help="Batches between two optimizer steps of a PyTorch module. Default: 1."
+    ),
+]
 OpaqueOption = Annotated[
     bool, typer.Option("--opaque", help="Accept unknown operators, as layers of known bytes and FLOP.")
 ]
@@ -136,7 +184,11 @@ PlotOption = Annotated[
 ]
 PricesOption = Annotated[
     list[str] | None,
-    typer.Option("--prices", metavar="NAME=PRICE,...", help="Price of one hour of each device, to show costs."),
+    typer.Option(
+        "--prices",
+        metavar="NAME=PRICE,...|FILE",
+        help="Price of one hour of each device, to show costs; or a .toml file with lines NAME = PRICE.",
+    ),
 ]
 JsonOption = Annotated[
     str | None,
@@ -193,14 +245,29 @@ def several_devices(text: str | None) -> int | list[str] | None:
 
 
 def parse_prices(texts: Sequence[str] | None) -> dict[str, float] | None:
-    """Parse "t4=0.35,a40=0.79", given once or several times; the library checks the values."""
+    """Read "t4=0.35,a40=0.79" or "prices.toml", given once or several times; the library checks the values."""
     if texts is None:
         return None
-    text = ",".join(texts)
+    prices: dict[str, float] = {}
+    for text in texts:
+        prices |= _read_prices(text) if text.lower().endswith(".toml") else _prices_in(text)
+    return prices
+
+
+def _prices_in(text: str) -> dict[str, float]:
     try:
         return {name.strip(): float(price) for name, _, price in (part.rpartition("=") for part in text.split(","))}
     except ValueError:
         raise typer.BadParameter(f"--prices takes NAME=PRICE separated by commas, got {text!r}") from None
+
+
+def _read_prices(path: str) -> dict[str, float]:
+    import tomllib
+
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument("--prices", path, f"a TOML file that can be read ({files.reason(error)})") from None
 
 
 def choose_store(store: Path | None, *, no_store: bool, fresh: bool) -> Path | str | bool:

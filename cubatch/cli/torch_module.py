@@ -1,40 +1,78 @@
-"""`cubatch tune package.module:name --library torch`: options of the command for `autotune_module`."""
+"""`--library torch`: the options of commands for a PyTorch module, package.module:name."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
+import attrs
 import typer
 
 from cubatch import user_code
 from cubatch.cli.options import whole_numbers
 from cubatch.errors import InvalidArgument, NothingMeasured
 
-if TYPE_CHECKING:
-    from cubatch.tuning.results import TuningResult
-
+_Result = TypeVar("_Result")
 _AUTOCAST = {"float32": None, "float16": "float16", "bfloat16": "bfloat16"}
 
 
-def tune_function(
+@attrs.frozen
+class InputOptions:
+    """Options of a command that say what a PyTorch module gets; None for one that was not given."""
+
+    input_shape: str | None
+    batches: str | None = attrs.field(kw_only=True)
+    loader: str | None = attrs.field(kw_only=True)
+    example_inputs: str | None = attrs.field(kw_only=True)
+    constant_inputs: str | None = attrs.field(kw_only=True)
+    accumulate: int | None = attrs.field(kw_only=True)
+
+    def check_absent(self, library: str) -> None:
+        """
+        Reject options of PyTorch modules for another library.
+
+        Raises:
+            typer.BadParameter: If one was given.
+        """
+        for name, value in attrs.asdict(self).items():
+            if value is not None and name != "input_shape":
+                raise typer.BadParameter(f"--{name.replace('_', '-')} is for --library torch, not {library}")
+
+    def check(self) -> None:
+        """
+        Check that exactly one option makes the batches.
+
+        Raises:
+            typer.BadParameter: If not.
+        """
+        if self.batches is not None and self.loader is not None:
+            raise typer.BadParameter(
+                "--batches and --loader exclude each other: pass --loader alone, it also makes the batches"
+            )
+        makers = (self.input_shape, self.example_inputs, self.batches or self.loader)
+        if sum(each is not None for each in makers) != 1:
+            raise typer.BadParameter(
+                "--library torch needs exactly one of these options: --input-shape H,W,C (images), --batches or "
+                "--loader (batches of any size), or --example-inputs (a function that returns one batch)"
+            )
+
+
+def bind(
+    function: Callable[..., _Result],
     model: str,
-    input_shape: str | None,
-    example_inputs: str | None,
-    batches: str | None,
+    inputs: InputOptions,
     *,
     dtype: str,
     others: Mapping[str, object | None],
-) -> Callable[..., TuningResult]:
+) -> Callable[..., _Result]:
     """
-    Return a function of the options that `autotune_module` shares with `autotune`, for a module and its inputs.
+    Return a function of the other options of a public function for modules, bound to a module and its inputs.
 
     Args:
+        function: Takes a module and batches, `autocast`, `constant_inputs` and `accumulate`.
         model: "package.module:name" of a function that builds a module; files in the current folder are found too.
-        input_shape: "H,W,C" of one sample.
-        example_inputs: "package.module:name" of a function that returns example inputs.
-        batches: "package.module:name" of a function from a batch size to inputs, or of a data loader.
+        inputs: What the module gets.
         dtype: Value of --dtype; 16 bits mean automatic mixed precision.
         others: Options that a PyTorch module does not take; None for an option that was not given.
 
@@ -42,8 +80,6 @@ def tune_function(
         typer.BadParameter: If such an option is given, or not exactly one of the three kinds of inputs.
         CubatchError: If there is no such function, or it raises.
     """
-    from cubatch.tuning.tune_module import autotune_module
-
     if model.lower().endswith(".onnx"):
         raise typer.BadParameter(
             f"--library torch takes package.module:name, and {model} is an ONNX file; use --library onnxruntime, or "
@@ -56,20 +92,23 @@ def tune_function(
             raise typer.BadParameter(f"leave out {option}: --library torch runs the module as it is")
     if dtype not in _AUTOCAST:
         raise typer.BadParameter(f"--library torch does not take --dtype {dtype}; set it where the module is built")
-    if sum(each is not None for each in (input_shape, example_inputs, batches)) != 1:
-        raise typer.BadParameter(
-            "--library torch needs exactly one of these options: --input-shape H,W,C (images), --batches or --loader "
-            "(batches of any size), or --example-inputs (a function that returns one batch)"
-        )
+    inputs.check()
     here = user_code.current_folder()
     with user_code.beside(here):
-        example = _example(input_shape, example_inputs) if batches is None else batches
+        batches = inputs.batches or inputs.loader or _example(inputs.input_shape, inputs.example_inputs)
 
-    def tuned(**options: Any) -> TuningResult:
-        with user_code.beside(here), _name_options(input_shape):
-            return autotune_module(model, example, autocast=_AUTOCAST[dtype], **options)
+    def bound(**options: Any) -> _Result:
+        with user_code.beside(here), _name_options(inputs.input_shape):
+            return function(
+                model,
+                batches,
+                autocast=_AUTOCAST[dtype],
+                constant_inputs=parse_inputs(inputs.constant_inputs or ""),
+                accumulate=1 if inputs.accumulate is None else inputs.accumulate,
+                **options,
+            )
 
-    return tuned
+    return bound
 
 
 def parse_inputs(text: str) -> list[str | int]:

@@ -11,7 +11,7 @@ from cubatch.cli import console, torch_module
 from cubatch.cli import options as opt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from cubatch.tuning.results import TuningResult
 
@@ -76,44 +76,11 @@ def tune(
         str | None, typer.Option("--report", metavar="FILE", help="Write the result as an .html page.")
     ] = None,
     input_shape: opt.ShapeOption = None,
-    batches: Annotated[
-        str | None,
-        typer.Option(
-            "--batches",
-            metavar="package.module:name",
-            help="A function from a batch size to inputs of a PyTorch module, for --library torch.",
-        ),
-    ] = None,
-    loader: Annotated[
-        str | None,
-        typer.Option(
-            "--loader",
-            metavar="package.module:name",
-            help="A data loader, or a function that returns one: its samples make the batches, and its rate counts.",
-        ),
-    ] = None,
-    example_inputs: Annotated[
-        str | None,
-        typer.Option(
-            "--example-inputs",
-            metavar="package.module:name",
-            help="A function that returns example inputs of the module, for --library torch.",
-        ),
-    ] = None,
-    constant_inputs: Annotated[
-        str | None,
-        typer.Option(
-            "--constant-inputs",
-            metavar="NAME,...",
-            help="Names or positions of inputs of a PyTorch module that are the same at every batch size.",
-        ),
-    ] = None,
-    accumulate: Annotated[
-        int | None,
-        typer.Option(
-            "--accumulate", metavar="N", help="Batches between two optimizer steps of a PyTorch module. Default: 1."
-        ),
-    ] = None,
+    batches: opt.BatchesOption = None,
+    loader: opt.LoaderOption = None,
+    example_inputs: opt.ExampleOption = None,
+    constant_inputs: opt.ConstantOption = None,
+    accumulate: opt.AccumulateOption = None,
     classes: opt.ClassesOption = None,
     json: opt.JsonOption = None,
 ) -> None:
@@ -134,25 +101,21 @@ def tune(
     console.check_writable(json=json, plot=plot, report=report)
     _check_endings(plot, report)
     ask: Callable[..., TuningResult]
-    if batches is not None and loader is not None:
-        raise typer.BadParameter(
-            "--batches and --loader exclude each other: pass --loader alone, it also makes the batches"
-        )
+    inputs = torch_module.InputOptions(
+        input_shape, batches=batches, loader=loader, example_inputs=example_inputs, constant_inputs=constant_inputs,
+        accumulate=accumulate,
+    )  # fmt: skip
     if library == "torch":
+        from cubatch.tuning import tune_module
+
         others = {
             "--classes": classes, "--devices": devices, "--recompute": recompute or None,
             "--isolate/--no-isolate": isolate, "--dim": dim,
         }  # fmt: skip
-        ask = torch_module.tune_function(
-            model, input_shape, example_inputs, batches or loader, dtype=dtype, others=others
-        )
-        ask = functools.partial(
-            ask, loader=loader, constant_inputs=torch_module.parse_inputs(constant_inputs or ""),
-            accumulate=1 if accumulate is None else accumulate,
-        )  # fmt: skip
+        ask = torch_module.bind(tune_module.autotune_module, model, inputs, dtype=dtype, others=others)
+        ask = functools.partial(ask, loader=loader)
     else:
-        only_torch = {"--batches": batches, "--loader": loader, "--constant-inputs": constant_inputs}
-        _check_library(library, {**only_torch, "--example-inputs": example_inputs, "--accumulate": accumulate})
+        inputs.check_absent(library)
         ask = functools.partial(
             tuner.autotune, _spec(model, library, input_shape, classes), devices=opt.several_devices(devices),
             dtype=dtype, library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
@@ -183,13 +146,6 @@ def tune(
             result.report(path)
     for written in filter(None, (plot, report)):
         console.say(f"wrote {written}")
-
-
-def _check_library(library: str, given: Mapping[str, object | None]) -> None:
-    """Reject options of PyTorch modules for another library."""
-    for option, value in given.items():
-        if value is not None:
-            raise typer.BadParameter(f"{option} is for --library torch, not {library}")
 
 
 def _dims(texts: list[str]) -> dict[str, int] | None:

@@ -9,9 +9,11 @@ from typing import Any, Self
 
 import attrs
 
+from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.frameworks import garbage, module_source, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
+from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.frameworks.module_runner import ModuleRunner, channels_last
 from cubatch.frameworks.torch_inputs import DRAWN_SIZES, Inputs
 from cubatch.frameworks.torch_memory import Peaks, Walk
@@ -23,6 +25,7 @@ from cubatch.hardware.facts import Device
 from cubatch.network.importers.torch_export import check_initialized
 
 MODES = ("inference", "training")
+_FIRST_SIZES = 2, 16  # traced first for the largest batch that fits, where a line through them meets the limit
 
 
 class TorchModule:
@@ -75,6 +78,7 @@ class TorchModule:
         self._start: StartState | None = None
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
+        self._walks: dict[int, Walk] = {}
 
     @property
     def name(self) -> str:
@@ -168,24 +172,40 @@ class TorchModule:
             NotImplementedError: As `peaks`.
             Exception: Raised by a step on fake tensors.
         """
-        _check_walkable(self._bare)
-        with self._in_mode():
-            kind, inputs = self._traced_kind, self._inputs
-            return torch_memory.walked(self._bare, inputs, kind, self._place, batch_size, deadline=math.inf)
+        if batch_size not in self._walks:
+            _check_walkable(self._bare)
+            with self._in_mode():
+                kind, inputs = self._traced_kind, self._inputs
+                self._walks[batch_size] = torch_memory.walked(
+                    self._bare, inputs, kind, self._place, batch_size, deadline=math.inf
+                )
+        return self._walks[batch_size]
 
-    def largest(self, num_bytes: int) -> tuple[int, int]:
+    def footprint(self, batch_size: int) -> ModuleFootprint:
         """
-        Return the largest batch size whose traced step is within a number of bytes (0: none is), and its bytes.
+        Return the memory of a traced step by part.
 
         Raises:
             NotImplementedError, Exception: As `walk`.
         """
-        with self._in_mode():
-            size = self.peaks(num_bytes).largest(num_bytes)
-        while size > 1 and (taken := self.walk(size).peak_bytes) > num_bytes:  # between traced sizes it is a bound
-            size = max(1, min(size - 1, size * num_bytes // taken))
-        taken = self.walk(max(1, size)).peak_bytes
-        return (size if taken <= num_bytes else 0), taken
+        mode = MODES[self._kind.training]
+        return ModuleFootprint.of(self.name, mode, batch_size, self.walk(batch_size))
+
+    def largest(self, num_bytes: int) -> int:
+        """
+        Return the largest batch size whose footprint is within a number of bytes; 0 if none is.
+
+        Raises:
+            NotImplementedError, Exception: As `walk`.
+        """
+        known = {size: self.footprint(size).total for size in _FIRST_SIZES}
+        while True:
+            fits = max((size for size, total in known.items() if total <= num_bytes), default=0)
+            beyond = min((size for size, total in known.items() if total > num_bytes), default=MAX_BATCH_SIZE + 1)
+            if beyond - fits <= 1:
+                return fits
+            size = min(max(Peaks(known).largest(num_bytes), fits + 1), beyond - 1)
+            known[size] = self.footprint(size).total
 
     @contextlib.contextmanager
     def _in_mode(self) -> Iterator[None]:

@@ -36,6 +36,7 @@ class Footprint(Shown):
         peak_layer: The layer during whose pass the most memory is alive.
         batch_size: Samples per step.
         layers: One mapping per layer: name, type, output shape, parameters, bytes by part.
+        members: CPU threads with samples and gradients of their own.
     """
 
     weights: int
@@ -49,6 +50,7 @@ class Footprint(Shown):
     peak_layer: str
     batch_size: int
     layers: tuple[dict[str, Any], ...] = attrs.field(hash=False)
+    members: int = 1
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the footprint as a plain mapping, for JSON."""
@@ -138,6 +140,7 @@ def footprint_of(work: Workload, batch_size: int) -> Footprint:
         peak_layer=node.name if node else program.network.nodes[-1].name,
         batch_size=batch_size,
         layers=tuple(layer | by_node[str(layer["name"])] for layer in layers),
+        members=whole.members,
     )
 
 

@@ -10,7 +10,7 @@ from cubatch.checks import check_batch_size
 from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.memory.fit import largest, limit_bytes
-from cubatch.memory.step_footprint import footprint_of, textbook_elements
+from cubatch.memory.step_footprint import Footprint, footprint_of, textbook_elements
 from cubatch.network.models import SpecLike
 from cubatch.workload import Workload, accumulating
 
@@ -82,8 +82,24 @@ def rules_of_thumb(
     work = Workload.of(
         spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
     )  # fmt: skip
-    whole, parameters = footprint_of(accumulating(work, size, target_batch_size), size), work.spec.parameters
-    elements = textbook_elements(work.spec, mode)
+    whole = footprint_of(accumulating(work, size, target_batch_size), size)
+    if memory is None or target_batch_size is not None:
+        return compare_rules(work, whole)
+    limit = limit_bytes(memory, work.device)
+    return compare_rules(work, whole, limit, largest(work, limit))
+
+
+def compare_rules(work: Workload, whole: Footprint, limit: int = 0, most: int = 0) -> list[Rule]:
+    """
+    Return the rules of thumb next to what the memory plan computes.
+
+    Args:
+        work: The workload.
+        whole: Its footprint.
+        limit: Memory limit in bytes.
+        most: The largest batch size whose plan fits the limit; 0 omits the rule about it.
+    """
+    parameters, elements = work.spec.parameters, textbook_elements(work.spec, work.mode)
     buffers = whole.activations + whole.activation_gradients
     disk = 4 * parameters
     rules = [
@@ -91,7 +107,7 @@ def rules_of_thumb(
             name="textbook count",
             formula="batch x (input + layer outputs, and their gradients in training)",
             value=elements * whole.batch_size,
-            computed=buffers / BYTES_PER_ELEMENT[dtype],
+            computed=buffers / BYTES_PER_ELEMENT[work.dtype],
             unit="elements",
         )
     ]
@@ -103,14 +119,13 @@ def rules_of_thumb(
             ("4.5x the file", "as 3x, and half as much again for activations and workspace", 4.5),
         )
     ]
-    limit = None if memory is None else limit_bytes(memory, work.device)
-    if limit is not None and target_batch_size is None:
+    if most:
         rules.append(
             Rule(
                 name="max batch formula",
                 formula="memory bytes / 4 / (tensor sizes + trainable parameters)",
                 value=limit // 4 // (elements + parameters),
-                computed=largest(work, limit),
+                computed=most,
                 unit="samples",
             )
         )

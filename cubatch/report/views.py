@@ -81,7 +81,7 @@ def _(record: Footprint) -> list[Grid]:
 
 @grids.register
 def _(record: ModuleFootprint) -> list[Grid]:
-    return [footprint.of_module(record)]
+    return footprint.of_module(record)
 
 
 @grids.register

@@ -12,13 +12,11 @@ from typing import Any
 
 import attrs
 
-from cubatch import checks
 from cubatch.errors import CubatchError, InvalidArgument
-from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.network.models import SpecLike
 from cubatch.shown import Shown
-from cubatch.tuning import prediction
+from cubatch.tuning import prediction, priced_devices
 from cubatch.tuning.forecast_record import Forecast
 from cubatch.tuning.limits import MOST_SIZES
 
@@ -75,7 +73,7 @@ def compare(
     Args:
         spec: As for `predict`.
         devices: Names of the catalogue, or Devices; duplicates count once.
-        prices: Price of an hour of a GPU, by its name as in `devices`, in any currency.
+        prices: Price of an hour of a GPU by its name, in any currency; other GPUs may have one too.
         options: The other arguments of `predict`, for all GPUs: mode, dtype, memory_limit, latency_limit, ...
 
     Returns:
@@ -83,7 +81,7 @@ def compare(
 
     Raises:
         InvalidArgument: If no device is given, or two different ones have one name. Also if a price is no positive
-            number, of no device, or given twice.
+            number, or given twice.
         CubatchError: The first error, if there is no prediction for any GPU.
 
     Example:
@@ -93,8 +91,8 @@ def compare(
     """
     if not isinstance(prices, Mapping | None):
         raise InvalidArgument("prices", prices, 'a mapping such as {"t4": 0.35}')
-    gpus = _distinct(devices)
-    paid = _checked(prices or {}, gpus)
+    gpus = priced_devices.distinct(devices)
+    paid = priced_devices.prices_of(gpus, prices or {})
     for name in {"anchors", "batch_sizes"} & set(options):
         if isinstance(options[name], Iterator):  # every GPU reads it, and it may have no end
             options[name] = list(itertools.islice(options[name], MOST_SIZES + 1))
@@ -115,38 +113,7 @@ def compare(
     )
 
 
-def _distinct(devices: Iterable[Device | str]) -> dict[str, Device]:
-    """Return the GPUs by name."""
-    if isinstance(devices, str | Device) or not isinstance(devices, Iterable):
-        raise InvalidArgument("devices", devices, "a list of GPUs")
-    gpus: dict[str, Device] = {}
-    for gpu in (probe.resolve(given, live=False) for given in devices):
-        if gpus.setdefault(_name(gpu), gpu) != gpu:
-            remedy = "Give the name of one in its file, or leave one out."
-            raise InvalidArgument("devices", _name(gpu), "GPUs of different names", remedy)
-    if not gpus:
-        raise InvalidArgument("devices", [], "at least one GPU's name")
-    return gpus
-
-
-def _name(gpu: Device) -> str:
-    return gpu.slug or gpu.name
-
-
 def _latency_or_rate(forecast: Forecast) -> float:
     """Return the figure of the objective; smaller is better."""
     n = forecast.batch_size
     return forecast.seconds[n] if forecast.objective == "latency" else -forecast.samples_per_second[n]
-
-
-def _checked(prices: Mapping[str, float], gpus: Mapping[str, Device]) -> dict[str, float]:
-    paid: dict[str, float] = {}
-    for given, price in prices.items():
-        gpu = probe.resolve(given, live=False)
-        name = _name(gpu)
-        if gpus.get(name) != gpu:
-            raise InvalidArgument("prices", given, "of the GPUs that are compared: " + ", ".join(gpus))
-        checks.check_number(f"prices[{given!r}]", price, above=0.0)
-        if paid.setdefault(name, float(price)) != price:
-            raise InvalidArgument(f"prices[{given!r}]", price, f"{paid[name]!r}, as another name of {name} has it")
-    return paid

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from cubatch import user_code
 from cubatch.checks import check_batch_size, check_whole
 from cubatch.choices import Dtype, Library, Mode, Optimizer
@@ -17,10 +19,12 @@ from cubatch.frameworks.module_worker import CALLABLE
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
-from cubatch.memory import fit, step_footprint
+from cubatch.memory import fit, step_footprint, thumb_rules
 from cubatch.memory.step_footprint import Footprint
+from cubatch.memory.thumb_rules import Rule
 from cubatch.network.models import SpecLike
 from cubatch.units import first_line
+from cubatch.workload import Workload, accumulating
 
 _OF_NETWORK: Mapping[str, Any] = {
     "dtype": "float32", "recompute": False, "library": "auto", "target_batch_size": None,
@@ -80,16 +84,15 @@ def footprint(
         >>> model = torchvision.models.resnet50()                                     # doctest: +SKIP
         >>> footprint(model, (3, 224, 224), batch_size=64, mode="training").total     # doctest: +SKIP
     """
-    own = {"dtype": dtype, "recompute": recompute, "library": library, "target_batch_size": target_batch_size}
-    others = {"loss": loss, "autocast": autocast, "accumulate": accumulate, "constant_inputs": constant_inputs}
-    if not _is_module(spec, batches):
-        _check_left_out(others, _OF_MODULE, "a network")
-        planned: Any = {"mode": mode, "optimizer": optimizer, "device": device, **own}
-        return step_footprint.footprint(spec, batch_size=batch_size, **planned)
-    _check_left_out(own, _OF_NETWORK, "a PyTorch module")
-    size = check_batch_size(batch_size)
-    with _traced(spec, batches, {"mode": mode, "optimizer": optimizer, **others}) as module:
-        return ModuleFootprint.of(module.name, mode, size, module.walk(size))
+    options: dict[str, Any] = {
+        "mode": mode, "optimizer": optimizer, "dtype": dtype, "recompute": recompute, "library": library,
+        "target_batch_size": target_batch_size, "loss": loss, "autocast": autocast, "accumulate": accumulate,
+        "constant_inputs": constant_inputs,
+    }  # fmt: skip
+    with step_of(spec, batches, options) as step:
+        return step.footprint(
+            check_batch_size(batch_size), None if device is None else probe.resolve(device, live=False)
+        )
 
 
 def max_batch_size(
@@ -137,20 +140,94 @@ def max_batch_size(
         True
         >>> max_batch_size(torch.nn.LSTM(64, 64), "12GiB", batches=(100, 64))         # doctest: +SKIP
     """
-    own = {"dtype": dtype, "recompute": recompute, "library": library, "target_batch_size": target_batch_size}
-    others = {"loss": loss, "autocast": autocast, "accumulate": accumulate, "constant_inputs": constant_inputs}
-    if not _is_module(spec, batches):
-        _check_left_out(others, _OF_MODULE, "a network")
-        planned: Any = {"mode": mode, "optimizer": optimizer, "device": device, **own}
-        return fit.max_batch_size(spec, memory, **planned)
-    _check_left_out(own, _OF_NETWORK, "a PyTorch module")
     target = probe.resolve(device, live=False)
+    options: dict[str, Any] = {
+        "mode": mode, "optimizer": optimizer, "dtype": dtype, "recompute": recompute, "library": library,
+        "target_batch_size": target_batch_size, "loss": loss, "autocast": autocast, "accumulate": accumulate,
+        "constant_inputs": constant_inputs,
+    }  # fmt: skip
     limit = fit.limit_bytes(memory, target)
-    with _traced(spec, batches, {"mode": mode, "optimizer": optimizer, **others}) as module:
-        size, taken = module.largest(limit)
-        if not size:
-            raise DoesNotFit(module.name, str(target), taken, limit, mode)
-        return size
+    with step_of(spec, batches, options) as step:
+        return step.largest(limit, None if device is None else target)
+
+
+@attrs.frozen
+class NetworkStep:
+    """The step of a network in cubatch's engine, by its memory plan."""
+
+    spec: SpecLike
+    options: Mapping[str, Any]
+
+    def footprint(self, batch_size: int, device: Device | None) -> Footprint:
+        """Return its memory by part on a device; None is the device of this machine."""
+        work = accumulating(self._work(device), batch_size, self.options["target_batch_size"])
+        return step_footprint.footprint_of(work, batch_size)
+
+    def largest(self, limit: int, device: Device | None) -> int:
+        """
+        Return the largest batch size that fits a limit in bytes.
+
+        Raises:
+            DoesNotFit: If not even one sample fits.
+        """
+        return fit.largest(self._work(device), limit, self.options["target_batch_size"])
+
+    def rules(self, taken: Footprint, device: Device, limit: int, most: int) -> Sequence[Rule]:
+        """Return the rules of thumb next to a footprint and the largest batch size, 0 if there is none."""
+        is_any = self.options["target_batch_size"] is None  # a formula does not know what divides a target
+        return thumb_rules.compare_rules(self._work(device), taken, limit, most if is_any else 0)
+
+    def _work(self, device: Device | None) -> Workload:
+        kind = {name: value for name, value in self.options.items() if name != "target_batch_size"}
+        return Workload.of(self.spec, device, **kind)
+
+
+@attrs.frozen
+class ModuleStep:
+    """The step of a PyTorch module, by a trace on tensors without data."""
+
+    module: TorchModule
+
+    def footprint(self, batch_size: int, _device: Device | None) -> ModuleFootprint:
+        """Return its memory by part."""
+        return self.module.footprint(batch_size)
+
+    def largest(self, limit: int, device: Device | None) -> int:
+        """
+        Return the largest batch size that fits a limit in bytes.
+
+        Raises:
+            DoesNotFit: If not even one sample fits.
+        """
+        if size := self.module.largest(limit):
+            return size
+        least = self.module.footprint(1)
+        raise DoesNotFit(least.name, str(probe.resolve(device, live=False)), least.total, limit, least.mode)
+
+
+@contextlib.contextmanager
+def step_of(spec: Any, batches: Any, options: Mapping[str, Any]) -> Iterator[NetworkStep | ModuleStep]:
+    """
+    Yield the step of a network or of a PyTorch module; in the block, errors of the module's code are of an argument.
+
+    Args:
+        spec, batches: As for `footprint`.
+        options: "mode", "optimizer", and those of `footprint` that apply to a network or a module only.
+
+    Raises:
+        InvalidArgument: If an option does not apply.
+    """
+    is_module = _is_module(spec, batches)
+    others, what = (_OF_NETWORK, "a PyTorch module") if is_module else (_OF_MODULE, "a network")
+    for name, default in others.items():
+        if options.get(name, default) != default:
+            raise InvalidArgument(name, options[name], f"left out for {what}, to which it does not apply")
+    applying = {name: value for name, value in options.items() if name not in others}
+    if is_module:
+        with _traced(spec, batches, {**_OF_MODULE, **applying}) as module:
+            yield ModuleStep(module)
+    else:
+        yield NetworkStep(spec, {**_OF_NETWORK, **applying})
 
 
 def _is_module(spec: Any, batches: Any) -> bool:
@@ -160,12 +237,6 @@ def _is_module(spec: Any, batches: Any) -> bool:
             raise InvalidArgument("batches", None, batch_sources.ALLOWED)
         return True
     return batches is not None
-
-
-def _check_left_out(given: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> None:
-    for name, value in given.items():
-        if value != defaults[name]:
-            raise InvalidArgument(name, value, f"left out for {what}, to which it does not apply")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import cubatch as cb  # noqa: E402
 from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
 from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
+from tests.unit.commands import in_process  # noqa: E402
 
 with registering_nothing():
     transformers = pytest.importorskip("transformers")
@@ -265,14 +267,63 @@ def test_the_largest_batch_fits_and_the_next_does_not(name):
         cb.max_batch_size(module, "64KiB", batches=batches, **options)
 
 
-def test_a_module_is_named_too(tmp_path, monkeypatch):
+NAMED = """
+import torch
+
+def build(): return torch.nn.Linear(64, 32)
+def batches(n): return (torch.zeros(n, 64),)
+def adam(parameters): return torch.optim.Adam(parameters, lr=0.0)
+"""
+
+
+@pytest.fixture
+def named(tmp_path, monkeypatch):
+    """A folder with a module of Python that builds a layer and its batches."""
+    (tmp_path / "my_net.py").write_text(NAMED)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_net", None)
+
+
+def test_a_module_is_named_too(named, monkeypatch):
     """A function that builds it, and one that makes its batches."""
-    (tmp_path / "my_net.py").write_text(
-        "import torch\ndef build(): return torch.nn.Linear(64, 32)\ndef batches(n): return (torch.zeros(n, 64),)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    named = cb.footprint("my_net:build", "my_net:batches", batch_size=10)
-    assert named == cb.footprint(nn.Linear(64, 32), (64,), batch_size=10)
+    monkeypatch.syspath_prepend(named)
+    found = cb.footprint("my_net:build", "my_net:batches", batch_size=10)
+    assert found == cb.footprint(nn.Linear(64, 32), (64,), batch_size=10)
+
+
+def test_the_command_gives_the_footprint_and_the_largest_batch(named, monkeypatch, capfd):
+    """Those of the library, in both modes; the exit code is 1 where the batch does not fit."""
+    run = in_process(monkeypatch, capfd)
+    asked = ["memory", "my_net:build", "--library", "torch", "--batches", "my_net:batches", "--device", "cpu"]
+    asked += ["--optimizer", "my_net:adam", "--limit", "1MiB"]
+    code, text, err = run(*asked, "--batch-size", "10", "--json", "-")
+    assert (code, err) == (0, "")
+    found = json.loads(text)
+    assert (found["memory"], list(found["modes"])) == (2**20, ["inference", "training"])
+    layer = nn.Linear(64, 32)
+    for mode, facts in found["modes"].items():
+        options = {"mode": mode, "optimizer": "adam"}
+        assert facts["footprint"] == cb.footprint(layer, (64,), batch_size=10, **options).to_mapping()
+        assert facts["max_batch_size"] == cb.max_batch_size(layer, "1MiB", batches=(64,), **options)
+        assert (facts["fits"], facts["rules_of_thumb"]) == (True, [])
+    code, text, _ = run(*asked, "--batch-size", "10")
+    assert "by the trace: " in " ".join(text.split())
+    code, text, err = run(*asked, "--batch-size", "100000", "--mode", "training")
+    assert (code, "100 000 does not fit" in text) == (1, True)
+
+
+def test_the_command_compares_devices_for_a_module(named, monkeypatch, capfd):
+    """Each has the limit of its own memory; autocast is the type of --dtype."""
+    run = in_process(monkeypatch, capfd)
+    asked = ["memory", "my_net:build", "--library", "torch", "--batches", "my_net:batches", "--dtype", "bfloat16"]
+    code, text, _ = run(*asked, "--device", "t4,v100-sxm2-32gb", "--mode", "inference", "--json", "-")
+    t4, v100 = json.loads(text)["devices"]
+    assert (code, t4["device"], v100["device"]) == (0, "t4", "v100-sxm2-32gb")
+    assert t4["modes"]["inference"]["max_batch_size"] < v100["modes"]["inference"]["max_batch_size"]
+    options = {"batch_size": 1, "autocast": "bfloat16"}
+    one = cb.footprint(nn.Linear(64, 32), (64,), device="t4", **options)
+    assert t4["modes"]["inference"]["footprint"]["activations"] == one.activations
 
 
 class Reading(nn.Module):

@@ -7,30 +7,17 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 
 import attrs
 
+from cubatch.choices import Mode
 from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.memory.step_footprint import Footprint
 from cubatch.memory.thumb_rules import Rule
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import shape, written
-from cubatch.units import format_bytes, format_count, join_words
+from cubatch.tuning.device_memory import DeviceMemory, ModeMemory
+from cubatch.units import format_bytes, format_count, format_price, join_words
 
-_PARTS = ("weights", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
-
-
-@attrs.frozen
-class ModeMemory:
-    """
-    The memory of a step in one mode.
-
-    Attributes:
-        footprint: At the requested batch size.
-        rules: Rules of thumb, compared with the plan.
-        max_batch_size: The largest batch that fits; 0 if none does.
-    """
-
-    footprint: Footprint
-    rules: Sequence[Rule]
-    max_batch_size: int
+_PARTS = ("weights", "inputs", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
+_NOT_COUNTED = "Without workspaces inside operations, the rounding of the allocator, and the process itself."
 
 
 def footprint(plan: Footprint, *, title: str) -> list[Grid]:
@@ -38,23 +25,65 @@ def footprint(plan: Footprint, *, title: str) -> list[Grid]:
     return [_parts({"bytes": plan}, title), _by_layer(plan, "By layer")]
 
 
-def of_module(taken: ModuleFootprint) -> Grid:
-    """Return the table of the memory of a PyTorch module's step, by part."""
-    sizes = {part: getattr(taken, part) for part in ("weights", "inputs", "gradients", "optimizer", "activations")}
-    rows = [[part, format_bytes(size)] for part, size in sizes.items() if size]
-    rows.append(["total", format_bytes(taken.total)])
+def of_module(taken: ModuleFootprint) -> list[Grid]:
+    """Return the tables of the memory of a PyTorch module's step."""
     title = f"{taken.name}, {taken.mode}, batch {format_count(taken.batch_size)}: memory of a step at its peak"
-    notes = ["Without workspaces inside operations, the rounding of the allocator, and the process itself."]
-    return Grid(title=title, columns=["part", "bytes"], rows=rows, marked=[len(rows) - 1], notes=notes)
+    return [_parts({"bytes": taken}, title)]
+
+
+def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
+    """
+    Return the table of the memory of one step on several devices, and the batch that fits there.
+
+    Args:
+        rows: The devices.
+        title: Title of the table.
+    """
+    size = next(iter(rows[0].modes.values())).footprint.batch_size
+    batch = f"batch {format_count(size)}"
+    lines = [
+        [
+            _name(row),
+            format_bytes(row.limit),
+            mode,
+            format_bytes(taken.footprint.total),
+            "fits" if taken.fits else "does not fit",
+            format_count(taken.max_batch_size) if taken.max_batch_size else "none",
+            written(format_price, row.price),
+        ]
+        for row in rows
+        for mode, taken in row.modes.items()
+    ]
+    columns = ["device", "may take", "mode", "takes", batch, "largest batch", "per hour"]
+    if all(row.price is None for row in rows):
+        columns, lines = columns[:-1], [line[:-1] for line in lines]
+    return Grid(title=title, columns=columns, rows=lines, notes=[_cheapest(rows, size)])
+
+
+def _cheapest(rows: Sequence[DeviceMemory], size: int) -> str:
+    """Return a sentence: the devices on which the requested batch fits, and the cheapest of them."""
+    fitting = [row for row in rows if row.fits]
+    if not fitting:
+        return f"Batch {format_count(size)} fits on none of these devices."
+    text = f"Batch {format_count(size)} fits on {join_words([_name(row) for row in fitting])}"
+    priced = {_name(row): row.price for row in fitting if row.price is not None}
+    if not priced:
+        return f"{text}."
+    unpriced = [_name(row) for row in fitting if row.price is None]
+    rest = f"; {join_words(unpriced)} {'has' if len(unpriced) == 1 else 'have'} no price" if unpriced else ""
+    return f"{text}. The cheapest of them is {min(priced, key=lambda name: priced[name])}{rest}."
+
+
+def _name(row: DeviceMemory) -> str:
+    return row.device.slug or row.device.name
 
 
 def modes(
-    modes: Mapping[str, ModeMemory],
+    modes: Mapping[Mode, ModeMemory],
     *,
     title: str,
     limit: int,
     why: str = "",
-    members: int = 1,
     target: int | None = None,
 ) -> list[Grid]:
     """
@@ -65,44 +94,52 @@ def modes(
         title: Title of the first table.
         limit: Bytes that the largest batch fits into.
         why: Source of the limit; empty if the user gave it.
-        members: CPU threads with samples and gradients of their own, in the last mode.
         target: Samples per optimizer step, if gradients are accumulated.
     """
-    by_mode = {mode: memory.footprint for mode, memory in modes.items()}
-    last = list(by_mode)[-1]
+    by_mode: dict[str, Footprint | ModuleFootprint] = {mode: memory.footprint for mode, memory in modes.items()}
+    last, whole = list(by_mode.items())[-1]
     parts = _parts(by_mode, title)
     parts = attrs.evolve(parts, notes=[_fits(modes, limit, why, target), *parts.notes])
-    if members > 1 and by_mode[last].gradients:
-        parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {members} threads has its own gradients."])
+    if isinstance(whole, ModuleFootprint):
+        return [parts]
+    if whole.members > 1 and whole.gradients:
+        parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {whole.members} threads has its own gradients."])
     compared = [rules(memory.rules, mode=mode) for mode, memory in modes.items()]
-    return [parts, _by_layer(by_mode[last], f"By layer, {last}"), *compared]
+    return [parts, _by_layer(whole, f"By layer, {last}"), *compared]
 
 
-def _fits(modes: Mapping[str, ModeMemory], limit: int, why: str, target: int | None) -> str:
+def _fits(modes: Mapping[Mode, ModeMemory], limit: int, why: str, target: int | None) -> str:
     """Return a sentence: the largest batch of each mode, and the modes in which the requested one does not fit."""
-    requested = next(iter(modes.values())).footprint.batch_size
+    requested = next(iter(modes.values())).footprint
     largest = {mode: memory.max_batch_size for mode, memory in modes.items()}
     sizes = join_words([f"{format_count(n) if n else 'no batch'}{_in([mode], modes)}" for mode, n in largest.items()])
-    beyond = [mode for mode, n in largest.items() if n < requested]
-    does_not = f"; {format_count(requested)} does not fit{_in(beyond, modes)}" if beyond else ""
+    beyond = [mode for mode, memory in modes.items() if not memory.fits]
+    does_not = f"; {format_count(requested.batch_size)} does not fit{_in(beyond, modes)}" if beyond else ""
     where = f"{format_bytes(limit)}{f' ({why})' if why else ''}"
     batch = "batch" if target is None else f"batch that divides {format_count(target)}"
-    return f"The largest {batch} whose step fits in {where}, by the plan: {sizes}{does_not}."
+    by = "trace" if isinstance(requested, ModuleFootprint) else "plan"
+    return f"The largest {batch} whose step fits in {where}, by the {by}: {sizes}{does_not}."
 
 
 def _in(some: Sequence[str], modes: Sized) -> str:
     return f" in {join_words(some)}" if len(modes) > 1 else ""
 
 
-def _parts(plans: Mapping[str, Footprint], title: str) -> Grid:
+def _parts(plans: Mapping[str, Footprint | ModuleFootprint], title: str) -> Grid:
     """Return the table of the parts, with a column for each plan."""
-    sizes = {part: [int(getattr(plan, part)) for plan in plans.values()] for part in _PARTS}
+    sizes = {part: [int(getattr(plan, part, 0)) for plan in plans.values()] for part in _PARTS}
     rows: list[list[str | None]] = [
         [part.replace("_", " "), *(format_bytes(size) if size else None for size in taken)]
         for part, taken in sizes.items()
         if any(taken)
     ]
-    rows.append(["peak", *(format_bytes(plan.total) for plan in plans.values())])
+    networks = {name: plan for name, plan in plans.items() if isinstance(plan, Footprint)}
+    notes = _notes_of_networks(networks) if networks else [_NOT_COUNTED]
+    rows.append(["peak" if networks else "total", *(format_bytes(plan.total) for plan in plans.values())])
+    return Grid(title=title, columns=["part", *plans], rows=rows, marked=[len(rows) - 1], notes=notes)
+
+
+def _notes_of_networks(plans: Mapping[str, Footprint]) -> list[str]:
     peaks = [
         f"{format_bytes(plan.total)}, in {plan.peak_layer}{f' ({name})' if len(plans) > 1 else ''}"
         for name, plan in plans.items()
@@ -111,11 +148,10 @@ def _parts(plans: Mapping[str, Footprint], title: str) -> Grid:
     size = next(iter(plans.values())).batch_size
     words = " forward, {} with gradients" if len(counts) > 1 else ""
     count = f"{format_count(counts[0])} elements per sample{words.format(format_count(counts[-1]))}"
-    notes = [
+    return [
         f"Peak {', '.join(peaks)}; parts are sums over all layers, which share memory, so that the peak is lower.",
         f"Textbook count: {count}; times {size} is {format_count(counts[-1] * size)} elements.",
     ]
-    return Grid(title=title, columns=["part", *plans], rows=rows, marked=[len(rows) - 1], notes=notes)
 
 
 def _by_layer(plan: Footprint, title: str) -> Grid:

@@ -19,7 +19,15 @@ from cubatch.report.tables import result as result_table
 from cubatch.report.tables.common import written
 from cubatch.tuning.forecast_record import Forecast, PassShare, alike
 from cubatch.tuning.results import Measurement
-from cubatch.units import format_bytes, format_objective, format_percent, format_seconds, format_value, join_words
+from cubatch.units import (
+    format_bytes,
+    format_objective,
+    format_percent,
+    format_price,
+    format_seconds,
+    format_value,
+    join_words,
+)
 
 _KERNEL = re.compile(r"(?:_(f\dx\d))?_[a-z]+\d+_(simt|mma|hopper|winograd)_(\d\w*?)(?:_v\d+)?$")
 _FEWER_OPERATIONS = re.compile("winograd|fft|.*_winograd_")  # algorithms with fewer operations than FLOP
@@ -87,7 +95,7 @@ def compared(
             format_percent(best / value if objective == "latency" else value / best),
             str(result.largest_batch_size),
             written(format_bytes, answer.predicted_peak_bytes),
-            written(_amount, costs.get(_name(result))),
+            written(format_price, costs.get(_name(result))),
             _bound(result.passes),
             _PREDICTED,
         ])  # fmt: skip
@@ -108,11 +116,6 @@ def compared(
         f"→ fastest{', ≈ its predicted interval reaches that of the fastest' if tied else ''}.",
     ]
     return attrs.evolve(grid, notes=notes)
-
-
-def _amount(price: float) -> str:
-    """Return an amount with three significant digits: 0.0123, 1.23, 123."""
-    return f"{price:#.3g}".rstrip(".") if price < 1000 else f"{price:.0f}"  # noqa: PLR2004
 
 
 def layers(result: Forecast, *, width: int = WIDTH) -> Grid:

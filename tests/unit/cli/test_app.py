@@ -52,7 +52,7 @@ def test_wrong_arguments_exit_with_two(run, arguments):
         (["memory", "mlp", "--memory", "a lot"], "a lot", 2),
         (["memory", "mlp", "--device", "titan x"], "titan-x-pascal", 2),
         (["occupancy", "--threads", "2000", "--registers", "32", "--device", "t4"], "--threads must be", 2),
-        (["memory", "resnet50", "--memory", "1MiB", "--device", "t4"], "does not fit", 1),
+        (["candidates", "resnet50", "--memory-limit", "1MiB", "--device", "t4"], "does not fit", 1),
         (["store", "show", "7", "--store", "no-such.db"], "7", 1),
         (["memory", "mlp", "--device", "nonsense"], "`cubatch devices` lists", 2),
         (["occupancy", "nonsense", "--device", "t4"], "`cubatch kernels` lists", 2),

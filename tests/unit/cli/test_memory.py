@@ -12,6 +12,8 @@ import cubatch.engine
 import cubatch.tuning
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
+from cubatch.hardware.memory_limit import memory_limit
+from cubatch.memory import fit
 
 
 def test_memory_shows_the_textbook_numbers_of_the_mlp(run):
@@ -120,3 +122,77 @@ def test_where_only_inference_fits_it_is_still_shown(run):
     assert found["inference"]["max_batch_size"] > 0
     assert "no batch" in run(*arguments)[1]
     assert run(*arguments, "--mode", "training")[0] == 1
+
+
+PRICES = 't4 = 0.35\n"NVIDIA L4" = 0.71\nv100-sxm2-16gb = 2.5\n'
+
+
+def test_several_devices_share_a_table_with_what_an_hour_costs(run, tmp_path):
+    """Each has its own limit and largest batch, as alone; the cheapest on which the batch fits is named."""
+    (tmp_path / "prices.toml").write_text(PRICES)
+    limit = memory_limit(probe.resolve("t4", live=False)).bytes
+    size = cubatch.max_batch_size("resnet50", limit, mode="training", device="t4") + 1
+    asked = ["memory", "resnet50", "--batch-size", size, "--mode", "training", "--prices", tmp_path / "prices.toml"]
+    code, text, _ = run(*asked, "--device", "t4,l4", "--json", "-")
+    rows = {row["device"]: row for row in json.loads(text)["devices"]}
+    assert (code, list(rows)) == (1, ["t4", "l4"])  # it does not fit on the first
+    for name, row in rows.items():
+        options = {"mode": "training", "device": name}
+        assert row["memory"] == memory_limit(probe.resolve(name, live=False)).bytes
+        (mode,) = row["modes"].values()
+        assert mode["max_batch_size"] == cubatch.max_batch_size("resnet50", row["memory"], **options)
+        assert mode["fits"] == (cubatch.footprint("resnet50", batch_size=size, **options).total <= row["memory"])
+    assert [row["price_per_hour"] for row in rows.values()] == [0.35, 0.71]
+    code, text, err = run(*asked, "--device", "t4,l4,a40")
+    assert f"Batch {size} fits on l4 and a40. The cheapest of them is l4; a40 has no price." in " ".join(text.split())
+    assert (code, err) == (1, f"cubatch: batch {size} does not fit on Tesla T4\n")
+
+
+def test_a_limit_counts_on_every_device_that_has_more(run):
+    """Of two GiB on a GPU of 16; a GPU that has less keeps what it has."""
+    asked = ["memory", "mlp", "--device", "t4,gtx-980", "--mode", "inference", "--json", "-"]
+    rows = json.loads(run(*asked, "--limit", "8GiB")[1])["devices"]
+    assert [row["memory"] == 8 * 2**30 for row in rows] == [True, False]
+    assert rows[1]["memory"] == memory_limit(probe.resolve("gtx-980", live=False)).bytes
+
+
+def test_the_exit_code_tells_whether_the_batch_fits(run):
+    """By the mode that was asked for, else by inference; the table is shown all the same."""
+    asked = ["memory", "resnet18", "--device", "cpu", "--limit", "300MiB"]
+    most = json.loads(run(*asked, "--json", "-")[1])["modes"]
+    for mode, facts in most.items():
+        size = facts["max_batch_size"]
+        assert run(*asked, "--mode", mode, "--batch-size", size)[0] == 0
+        code, out, err = run(*asked, "--mode", mode, "--batch-size", size + 1)
+        assert (code, f"{size + 1} does not fit" in out, f"batch {size + 1} does not fit on" in err) == (1, True, True)
+    assert most["training"]["max_batch_size"] < most["inference"]["max_batch_size"]
+    assert run(*asked, "--batch-size", most["inference"]["max_batch_size"])[0] == 0
+
+
+def test_the_largest_batch_is_computed_once_for_each_mode(run, monkeypatch):
+    """The rule of thumb about it stands next to that very number."""
+    sizes, largest = [], fit.largest
+    monkeypatch.setattr(fit, "largest", lambda *given: sizes.append(largest(*given)) or sizes[-1])
+    found = json.loads(run("memory", "mlp", "--device", "t4", "--memory", "1GiB", "--json", "-")[1])["modes"]
+    assert sizes == [facts["max_batch_size"] for facts in found.values()]
+    assert sizes == [facts["rules_of_thumb"][-1]["computed"] for facts in found.values()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("mlp", "--batches", "a:b"), "--batches is for --library torch, not auto"),
+        (("mlp", "--library", "torch", "--input-shape", "8,8,3"), "package.module:name of a function"),
+        (("a:b", "--library", "torch"), "needs exactly one of these options"),
+        (("a:b", "--library", "torch", "--batches", "a:c", "--loader", "a:d"), "exclude each other"),
+        (("a:b", "--library", "torch", "--batches", "a:c", "--recompute"), "leave out --recompute"),
+        (("mlp", "--device", "t4,t5"), "t5"),
+        (("mlp", "--device", "t4,l4", "--prices", "nowhere.toml"), "--prices"),
+        (("mlp", "--device", "t4,l4", "--prices", "t4=free"), "--prices"),
+        (("mlp", "--limit", "much"), "much"),
+    ],
+)
+def test_options_that_make_no_sense_are_rejected(run, arguments, says):
+    """With the option or the value, and nothing on stdout."""
+    code, out, err = run("memory", *arguments)
+    assert (code, out, says in err) == (2, "", True), err

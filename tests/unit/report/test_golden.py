@@ -39,6 +39,7 @@ from cubatch.report.tables import (
     watch,
 )
 from cubatch.report.tables import occupancy as occupancy_table
+from cubatch.tuning.device_memory import ModeMemory
 from tests.unit import golden
 from tests.unit.predictions import fastest_first, one_pass, predicted
 from tests.unit.studies import payloads
@@ -107,7 +108,8 @@ def memory_page():
     ]
     inference = attrs.evolve(plan, gradients=0, optimizer=0, activation_gradients=0, elements_per_sample=1410)
     both = {
-        mode: footprint.ModeMemory(one, rules, 1024) for mode, one in (("inference", inference), ("training", plan))
+        mode: ModeMemory(footprint=one, fits=True, max_batch_size=1024, rules=rules)
+        for mode, one in (("inference", inference), ("training", plan))
     }
     return grids(*footprint.modes(both, title="mlp, float32, batch 256: memory of a step", limit=12 * 2**30))
 

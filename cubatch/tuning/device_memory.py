@@ -1,0 +1,138 @@
+"""Does a step fit, on which device, and with which batch at most?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.checks import check_batch_size
+from cubatch.choices import Mode
+from cubatch.errors import DoesNotFit
+from cubatch.frameworks.module_footprint import ModuleFootprint
+from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware.facts import Device
+from cubatch.memory.step_footprint import Footprint
+from cubatch.memory.thumb_rules import Rule
+from cubatch.tuning import priced_devices, step_memory
+from cubatch.tuning.step_memory import ModuleStep, NetworkStep
+
+
+@attrs.frozen(kw_only=True)
+class ModeMemory:
+    """
+    The memory of a step in one mode.
+
+    Attributes:
+        footprint: At the requested batch size.
+        fits: Whether that is within the limit.
+        max_batch_size: The largest batch that fits; 0 if none does.
+        rules: Rules of thumb, compared with the plan of a network.
+    """
+
+    footprint: Footprint | ModuleFootprint
+    fits: bool
+    max_batch_size: int
+    rules: Sequence[Rule] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain mappings and lists, for JSON."""
+        return {
+            "footprint": self.footprint.to_mapping(),
+            "fits": self.fits,
+            "max_batch_size": self.max_batch_size,
+            "rules_of_thumb": [rule.to_mapping() for rule in self.rules],
+        }
+
+
+@attrs.frozen(kw_only=True)
+class DeviceMemory:
+    """
+    The memory of a step on one device.
+
+    Attributes:
+        device: The device.
+        limit: Bytes that a step may take.
+        why: Source of the limit; empty if it is the requested one.
+        modes: The memory of each mode.
+        price: Price of an hour, in the user's currency; None if unknown.
+    """
+
+    device: Device
+    limit: int
+    why: str
+    modes: Mapping[Mode, ModeMemory]
+    price: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the requested batch fits, in the first mode; inference takes less than training."""
+        return next(iter(self.modes.values())).fits
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain mappings and lists, for JSON."""
+        return {
+            "device": self.device.slug or self.device.name,
+            "memory": self.limit,
+            "price_per_hour": self.price,
+            "modes": {mode: taken.to_mapping() for mode, taken in self.modes.items()},
+        }
+
+
+def memory_on(
+    spec: Any,
+    batches: Any = None,
+    *,
+    devices: Iterable[Device | str | None],
+    modes: Sequence[Mode],
+    batch_size: int,
+    memory_limit: int | str | None = None,
+    prices: Mapping[str, float] | None = None,
+    **options: Any,
+) -> list[DeviceMemory]:
+    """
+    Return the memory of a step on each of several devices, and the largest batch that fits there.
+
+    Args:
+        spec, batches: As for `footprint`.
+        devices: Names of the catalogue, or Devices; None is the device of this machine.
+        modes: "inference", "training" or both, in this order.
+        batch_size: Samples per step.
+        memory_limit: As for `autotune`: the memory of the device counts if it is less.
+        prices: Price of an hour by the name of a device.
+        options: The other arguments of `footprint`.
+
+    Raises:
+        CubatchError: As `footprint`; also if the memory of a device is not known.
+    """
+    size, gpus = check_batch_size(batch_size), priced_devices.distinct(devices)
+    paid = priced_devices.prices_of(gpus, prices or {})
+    limits = {name: hardware_memory.memory_limit(gpu, memory_limit) for name, gpu in gpus.items()}
+    taken: dict[str, dict[Mode, ModeMemory]] = {name: {} for name in gpus}
+    for mode in modes:
+        with step_memory.step_of(spec, batches, {**options, "mode": mode}) as step:
+            for name, gpu in gpus.items():
+                taken[name][mode] = _of_mode(step, size, gpu, limits[name].bytes)
+    return [
+        DeviceMemory(
+            device=gpu,
+            limit=limits[name].bytes,
+            why="" if memory_limit is not None and not limits[name].is_lowered else limits[name].note,
+            modes=taken[name],
+            price=paid.get(name),
+        )
+        for name, gpu in gpus.items()
+    ]
+
+
+def _of_mode(step: NetworkStep | ModuleStep, batch_size: int, device: Device, limit: int) -> ModeMemory:
+    footprint = step.footprint(batch_size, device)
+    try:
+        most = step.largest(limit, device)
+    except DoesNotFit:
+        most = 0
+    rules: Sequence[Rule] = ()
+    if isinstance(step, NetworkStep) and isinstance(footprint, Footprint):
+        rules = step.rules(footprint, device, limit, most)
+    return ModeMemory(footprint=footprint, fits=footprint.total <= limit, max_batch_size=most, rules=rules)

@@ -1,0 +1,53 @@
+"""Devices to compare, by name, and what an hour of each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cubatch import checks
+from cubatch.errors import InvalidArgument
+from cubatch.hardware import probe
+from cubatch.hardware.facts import Device
+
+
+def distinct(devices: Iterable[Device | str | None]) -> dict[str, Device]:
+    """
+    Return devices by name, each once; None is the device of this machine.
+
+    Raises:
+        InvalidArgument: If there is none, or two different ones have one name.
+    """
+    if isinstance(devices, str | Device) or not isinstance(devices, Iterable):
+        raise InvalidArgument("devices", devices, "a list of GPUs")
+    gpus: dict[str, Device] = {}
+    for gpu in (probe.resolve(given, live=False) for given in devices):
+        if gpus.setdefault(_name(gpu), gpu) != gpu:
+            remedy = "Give the name of one in its file, or leave one out."
+            raise InvalidArgument("devices", _name(gpu), "GPUs of different names", remedy)
+    if not gpus:
+        raise InvalidArgument("devices", [], "at least one GPU's name")
+    return gpus
+
+
+def prices_of(devices: Mapping[str, Device], prices: Mapping[str, float]) -> dict[str, float]:
+    """
+    Return the price of an hour by the name that `distinct` has; prices of other devices are left out.
+
+    Raises:
+        InvalidArgument: If a price is no positive number, or given twice.
+        UnknownName: If a price is of no device.
+    """
+    paid: dict[str, float] = {}
+    for given, price in prices.items():
+        gpu = probe.resolve(given, live=False)
+        name = _name(gpu)
+        checks.check_number(f"prices[{given!r}]", price, above=0.0)
+        if devices.get(name) != gpu:
+            continue
+        if paid.setdefault(name, float(price)) != price:
+            raise InvalidArgument(f"prices[{given!r}]", price, f"{paid[name]!r}, as another name of {name} has it")
+    return paid
+
+
+def _name(gpu: Device) -> str:
+    return gpu.slug or gpu.name
