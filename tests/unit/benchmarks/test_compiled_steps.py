@@ -90,17 +90,6 @@ def test_a_rival_that_fails_names_the_error(clock, fails_at):
     assert found["eager"]["ratio"] == pytest.approx(2.0)
 
 
-def test_compiling_is_not_timed(clock):
-    """A step that compiles for a minute when it is bound has the same median."""
-
-    def bind():
-        clock.launched += ["slow"] * 60
-        return step(clock, "compile")
-
-    clock.seconds["slow"] = 1.0
-    assert compare(clock, compile=bind)["rivals"]["compile"]["seconds"] == pytest.approx(0.08)
-
-
 @pytest.mark.parametrize(
     ("torch", "reason"),
     [
@@ -123,44 +112,3 @@ def test_a_missing_package_makes_the_item_unavailable(clock, monkeypatch, torch,
         "message": reason,
     }  # fmt: skip
     assert "1 unavailable" in gpu.compiled(result_of(training=([{"name": "a"} | found], 0)))
-
-
-def test_both_sides_run_the_same_step_and_are_released(clock, monkeypatch):
-    """Network, mode, batch size and type reach both sides; our runner is closed and compiled code dropped."""
-    log = []
-    runner = types.SimpleNamespace(
-        clock=clock, prepare=log.append, step=step(clock, "ours"), close=lambda: log.append("closed")
-    )
-    torch = types.SimpleNamespace(compiler=types.SimpleNamespace(reset=lambda: log.append("reset")))
-    monkeypatch.setattr(training, "_runner", lambda name, _, **options: log.append((name, options)) or runner)
-    monkeypatch.setattr(training.rivals, "torch_of", lambda _: torch)
-    monkeypatch.setattr(training, "_builder", lambda name: f"builder of {name}")
-    monkeypatch.setattr(training, "_binder", lambda _, *facts: lambda: log.append(facts) or step(clock, facts[-1]))
-    session = types.SimpleNamespace(target=clock.target(), small=False)
-    found = training.whole_step(Step("resnet50", "inference", 32), ("eager", "compile"), session)
-    (name, options), prepared, *bound = log
-    assert (name, options["mode"], options["dtype"], options["library"]) == (
-        "resnet50", "inference", "float16", "cubatch",
-    )  # fmt: skip
-    facts = ("builder of resnet50", Step("resnet50", "inference", 32))
-    assert (prepared, bound) == (32, [(*facts, "eager"), (*facts, "compile"), "closed", "reset"])
-    assert [found["rivals"][name]["ratio"] for name in ("eager", "compile")] == pytest.approx([2.0, 0.8])
-
-
-# --- the table -------------------------------------------------------------------------------------------------------
-
-
-def test_the_table_has_a_row_for_each_rival():
-    """Images per second of both and the ratio; a failed rival has none. The other table has eager alone."""
-    rival = {"failure": None, "images_per_second": 6400.0, "ratio": 0.8, "ratio_interval": [0.79, 0.81]}
-    item = {
-        "name": "x", "status": "ok", "network": "resnet50", "mode": "training", "dtype": "float16", "batch_size": 256,
-        "cubatch": {"images_per_second": 8000.4},
-        "rivals": {"eager": rival, "compile": {"failure": "RuntimeError: no Triton", "warm_up_seconds": 1.0}},
-    }  # fmt: skip
-    result = result_of(training=([item, {"name": "y", "status": "hung", "message": "took longer than 360 s"}], 0))
-    text = gpu.KINDS["gpu-compiled"](result)
-    assert "| resnet50 | training | float16 | 256 | 8000 | eager | 6400 | 0.80 (0.79 to 0.81) |" in text
-    assert "| resnet50 | training | float16 | 256 | 8000 | compile | failed |  |" in text
-    assert "| resnet50 | float16 | 256 | 8000 | 6400 | 0.80 (0.79 to 0.81) |" in gpu.training(result)
-    assert "compile" not in gpu.training(result)

@@ -9,12 +9,9 @@ import attrs
 import pytest
 
 from benchmarks import bench_faults
-from benchmarks.faults import devices, judging, processes
+from benchmarks.faults import devices, processes
 from benchmarks.faults.judging import Trial
 from benchmarks.pages import search
-from cubatch.measure.goal import Goal
-from cubatch.measure.records import Measured, Outcome, Timing
-from cubatch.tuning import store_tables
 from cubatch.tuning.store import Run
 from tests.thorough import THOROUGH
 
@@ -65,32 +62,6 @@ def test_a_store_that_forgets_is_found_out(monkeypatch):
         trial = devices.try_once("killed and begun again", 1)
         assert trial.lost
         assert not trial.is_good
-
-
-def test_a_rerun_that_measures_again_is_found_out(monkeypatch):
-    """One that is given nothing of what was kept."""
-    monkeypatch.setattr(store_tables, "read_measured", lambda *_: Measured())
-    with monkeypatch.context() as kept:
-        kept.setattr(judging, "kept_rows", lambda _: {1: Measured()})
-        trial = devices.try_once("killed and begun again", 1)
-    assert trial.twice
-
-
-def measured(**seconds):
-    sizes = {int(name[1:]): value for name, value in seconds.items()}
-    timings = [Timing(batch_size=n, round=number, seconds=value) for n, value in sizes.items() for number in range(3)]
-    return Measured(timings=tuple(timings), outcomes=tuple(Outcome(n, "ok") for n in sizes))
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [(64, ""), (8, "the rule gives 64"), (None, "the rule gives 64")],
-)
-def test_an_answer_that_is_not_the_rules_is_wrong(answer, words):
-    """What a run says must follow from the rows of its store."""
-    kept = measured(n8=1.0, n64=2.0)
-    assert words in judging.is_wrong(answer, kept, Goal(), lambda n: {8: 1.0, 64: 2.0}[n])
-    assert bool(judging.is_wrong(answer, kept, Goal(), lambda n: {8: 1.0, 64: 2.0}[n])) == bool(words)
 
 
 @pytest.mark.parametrize("name", ["lost", "twice", "no_answer", "wrong", "orphans", "late"])

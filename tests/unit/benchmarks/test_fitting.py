@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
 
 import attrs
@@ -13,14 +12,12 @@ import pytest
 from benchmarks import fit_predictor
 from benchmarks.predictor import fitting
 from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
-from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, load
+from benchmarks.predictor.published import GEMM, NEUSIGHT, load
 from cubatch.estimate.vendor.fitted import Fitted
 from tests.unit.benchmarks.building import (
-    CONV_ROW,
     FACTORS,
     GEMM_ROW,
     LAYERS,
-    ONES,
     V100,
     model_of,
     rows_of,
@@ -50,22 +47,6 @@ def test_the_factors_of_gpus_and_unusual_constants_are_recovered(monkeypatch):
         assert model.scales[slug] == pytest.approx(want, rel=0.03), slug
     assert fitting.analytic(model, rows) == pytest.approx(rows.seconds, rel=0.02)
     assert (model.name, model.transforms, model.trees) == (NEUSIGHT, True, None)
-
-
-def test_trees_learn_what_the_constants_cannot(quick):
-    """Layers of 28 x 28 take a third longer for no reason the arithmetic knows: the trees see it, in range."""
-    rows = rows_of(factors=ONES, batches=(4, 16, 64, 256))
-    odd = rows.work.h == 28
-    slow = attrs.evolve(rows, seconds=np.where(odd, rows.seconds * 1.35, rows.seconds))
-    model = fitting.fit_trees(model_of(), slow, seed=0)
-    gap = np.log(fitting.predict(model, slow) / slow.seconds)
-    plain = np.log(fitting.analytic(model, slow) / slow.seconds)
-    assert np.abs(plain[odd]).mean() == pytest.approx(np.log(1.35), rel=1e-9)
-    assert np.abs(gap).mean() < 0.3 * np.abs(plain).mean()
-    sizes = dict(zip(model.trees.features, zip(model.trees.low, model.trees.high, strict=True), strict=True))
-    assert sizes["c"] == pytest.approx((np.log(64), np.log(512)))
-    assert sizes["n"] == (-np.inf, np.inf)
-    assert not [name for name in sizes if name.startswith("n mod")]  # all batches are powers of two
 
 
 def test_nothing_of_a_held_out_fold_is_used(quick):
@@ -108,18 +89,6 @@ def test_siblings_are_left_out_together(taught):
     assert np.isfinite(left[rows.gpu != "k40"]).all()
 
 
-def test_what_is_unknown_of_a_gpu_is_what_leaving_each_out_shows(monkeypatch, taught):
-    """GPUs a fifth slower and a tenth faster than the model without them: the root of the mean square."""
-    rows = rows_of(factors=ONES)
-    rows = attrs.evolve(rows, seconds=rows.seconds * np.exp(np.where(rows.gpu == V100, 0.2, -0.1)))
-    monkeypatch.setattr(fitting, "fit_constants", fitting.fit)
-    noise = np.random.default_rng(2).normal(0, 0.15, len(rows))
-    monkeypatch.setattr(fitting, "cross_validated", lambda rows, **_: (rows.seconds * np.exp(noise), None))
-    model = fit_predictor.fitted(rows, 0)
-    assert model.unseen_sd == pytest.approx(math.sqrt((0.2**2 + 0.1**2) / 2))
-    assert model.sd == pytest.approx(np.quantile(np.abs(noise), 0.9) / 1.6449)
-
-
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     """Where files are read from, models and results are written to; what is fitted is known by its sd."""
@@ -155,16 +124,3 @@ def test_the_command_writes_a_model_for_each_source_that_is_there(folders, monke
     assert sorted(used) == sorted([*fit_predictor.fingerprints(single), *fit_predictor.fingerprints(tensor)])
     assert not set(used) & set(fit_predictor.fingerprints(stored))
     assert "deepbench gemm tensor: 2 rows, 1 shapes, 1 GPUs" in capsys.readouterr().out
-
-
-def test_sources_that_were_not_asked_for_stay_as_they_are(folders, monkeypatch):
-    """No model of theirs is written, but their rows are still known as fitted."""
-    folder, data, results = folders
-    write(folder / "deepbench_gemm.csv", GEMM_ROW, {})
-    write(folder / "deepbench_conv.csv", CONV_ROW, {})
-    monkeypatch.setattr(sys, "argv", command(folder, "--only", CONV))
-    fit_predictor.main()
-    assert [path.name for path in data.iterdir()] == ["deepbench_conv.npz"]
-    want = np.concatenate([fit_predictor.fingerprints(load(folder, source)[0]) for source in (CONV, GEMM)])
-    with np.load(results / "rows.npz") as file:
-        assert sorted(file["fitted"]) == sorted(want)

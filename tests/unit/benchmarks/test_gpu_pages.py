@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from benchmarks import render
 from benchmarks.pages import gpu, gpu_step
-from benchmarks.pages.gpu_rows import rows_of
 from cubatch.bench import cases, measure
 from cubatch.bench.contest import Contest
 from cubatch.network import layers as kinds
@@ -81,44 +78,6 @@ def test_convolutions_are_averaged_by_network_and_pass():
     assert "| resnet50 | float32 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in gpu.convolutions(SYNTHETIC)
 
 
-def test_attention_is_listed_one_by_one():
-    """Beside PyTorch's own; a pass that has none there is left out."""
-    layer = kinds.Attention(h=9, w=1, c=8, heads=2)
-    at_once, keeping = (
-        cases.of_layer(layer, Pass.FPROP, 2, "float16", mode=mode) for mode in ("inference", "training")
-    )
-    items = [item_of(at_once, [entry(2e-3, ratio=0.5), entry(1e-3, side="vendor")]), item_of(keeping, [entry(3e-3)])]
-    rows = [line for line in gpu.attention(result_of(attention=(items, 0))).splitlines() if line.startswith("| att")]
-    assert rows == [
-        f"| {at_once.name} | simt 128x128x8 | 2.00 ms | 1.00 TFLOP/s | 50.0 % | 1.00 ms | 0.50 (0.49 to 0.51) |"
-    ]
-
-
-def test_probes_that_are_not_right_are_listed_with_what_became_of_them():
-    """What differs, or the error; what has no twin to compare with is none."""
-    items = [
-        {"name": "a", "status": "ok", "differences": []},
-        {"name": "b", "status": "differs", "differences": ["1 of 2", "2 of 2"]},
-        {"name": "c", "status": "error", "message": "an illegal instruction"},
-        {"name": "d", "status": "unchecked", "message": "no g++"},
-    ]
-    text = gpu.conformance(result_of(conformance=(items, 0)))
-    assert "Probes: 1 ok, 1 differs, 1 error, 1 unchecked." in text
-    assert text.splitlines()[-2:] == ["| b | 1 of 2; 2 of 2 |", "| c | an illegal instruction |"]
-
-
-def test_the_slow_are_listed_with_what_limits_them():
-    """Empty SMs, the vendor's other algorithm, bandwidth; what meets its goal is not there."""
-    text = gpu.slow(SYNTHETIC)
-    lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
-    assert len(lines) == 4
-    assert "gemm nt 64 x 64 x 64" in lines[0]
-    assert "50.0 % of the peak rate" in lines[0]
-    assert "30.0 % of the SMs at work" in lines[1]
-    assert "the vendor may use Winograd" in lines[2]
-    assert "70.0 % of a copy's bandwidth" in lines[3]
-
-
 def test_sections_of_a_page_are_written_from_a_pass(monkeypatch, tmp_path):
     """Every kind has its marker; a page without markers stays as it is."""
     (tmp_path / "pass.json").write_text(json.dumps(SYNTHETIC))
@@ -140,11 +99,3 @@ def test_a_real_result_is_what_the_tables_read(world):
     assert "| gemm | float32 | fake | 1 |" in gpu.families(passed)
     assert gpu.limit_of(gpu.rows_of(passed, "gemm")[0])
     assert DEVICE.num_sms == 10
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_of_a_rivals_ways_the_fastest_is_listed(order):
-    """Whichever comes first; it is the one that ours are compared with."""
-    ways = [entry(3e-3, side="vendor"), entry(2e-3, side="vendor")][::order]
-    (row,) = rows_of(result_of(gemm=([item_of(cases.gemm(64, 64, 64), [entry(1e-3, ratio=2.0), *ways])], 0)), "gemm")
-    assert row["rivals"]["vendor"]["seconds"] == 2e-3

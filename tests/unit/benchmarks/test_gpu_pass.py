@@ -40,21 +40,6 @@ def test_an_item_that_hangs_is_noted_and_the_next_goes_on():
     assert run.seconds < 10
 
 
-def test_an_item_that_kills_its_process_is_noted_with_what_it_said():
-    """A sticky CUDA error or a segmentation fault leaves the rest."""
-    run, _ = ran(
-        """
-        for index in range(start, 3):
-            if index == 1:
-                say(begins=1, name="item 1", limit=5)
-                sys.exit("an illegal address")
-            do(index)
-        """
-    )
-    assert [item["status"] for item in run.items] == ["ok", "crashed", "ok"]
-    assert "an illegal address" in run.items[1]["message"]
-
-
 def test_a_stage_that_only_crashes_is_given_up():
     """A GPU that fell off the bus is not asked a thousand times."""
     run, _ = ran("say(begins=start, name=f'item {start}', limit=5); sys.exit('gone')")
@@ -183,33 +168,6 @@ def test_a_kernel_that_is_left_out_is_not_launched():
         conformance.conforms(probe, session)
     assert not no.value.is_fatal
     assert said == []
-
-
-def test_a_process_that_does_not_even_begin_fails_the_stage():
-    """Such as for want of CuPy."""
-    run, _ = ran("sys.exit('no module named cupy')")
-    assert (run.status, run.items) == ("failed", [])
-    assert "no module named cupy" in run.message
-
-
-def test_getting_ready_takes_nothing_of_the_stages_time():
-    """From a cold disk PyTorch's import takes longer than a stage; only the first process of each is let off."""
-    run, _ = ran(
-        """
-        time.sleep(0.8)
-        say(count=5)
-        do(start, left=seconds)
-        if start < 4:
-            say(begins=start + 1, name="gone", limit=5)
-            sys.exit("gone")
-        """,
-        seconds=2.5,
-    )
-    first, second, third = (item["left"] for item in run.items if item["status"] == "ok")
-    assert run.ready_seconds >= 0.8
-    assert first == 2.5
-    assert 1.7 < second < 2.5  # with the first sleep it would be less
-    assert third < second - 0.8
 
 
 def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from types import SimpleNamespace
 
-import attrs
-import numpy as np
 import pytest
 
 from benchmarks import gpu_pass
 from benchmarks.gpu import cases as gpu_cases
-from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import plan, steps, sweep
 from benchmarks.gpu import stages as gpu_stages
-from cubatch.bench import cases, measure, rivals
+from cubatch.bench import cases, measure
 from cubatch.bench.contest import Contest
-from cubatch.bench.rivals import Rival
-from cubatch.errors import CompileError, DeviceFailed, InvalidArgument
+from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware import catalogue
 from cubatch.network import layers as kinds
 from cubatch.network.passes import Pass
@@ -26,13 +20,6 @@ from tests.thorough import THOROUGH
 from tests.unit.benchmarks.passes import H200
 
 # --- what it would do ----------------------------------------------------------------------------------------------
-
-
-def test_stages_come_in_the_order_of_their_worth_and_fit_eight_minutes():
-    """The device first, correctness before speed; the shares are within the default time, which is under 480 s."""
-    names = [stage.name for stage in gpu_stages.STAGES]
-    assert names.index("facts") < names.index("correctness") < names.index("gemm") < names.index("sweep")
-    assert sum(stage.seconds for stage in gpu_stages.STAGES) <= gpu_pass.SECONDS + 20 < 480
 
 
 def test_a_dry_run_lists_what_would_run(capsys):
@@ -62,26 +49,6 @@ def test_a_dry_run_fails_with_what_cannot_be_planned(error, said, monkeypatch, c
     assert said in capsys.readouterr().out
 
 
-def test_a_dry_run_fails_with_a_kernel_that_does_not_compile(monkeypatch, capsys):
-    """Whatever stage it is for."""
-    broken = gpu_items.units(90)[0]
-    monkeypatch.setattr(gpu_items, "compile_all", lambda *_: [(broken, "line 7: error")])
-    assert gpu_pass.main(["--dry-run", "--stage", "facts"]) == 1
-    assert f"problem: {broken.name}: line 7: error" in capsys.readouterr().out
-
-
-def test_a_dry_run_fails_with_a_case_that_does_not_fit(monkeypatch, capsys):
-    """The largest products take more than a card of half a GiB has; operations of steps are then left out."""
-    tiny = attrs.evolve(plan.hardware_memory.memory_limit(H200), bytes=1 << 29)
-    before = gpu_stages.stage_named("steps").items(H200)
-    monkeypatch.setattr(plan.hardware_memory, "memory_limit", lambda _: tiny)
-    after = gpu_stages.stage_named("steps").items(H200)
-    assert max(item.case.num_bytes for item in after) <= 1 << 29 < max(item.case.num_bytes for item in before)
-    assert 0 < len(after) < len(before)
-    assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "gemm", "--only", "gemm nt 8192"]) == 1
-    assert "512.00 MiB are there" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("stage", gpu_stages.STAGES, ids=lambda stage: stage.name)
 def test_items_have_names_of_their_own_and_limits(stage):
     """A process that begins behind an item must find the same list."""
@@ -89,20 +56,6 @@ def test_items_have_names_of_their_own_and_limits(stage):
     assert len({item.name for item in items}) == len(items) > 0
     assert [item.name for item in items] == [item.name for item in stage.items(H200)]
     assert all(item.seconds > 0 and item.limit_seconds > 0 for item in items)
-
-
-def test_odd_shapes_are_odd_and_always_the_same():
-    """Every storage type, extents that differ and leave residues, strides, dilation, one-sided pads, groups."""
-    found = gpu_cases.odd_shapes()
-    assert [case.name for case in found] == [case.name for case in gpu_cases.odd_shapes()]
-    assert {case.name for case in found} != {case.name for case in gpu_cases.odd_shapes(seed=1)}
-    convolutions = [case.layer for case in found if isinstance(case.layer, kinds.Conv2d)]
-    assert {3, 2, 1} <= {layer.stride[0] for layer in convolutions}
-    assert any(layer.dilation[0] == 2 for layer in convolutions)
-    assert any(1 < layer.groups < layer.c for layer in convolutions)
-    assert any(layer.h != layer.w and layer.pad[0] != layer.pad[1] for layer in convolutions)
-    assert {case.dtype for case in found} == {"float32", "float16", "bfloat16"}
-    assert max(case.num_bytes for case in found) < 16 * 2**20
 
 
 def test_an_uncovered_kernel_is_a_problem():
@@ -140,37 +93,7 @@ def test_an_operation_of_several_steps_is_timed_once():
             assert item.case.multiplicity == len(item.case.layers) >= case.multiplicity
 
 
-def test_norms_and_activations_are_compiled_on_request_only():
-    """Another item of the same case, at the end of the stage; products and backward norms have none."""
-    stage = gpu_stages.stage_named("steps")
-    default = gpu_stages.chosen(stage, H200, "^resnet50, training, batch 256, float16")
-    assert all(not item.name.endswith(gpu_stages.COMPILED) for item in default)
-    compiled = gpu_stages.chosen(stage, H200, "^resnet50, training, batch 256, float16, compiled$")
-    assert compiled
-    assert {item.case.operation for item in compiled} == {"batch_norm_train"}
-    assert {item.run.keywords["compiled_rivals"] for item in compiled} == {True}
-    assert {item.name.removesuffix(gpu_stages.COMPILED) for item in compiled} <= {item.name for item in default}
-
-
-def test_a_gpu_without_tf32_has_no_steps_of_it():
-    """Its cases would be float32's under another name."""
-    v100 = catalogue.find("v100-sxm2-16gb")
-    for name in ("gemm", "steps", "correctness"):
-        dtypes = {item.case.dtype for item in gpu_stages.stage_named(name).items(v100) if item.case}
-        assert "tf32" not in dtypes
-        assert "float16" in dtypes
-
-
 # --- sweeps --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("largest", [1, 2, 7, 256])
-def test_sweeps_go_from_coarse_to_fine(largest):
-    """Every size once; after any half of them the widest gap is at most twice the narrowest possible."""
-    order = list(sweep.coarse_to_fine(largest))
-    assert sorted(order) == list(range(1, largest + 1))
-    half = sorted(order[: max(1, largest // 2)])
-    assert max(b - a for a, b in zip([0, *half], [*half, largest + 1], strict=True)) <= 4 or largest < 4
 
 
 def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
@@ -194,68 +117,6 @@ def test_a_sweep_that_is_cut_off_says_what_is_missing(world):
     assert (found["rows"], found["missing"]) == ([], [1, 2, 3, 4])
 
 
-def test_a_sweep_goes_on_without_a_kernel_that_is_left_out(world):
-    """The sizes that would have run on it are missing."""
-
-    def refuse_small(found):
-        nonlocal asked
-        asked += 1
-        if asked % 2:
-            raise DeviceFailed(f"kernel {found.name}", "the end of an earlier process")
-        return contextlib.nullcontext()
-
-    asked = 0
-    here = attrs.evolve(world.target(), trying=refuse_small)
-    found = sweep.sweep(_linear(4), here, Contest(world), until=time.monotonic() + 60)
-    assert ([row["batch"] for row in found["rows"]], found["missing"]) == ([2, 3], [1, 4])
-
-
-@pytest.mark.parametrize("fails_at", [1, 3])
-def test_a_sweep_goes_on_where_a_rival_fails(world, monkeypatch, fails_at):
-    """When it is bound, and later: ours are there at every size, the rival's where it ran."""
-    calls = []
-
-    def bind(arrays):
-        def step():
-            calls.append(1)
-            if len(calls) >= fails_at:
-                raise RuntimeError("no workspace")
-            np.matmul(arrays["x"], arrays["w"].T, out=arrays["out"])
-
-        return step
-
-    monkeypatch.setitem(rivals.RIVALS, "vendor", lambda *_, **__: Rival("library", bind))
-    found = sweep.sweep(_linear(3), world.target(), Contest(world), until=time.monotonic() + 60)
-    assert [row["ours_timings"] > 0 for row in found["rows"]] == [True] * 3
-    assert [row["vendor_ms"] for row in found["rows"]] == [None] * 3
-
-
-@pytest.mark.parametrize("fails_at", [1, 4])
-def test_a_ceiling_is_that_of_the_libraries_that_ran(world, monkeypatch, fails_at):
-    """One that fails costs its own rate, and says why."""
-    calls = []
-
-    def fail(_):
-        def step():
-            calls.append(1)
-            if len(calls) >= fails_at:
-                raise RuntimeError("no workspace")
-
-        return step
-
-    def multiply(arrays):
-        return lambda: np.matmul(arrays["x"], arrays["w"].T, out=arrays["out"])
-
-    both = attrs.evolve(Rival("fails", fail), alternatives=(Rival("runs", multiply),))
-    session = SimpleNamespace(target=world.target(), contest=Contest(world), sized=lambda _: cases.gemm(8, 8, 8))
-    monkeypatch.setitem(rivals.RIVALS, "vendor", lambda *_, **__: both)
-    assert gpu_items.gemm_ceiling("float32", session)["library"] == "runs"
-    calls.clear()
-    monkeypatch.setitem(rivals.RIVALS, "vendor", lambda *_, **__: Rival("fails", fail))
-    found = gpu_items.gemm_ceiling("float32", session)
-    assert (found["flops_per_second"], found["reason"]) == (None, "fails failed with RuntimeError: no workspace")
-
-
 def test_a_rehearsal_runs_the_same_operations_on_small_arrays():
     """Of the same operation, pass and type, each some kilobytes; nothing is left as large as it was."""
     planned = set()
@@ -277,17 +138,3 @@ def test_a_rehearsal_runs_the_same_operations_on_small_arrays():
 
 def _linear(batch_size, pass_=Pass.FPROP):
     return cases.of_layer(kinds.Linear(c=6, k=4), pass_, batch_size)
-
-
-def test_parts_are_disjoint_along_the_batch_and_share_the_filter():
-    """Three samples at a time out of eight: two parts, each with its own samples."""
-    whole = cases.of_layer(kinds.Linear(c=2, k=3), Pass.FPROP, 8)
-    arrays = {name: _numbered(operand.shape) for name, operand in whole.operands.items()}
-    parts = sweep._parts(cases.of_layer(kinds.Linear(c=2, k=3), Pass.FPROP, 3), arrays)
-    assert [part["x"][0, 0] for part in parts] == [0, 6]
-    assert [part["x"].shape for part in parts] == [(3, 2), (3, 2)]
-    assert parts[0]["w"] is parts[1]["w"] is arrays["w"]
-
-
-def _numbered(shape):
-    return np.arange(np.prod(shape)).reshape(shape)

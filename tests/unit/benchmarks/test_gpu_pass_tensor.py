@@ -9,43 +9,21 @@ import pytest
 
 from benchmarks import gpu_pass, render
 from benchmarks.gpu import cases as gpu_cases
-from benchmarks.gpu import items, plan
+from benchmarks.gpu import items
 from benchmarks.gpu import stages as gpu_stages
-from benchmarks.gpu_pass import Run
 from benchmarks.pages import gpu
-from benchmarks.pages.gpu_rows import limit_of, rows_of
 from cubatch.bench import cases, measure
 from cubatch.bench.implementations import TENSOR_FAMILIES
-from cubatch.errors import CompileError
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
 from cubatch.network import layers as kinds
 from cubatch.network.passes import Pass
-from tests.unit.benchmarks.passes import FACTS, conv_case, entry, item_of, ran, result_of
+from tests.unit.benchmarks.passes import FACTS, conv_case, entry, item_of, result_of
 
 H200, V100 = catalogue.find("h200-sxm"), catalogue.find("v100-sxm2-16gb")
 
 
 # --- lists ---------------------------------------------------------------------------------------------------------
-
-
-def test_odd_shapes_have_the_channels_that_tensor_cores_stumble_over():
-    """8, 24, 64, 100 and 512 on either side, H unlike W, stride 2, dilation 2, pads of one side, several N."""
-    found = gpu_cases.odd_products()
-    assert [case.name for case in found] == [case.name for case in gpu_cases.odd_products()]
-    assert {case.name for case in found} != {case.name for case in gpu_cases.odd_products(seed=1)}
-    for dtype in ("float16", "bfloat16", "tf32"):
-        layers = [case.layer for case in found if case.dtype == dtype and isinstance(case.layer, kinds.Conv2d)]
-        assert {8, 24, 64, 100, 512} <= {layer.c for layer in layers} & {layer.k for layer in layers}
-        assert all(layer.h != layer.w for layer in layers)
-        assert any(layer.stride[0] == 2 for layer in layers)
-        assert any(layer.dilation[0] == 2 for layer in layers)
-        assert any(layer.pad[0] != layer.pad[1] for layer in layers)
-        endings = {(c.operation, term) for c in found if c.dtype == dtype for term in c.epilogue}
-        for product in ("conv2d", "linear"):
-            assert {(product, term) for term in ("scale", "shift", "residual", "relu")} <= endings
-            assert {(f"{product}_dgrad", term) for term in ("residual", "mask")} <= endings
-    assert max(case.num_bytes for case in found) < 32 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -138,22 +116,6 @@ def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
     assert opened == [{"without": ["hopper"], "skipped": ["bad"], "small": False}]
 
 
-def test_a_stage_goes_on_where_every_tenth_item_hangs():
-    """Only items that fall one behind the other end it: what some variant breaks is noted, the others are measured."""
-    run, _ = ran(
-        """
-        for index in range(start, 24):
-            if index % 3 == 0:
-                say(begins=index, name=f"item {index}", limit=5)
-                sys.exit("broken")
-            do(index)
-        """
-    )
-    statuses = [item["status"] for item in run.items]
-    assert (run.status, len(statuses), statuses.count("crashed")) == ("ok", 24, 8)
-    assert isinstance(run, Run)
-
-
 # --- tables --------------------------------------------------------------------------------------------------------
 
 
@@ -218,66 +180,3 @@ def test_goals_of_a_type_are_judged_by_that_type_alone(line):
     """The best of our families in each case, geometric mean; what has no case has no line."""
     assert line in gpu.goals(SYNTHETIC)
     assert "batch 32" not in gpu.goals(SYNTHETIC)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "| gemm | float16 | hopper | 2 | 1.000 | 1 |",
-        "| gemm | float16 | mma | 2 | 1.000 | 1 |",
-        "| gemm | float32 | simt | 1 | 0.500 | 1 |",
-        "| layers | float16 | mma | 1 | 0.700 | 1 |",
-    ],
-)
-def test_families_are_compared_by_their_fastest_variant(line):
-    """Mean ratio over the cases that a family runs, and in how many it was the fastest of ours."""
-    assert line in gpu.families(SYNTHETIC)
-
-
-def test_a_step_that_was_timed_with_all_rivals_counts_against_eager_too():
-    """Whichever item has it; in inference it is no training step, and without eager there is nothing to compare."""
-    figures = {"images_per_second": 1280.0, "ratio": 2.0, "ratio_interval": None, "failure": None}
-    item = {
-        "name": "x", "status": "ok", "network": "resnet50", "mode": "training", "dtype": "float16", "batch_size": 256,
-        "cubatch": {"images_per_second": 2560.0}, "rivals": {"eager": figures, "compile": figures | {"ratio": 0.5}},
-    }  # fmt: skip
-    result = result_of(training=([item, item | {"mode": "inference"}, item | {"rivals": {"compile": figures}}], 0))
-    lines = [line for line in gpu.training(result).splitlines() if line.startswith("| resnet50")]
-    assert lines == ["| resnet50 | float16 | 256 | 2560 | 1280 | 2.00 |"]
-    assert "ratio to PyTorch eager | 1.00 | 2.000 | 1 | yes |" in gpu.goals(result)
-
-
-def test_what_misses_the_goal_of_its_type_is_slow():
-    """1.1 is enough for a convolution, not for a fused one; 0.9 is not enough for bfloat16 products."""
-    lines = [line for line in gpu.slow(SYNTHETIC).splitlines() if line.startswith(("| gemm", "| conv"))]
-    assert [line.split(" | ")[2] for line in lines] == ["0.50", "0.90", "0.70", "0.40", "1.10"]
-
-
-def test_what_limits_a_split_product_is_read_off_its_main_kernel():
-    """Not off the sum of its slices, which has more blocks and is always full."""
-    split = entry(1e-3, ratio=0.5, fill=0.4)
-    split["launches"].append({**split["launches"][0], "kernel": "split_k_reduce", "grid": [999, 1, 1], "fill": 1.0})
-    (row,) = rows_of(result_of(gemm=([item_of(cases.gemm(64, 64, 64), [split])], 0)), "gemm")
-    assert "40.0 % of the SMs at work" in limit_of(row)
-
-
-def test_a_dry_run_compiles_the_probes_too(monkeypatch, capsys):
-    """One that does not compile is a problem before there is a GPU."""
-
-    def refuse(found, arch):
-        if "twins" in found.source:
-            raise CompileError(found.name, arch, (), "line 7")
-        return found
-
-    monkeypatch.setattr(items.compiler, "compile_unit", refuse)
-    assert gpu_pass.main(["--dry-run", "--stage", "facts"]) == 1
-    assert capsys.readouterr().out.count("problem: ") == 3
-
-
-def test_memory_plans_cover_every_type(monkeypatch, capsys):
-    """A GPU that is too small for one is a problem of the dry run."""
-    small = attrs.evolve(plan.hardware_memory.memory_limit(H200), bytes=1 << 30)
-    monkeypatch.setattr(plan.hardware_memory, "memory_limit", lambda _: small)
-    assert gpu_pass.main(["--dry-run", "--no-compile", "--stage", "memory"]) == 1
-    out = capsys.readouterr().out
-    assert "resnet50, training, batch 256, float16, cubatch needs" in out

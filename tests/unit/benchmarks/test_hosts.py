@@ -2,44 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-
-import attrs
 import pytest
 
 from benchmarks import bench_hosts
-from benchmarks.search.hosts import Host, Ratios, Session
-
-QUIET = {"noise": 0.0}
-
-
-def quiet(index: int, spread: float = 0.05, **more: object) -> Host:
-    """A host without noise of its clock."""
-    return attrs.evolve(Host.draw(0, index, spread, **more), **QUIET)
-
-
-def test_a_reading_is_the_true_step_of_the_state_that_the_host_is_in():
-    """Without noise readings of 1 ms of work take the fast or the slow time, and both states come."""
-    host = quiet(3)
-    session, met = Session(host, 0), set()
-    for _ in range(400):
-        session.prepare(4)
-        session.step()
-        seconds = session.time(session.step, 1).seconds
-        session.sleep(0.5)
-        times = seconds / host.fast(4)
-        met |= {
-            state for state, true in (("fast", 1.0), ("slow", host.times(4))) if math.isclose(times, true, rel_tol=1e-6)
-        }
-    assert met == {"fast", "slow"}
-
-
-def test_ratios_vary_between_sizes_by_the_spread_that_is_asked_for():
-    """Logarithms of 2000 ratios of single sizes scatter by 15 %, within four standard errors, where none is clipped."""
-    host = next(h for h in (Host.draw(0, n, 0.1) for n in range(99)) if min(h.times(n) for n in range(1, 200)) > 1.05)
-    logs = [math.log(host.times(n)) for n in range(1, 2001)]
-    assert statistics.stdev(logs) == pytest.approx(0.1, abs=4 * 0.1 / math.sqrt(2 * len(logs)))
+from benchmarks.search.hosts import Host, Ratios
 
 
 def test_the_truth_is_the_fast_state_or_with_smooth_ratios_both():

@@ -266,17 +266,6 @@ def test_an_item_starts_only_if_its_limit_fits(clock, tmp_path):
     assert "1 minutes, and 0.0 are left" in records["e"]["reason"]
 
 
-def test_the_dry_run_lists_the_same_choice(clock, tmp_path, capsys):
-    """It counts each item with all of its minutes and names what is ok already."""
-    out = tmp_path / "out.json"
-    items = [item(name, minutes=minutes) for name, minutes in (("a", 5), ("b", 5), ("c", 3), ("d", 2))]
-    run(items[:1], out)
-    capsys.readouterr()
-    pending.dry_run(items, out, HERE, 8.0)
-    plans = [line.split("min  ")[1] for line in capsys.readouterr().out.splitlines()]
-    assert plans == ["is ok already", "would run", "would run", "it may take 2 minutes, and 0.0 are left"]
-
-
 def test_a_changed_command_runs_again(clock, tmp_path):
     """A result belongs to one command; that of the old command stays in the file."""
     out = tmp_path / "out.json"

@@ -11,7 +11,6 @@ from cubatch.errors import UnknownName
 from cubatch.estimate.vendor.algorithms import Work
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
-from tests.checks import assert_within
 from tests.unit.benchmarks.building import CONV_ROW, GEMM_ROW, write
 from tests.unit.estimate.building import work_of
 
@@ -42,54 +41,6 @@ def assert_alike(got, want):
     """Two tables of work have the same cases."""
     for field in attrs.fields(Work):
         assert getattr(got, field.name).tolist() == getattr(want, field.name).tolist(), field.name
-
-
-FLOORS = {"Tesla V100-PCIE-32GB": (0.072, 0.162, 0.106), "Tesla P4": (0.067, 0.373, 0.375)}
-
-
-SHAKE = 0.004  # milliseconds that a small layer takes beyond the harness, evenly
-
-
-@pytest.fixture(scope="module")
-def drifting(tmp_path_factory):
-    """Two GPUs' files of 600 rows: a harness that drifts as a parabola, layers without work and layers with."""
-    folder, rng = tmp_path_factory.mktemp("neusight"), np.random.default_rng(5)
-    for number, (gpu, (a, b, c)) in enumerate(FLOORS.items()):
-        x = np.arange(600) / 600
-        small = np.arange(600) % 4 == 0
-        work = np.where(small, rng.uniform(0, SHAKE, 600), rng.uniform(0.3, 3.0, 600))
-        gflop = np.where(small, 0.001, 1.0 + work)
-        rows = (
-            {"gpu": gpu, "position": x[i], "latency_ms": a + b * x[i] + c * x[i] ** 2 + work[i], "gflop": gflop[i],
-             "batch": i + 1}
-            for i in range(600)
-        )  # fmt: skip
-        write(folder / f"neusight_conv_{number}.csv", NEUSIGHT_ROW, *rows)
-    return load(folder, NEUSIGHT)
-
-
-def test_the_drift_of_a_harness_is_recovered_for_each_gpu(drifting):
-    """The overhead of every row is the planted parabola, to the shake of the layers that show it."""
-    (rows,) = drifting
-    assert sorted(rows.devices) == ["p4", "v100-pcie-32gb"]
-    for slug, (a, b, c) in zip(("v100-pcie-32gb", "p4"), FLOORS.values(), strict=True):
-        of = rows.gpu == slug
-        x = (rows.work.n[of] - 1) / 600
-        # At the 5 % quantile of an even shake, wherever in the file.
-        planted = (a + b * x + c * x**2 + 0.05 * SHAKE) / 1e3
-        assert_within(rows.overhead[of], planted, 0.25 * SHAKE / 1e3, axes="r")
-
-
-def test_rows_of_less_than_twice_the_harness_are_dropped(drifting):
-    """What is left is mostly the layer: no row without work, and every row with more than the harness takes."""
-    (rows,) = drifting
-    assert (rows.seconds >= rows.overhead).all()
-    assert not ((rows.work.n - 1) % 4 == 0).any()
-    a, b, c = FLOORS["Tesla V100-PCIE-32GB"]
-    # The shortest layer with work takes 0.3 ms, more than this harness until x is about 0.9.
-    early = (rows.gpu == "v100-pcie-32gb") & ((rows.work.n - 1) / 600 < 0.85)
-    assert a + 0.85 * b + 0.85**2 * c < 0.3
-    assert early.sum() == sum(1 for i in range(600) if i % 4 and i / 600 < 0.85)
 
 
 def test_neusights_columns_are_a_square_convolution(tmp_path):

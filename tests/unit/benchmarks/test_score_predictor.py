@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 
 import attrs
@@ -14,15 +13,7 @@ from benchmarks import score_predictor
 from benchmarks.fit_predictor import fingerprints
 from benchmarks.predictor import fitting
 from benchmarks.predictor.published import GEMM, find_device
-from benchmarks.predictor.score_batches import cliffs, knee, knees
-from benchmarks.predictor.score_networks import networks
-from benchmarks.score_predictor import anchored, errors, owned, roofline, score_source, summary
-from cubatch.estimate.roofline import layer_seconds
-from cubatch.estimate.step import predict_step
-from cubatch.hardware import catalogue
-from cubatch.network import models
-from cubatch.network.layers import Conv2d
-from cubatch.network.passes import Pass
+from benchmarks.score_predictor import errors, score_source, summary
 from tests.unit.benchmarks.building import GEMM_ROW, LAYERS, model_of, rows_of, write
 
 V100, P100, XP, TI = "v100-pcie-16gb", "p100-pcie-16gb", "titan-xp", "gtx-1080-ti"
@@ -52,117 +43,7 @@ def test_a_summary_counts_and_averages():
     assert (alike["mean_interval"], alike["median_interval"]) == ([10.0, 10.0], [10.0, 10.0])
 
 
-def test_ten_known_rows_take_a_gpus_bias_away():
-    """
-    A GPU predicted twice too long is right once ten of its rows are known, if rows have no error of their own.
-
-    If a row is as sure as the GPU was beforehand, ten parts of 10 + pi / 2 are taken, the variance of a median.
-    """
-    rows = rows_of(factors={V100: (1.0, 1.0)})
-    assert anchored(rows, 2 * rows.seconds, sd=0.0, unseen_sd=0.2, seed=0)["mean"] == 0.0
-    found = anchored(rows, 2 * rows.seconds, sd=0.2, unseen_sd=0.2, seed=0)
-    assert found["mean"] == pytest.approx(100 * (2 ** (math.pi / 2 / (10 + math.pi / 2)) - 1), abs=0.01)
-    assert (found["rows"], found["shapes"], found["draws"]) == (48, 16, 30)
-
-
-def test_the_rooflines_rival_is_cubatchs_own_roofline():
-    """The larger of arithmetic at the peak and bytes moved once, of every row."""
-    layers = [
-        Conv2d(h=14, w=14, c=64, k=99, r=3, s=3, pad=1, bias=False),
-        Conv2d(h=56, w=56, c=8, k=8, r=1, s=1, bias=False),
-    ]
-    rows = rows_of(layers=layers, batches=(3, 64), factors=TWO)
-    want = [
-        layer_seconds(layer, Pass.FPROP, n, catalogue.find(slug), "float32")
-        for layer in layers for n in (3, 64) for slug in TWO
-    ]  # fmt: skip
-    assert roofline(rows).tolist() == pytest.approx(want, rel=1e-12)
-
-
-def test_an_owned_gpu_is_right_where_time_is_a_multiple_of_the_roofline():
-    """Scaled by the ratio of rooflines it then has no error; boards of one chip are no sources for each other."""
-    rows = rows_of(layers=LAYERS[:4], factors=dict.fromkeys((V100, P100, XP, TI), (1.0, 1.0)))
-    # Twice the roofline, but Pascal's largest three times: by hand, each wrong by a factor of 1.5 or right.
-    slow = np.where(np.isin(rows.gpu, (XP, TI)), 3.0, 2.0)
-    rows = attrs.evolve(rows, seconds=slow * roofline(rows))
-    # Of 12 rows of each, the P100 lacks two.
-    rows = rows.take((rows.gpu != P100) | (rows.work.n != 4) | (rows.shape == rows.shape[0]) | (rows.work.r == 3))
-    common = int((rows.gpu == P100).sum())
-    assert common < (rows.gpu == V100).sum() == 12
-    found = owned(rows)
-    assert found[V100] == (P100, 0.0, 50.0, common)  # of 0, 50 and 50 per cent
-    assert found[P100] == (V100, 0.0, 50.0, common)
-    for board in (XP, TI):
-        source, best, middle, count = found[board]
-        assert (best, middle, count) == (33.33, 33.33, {V100: 12, P100: common}[source])
-
-
-@pytest.mark.parametrize(
-    ("throughput", "want"),
-    [((50, 94.9, 100, 100), 4), ((50, 95.1, 100, 99), 2), ((100, 100, 100, 100), 1), ((10, 20, 40, 80), 8)],
-)
-def test_the_knee_is_the_smallest_batch_near_the_best(throughput, want):
-    """Nineteen parts of twenty of the best throughput are near."""
-    sizes = np.array([1.0, 2, 4, 8])
-    assert knee(sizes, sizes / np.array(throughput)) == want
-
-
-def test_knees_are_counted_and_so_is_always_taking_the_largest():
-    """Two sweeps, of which the model finds one; its error of scaling is that of neighbouring batches."""
-    rows = rows_of(layers=LAYERS[:1], batches=(4, 8, 16), factors=TWO)
-    first = rows.gpu == V100
-    n = rows.work.n
-    measured = attrs.evolve(rows, seconds=np.where(first, n, np.where(n == 16, 16.0, 2 * n)))  # knees at 4 and 16
-    assert knees(measured, measured.seconds, seed=0) == {
-        "sweeps": 2, "exact": 100.0, "exact_interval": [100.0, 100.0], "exact_of_largest": 50.0, "scaling_error": 0.0,
-    }  # fmt: skip
-    found = knees(measured, n, seed=0)
-    assert (found["exact"], found["exact_of_largest"]) == (50.0, 50.0)
-    # One of four steps is predicted as a doubling and stays the same.
-    assert found["scaling_error"] == pytest.approx(math.log(2) / 4, abs=5e-4)
-
-
-SWEEP = {
-    "gpu": "RTX 2080 Super", "sm_count": 48, "net": "lc0 10x128, 8x8 board", "board_points_hw": 64, "channels_c": 128,
-    "precision": "", "backend": "lc0", "batch": 96, "throughput": 91984.9, "unit": "nps",
-}  # fmt: skip
 # https://github.com/LeelaChessZero/lc0/pull/1101
-CHESS = ((97, 65376.4), (96, 91984.9), (192, 101279), (193, 81690.4))
-
-
-def test_published_cliffs_are_named_by_the_law_of_waves(tmp_path):
-    """At 97 and 193 boards on 48 SMs, in whatever order the rows stand; from 97 to 192 is no neighbour."""
-    rows = ({"batch": n, "throughput": nps} for n, nps in CHESS)
-    write(tmp_path / "batch_sweeps_game_nets.csv", SWEEP, *rows)
-    found = cliffs(tmp_path)
-    assert found == {
-        "pairs": 2,
-        "named_and_measured": ["RTX 2080 Super, 96 to 97", "RTX 2080 Super, 192 to 193"],
-        "only_measured": [],
-        "only_named": [],
-    }
-
-
-NETWORK = {
-    "gpu_name_reported": "Tesla P100-PCIE-16GB", "n_gpus": 1, "model": "resnet18", "mode": "inference",
-    "precision": "fp32", "batch_total": 12, "median_ms": 1.0,
-}  # fmt: skip
-
-
-def test_whole_networks_are_compared_with_what_was_published(tmp_path):
-    """Three times as long as predicted is two thirds too little; what is no such network on one GPU is left out."""
-    want = predict_step(models.resolve("resnet18"), [12], find_device("Tesla P100-PCIE-16GB")).seconds[0] * 1e3
-    write(
-        tmp_path / "pytorch_gpu_benchmark_ryujaehun.csv", NETWORK,
-        {"median_ms": want}, {"median_ms": 3 * want}, {"median_ms": 9 * want},  # repeats, of which the median counts
-        {"n_gpus": 2}, {"model": "shufflenet"}, {"gpu_name_reported": "Voodoo 2"}, {"precision": "fp64"},
-        {"mode": "training", "model": "VGG16", "gpu_name_reported": "GeForce GTX 1080 Ti"},
-    )  # fmt: skip
-    found = networks(tmp_path)
-    assert found.keys() == {"networks, inference, float32", "networks, training, float32"}
-    (one, other) = found.values()
-    assert one == {"cases": 1, "mean_error": 66.7, "bias_of_network": -66.7, "inside_interval": 0.0}
-    assert (other["cases"], other["inside_interval"]) == (1, 0.0)
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks import bench_search
 from benchmarks.pages import search
-from benchmarks.search import summary, trials
+from benchmarks.search import summary
 from benchmarks.search.cases import Case
 from benchmarks.search.fake_devices import make, numbers
 from benchmarks.search.sessions import Session
-from benchmarks.search.trials import FINDERS, OURS, Request, Trial, search_device, try_ours, try_rival
+from benchmarks.search.trials import FINDERS, OURS, Trial, try_rival
 
 PLAIN = "5 timings each"
 
@@ -69,45 +69,11 @@ def test_a_trial_says_what_is_wrong_with_an_answer(
     assert trial.seconds > 0
 
 
-def test_intervals_are_held_against_the_true_median() -> None:
-    """Most intervals that 300 s give hold the true median of a quiet device, and none where the truth is far away."""
-    case = case_of("plateau")
-    exact = attrs.evolve(
-        case,
-        device=attrs.evolve(case.device, noise_of_timings=attrs.evolve(case.device.noise_of_timings, outliers=0.0)),
-    )
-    trial = try_ours(exact, 0, 300.0)
-    assert trial.intervals > 0
-    assert trial.held >= 0.6 * trial.intervals
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "true_median", lambda *_: 2.0 * exact.device.curve(10**6))
-        wrong = try_ours(exact, 0, 300.0)
-    assert (wrong.held, wrong.answer_held, wrong.fastest_held) == (0, False, False)
-
-
-def test_ours_is_given_the_very_seconds_of_a_rival() -> None:
-    """A paired trial has the budget that the rival took on that device; who took no time leaves none."""
-    found = search_device(Request(seed=0, index=0, against=[PLAIN, "heuristic-finder"]))
-    theirs = next(trial for trial in found if trial.finder == PLAIN)
-    (paired,) = [trial for trial in found if trial.against]
-    assert paired.against == PLAIN
-    assert paired.budget == theirs.seconds
-
-
 def test_a_missing_answer_counts_as_a_regret_of_one_and_is_counted() -> None:
     """Nineteen regrets of 2 % and a missing answer are 6.9 % on average, and do not move the 95th percentile."""
     row = summary.figures([OWN] * 19 + [NONE])
     assert row["regret"] == {"mean": pytest.approx(0.069), "median": 0.02, "p95": 0.02}
     assert (row["no_answer"], row["unusable"], row["devices"], row["size"]) == (1, 1, 20, 2.0)
-
-
-def test_a_gap_is_to_the_largest_and_beyond_the_tolerance_to_the_ideal() -> None:
-    """An answer of 90 where 100 is allowed and 96 ideal has a gap of 10 %, and of 6.25 % beyond the tolerance."""
-    case = attrs.evolve(case_of("rise to a memory limit"), largest=100, knee=96, is_limited=True)
-    trial = trials._trial(case, 0, OURS, case.device(), 90)
-    assert (trial.gap, trial.beyond) == (pytest.approx(0.10), pytest.approx(0.0625))
-    assert summary.figures([trial, DONE])["gap"] == {"mean": trial.gap, "beyond": trial.beyond, "devices": 1}
-    assert trials._trial(attrs.evolve(case, is_limited=False), 0, OURS, case.device(), 90).gap is None
 
 
 def test_coverage_is_the_share_of_intervals_and_apart_for_stationary_devices() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
-import attrs
 import pytest
 
 from benchmarks import step_page as command
 from benchmarks.gpu.steps import STEPS, Step, step_named
-from benchmarks.pages import gpu, gpu_step
-from benchmarks.pages.gpu_rows import rows_of
-from cubatch.errors import InvalidArgument, InvalidData
+from benchmarks.pages import gpu_step
+from cubatch.errors import InvalidData
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import catalogue
 from cubatch.network import models
@@ -77,7 +75,7 @@ def test_what_was_not_measured_is_predicted_and_marked():
     assert line(nothing, "conv2d")[6] == "all"
 
 
-@pytest.mark.parametrize("step", [step for step in STEPS if step.dtype == "float16"][:8], ids=lambda step: step.name)
+@pytest.mark.parametrize("step", [step for step in STEPS if step.dtype == "float16"][:3], ids=lambda step: step.name)
 def test_predictions_add_up_to_the_predictors_own_step(step):
     """Which is without loss and optimizer, and goes by layers, not by calls: they differ by little."""
     parts = gpu_step.totals(step, H200, [])
@@ -95,45 +93,6 @@ def test_later_results_win_and_other_gpus_are_refused():
     assert whole.measured_seconds == pytest.approx(2e-3 * whole.calls)
     with pytest.raises(InvalidData, match="H100"):
         gpu_step.totals(SMALL, H200, [measured(SMALL, 1e-3, device=catalogue.find("h100-sxm"))])
-
-
-def test_results_of_earlier_stages_count_too():
-    """A bare convolution that an older pass timed is the same case."""
-    case = next(case for case in RESNET.cases if case.kind == "conv2d" and not case.epilogue)
-    result = result_of(layers=([item_of(case, [entry(7e-3)])], 0)) | {"device": {"name": H200.name}}
-    part = gpu_step.totals(RESNET, H200, [result])["conv2d"]
-    assert (part.measured_calls, part.measured_seconds) == (case.multiplicity, pytest.approx(7e-3 * case.multiplicity))
-
-
-def test_a_pass_has_a_line_for_each_step_that_it_timed(monkeypatch):
-    """Weighted by how often an operation occurs, and the vendor's time over the same operations."""
-    monkeypatch.setattr(gpu_step, "STEPS", (RESNET, step_named("vit-base, training, batch 128, float16")))
-    text = gpu_step.steps(measured(RESNET, 1e-3, kinds={"conv2d", "batch norm train"}, vendor=2e-3))
-    assert "| resnet50, training, batch 256, float16 | 106 of 275 | 106 ms | 2.00 |" in text
-    assert "vit-base" not in text
-    assert "| conv2d" not in text
-
-
-def test_operations_of_steps_stand_in_the_tables_of_their_sort():
-    """Bare convolutions, those with an epilogue, products, attention, and what moves bytes."""
-    vit = step_named("vit-base, training, batch 128, float16")
-    result = measured(RESNET, 1e-3)
-    result["stages"][0]["items"] += [item_of(case, [entry(1e-3)]) for case in vit.cases]
-    inference = step_named("resnet50, inference, batch 256, float16")
-    result["stages"][0]["items"] += [item_of(case, [entry(1e-3)]) for case in inference.cases]
-    sorts = {stage: rows_of(result, stage) for stage in ("gemm", "layers", "fused", "attention", "misc")}
-    assert all(sorts.values())
-    assert {row["case"]["operation"] for row in sorts["gemm"]} == {"linear", "linear_dgrad", "linear_wgrad"}
-    assert {row["case"]["operation"] for row in sorts["attention"]} == {"attention", "attention_backward"}
-    assert all("relu" in row["case"]["epilogue"] or "shift" in row["case"]["epilogue"] for row in sorts["fused"])
-    assert sum(map(len, sorts.values())) == len(result["stages"][0]["items"])
-    assert "| resnet50 | float16 | 256 | fused fprop |" in gpu.convolutions(_with_ratios(result))
-
-
-def _with_ratios(result):
-    for item in result["stages"][0]["items"]:
-        item["result"]["entries"][0] |= {"ratio": 2.0}
-    return result
 
 
 def test_the_command_writes_the_page(capsys, tmp_path):
@@ -167,10 +126,3 @@ def test_the_committed_passes_of_a_gpu_are_the_default(tmp_path, capsys):
     assert "calls were measured" in capsys.readouterr().out
     assert command.main([RESNET.name, "--results"]) == 0
     assert "calls are predicted" in capsys.readouterr().out
-
-
-def test_a_device_of_unknown_bandwidth_has_no_page():
-    """The predictor refuses it: floors and predictions are of the data sheet's rates."""
-    unknown = attrs.evolve(H200, peak_bytes_per_second=None)
-    with pytest.raises(InvalidArgument, match="bandwidth"):
-        gpu_step.totals(SMALL, unknown, [])

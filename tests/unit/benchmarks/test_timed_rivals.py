@@ -47,21 +47,6 @@ def test_batchtune_foretells_memory_and_verifies_below_it() -> None:
     assert max(runner.prepared) == 896
 
 
-def test_powers_of_two_end_where_memory_does() -> None:
-    """Five readings each, up to the first that does not fit."""
-    runner = session(100)
-    assert timed_rivals.powers_of_two(runner, task()) == 64
-    assert runner.prepared == [1, 2, 4, 8, 16, 32, 64, 128]
-
-
-def test_halving_keeps_the_better_half_and_reads_it_twice_as_often() -> None:
-    """Of eight sizes four, then two are read again: 5, 10 and 20 readings of one step, each after two discarded."""
-    runner = session(curve=lambda n: n + 10.0)
-    assert timed_rivals.successive_halving(runner, task(12)) == 12
-    assert runner.prepared == [1, 2, 3, 4, 6, 8, 12, 4, 6, 8, 12, 8, 12]
-    assert runner.steps == 7 * 7 + 4 * 12 + 2 * 22
-
-
 @pytest.mark.parametrize("name", TIMED)
 def test_all_of_them_answer_what_ran(name: str) -> None:
     """On a smooth curve every answer was run, keeps to the maximum, and loses less than a tenth."""

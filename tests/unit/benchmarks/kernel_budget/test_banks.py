@@ -59,20 +59,6 @@ def test_an_operand_in_the_reuse_cache_is_not_read(encode, arch) -> None:
     assert lost.clocks - kept.clocks == 1
 
 
-def test_the_main_loop_is_the_longest_run() -> None:
-    """A single multiply-add far away, as in an epilogue, does not count; code without any has no loop."""
-    code = volta((0, 2, 4, 0), (0, 2, 4, 0), *[OTHER] * 60, (0, 2, 4, 0))
-    assert bank_conflicts(code, 70) == BankConflicts(2, 2)
-    assert bank_conflicts(volta(OTHER), 70) is None
-
-
-@pytest.mark.parametrize("text", ["51", "51/0", "a/b", "51/512+1"])
-def test_other_text_is_refused(text) -> None:
-    """Only clocks over multiply-adds are read."""
-    with pytest.raises(ValueError, match=text[0]):
-        BankConflicts.parse(text)
-
-
 @pytest.mark.parametrize(
     ("arch", "most", "mean"), [(52, 0.35, 0.13), (61, 0.35, 0.13), (70, 0.1, 0.01), (90, 0.1, 0.01)]
 )

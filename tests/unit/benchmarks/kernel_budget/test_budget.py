@@ -116,16 +116,6 @@ def test_a_spill_fails_unless_the_budget_allows_it(check, tree):
     assert (code, "bytes spilled, the budget allows" in out) == (1, True)
 
 
-def test_a_name_in_the_budget_that_no_variant_has_fails(check, tree):
-    """After a renaming the old figures must not stay."""
-    root = tree()
-    check(update=True)
-    with (root / "resources.toml").open("a") as file:
-        file.write('renamed_f32 = "80=8"\n')
-    code, out = check()
-    assert (code, "renamed_f32: in the budget, but no variant has this name" in out) == (1, True)
-
-
 def test_a_budget_reads_back_as_it_was_written(tmp_path):
     """The package reads the same figures; the text of an exemption's reason does not matter."""
     recorded = Recorded(

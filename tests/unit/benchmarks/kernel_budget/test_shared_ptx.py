@@ -15,8 +15,6 @@ from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import arch_number, kernels, kernels_path
 from tests.unit import kernel_tree
 
-FAMILIES = sorted({kernel.family for kernel in kernels()} - {"hopper"})
-
 
 def compiled(kernel, arch):
     """Compile by NVRTC alone."""
@@ -69,18 +67,6 @@ def test_what_is_derived_is_what_nvrtc_makes(kernel, archs):
 
 
 @pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(one, marks=pytest.mark.thorough) for one in FAMILIES[1:])]
-)
-def test_what_sm_89_takes_is_what_sm_86_takes(family):
-    """The same instructions, in one variant of each family; where code is wanted, it is sm_89's own."""
-    kernel = next(one for one in kernels() if one.family == family and one.runs_on(86))
-    older, newer = compiled(kernel, "sm_86"), compiled(kernel, "sm_89")
-    assert sass.texts(older.cubin) == sass.texts(newer.cubin)
-    assert shared_ptx.derive(kernel, "sm_89", "12.9.86", {"sm_86": older}, code=False) is older
-    assert shared_ptx.derive(kernel, "sm_89", "12.9.86", {"sm_86": older}, code=True).cubin == newer.cubin
-
-
-@pytest.mark.parametrize(
     ("facts", "names"),
     [
         ({}, "52 52 70 70 70 70 70 90 100 100"),
@@ -94,16 +80,6 @@ def test_a_group_is_named_after_its_first_architecture(facts, names):
     archs = [f"sm_{number}" for number in (52, 61, 70, 75, 80, 86, 89, 90, 100, 120)]
     assert [shared_ptx.shared_ptx(kernel, arch) for arch in archs] == [f"sm_{name}" for name in names.split()]
     assert shared_ptx.shared_ptx(kernel, "sm_87") == "sm_87"
-
-
-def test_nothing_is_derived_of_what_was_not_compared(monkeypatch):
-    """Another build, another group, or no assembler: NVRTC has to compile."""
-    kernel, known = kernel_tree.kernel(), {"sm_52": Program("", "", ".target sm_52\n", b"")}
-    monkeypatch.setattr(ptxas, "_installed", lambda: (ptxas.Ptxas("x", "12.9.85"), ptxas.Ptxas("x", "12.9.86")))
-    assert shared_ptx.derive(kernel, "sm_61", "12.9.85", known, code=True) is None
-    assert shared_ptx.derive(kernel, "sm_70", "12.9.86", known, code=True) is None
-    monkeypatch.setattr(ptxas, "_installed", tuple)
-    assert shared_ptx.derive(kernel, "sm_61", "12.9.86", known, code=True) is None
 
 
 # A source of its own: what other tests could keep for the whole process is not found.
