@@ -114,6 +114,7 @@ def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
     assert "ratio" not in out
 
 
+@pytest.mark.usefixtures("recorded")
 def test_attention_is_planned_in_inference_and_both_passes_of_training(run):
     """On Hopper too, where the blocks of each projection share the tiles of that one; nothing left out or twice."""
     options = ("--tokens", 197, "--c", 192, "--heads", 3, "--dtype", "float16", "--device", "h200-sxm", "--dry-run")
@@ -132,6 +133,7 @@ def test_attention_is_planned_in_inference_and_both_passes_of_training(run):
     assert run("attention", *options, "--heads", 5)[0] == 2
 
 
+@pytest.mark.usefixtures("recorded")
 def test_attention_in_tf32_takes_the_scratch_memory_of_its_products_in_tf32(run):
     """Hopper's gradient of a projection of 768 channels sums more slices than float32's variants have room for."""
     options = ("--tokens", 197, "--c", 768, "--heads", 12, "--dtype", "tf32", "--device", "h200-sxm", "--dry-run")
@@ -141,6 +143,7 @@ def test_attention_in_tf32_takes_the_scratch_memory_of_its_products_in_tf32(run)
     assert any(name.startswith("gemm_nn_implicit_gemm_tf32_hopper") for name in names)
 
 
+@pytest.mark.usefixtures("recorded")
 def test_a_model_is_the_operations_of_its_step(run, tmp_path):
     """Training with the loss and the optimizer that is asked for; inference without, with norms folded."""
     path = tmp_path / "bench.json"

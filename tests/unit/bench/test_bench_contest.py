@@ -112,6 +112,22 @@ def test_what_failed_drops_nobody_and_is_not_waited_for(fails_at):
     assert found[1].reason == "RuntimeError: no workspace"
 
 
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_a_contest_ends_where_nothing_runs(fails_at):
+    """Its only entrant, a rival, fails at the first step or while the clocks are warmed."""
+    clock, taken = Elapsed(), []
+
+    def failing():
+        taken.append(1)
+        clock.sleep(0.001)
+        if len(taken) >= fails_at:
+            raise RuntimeError("no workspace")
+
+    found = [Entrant("vendor", "vendor", failing)]
+    Contest(clock).run(found, 100.0)
+    assert (found[0].status, found[0].timings) == ("error", [])
+
+
 def test_noise_takes_more_rounds_and_time_bounds_them():
     """At 5 % noise five rounds do not do; with no time there is one."""
     noisy = [Entrant("a", "ours", Step("a", 0.001, noise=0.05))]

@@ -9,7 +9,6 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks.pages import gpu
 from cubatch.bench import bench_results, cases, check, eager, figure, measure, rivals, tables, target
 from cubatch.bench.contest import Contest
 from cubatch.bench.rivals import Missing, Rival
@@ -147,14 +146,6 @@ def test_unused_memory_is_freed_once_for_a_rival(world):
     assert here.attempt(lambda: raise_(MemoryError("pool"))) == "MemoryError: pool"
     assert here.attempt(lambda: raise_(RuntimeError("refused"))) == "RuntimeError: refused"
     assert len(freed) == 2
-
-
-def test_unused_memory_is_freed_before_each_case(world, monkeypatch):
-    """Memory that one library keeps of a case would be missing in the next."""
-    freed = []
-    for number in (1, 2):
-        timed(world, monkeypatch, bound(right), free_pools=lambda: freed.append(1))
-        assert len(freed) == number
 
 
 def test_a_rival_runs_every_set_once_before_it_is_timed(world, monkeypatch):
@@ -333,25 +324,6 @@ def test_tables_json_and_figures_have_each_rival(results, tmp_path):
         name: {0: pytest.approx(floor / seconds)}
         for name, seconds in (("ours", 1e-3), ("vendor", 0.9e-3), ("other", 2e-3))
     }
-
-
-def test_the_pages_of_a_pass_have_each_rival(results):
-    """Those of an earlier pass, which has the vendor alone, stay as they were."""
-    items = [{"name": "x", "status": "ok", "result": results[0].to_mapping()}]
-    passed = json.loads(
-        json.dumps(
-            {
-                "schema": 1, "date": "2000-01-01", "commit": "0000000", "device": None, "environment": None,
-                "stages": [{"name": "gemm", "status": "ok", "items": items, "skipped": []}],
-            }
-        )
-    )  # fmt: skip
-    assert "| cuBLAS | ratio | other | ratio to other |" in gpu.gemm(passed)
-    assert "| 900 µs | 0.90 (0.90 to 0.90) | 2.00 ms | 2.00 (2.00 to 2.00) |" in gpu.gemm(passed)
-    assert "| gemm | float32 | fake | 1 | 0.900 | 2.000 | 1 |" in gpu.families(passed)
-    for entry in passed["stages"][0]["items"][0]["result"]["entries"]:
-        del entry["ratios"]
-    assert "| 900 µs | 0.90 (0.90 to 0.90) |\n" in gpu.gemm(passed) + "\n"
 
 
 def test_a_rival_that_is_not_requested_is_not_called(world, monkeypatch):

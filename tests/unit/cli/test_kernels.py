@@ -15,7 +15,6 @@ from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import occupancy
 from cubatch.kernels import resources, survey
 from cubatch.kernels import variant as kernel_module
-from cubatch.kernels.resources import Figures
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain import nvrtc
 from tests.unit import kernel_tree
@@ -300,12 +299,6 @@ def test_an_error_that_is_no_kernels_ends_the_survey(tree):
         survey.survey(kernel_module.kernels(), ("sm_71",))
     with pytest.raises(InvalidArgument, match="NVRTC"):
         survey.survey(kernel_module.kernels(), ("sm_110",))
-
-
-@pytest.mark.parametrize("text", ["20", "20/1024", "20+8", "20/1024+8"])
-def test_figures_read_back_as_they_were_written(text):
-    """Zeros are left out of the text, and are zeros again."""
-    assert str(Figures.parse(text)) == text
 
 
 @pytest.mark.parametrize("text", [None, "nvrtc = ", "[figures]", 'nvrtc = "1"\n[figures]\na = "80=x"', 'nvrtc = "1"'])

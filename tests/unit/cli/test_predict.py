@@ -104,19 +104,13 @@ def test_options_that_make_no_sense_are_wrong_arguments(run, arguments, said):
     ("arguments", "said"),
     [
         (("lenet6", *V100), ("model", "lenet6", "lenet5")),
-        (("lenet5", "--device", "v10"), ("device", "v10", "v100")),
         (("lenet5", "--device", "cpu"), ("device", "GPU")),
         (("lenet5", "--devices", "t4,v10"), ("device", "v10", "v100")),
-        (("lenet5", "--devices", "t4,"), ("device", "''")),
         (("lenet5", "--device", BARE), ("Server Edition", "peak_bytes_per_second")),
         (("lenet5", *V100, "--dtype", "tf32"), ("dtype", "tf32", "V100")),
-        (("lenet5", *V100, "--batch-sizes", "0"), ("--batch-sizes", "0")),
         (("lenet5", *V100, "--batch-sizes", "1000000000"), ("--batch-sizes", "1000000000")),
-        (("lenet5", *V100, "--memory-limit", "lots"), ("--memory-limit", "lots")),
         (("lenet5", *V100, "--tolerance", "2"), ("tolerance", "2.0")),
-        (("lenet5", *V100, "--latency-limit", "1e-9"), ("--latency-limit",)),
         (("lenet5", *V100, "--plot", "a.gif"), ("plot file", ".png")),
-        (("lenet5", *V100, "--json", "nowhere/a.json"), ("--json", "nowhere")),
     ],
 )
 def test_bad_input_is_named_with_what_would_do(run, arguments, said):

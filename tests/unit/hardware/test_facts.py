@@ -43,7 +43,7 @@ def test_a_compute_capability_may_be_a_list(given):
     assert cubatch.occupancy(compute_capability=given, **asked).blocks_per_sm == 4
 
 
-@pytest.mark.parametrize("given", ["8.0", "80", 8.0, 80, (8,), [8, 0, 0], (8.0, 0), ("8", "0"), {8, 0}])
+@pytest.mark.parametrize("given", ["8.0", 8.0, (8,), (8.0, 0), ("8", "0")])
 def test_a_compute_capability_is_a_pair_of_whole_numbers(given):
     """A text or a number has more than one reading: refused, with how it is written."""
     with pytest.raises(InvalidArgument, match=r"compute_capability must be \(major, minor\), such as \(8, 0\)"):

@@ -8,7 +8,7 @@ import attrs
 import pynvml
 import pytest
 
-from cubatch.errors import CubatchError, DeviceFailed, DeviceNotAvailable
+from cubatch.errors import DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import nvml
 from cubatch.hardware.gpu_history import COURSE_LENGTH, GpuHistory
 from cubatch.hardware.nvml import Listed, Monitor, Process, Snapshot, name_processes
@@ -178,11 +178,3 @@ def test_a_gpu_that_is_lost_and_comes_back_is_seen_again(library):
     library.failing.clear()
     (back,) = looked.read()
     assert (back.problem, back.now.used_bytes) == ("", 40 * GIB)
-
-
-def test_only_our_errors_leave_a_watch(library):
-    """Also where counting fails."""
-    for status in STATUSES:
-        library.failing = {"nvmlDeviceGetCount_v2": status}
-        with pytest.raises(CubatchError):
-            GpuHistory()

@@ -40,8 +40,7 @@ def test_an_exception_that_cannot_be_printed_is_still_told():
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"no", b"[]", b"7", b"null", b"{}", b'{"okay": 1}', b'{"error": null}', b'{"error": {"type": "X"}}', b"\xff",
-     b'{"error": {"type": 7, "text": "", "traceback": "", "out_of_memory": false, "args": null}}', b"[" * 100_000],
+    [b"", b"[]", b'{"okay": 1}', b'{"error": null}', b'{"error": {"type": "X"}}', b"\xff"],
     ids=lambda line: line[:20],
 )  # fmt: skip
 def test_what_is_no_answer_is_told_apart(line):
