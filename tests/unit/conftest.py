@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cubatch.hardware import cpu_load, host
@@ -16,6 +18,7 @@ class VirtualClock(clocks.HostClock):
 
     passed = 0.0
     batch_size = 0
+    num_real = 0  # further steps that really run
 
     def now(self):
         return VirtualClock.passed
@@ -24,7 +27,9 @@ class VirtualClock(clocks.HostClock):
         VirtualClock.passed += seconds
 
     def time(self, step, repeats):
-        step()
+        if VirtualClock.num_real:
+            VirtualClock.num_real -= 1
+            step()
         seconds = 1e-3 + 1e-5 * VirtualClock.batch_size
         VirtualClock.passed += repeats * seconds
         return Reading(seconds=seconds)
@@ -39,15 +44,15 @@ def quiet(monkeypatch):
 
 @pytest.fixture
 def virtual(monkeypatch):
-    """Runners of this process use a VirtualClock; each step really runs, once."""
+    """Runners of this process use a VirtualClock; of a network the first step of each prepared size really runs."""
 
-    def noting(prepare):
+    def noting(prepare, num_real):
         def note(self, batch_size):
-            VirtualClock.batch_size = batch_size
+            VirtualClock.batch_size, VirtualClock.num_real = batch_size, num_real
             prepare(self, batch_size)
 
         return note
 
     monkeypatch.setattr(clocks, "HostClock", VirtualClock)
-    for runner in (NetworkRunner, CallableRunner):
-        monkeypatch.setattr(runner, "prepare", noting(runner.prepare))
+    for runner, num_real in ((NetworkRunner, 1), (CallableRunner, math.inf)):
+        monkeypatch.setattr(runner, "prepare", noting(runner.prepare, num_real))
