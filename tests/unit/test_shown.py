@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import unicodedata
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch import errors
-from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.units import is_visible, message_of, parse_bytes, shown, visible
 
 MOST = 300
@@ -106,19 +104,6 @@ def test_no_error_raises_or_runs_on_when_it_is_printed(kind, value):
     text = str(kind(*arguments(kind, value)))
     assert len(text) < 1500
     assert obeyed(text.replace("\n", "")) == []
-
-
-def test_a_long_name_is_compared_with_none():
-    """Near names are looked for in quadratic time: of 10**7 characters it would take days."""
-    assert UnknownName("model", "x" * 10**7, ["resnet50"]).near == ()
-    assert UnknownName("model", "resnet5", ["resnet50"]).near == ("resnet50",)
-    assert str(UnknownName("key", 16**5000, ["a"])) == "unknown key <integer of 20001 bits>; known: a"
-
-
-def test_an_error_with_a_giant_value_is_still_pickled():
-    """Its facts are whole, only its text is cut."""
-    error = InvalidArgument("k", 16**5000, "at least 1")
-    assert pickle.loads(pickle.dumps(error)).value == 16**5000
 
 
 @given(st.text(st.characters(codec=None)))

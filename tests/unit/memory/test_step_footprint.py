@@ -326,12 +326,8 @@ def test_a_memory_that_is_no_size_is_refused(value):
 @pytest.mark.parametrize(
     ("options", "error", "field"),
     [
-        ({"mode": "train"}, errors.InvalidArgument, "mode"),
-        ({"optimizer": "adamw"}, errors.InvalidArgument, "optimizer"),
-        ({"dtype": "float33"}, errors.UnknownName, "dtype"),
         ({"dtype": "float16"}, errors.UnsupportedDtype, "dtype"),
         ({"device": "h300"}, errors.InvalidArgument, "device"),
-        ({"library": "cudnn"}, errors.InvalidArgument, "library"),
         ({"device": V100, "dtype": "float16", "library": "im2col"}, errors.UnsupportedDtype, "dtype"),
         ({"device": V100, "dtype": "tf32"}, errors.UnsupportedDtype, "dtype"),
     ],

@@ -151,11 +151,7 @@ def test_first_convolution_of_resnet_is_the_stem() -> None:
         ("alexnet", {"input_shape": (16, 16, 3)}, "input_shape", "(224, 224, 3)"),
         ("resnet18", {"input_shape": (224, 224)}, "input_shape", "three whole numbers"),
         ("resnet18", {"input_shape": (224, 0, 3)}, "input_shape", "from 1"),
-        ("resnet18", {"input_shape": (224, float("nan"), 3)}, "input_shape", "nan"),
-        ("resnet18", {"input_shape": "224"}, "input_shape", "(h, w, c)"),
         ("resnet18", {"classes": 0}, "classes", "got 0"),
-        ("resnet18", {"classes": 2.5}, "classes", "2.5"),
-        ("resnet18", {"classes": 10**12}, "classes", "1000000000000"),
         ("go-net", {"classes": 10}, "classes", "no classifier"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -25,27 +24,13 @@ def network(*layers, **given):
 
 SPECS = {
     "giant extent": network({"type": "linear", "k": GIANT}),
-    "giant shape": network(input_shape=[1, 1, GIANT]),
-    "giant name": network(name=GIANT),
-    "giant type": network({"type": GIANT}),
     "giant key": network({"type": "linear", "k": 1, GIANT: 1}),
-    "giant key of the spec": {**network(), GIANT: 1},
-    "long list for a number": network({"type": "linear", "k": [1] * 10**6}),
     "long type": network({"type": "x" * 10**7}),
-    "long name": network(name="x" * 10**7),
     "long name of a layer": network({**LINEAR, "name": "x" * (MOST_NAME + 1)}),
-    "long input": network(LINEAR, {**LINEAR, "inputs": ["x" * 10**7]}),
     "name with an escape": network(name="\x1b]0;mine\x07"),
-    "name with half a pair": network(name="\ud800"),
-    "name that turns": network({**LINEAR, "name": "a\u202eb"}),
-    "name of two lines": network({**LINEAR, "name": "a\nb"}),
     "input with an escape": network(LINEAR, {**LINEAR, "inputs": ["\x1b[2J"]}),
-    "operator with an escape": network({"type": "opaque", "operator": "\x1b[2J"}),
-    "operator of none": network({"type": "opaque", "operator": ""}),
     "many sums": {"type": "add", "h": 1, "w": 1, "c": 28, "count": 2**31 - 1},
     "many parts": {"type": "concat", "h": 1, "w": 1, "c": 2000, "channels": [1] * 2000},
-    "many inputs": {"type": "opaque", "h": 1, "w": 1, "c": 1, "others": [[1, 1, 1]] * 2000},
-    "layers of nothing": network({}),
     "no mapping": [network()],
     "many layers": network(*[LINEAR] * (graph.MOST_LAYERS + 1)),
 }
@@ -93,12 +78,11 @@ def test_a_spec_file_must_be_readable(tmp_path):
         models.resolve("y" * 5000)
 
 
-@pytest.mark.parametrize("suffix", [".toml", ".json", ".yaml", ""])
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
 @pytest.mark.parametrize(
     "text",
-    ["input_shape = [1, 1, 0x" + "f" * 5000 + "]\nlayers = []", "input_shape = [", "[1, 2]",
-     "[" * 100_000, "x = " + "[" * 100_000, '{"a":' * 100_000, '{"type": "linear", "c": 3, "c": 4, "k": 5}',
-     "k = " + "9" * 5000, "9" * 5000, '{"layers": 1, "layers": 2}', "\ufeff{}", "", "name = '\x1b'"],
+    ["input_shape = [", "[1, 2]", "x = " + "[" * 100_000, '{"a":' * 100_000, "k = " + "9" * 5000, "9" * 5000,
+     '{"layers": 1, "layers": 2}', ""],
     ids=lambda text: text[:12],
 )  # fmt: skip
 def test_a_spec_file_of_nonsense_is_refused(tmp_path, suffix, text):
@@ -108,31 +92,6 @@ def test_a_spec_file_of_nonsense_is_refused(tmp_path, suffix, text):
     with pytest.raises(InvalidSpec) as caught:
         load_spec(path)
     assert len(str(caught.value)) < 1000
-
-
-@pytest.mark.parametrize("path", [3, None, ["net.toml"]])
-def test_what_is_no_path_is_refused_as_such(path):
-    """By an error of cubatch, not of pathlib."""
-    with pytest.raises(InvalidSpec) as caught:
-        load_spec(path)
-    assert caught.value.field == "spec file"
-
-
-def test_a_file_whose_name_is_no_text_still_names_its_network(tmp_path):
-    """Control characters and bytes that are no UTF-8 are legal in file names, and are written out."""
-    for name, title in ((b"a\x1b[2J.json", r"a\x1b[2J"), (b"\xff.json", "\ufffd")):
-        path = os.fsencode(tmp_path) + b"/" + name
-        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of bytes
-            json.dump(network(), file)
-        assert load_spec(os.fsdecode(path)).name == title
-
-
-def test_a_key_that_stands_twice_is_named_at_once(tmp_path):
-    """Of 20 000 keys, in a time that grows with their number and not with its square."""
-    path = tmp_path / "a.json"
-    path.write_text("{" + ", ".join(f'"k{n}": 0' for n in range(20_000)) + ', "k7": 0, "k3": 0}', encoding="utf-8")
-    with pytest.raises(InvalidSpec, match="duplicate key 'k3'"):
-        load_spec(path)
 
 
 def test_what_imports_call_layers_is_made_printable():

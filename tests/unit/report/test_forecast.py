@@ -20,14 +20,6 @@ LATE = {"max_batch_size": None, "memory_bytes": 2**30, "latency_seconds": 0.03}
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
-def test_on_a_narrow_line_the_interval_goes_before_the_answer():
-    """80 characters hold batch, time and rate of every size, one line each."""
-    text = forecast_table.fitted(predicted(), width=80).text(80)
-    assert max(map(len, text.splitlines())) <= 80
-    assert len(lines_of(text)) == 4
-    assert lines_of(text)[1].split()[:5] == ["32", "16.0", "ms", "2", "000"]
-
-
 def test_above_the_roofline_a_note_says_how_that_can_be():
     """Winograd's algorithm needs fewer operations, where it runs; with nothing above or shown nothing is explained."""
     for algorithm, fraction, told in (
@@ -72,17 +64,6 @@ def test_on_a_narrow_line_columns_go_before_lines_wrap(width):
         shown = lines_of(content.text(width))
         assert len(shown) == rows
         assert max(map(len, shown)) <= width
-
-
-def test_no_column_goes_before_the_line_is_full():
-    """At the width of the whole table all stay; a character less leaves the first one out."""
-    names = forecast_table.layers(predicted(), width=1000).columns
-    rule = forecast_table.layers(predicted(), width=1000).text(1000).splitlines()[3]
-    assert set(rule) == {"-", " "}
-    assert forecast_table.layers(predicted(), width=len(rule)).columns == names
-    assert forecast_table.layers(predicted(), width=len(rule) - 1).columns == tuple(
-        name for name in names if name != "busiest SM"
-    )
 
 
 def test_explain_adds_equal_passes_and_spreads_their_blocks():
@@ -131,13 +112,6 @@ def test_by_latency_the_shortest_step_comes_first():
     grid = forecast_table.compared(fastest_first([slow, quick]), {})
     assert [(row["device"], row["of fastest"]) for row in rows_of(grid)] == [("quick", "100 %"), ("slow", "50.0 %")]
     assert "quick is the fastest, 16.0 ms with batch 16, 2.00 times as fast as slow" in grid.notes[0]
-
-
-def test_by_latency_intervals_of_latency_meet():
-    """16 ms and 58 ms, a factor of 1.25 to either side, do not, though 1000 and 1100 samples/s would."""
-    quick = predicted("Quick", objective="latency", batch_size=16, rates=((16, 1000),))
-    rate = predicted("Rate", objective="latency", batch_size=64, rates=((64, 1100),))
-    assert [row[0] for row in forecast_table.compared([quick, rate], {}).rows] == ["→", ""]
 
 
 def test_gpus_whose_intervals_meet_are_marked():

@@ -191,7 +191,6 @@ def test_gathered_convolutions_are_no_vendors_convolutions():
         ({"device": here(V100, name="GeForce 9999")}, "in the catalogue"),
         ({"device": here(V100, name="Titan X")}, "Several devices"),
         ({"device": here(V100, num_sms=14, mig="1g.5gb")}, "measured on 14"),
-        ({"device": here(V100, num_sms=[80])}, "measured on [80]"),
         ({"measurements": [measurement(64, None, "out_of_memory")]}, '"ok"'),
         ({"device": here(T4), "dtype": "float16"}, "share nothing"),
         ({"device": here(catalogue.find("rtx-pro-6000-blackwell-server"))}, "peak_bytes_per_second"),
@@ -260,15 +259,10 @@ def test_a_thing_that_is_no_anchor_is_named_by_its_place():
     ("text", "said"),
     [
         ("{", "not JSON"),
-        ("[]", "not a tuning result"),
         (json.dumps(facts(schema=2)), "schema must be 1, got 2"),
         (json.dumps({"schema": 1, "measurements": []}), "created is missing"),
-        (json.dumps({"schema": 1}), "is missing"),
-        (json.dumps({"schema": 1, "candidates": [{"batch_size": 1}]}), "is missing"),
-        (json.dumps({"schema": 1, "footprint": {"weights": 4}}), "is missing"),
         (json.dumps(facts()).replace("0.02,", "NaN,", 1), "NaN is no JSON number"),
         (json.dumps(facts()).replace("0.02,", "1e999,", 1), "measurements[1].latency_seconds must be finite, got inf"),
-        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_a_file_that_is_no_tuning_result_is_named(tmp_path, text, said):

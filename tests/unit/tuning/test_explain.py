@@ -156,13 +156,6 @@ def test_a_comparison_of_powers_of_two_gives_its_interval(factor: float, said: s
     assert 12.5 < float(low) < float(high) < 30.0
 
 
-def test_batches_that_cost_the_same_time_are_said_from_twice_the_smallest_on() -> None:
-    """Of 1 and 2 it is worth a sentence; of 3 and 4 every size differs somehow."""
-    for sizes, said in (((1, 2), True), ((3, 4), False)):
-        result = answer_of(steady(*((n, 1.0) for n in sizes), (64, 100.0)))
-        assert any("takes about the same time" in reason for reason in result.reasons) == said
-
-
 def test_the_three_powers_of_two_nearest_the_answer_are_compared_with_their_nearest_neighbours() -> None:
     """Within an eighth, 72 for 64 included; of two as near, the smaller; 16, the fourth, is left out."""
     cheap = {64: 0.5}  # the fastest per sample
@@ -172,12 +165,6 @@ def test_the_three_powers_of_two_nearest_the_answer_are_compared_with_their_near
     (said,) = (reason for reason in result.reasons if reason.startswith("Powers of two against"))
     pairs = [[n for n in numbers(part) if n in sizes] for part in said.split(";")]
     assert pairs == [[64, 72], [32, 33], [128, 127]]
-
-
-def test_a_disturbed_smallest_size_gives_no_floor() -> None:
-    """Where batch 1 took longer than batch 2, nothing is said of sizes that cost the same time."""
-    result = answer_of(steady((1, 112.0), (2, 7.48), (4, 15.0)))
-    assert not any("about the same time" in reason for reason in result.reasons)
 
 
 def test_a_tie_far_behind_with_a_wide_interval_is_called_too_noisy_to_tell() -> None:
@@ -197,17 +184,6 @@ def test_a_size_that_ran_and_is_refused_for_memory_breaks_no_latency_limit() -> 
         assert "latency" not in " ".join(result.reasons)
     with pytest.raises(NothingMeasured, match=r"over the memory limit.*Raise memory_limit\.$"):
         decide({64: Ended(0.04, "over_limit", "memory", 2)})
-
-
-def test_a_long_message_is_cut_in_a_sentence_and_kept_in_the_measurement() -> None:
-    """Foreign libraries write paragraphs."""
-    outcomes = (Outcome(8, "ok"), Outcome(16, "error", "RuntimeError: " + "no " * 200))
-    measured = Measured(timings=tuple(rounds(8, [1.0] * 5)), outcomes=outcomes)
-    result = answers.answer([Candidate(8), Candidate(16)], measured, goal=Goal(), setting={})
-    (said,) = (reason for reason in result.reasons if reason.startswith("Without a result"))
-    assert len(said) < 220
-    assert "…" in said
-    assert len(result.measurements[1].stop_reason) > 600
 
 
 def test_a_latency_limit_that_the_smallest_size_breaks_is_the_only_thing_to_raise() -> None:
@@ -251,11 +227,3 @@ def test_the_budget_decided_with_what_a_visit_would_have_taken() -> None:
     (trial,) = (reason for reason in said(34.1, 3.5) if "34.1 s" in reason)
     assert "3.50 s" in trial
     assert not any("to gain" in reason for reason in said(34.1, 3.5))
-
-
-def test_only_a_budget_that_stopped_it_is_said_to_help_against_noise() -> None:
-    """Where the search ended by itself, measuring longer changes nothing."""
-    noisy = [1.0, 1.6, 1.0, 1.6, 1.0, 1.6, 1.0]
-    assert not any("budget" in reason for reason in answer_of({8: noisy, 16: noisy}).reasons)
-    cut = answer_of({8: noisy, 16: noisy, 32: []}, {32: "not_run"})
-    assert any("larger budget" in reason for reason in cut.reasons)

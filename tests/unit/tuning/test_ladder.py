@@ -218,16 +218,6 @@ def test_batch_sizes_above_the_memory_limit_are_marked() -> None:
     assert found[2].predicted_peak_bytes > 2**30
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("batch_sizes", []), ("batch_sizes", [0]), ("batch_sizes", "8,16"), ("max_batch_size", 1.5)]
-)
-def test_sizes_that_are_no_whole_numbers_are_refused(field: str, value: Any) -> None:
-    """As of `autotune` (test_tune_arguments.py)."""
-    with pytest.raises(InvalidArgument) as caught:
-        ladder.candidates(GO, device=V100, **{field: value})
-    assert caught.value.field == field
-
-
 def test_a_size_asked_for_above_max_batch_size_is_a_contradiction() -> None:
     """Neither argument is silently preferred."""
     with pytest.raises(InvalidArgument) as caught:
@@ -383,13 +373,6 @@ def test_explain_lists_equal_layers_once() -> None:
     assert rows[0]["layer"] == models.resolve("go-net").nodes[0].name
     half = candidate_layers.explain("go-net", [Candidate(64)], device=V100, dtype="float16")[0]
     assert half["predicted_seconds"] == pytest.approx(80 * 64 * 2 * 361 * 9 * 128**2 / 125e12, rel=1e-6)
-
-
-def test_explain_without_candidates_asks_for_them() -> None:
-    """All arguments of candidates() are taken, and each of its sizes is explained."""
-    found = ladder.candidates(GO, device=V100, max_batch_size=64)
-    rows = candidate_layers.explain(GO, device=V100, max_batch_size=64)
-    assert [row["batch_size"] for row in rows] == [c.batch_size for c in found]
 
 
 @pytest.mark.case("tensor-core-multiples")

@@ -180,10 +180,9 @@ def test_tuning_within_tuning_meets_nobody():
     assert (outer, inner) == ([], [])
 
 
-@pytest.mark.parametrize("place", ["/proc/nothing/here", "~nobody-of-this-name/here"])
-def test_where_nothing_can_be_marked_it_is_measured(monkeypatch, place):
+def test_where_nothing_can_be_marked_it_is_measured(monkeypatch):
     """A read-only home is no reason not to measure."""
-    monkeypatch.setattr(machine_lock, "folder", lambda: Path(place))
+    monkeypatch.setattr(machine_lock, "folder", lambda: Path("/proc/nothing/here"))
     with machine_lock.exclusive(CPU) as met:
         assert met == []
 

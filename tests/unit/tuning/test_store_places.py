@@ -19,7 +19,7 @@ import pytest
 
 from cubatch import sqlite_file
 from cubatch.errors import StoreError
-from cubatch.kernels.choice import Winners, delete_winners, winners_path
+from cubatch.kernels.choice import winners_path
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import store
 from tests.unit.commands import as_nobody
@@ -81,24 +81,6 @@ def test_a_damaged_run_is_named_and_left(path, statement):
         assert run.earlier.timings == (timing(8),)
     assert store.clear(path, 1) == 1
     assert len(store.list_runs(path)) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "start"), [(b"seconds_spent", b"\xf4"), (b"runs_by_identity", b"\xaa"), (b"TABLE timings", b"TABLE \xe9")]
-)
-def test_a_name_that_is_no_text_is_damage(path, name, start):
-    """SQLite's Python module decodes names strictly: the file is renamed, and looking at it is a StoreError."""
-    with begin(path) as run:
-        run.timing(timing())
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA journal_mode = delete")
-    content = path.read_bytes()
-    assert name in content
-    path.write_bytes(content.replace(name, start + name[len(start) :]))
-    with pytest.raises(StoreError, match="damaged"):
-        store.list_runs(path)
-    with pytest.warns(UserWarning, match="renamed"), begin(path) as run:
-        assert run.is_kept
 
 
 @pytest.mark.parametrize(("table", "timings"), [("timings", 0), ("outcomes", 1)])
@@ -233,25 +215,6 @@ def test_a_home_that_may_not_be_entered_stops_nothing():
             Path(home).chmod(0o755)
 
 
-def test_a_user_without_a_home_measures_unkept(monkeypatch, tmp_path):
-    """Neither HOME nor an entry among the users: nothing is kept, a note says so, and no folder `~` is made."""
-
-    def nobody(uid):
-        raise KeyError(uid)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOME")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr("pwd.getpwuid", nobody)
-    with pytest.warns(UserWarning, match="home directory"), begin(sqlite_file.default_path()) as run:
-        run.timing(timing())
-    assert not run.is_kept
-    with pytest.raises(StoreError, match="home directory"):
-        store.list_runs(sqlite_file.default_path())
-    Winners(winners_path(sqlite_file.default_path()), gpu="a", sources="b").put("p", "k", {"k": 1.0})
-    assert not list(tmp_path.iterdir())
-
-
 def test_nothing_is_kept_without_a_path():
     """`store=False` is the same run without a file, and no reason to warn."""
     with warnings.catch_warnings():
@@ -351,17 +314,6 @@ def test_looking_writes_nothing(tmp_path):
     path = tmp_path / "store.sqlite3"
     path.touch()
     assert (store.list_runs(path), store.clear(path), path.stat().st_size) == ([], 0, 0)
-
-
-@pytest.mark.parametrize("place", ["", "a\0b"], ids=["a folder", "a zero byte"])
-def test_looking_at_what_is_no_file_is_refused(tmp_path, place):
-    """Nothing is written beside a folder, and no error of Python's comes through."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    for look in (store.list_runs, store.clear, delete_winners):
-        with pytest.raises(StoreError):
-            look(folder / place)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
 def test_winners_lie_beside_the_file_that_a_link_leads_to(tmp_path):

@@ -245,25 +245,12 @@ def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, mon
     assert (result.limits["memory_bytes"], result.largest_batch_size) == (today, largest)
 
 
-def test_a_finished_run_is_told_as_it_was_measured_however_little_memory_is_free_now(tmp_path, monkeypatch, virtual):
-    """Its sizes ran in the memory of then: a limit of now beside them would be below the answer."""
-    options = {"store": tmp_path / "kept", "batch_sizes": None, "max_batch_size": 96, "tolerance": 0.0}
-    first = tune(**options)
-    room = footprint("mlp", batch_size=50, device="cpu", mode="inference").total
-    monkeypatch.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
-    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: None)
-    again = tune(**options)
-    assert (again.batch_size, again.decided_by) == (first.batch_size, first.decided_by) == (96, "max_batch_size")
-    assert (again.limits, again.largest_batch_size) == (first.limits, first.largest_batch_size)
-    assert again.measurements == first.measurements
-
-
 # --- interrupted ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, GeneratorExit, ZeroDivisionError])
 def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, stop, virtual, counted):
-    """Ctrl-C comes out as it was, `partial` holds every timing so far, and a rerun fills in only the rest."""
+    """Ctrl-C, a cancelled task or an error of `progress` is raised as it was, and a rerun measures only the rest."""
     kept, events = tmp_path / "kept", []
 
     def interrupt(event):
@@ -348,22 +335,3 @@ def test_sizes_that_were_refused_for_memory_are_measured_once_it_is_back(tmp_pat
     assert rows(options["store"]).items() > before.items()
     assert result.limits["memory_bytes"] > room
     assert result.largest_batch_size >= 2000
-
-
-@pytest.mark.parametrize("error", [GeneratorExit, ZeroDivisionError])
-def test_what_ends_a_run_from_outside_carries_what_there_is(tmp_path, virtual, error):
-    """Not only Ctrl-C: a cancelled task, or an error of `progress`, has `partial`, and a rerun goes on."""
-    kept, events = tmp_path / "kept", []
-
-    def fail(event):
-        events.append(event)
-        if sum(event.kind == "timing" for event in events) == 3:
-            raise error
-
-    with pytest.raises(error) as caught:
-        tune(store=kept, progress=fail)
-    assert set(statuses(caught.value.partial).values()) == {"interrupted"}
-    before = rows(kept)
-    assert len(before) == 3
-    assert set(statuses(tune(store=kept)).values()) <= {"ok", "dropped"}
-    assert rows(kept).items() >= before.items()
