@@ -42,9 +42,6 @@ def check_path(field: str, path: str | Path) -> Path:
     """
     Check that a file's name has a known ending, and that it can be written.
 
-    Raises:
-        InvalidArgument: If not; the message names the field.
-
     Example:
         >>> check_path("save", "trained.npz").suffix
         '.npz'
@@ -73,10 +70,6 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
         arrays: By name.
         notes: Metadata of the file.
 
-    Raises:
-        InvalidArgument: If the path has another ending, or its folder does not exist.
-        InvalidData: If it cannot be written.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -99,13 +92,7 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
-    """
-    Read arrays by name, and the metadata of the file; bfloat16 becomes float32.
-
-    Raises:
-        InvalidArgument: If the path has another ending.
-        InvalidData: If the file is missing, damaged, holds Python objects, or is larger than the memory.
-    """
+    """Read arrays by name, and the metadata of the file; bfloat16 becomes float32."""
     checks.check_path(path, "file")
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:

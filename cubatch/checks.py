@@ -215,12 +215,7 @@ def check_batch_size(value: int, name: str = "batch_size") -> int:
 
 
 def check_whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> int:
-    """
-    Return a whole number as Python's int.
-
-    Raises:
-        InvalidArgument: If it is no whole number, or out of its range.
-    """
+    """Return a whole number as Python's int."""
     allowed = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     whole = isinstance(value, (int, Integral)) and not isinstance(value, bool)  # int first: ABCs are slow
     if not whole or value < least or (most is not None and value > most):
@@ -242,9 +237,6 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
         value: The number.
         least: Its lower bound, unless `above` is given.
         above: An excluded lower bound.
-
-    Raises:
-        InvalidArgument: If it is no number, or out of its range.
     """
     in_range = is_number(value) and value <= sys.float_info.max and (value >= least if above is None else value > above)
     if not in_range:

@@ -38,13 +38,7 @@ class _OldSchema(StoreError):
 
 
 def place(path: Path | str) -> Path:
-    """
-    Return the file that a path leads to, through links too, since locks lie next to the file.
-
-    Raises:
-        StoreError: If no file can be there.
-        OSError: If the place cannot be reached.
-    """
+    """Return the file that a path leads to, through links too, since locks lie next to the file."""
     try:
         file = Path(path).expanduser().resolve()
     except ValueError as error:  # a zero byte
@@ -71,11 +65,6 @@ def connect(
 
     Returns:
         A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
-
-    Raises:
-        StoreError: If the file is from a newer version, or another program's.
-        sqlite3.DatabaseError, UnicodeError: If SQLite fails; see `reason`.
-        OSError: If the place cannot be used.
     """
     with locked(path, "open", BUSY_SECONDS):  # of two that switch the journal or rename the file, one would fail
         try:
@@ -95,12 +84,7 @@ def connect(
 
 
 def open_read_only(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    """
-    Open a file for reading, also where nothing may be written.
-
-    Raises:
-        StoreError, sqlite3.DatabaseError, OSError: As `connect`.
-    """
+    """Open a file for reading, also where nothing may be written."""
     mode, journal = "mode=ro", path.with_name(path.name + "-wal")
     if not os.access(path.parent, os.W_OK, effective_ids=True):  # WAL needs a file next to it
         mode = "immutable=1"  # SQLite then ignores the journal

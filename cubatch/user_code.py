@@ -26,9 +26,6 @@ def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
         path: The name of the attribute, which may have dots.
         field: The argument in which the user named it.
         what: The required kind: "a function".
-
-    Raises:
-        InvalidArgument: If there is no such name; the message lists similar ones.
     """
     part: Any = module
     for name in path.split("."):
@@ -71,10 +68,6 @@ def users(field: str, name: str, allowed: str) -> Iterator[None]:
         field: The argument in which the user named the code.
         name: Its name.
         allowed: What would have been accepted.
-
-    Raises:
-        InvalidArgument: With the class, the text and the place of the exception.
-        OutOfMemory: If memory ran out.
     """
     try:
         yield

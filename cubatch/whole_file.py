@@ -22,9 +22,6 @@ def replacing(path: Path) -> Iterator[Path]:
     Args:
         path: The file, in an existing folder.
 
-    Raises:
-        OSError: If the file cannot be renamed; an error of the block leaves the file as it was too.
-
     Example:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -60,11 +57,6 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """
-    Write a file atomically; see `replacing`.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Write a file atomically; see `replacing`."""
     with replacing(path) as partial:
         partial.write_bytes(content)

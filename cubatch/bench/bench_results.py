@@ -67,9 +67,6 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
         compiled: Whether to compile the kernel, which gives registers and occupancy. Without a compiler those recorded
             with the sources are used, if there are any.
         tiles: Tiles that its blocks share; `None` if each has one.
-
-    Raises:
-        CompileError: If the kernel does not compile.
     """
     kernel, pieces = launch.kernel, launch.blocks if tiles is None else tiles
     facts: dict[str, Any] = {}

@@ -208,10 +208,6 @@ def of_layer(
         relu: Whether the result is clamped at zero.
         channels: Channels that the input is stored with; 0 for its own.
 
-    Raises:
-        InvalidArgument: If the layer has no such pass, or the engine has no kernel for it.
-        UnknownName: If there is no such dtype.
-
     Example:
         >>> from cubatch.network.layers import Conv2d
         >>> conv = Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1)
@@ -326,9 +322,6 @@ def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") 
             gradient of its input. "tn" is the transpose of (k, m) times (k, n), the gradient of its filter.
         dtype: Storage of the elements.
 
-    Raises:
-        InvalidArgument: If an extent is not a whole number of at least 1, or there is no such layout.
-
     Example:
         >>> gemm(64, 32, 16, layout="tn").name, gemm(64, 32, 16).flops
         ('gemm tn 64 x 32 x 16', 65536)
@@ -362,10 +355,6 @@ def of_step(
 
     Returns:
         list: `multiplicity` is the number of occurrences in a step; `layers` names where they are.
-
-    Raises:
-        InvalidArgument: If a layer has no kernel.
-        UnknownName: If there is no such dtype or optimizer.
 
     Example:
         >>> from cubatch.network import models
@@ -434,9 +423,6 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
         name: "sgd", "momentum" or "adam".
         parameters: Number of parameters.
         dtype: Storage of the parameters and the gradient; the state is float32.
-
-    Raises:
-        UnknownName: If there is no such optimizer.
 
     Example:
         >>> optimizer_step("momentum", 1000, "bfloat16").moved_bytes == 1000 * (2 + 2 + 2 * 4 + 2 * 4)

@@ -24,10 +24,6 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
         results: Those with times are drawn.
         path: Path of the figure: .png, .svg or .pdf.
         title: Title above it.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If there is nothing to draw, or the file has another suffix or cannot be written.
     """
     style.check(path)
     drawn = [result for result in results if result.best is not None and result.best.roofline_fraction is not None]

@@ -152,9 +152,6 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
         variants: "chosen": the variant ranked first; "ranked": every variant, only those on tensor cores if there are
             any; "all": every variant and kernels/naive.
         without: Families that are left out.
-
-    Raises:
-        UnsupportedLayer: If no kernel does the case.
     """
     first = Way(case, device)
     if not first.problems:

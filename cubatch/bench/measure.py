@@ -41,10 +41,6 @@ def plan(
 
     Returns:
         Result: Its entries are "planned", or "error" for a kernel that does not compile.
-
-    Raises:
-        UnsupportedLayer: If no kernel computes it.
-        CubatchError: If the operation rejects the case.
     """
     if device.memory_bytes is not None and case.num_bytes > device.memory_bytes:
         raise OutOfMemory(f"{case.name} on {device}", case.num_bytes, device.memory_bytes)
@@ -168,10 +164,6 @@ def time_case(
 
     Returns:
         Result: An entry with wrong results is "wrong" and not timed; a rival with wrong results is missing.
-
-    Raises:
-        UnsupportedLayer: If no kernel computes it.
-        DeviceFailed: If nothing more runs on the GPU in this process.
     """
     listed = ways(case, target.device, variants, without)
     planned = _planned(case, target.device, listed)

@@ -67,9 +67,6 @@ class Target:
 
         Returns:
             T | str: The result, or the reason why there is none.
-
-        Raises:
-            Exception: If the context of the GPU is broken, so that nothing more runs in this process.
         """
         self.synchronize()  # an error of a cubatch kernel is not an error of the rival
         for is_last in (False, True):
@@ -88,25 +85,14 @@ class Target:
 
 
 def failure(error: Exception) -> str:
-    """
-    Return the reason why a rival that raised an error is missing.
-
-    Raises:
-        DeviceFailed: If nothing more runs in this process.
-    """
+    """Return the reason why a rival that raised an error is missing."""
     if isinstance(error, DeviceFailed) and error.is_fatal:
         raise error
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def on_gpu(device: Device) -> Target:
-    """
-    Return where cases run on a GPU of this machine.
-
-    Raises:
-        MissingDependency: If CuPy is not installed.
-        DeviceNotAvailable: If there is no driver.
-    """
+    """Return where cases run on a GPU of this machine."""
     from cubatch.kernels.launch import CudaLauncher
     from cubatch.measure.clocks import cupy_kernel_clock
 

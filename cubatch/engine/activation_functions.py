@@ -73,9 +73,6 @@ def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> 
         kind: The function: the `type` of its layer.
         out: Where y goes; may be x.
 
-    Raises:
-        InvalidArgument: If the kind is unknown.
-
     Example:
         >>> activation(np.array([-4.0, 0.0, 2.0]), kind="hard_sigmoid").round(3)
         array([0.   , 0.5  , 0.833])
@@ -100,9 +97,6 @@ def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, work
             input of "silu", "hard_swish" and "gelu".
         kind: The function: the `type` of its layer.
         out: Where dx goes; may be dy.
-
-    Raises:
-        InvalidArgument: If the kind is unknown.
 
     Example:
         >>> activation_backward(np.array([8.0, 8.0]), np.array([0.25, 1.0]), kind="sigmoid")

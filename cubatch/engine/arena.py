@@ -71,9 +71,6 @@ def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
         work, plan: The workload and its plan.
         held_bytes: Bytes of the plan that are allocated already.
         xp: NumPy or CuPy.
-
-    Raises:
-        OutOfMemory: If it does.
     """
     free_bytes = None
     if hasattr(xp, "cuda"):

@@ -47,9 +47,6 @@ def of(array: Any) -> Any:
     """
     Return the module that owns an array, NumPy or CuPy; inside `prepare()`, one that records its calls.
 
-    Raises:
-        MissingDependency: If the array is not NumPy's and CuPy cannot be imported, or is of another release.
-
     Example:
         >>> of(np.zeros(3)).__name__
         'numpy'
@@ -62,10 +59,6 @@ def of(array: Any) -> Any:
 def module(kind: str) -> ModuleType:
     """
     Return the array module for a kind of device: "cpu" or "cuda".
-
-    Raises:
-        MissingDependency: If kind is "cuda" and CuPy is not installed, or of another release.
-        InvalidArgument: If kind is neither.
 
     Example:
         >>> module("cpu").__name__
@@ -196,9 +189,6 @@ def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
         like: An array of the module that allocates.
         need: The need of the operation.
         samples: Samples that it receives.
-
-    Raises:
-        InvalidArgument: If the workspace is too small for a single row of outputs.
     """
     if workspace is None:
         usual = HOST_WORKSPACE_BYTES if isinstance(like, np.ndarray) else GPU_WORKSPACE_BYTES

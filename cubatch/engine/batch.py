@@ -21,12 +21,7 @@ _SHIFT = 7919
 
 
 def check(plan: Plan, x: Any, labels: Any) -> None:
-    """
-    Check that a batch fits the plan.
-
-    Raises:
-        InvalidArgument: If shapes or labels do not.
-    """
+    """Check that a batch fits the plan."""
     network = plan.schedule.network
     wanted = (plan.batch_size, *network.input_shape)
     if tuple(x.shape) != wanted:

@@ -62,12 +62,7 @@ class Checkpoint:
 
 
 def check_files(*, save: str | Path | None, checkpoint: str | Path | None) -> None:
-    """
-    Reject files that cannot be written, before anything is computed.
-
-    Raises:
-        InvalidArgument: If a path is unsuitable for such a file, or both are the same.
-    """
+    """Reject files that cannot be written, before anything is computed."""
     given = {"save": save, "checkpoint": checkpoint}
     paths = [array_file.check_path(name, path).resolve() for name, path in given.items() if path is not None]
     if len(set(paths)) < len(paths):
@@ -76,13 +71,7 @@ def check_files(*, save: str | Path | None, checkpoint: str | Path | None) -> No
 
 
 def write(path: str | Path, checkpoint: Checkpoint) -> None:
-    """
-    Write a checkpoint; it replaces the old one once it is on the disk.
-
-    Raises:
-        InvalidArgument: If the path is unsuitable for such a file.
-        InvalidData: If it cannot be written.
-    """
+    """Write a checkpoint; it replaces the old one once it is on the disk."""
     notes = {
         "version": VERSION,
         "settings": checkpoint.settings,
@@ -95,13 +84,7 @@ def write(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: str | Path) -> Checkpoint | None:
-    """
-    Read a checkpoint; None if there is no file.
-
-    Raises:
-        InvalidArgument: If the path is unsuitable for such a file.
-        InvalidData: If the file is damaged, or no checkpoint, or one of another version.
-    """
+    """Read a checkpoint; None if there is no file."""
     if not files.is_file(array_file.check_path("checkpoint", path)):
         return None
     arrays, notes = array_file.read(path)
@@ -144,10 +127,6 @@ def resume(
         settings: Those of this run.
         conditions: Those of this run; a warning names differences from the file's.
         draws_masks: Whether the network has dropout, for which each thread draws its share of the batch.
-
-    Raises:
-        InvalidArgument: If a setting differs from the file's; it names the setting and both values.
-        InvalidData: As `read`.
     """
     settings = json.loads(json.dumps(settings))  # as they are read back
     run = read(path)

@@ -66,9 +66,6 @@ def conv2d(
         relu: Clamp y at zero, as the last step.
         out: Where y goes: (n, p, q, k).
 
-    Raises:
-        InvalidArgument: If shapes do not fit, or a depthwise convolution has a scale or a residual.
-
     Example:
         >>> import numpy as np
         >>> conv2d(np.ones((1, 3, 3, 1)), np.ones((1, 3, 3, 1)), pad=(1, 1, 1, 1))[0, :, :, 0]
@@ -137,9 +134,6 @@ def conv2d_dgrad(
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
         positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
         out: Where dx goes: (n, h, w, c).
-
-    Raises:
-        InvalidArgument: If shapes do not fit, or a depthwise convolution has a residual or a ReLU before it.
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups=groups)
     xp = of(dy)
@@ -207,9 +201,6 @@ def conv2d_wgrad(
         dw: The filter's gradient (k, r, s, c / groups).
         db: The bias's gradient (k,), or None.
         stride, pad, dilation, groups: As in the forward pass.
-
-    Raises:
-        InvalidArgument: If shapes do not fit.
     """
     shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups=groups)
     if shape.is_depthwise:

@@ -91,12 +91,7 @@ class Dataset:
 
 
 def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
-    """
-    Read one IDX file of unsigned bytes, plain or gzip.
-
-    Raises:
-        InvalidData: If the file is missing, damaged, or no IDX file of unsigned bytes.
-    """
+    """Read one IDX file of unsigned bytes, plain or gzip."""
     path = Path(path)
     with _opened(path) as file:
         begun = file.read(4)
@@ -125,9 +120,6 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
     Returns:
         tuple: Training and test Dataset, (h, w) images as (h, w, 1), both normalised with the
         training images' mean and deviation.
-
-    Raises:
-        InvalidData: If a file is missing or damaged, or images and labels, or both sets, do not belong together.
     """
     parts = {}
     for part in ("train", "t10k"):

@@ -140,12 +140,7 @@ class MpiExchange:
         self._arrays.put(array)
 
     def finish(self) -> None:
-        """
-        Wait for all sums that were begun.
-
-        Raises:
-            WorkerFailed: If MPI failed to sum.
-        """
+        """Wait for all sums that were begun."""
         if not self._begun:
             return
         begun = time.perf_counter()
@@ -259,12 +254,7 @@ class NcclExchange:
 
 
 def nccl_identifier() -> Any:
-    """
-    Return a new identifier of a run; one rank creates it and sends it to the others.
-
-    Raises:
-        MissingDependency: If CuPy comes without NCCL.
-    """
+    """Return a new identifier of a run; one rank creates it and sends it to the others."""
     return _nccl().get_unique_id()
 
 

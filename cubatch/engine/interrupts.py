@@ -56,12 +56,7 @@ class Interrupts:
         return self._came is not None
 
     def deliver(self) -> None:
-        """
-        Handle the delayed signal.
-
-        Raises:
-            KeyboardInterrupt: If one came, or any error of its handler.
-        """
+        """Handle the delayed signal."""
         came, self._came = self._came, None
         if came is not None:
             self._handlers[came](came, None)

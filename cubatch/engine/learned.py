@@ -80,9 +80,6 @@ class Learned:
 
         There is no random state. The masks of dropout are drawn from the seed, the number of steps, and the first
         sample of a thread's share of the batch.
-
-        Raises:
-            InvalidArgument: If there are gradients that the optimiser has not used yet: they would be lost.
         """
         if self._added:
             batches = f"with the gradients of {self._added} batch{'es' * (self._added > 1)} added up"
@@ -93,12 +90,7 @@ class Learned:
         return {"clock": clock} | {name: np.array(backend.to_host(array)) for name, array in self._arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """
-        Restore a snapshot bit for bit; gradients that were added up since are discarded.
-
-        Raises:
-            InvalidArgument: If the snapshot is of another network, dtype or optimiser.
-        """
+        """Restore a snapshot bit for bit; gradients that were added up since are discarded."""
         own = self._arrays()
         if "clock" not in arrays or (arrays["clock"].shape, arrays["clock"].dtype) != ((2,), np.int64):
             raise InvalidArgument("snapshot", "clock", "there, as `snapshot` gives it")

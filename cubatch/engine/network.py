@@ -193,10 +193,6 @@ class Model(Learned):
             batch_size: Samples that go through together.
             target_batch_size: Samples of an optimiser step, over which the loss is the mean. If given, steps only add
                 up their gradients until `update`; the sum takes the memory of a gradient in float32.
-
-        Raises:
-            OutOfMemory: If the device has too little memory; names the bytes, the largest tensor and a size that fits.
-            InvalidArgument: If there is a target without training of a network.
         """
         if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
             raise InvalidArgument("target_batch_size", target_batch_size, "None but for training a network")
@@ -321,9 +317,6 @@ class Model(Learned):
         Args:
             x: (batch_size, h, w, c).
             labels: (batch_size, ...) class numbers, for training a network.
-
-        Raises:
-            InvalidArgument: If shapes or labels do not fit the prepared batch.
         """
         plan, _ = self._prepared()
         batch.check(plan, x, labels)

@@ -33,9 +33,6 @@ def dropout(
 
     Returns:
         y and the mask.
-
-    Raises:
-        InvalidArgument: If p is not in [0, 1).
     """
     if not 0 <= p < 1:
         raise InvalidArgument("p", p, "at least 0 and less than 1")

@@ -55,13 +55,7 @@ class StepGraphs:
         return {"launches": self.launches, "graph": bool(self._graphs), "refusal": self.refusal or None}
 
     def run(self, turn: int) -> None:
-        """
-        Enqueue a step on one of the buffer sets.
-
-        Raises:
-            DeviceFailed: If the driver refuses to launch a graph.
-            OutOfMemory: If it has no memory to launch it.
-        """
+        """Enqueue a step on one of the buffer sets."""
         if self._has_run and not self._graphs and not self.refusal:
             self._capture()
         if self._graphs:

@@ -26,9 +26,6 @@ def element_type(dtype: str, library: str) -> Any:
         dtype: "float32", "tf32", "float16" or "bfloat16"; the tests' "float64" too.
         library: "cubatch" or "im2col": what computes with them.
 
-    Raises:
-        MissingDependency: If it is bfloat16 without kernels, and ml_dtypes is not installed.
-
     Example:
         >>> element_type("bfloat16", "cubatch").__name__, element_type("tf32", "cubatch").__name__
         ('uint16', 'float32')

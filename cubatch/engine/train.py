@@ -285,12 +285,7 @@ def check(
     patience: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> None:
-    """
-    Check that a network can be trained on a data set with these arguments.
-
-    Raises:
-        InvalidArgument: If it cannot; names the argument and valid values.
-    """
+    """Check that a network can be trained on a data set with these arguments."""
     shape = training_set.images.shape[1:]
     if network.input_shape != shape:
         raise InvalidArgument("input_shape", network.input_shape, f"{shape}, the images' (h, w, c)")

@@ -44,9 +44,6 @@ def max_pool2d(
         out: Where y goes: (n, p, q, c).
         argmax: Receives the winners for the backward pass: uint8 (n, p, q, c), 0 for none and 1 + tap otherwise.
 
-    Raises:
-        InvalidArgument: If the output would be empty.
-
     Example:
         >>> import numpy as np
         >>> from cubatch.network.windows import Window

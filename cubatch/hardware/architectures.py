@@ -166,9 +166,6 @@ def of(compute_capability: Sequence[int]) -> Architecture:
     """
     Return the architecture of a compute capability, (major, minor).
 
-    Raises:
-        UnknownName: If it is not in the table, or not a pair of whole numbers.
-
     Example:
         >>> of((9, 0)).shared_bytes_per_block
         232448

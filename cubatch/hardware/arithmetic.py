@@ -28,9 +28,6 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
         device: Device of the run.
         dtype: A dtype that the device supports.
 
-    Raises:
-        InvalidArgument: If the library is unknown, or does not run on this device or with this dtype.
-
     Example:
         >>> from cubatch.hardware.probe import device
         >>> resolve_library("auto", device("v100-sxm2-16gb"), "float16")
@@ -70,10 +67,6 @@ def check_dtype(device: Device, dtype: str) -> None:
 
     float16 and bfloat16 run on every GPU: without Tensor Cores, values are stored in 16 bits and computed in float32.
     The mode tf32 of Tensor Cores exists from sm_80 on.
-
-    Raises:
-        UnknownName: If there is no such dtype.
-        UnsupportedDtype: If the device does not support it (also an InvalidArgument).
 
     Example:
         >>> from cubatch.hardware.probe import device
@@ -116,9 +109,6 @@ def peak_flops_per_second(device: Device, dtype: str) -> float | None:
     Return the peak FLOP per second with a dtype, or None where it is not known.
 
     16-bit storage without Tensor Cores is computed in float32, at the float32 rate.
-
-    Raises:
-        InvalidArgument: If there is no such dtype.
 
     Example:
         >>> volta = Device(name="V100", compute_capability=(7, 0), tensor_cores=True,

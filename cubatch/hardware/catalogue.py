@@ -52,10 +52,6 @@ def find(name: str) -> Device:
     Args:
         name: "v100-sxm2-16gb", "Tesla V100-SXM2-16GB", "2080 ti".
 
-    Raises:
-        InvalidArgument: If several devices have the name; the message lists them.
-        UnknownName: If none has it; the message lists similar names.
-
     Example:
         >>> find("GeForce RTX 2080 Ti").num_sms
         68

@@ -104,10 +104,6 @@ def read(name: str) -> Device:
     Returns:
         Device: Its facts; missing ones are None. It is not live, and the file is its source.
 
-    Raises:
-        InvalidArgument: If the file cannot be read, or the value of a key makes no sense; the message names both.
-        UnknownName: If there is a key that no row has.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -28,10 +28,6 @@ def resolve_devices(
         devices: How many, or which; None and 1 are a single device.
         device: With a number: None is the GPUs if there are any, else the CPU; or a name of either kind.
 
-    Raises:
-        InvalidArgument: If it is neither, there are too few devices, or one is named twice.
-        DeviceNotAvailable: If one of them is not in this machine.
-
     Example:
         >>> resolve_devices(None) is None
         True

@@ -64,13 +64,7 @@ class VisibleGpu:
 
 
 def visible_gpus() -> tuple[VisibleGpu, ...]:
-    """
-    List the GPUs of this process in CUDA's order.
-
-    Raises:
-        DeviceNotAvailable: If there is no driver, or none of its GPUs is visible.
-        DeviceFailed: If there is a driver and it does not work.
-    """
+    """List the GPUs of this process in CUDA's order."""
     cuda = load()
     status = cuda.cuInit(0)
     if status == _STUB_LIBRARY:

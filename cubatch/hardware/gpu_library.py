@@ -33,10 +33,6 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
     Args:
         purpose: What needs CuPy, as the beginning of a sentence.
 
-    Raises:
-        MissingDependency: If it is not installed.
-        UnsupportedVersion: If its release or its CUDA is not supported.
-
     Example:
         >>> cupy().__name__  # doctest: +SKIP
         'cupy'
@@ -56,9 +52,6 @@ def translating(operation: str) -> Iterator[None]:
 
     Args:
         operation: What the block does, as the beginning of a sentence.
-
-    Raises:
-        OutOfMemory, DeviceFailed: Instead of the library's error.
 
     Example:
         >>> with translating("waiting for the GPU"):  # doctest: +SKIP

@@ -274,10 +274,6 @@ def listed() -> list[Listed]:
     """
     List all GPUs of this machine, including those hidden from CUDA, each followed by its MIG slices.
 
-    Raises:
-        DeviceNotAvailable: If NVML or its driver is missing, or lists no GPU.
-        DeviceFailed: If NVML cannot count them.
-
     Example:
         >>> listed()                                                                            # doctest: +SKIP
         [Listed(index=0, name='NVIDIA H200', uuid='GPU-8932f937-d72c-4106-c12f-20bd9faed9f6', problem='')]

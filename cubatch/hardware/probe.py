@@ -88,12 +88,6 @@ def resolve(device: Device | str | None, *, live: bool = True) -> Device:
         live: Whether it must be in this machine, because it is measured on. A name or a Device of the catalogue then
             means the first GPU here that is of that kind.
 
-    Raises:
-        DeviceNotAvailable: If it must be here and is not.
-        InvalidArgument: If it is neither of these, or several devices have the name.
-        UnknownName: If no device has the name.
-        DeviceFailed: If there is a GPU driver and it does not work.
-
     Example:
         >>> resolve("cpu").live
         True

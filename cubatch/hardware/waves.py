@@ -76,9 +76,6 @@ def busiest_sm_blocks(num_blocks: int, num_sms: int) -> int:
     certain batch sizes. Example: on a 2080 Super (48 SMs, tile 128 x 128) 96 boards of 8 x 8 are 48 blocks. With 97
     boards, which are 49 blocks, throughput falls by 29 %. The count assumes that blocks cost the same.
 
-    Raises:
-        InvalidArgument: If an argument is not a whole number of at least 1.
-
     Example:
         >>> busiest_sm_blocks(48, 48), busiest_sm_blocks(49, 48)
         (1, 2)
@@ -89,9 +86,6 @@ def busiest_sm_blocks(num_blocks: int, num_sms: int) -> int:
 def fill(num_blocks: int, num_sms: int) -> float:
     """
     Return the share of the device's SM time that a grid uses, in (0, 1], if every block costs the same.
-
-    Raises:
-        InvalidArgument: If an argument is not a whole number of at least 1.
 
     Example:
         >>> fill(48, 48), round(fill(49, 48), 2)
@@ -217,10 +211,6 @@ def carveout_percent(
         compute_capability: (major, minor) of the device.
         blocks_per_sm: Blocks as `occupancy` counts them.
         shared_bytes_per_block: Static and dynamic shared memory together.
-
-    Raises:
-        InvalidArgument: If an argument is out of its range.
-        UnknownName: If the limits of the compute capability are not known.
 
     Example:
         >>> carveout_percent(compute_capability=(8, 0), blocks_per_sm=2, shared_bytes_per_block=48 << 10)

@@ -260,9 +260,6 @@ def delete_winners(path: Path, device: Device | None = None) -> int:
         path: Their file: see `winners_path`.  It need not exist.
         device: The GPU; None: all.
 
-    Raises:
-        StoreError: If the file cannot be used.
-
     Example:
         >>> delete_winners(Path("no-such-file.sqlite3"))
         0

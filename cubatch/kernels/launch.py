@@ -97,13 +97,7 @@ class CudaLauncher:
         self._modules: dict[str, Any] = {}
 
     def compile(self, kernels: Iterable[Kernel]) -> None:
-        """
-        Compile kernels on all cores, so that none is compiled during a timing.
-
-        Raises:
-            CompileError: If one does not compile.
-            MissingDependency: If there is no NVRTC.
-        """
+        """Compile kernels on all cores, so that none is compiled during a timing."""
         units = {(kernel.source, kernel.defines): kernel for kernel in kernels}
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for _ in pool.map(lambda kernel: compiler.compile_unit(kernel, self._arch), units.values()):

@@ -82,9 +82,6 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
         problem: The product.
         device: A GPU of known SMs and compute capability.
 
-    Raises:
-        InvalidArgument: If the device's SMs or compute capability are unknown, or no variant runs there.
-
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
         >>> ranked(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0].tile.name

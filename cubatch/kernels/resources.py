@@ -47,9 +47,6 @@ class Figures:
         """
         Parse the text of str().
 
-        Raises:
-            ValueError: If the text has another form.
-
         Example:
             >>> Figures.parse("128/16896+24")
             Figures(registers=128, shared_bytes=16896, spill_bytes=24)
@@ -77,12 +74,7 @@ class Recorded:
 
 
 def read(path: Path) -> Recorded:
-    """
-    Read the figures of resources.toml.
-
-    Raises:
-        InvalidData: If the file is missing or has another form.
-    """
+    """Read the figures of resources.toml."""
     try:
         with path.open("rb") as file:
             data = tomllib.load(file)
@@ -94,9 +86,6 @@ def read(path: Path) -> Recorded:
 def by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[str, dict[int, _Parsed]]:
     """
     Parse a table of resources.toml: a value by variant and architecture.
-
-    Raises:
-        ValueError: If a value has another form.
 
     Example:
         >>> by_arch({"sums_f32": "52=20 80=24"}, int)
@@ -130,10 +119,6 @@ class Needs:
         """
         Return the occupancy of an SM.
 
-        Raises:
-            InvalidArgument: If a number is out of its range.
-            UnknownName: If the compute capability is unknown.
-
         Example:
             >>> Needs(threads=256, registers=128, shared_bytes=16896).on((7, 0)).blocks_per_sm
             2
@@ -149,9 +134,6 @@ class Needs:
 def named(name: str) -> list[Kernel]:
     """
     Return the variant of a name, or all whose names begin with it: "conv2d_fprop_implicit_gemm_f32_simt".
-
-    Raises:
-        UnknownName: If there is none; the message lists similar names.
 
     Example:
         >>> [variant.tile.n for variant in named("gemm_nt_implicit_gemm_f32_simt_256x128x8")]
@@ -172,12 +154,7 @@ def recorded_needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs | None:
 
 
 def recorded_figures() -> Recorded:
-    """
-    Read the figures recorded with the sources.
-
-    Raises:
-        InvalidData: If they cannot be read.
-    """
+    """Read the figures recorded with the sources."""
     return read(kernel_module.kernels_path() / "resources.toml")
 
 

@@ -82,11 +82,6 @@ def survey(
 
     Returns:
         list: A row per variant and architecture, in the given order.
-
-    Raises:
-        MissingDependency: If there is no NVRTC.
-        InvalidArgument: If NVRTC does not know an architecture.
-        UnknownName: If the limits of its SM are unknown.
     """
     for arch in archs:
         architectures.of(_capability(arch))
@@ -178,11 +173,6 @@ def _capability(arch: str) -> tuple[int, int]:
 def needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs:
     """
     Return the needs of a block on an architecture ("sm_70"): recorded, or else compiled, which needs no GPU.
-
-    Raises:
-        InvalidArgument: If the kernel is not meant for the architecture.
-        MissingDependency: If nothing is recorded and there is no compiler.
-        CompileError: If it does not compile.
 
     Example:
         >>> from cubatch.kernels.resources import recorded_figures

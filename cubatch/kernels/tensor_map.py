@@ -151,10 +151,6 @@ def encode(tensor: TensorMap, address: int, driver: Any) -> bytes:
         tensor: The tensor map.
         address: Address of its array on the GPU.
         driver: The driver's library, from `driver.load`.
-
-    Raises:
-        InvalidArgument: If the address is not a multiple of 16.
-        DeviceFailed: If the driver rejects it, or does not support tensor maps.
     """
     storage = np.zeros(_MAP_BYTES + _MAP_ALIGNMENT, np.uint8)
     start = -storage.ctypes.data % _MAP_ALIGNMENT

@@ -45,9 +45,6 @@ def arch_number(arch: str) -> int:
     """
     Return the compute capability times ten of an architecture in the compiler's spelling.
 
-    Raises:
-        InvalidArgument: If it has another form.
-
     Example:
         >>> arch_number("sm_70"), arch_number("sm_90a")
         (70, 90)
@@ -180,10 +177,6 @@ def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
         operation: "conv2d_fprop", "gemm_nt", ...
         dtype: Storage of the elements.
         arch: Compute capability times ten.
-
-    Raises:
-        UnknownName: If no kernel computes the operation.
-        InvalidArgument: If kernels do not store the dtype.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", dtype, "one of " + ", ".join(DTYPES))
@@ -199,10 +192,6 @@ def find(operation: str, dtype: str, *, arch: int | None = None, **axes: object)
         dtype: Storage of the elements.
         arch: Compute capability times ten, to choose between architectures; None: any.
         axes: Values of its further macros, or `vector`, `family`, `tile` by `Kernel.tile_name`.
-
-    Raises:
-        UnknownName: If no kernel computes the operation.
-        InvalidArgument: If no variant or several variants match.
     """
     wanted = {name: str(value) for name, value in axes.items()}
     candidates = _of(operation) if arch is None else variants(operation, dtype, arch)

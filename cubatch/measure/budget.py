@@ -65,12 +65,7 @@ class Budget:
         return max(0.0, self.seconds - self.spent())
 
     def check(self, seconds: float = 0.0) -> None:
-        """
-        Raise OutOfBudget unless this number of seconds is left, or any.
-
-        Raises:
-            OutOfBudget: If fewer are left, or none.
-        """
+        """Raise OutOfBudget unless this number of seconds is left, or any."""
         left = self.left()
         if left <= 0 or seconds > left:
             raise OutOfBudget

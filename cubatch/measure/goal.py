@@ -71,12 +71,7 @@ class Goal:
 
     @classmethod
     def of(cls, *, objective: str, tolerance: float, latency_limit: float | None) -> Self:
-        """
-        Return the goal of a public function's arguments; numbers of NumPy and fractions become floats.
-
-        Raises:
-            InvalidArgument: If an argument is not valid.
-        """
+        """Return the goal of a public function's arguments; numbers of NumPy and fractions become floats."""
         given = {"tolerance": tolerance} | ({} if latency_limit is None else {"latency_limit": latency_limit})
         for name, value in given.items():
             try:
@@ -94,12 +89,7 @@ class Goal:
         return seconds / batch_size
 
     def check_device(self, device: Device) -> None:
-        """
-        Raise EnergyNotAvailable if the objective is energy and the device has no energy counter.
-
-        Raises:
-            EnergyNotAvailable: On a CPU, a MIG slice, a GPU before Volta, and without NVML.
-        """
+        """Raise EnergyNotAvailable if the objective is energy and the device has no energy counter."""
         if self.objective == "energy":
             monitor = clocks.monitor_of(device.uuid)
             if monitor is None or monitor.energy_joules() is None:

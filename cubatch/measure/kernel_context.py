@@ -33,10 +33,6 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
             an H100 (benchmarks/results/h100-sxm).
         seconds: Most seconds of all choices.
         path: File of the winners; None: they are kept for this process.
-
-    Raises:
-        MissingDependency: If CuPy or NVRTC is missing.
-        CompileError: If a kernel does not compile.
     """
     launcher = CudaLauncher(device, overlaps=overlaps)
     arch = arch_number(device.arch or "")
@@ -75,10 +71,6 @@ def usual_context(device: Device, dtype: str = "float32", *, overlaps: bool = Fa
         device: A device of this machine.
         dtype: A dtype that it supports.
         overlaps: As for `kernel_context`; False if steps are graphs of training.
-
-    Raises:
-        UnsupportedDtype: If the device does not support the dtype.
-        MissingDependency, CompileError: As `kernel_context`.
     """
     arithmetic.check_dtype(device, dtype)
     if device.kind == "cpu":

@@ -95,11 +95,6 @@ class RankGroup:
 
         Returns:
             list[Any]: The result of each rank, in their order.
-
-        Raises:
-            OutOfMemory: If a rank ran out of memory.
-            WorkerDied: If a rank ended; all are ended then.
-            CubatchError: An error that a rank raised.
         """
         waiting = list(range(len(self._connections))) if ranks is None else list(ranks)
         if not self.is_open:

@@ -16,12 +16,7 @@ _FACTS = {"type": str, "text": str, "traceback": str, "out_of_memory": bool, "ar
 
 
 def parse_reply(line: bytes) -> dict[str, Any]:
-    """
-    Return an answer: {"ok": value}, or {"error": facts} for `rebuild_error`.
-
-    Raises:
-        ValueError: If the line is neither.
-    """
+    """Return an answer: {"ok": value}, or {"error": facts} for `rebuild_error`."""
     try:
         reply = json.loads(line)
     except RecursionError as error:

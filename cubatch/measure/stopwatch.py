@@ -150,12 +150,6 @@ class Stopwatch:
             keep: Called with each timing.
             expected: Seconds of a step expected from smaller sizes; None without any.
             at_least: Least number of timings, if the budget holds them.
-
-        Raises:
-            OutOfBudget: If the budget does not hold the first step.
-            TimedOut: If a step hangs.
-            OutOfMemory: If steps take far longer than expected and hold more memory than the device has free.
-            Exception: Any error of the runner.
         """
         spent, now = self.spent.setdefault(batch_size, Spent()), self.runner.clock.now
         began = now()

@@ -295,9 +295,6 @@ def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
     gradient of the network's input is not needed. A single layer does all its passes. Some layers, such as dropout, do
     nothing in inference.
 
-    Raises:
-        InvalidArgument: If the mode is neither "inference" nor "training".
-
     Example:
         >>> from cubatch.network.layers import Conv2d
         >>> conv = Conv2d(h=8, w=8, c=4, k=4, r=3, s=3)

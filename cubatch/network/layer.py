@@ -85,12 +85,7 @@ class Layer:
         """Check the fields against the extents; raise InvalidSpec."""
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """
-        Return the layer with these input extents.
-
-        Raises:
-            InvalidSpec: If the layer has other extents already, or takes another number of inputs.
-        """
+        """Return the layer with these input extents."""
         low, high = self.arity
         if not low <= len(shapes) <= high:
             count = str(low) if low == high else f"at least {low}, at most {high}"

@@ -105,11 +105,6 @@ def resolve(
         classes: As for `build`; for a model's name only.
         opaque: As for `load_onnx` and `from_torch`.
 
-    Raises:
-        UnknownName: If a text is none of these.
-        InvalidSpec, InvalidArgument: If the spec makes no sense.
-        UnsupportedOperator: If an imported network has an operator without a layer, and opaque is False.
-
     Example:
         >>> resolve({"type": "linear", "c": 1000, "k": 100}).parameters
         100100

@@ -24,9 +24,6 @@ def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec
     Args:
         mapping: A network with "layers", a single layer with "type".
         name: Default name of the network.
-
-    Raises:
-        InvalidSpec, UnknownName: If it is neither, or has an invalid key or value.
     """
     if not isinstance(mapping, Mapping):
         raise InvalidSpec("spec", mapping, 'a mapping with "layers" and "input_shape", or with "type"')

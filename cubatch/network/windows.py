@@ -207,9 +207,6 @@ def conv_shape(
         dilation: Vertical and horizontal dilation.
         groups: Groups of channels.
 
-    Raises:
-        InvalidArgument: If the shapes do not match, or the output would be empty.
-
     Example:
         >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1))
         >>> shape.vertical.out, shape.pixels, shape.taps

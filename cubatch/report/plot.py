@@ -35,10 +35,6 @@ def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
     Args:
         result: The tuning result or prediction.
         path: A .png, .svg or .pdf file.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has another ending or cannot be written.
     """
     style.check(path)
     style.save(figure_of(curve_of(result), result.objective), path)

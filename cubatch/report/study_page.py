@@ -47,10 +47,6 @@ def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
         payload: The study in the JSON form of schema 1.
         path: A .png, .svg or .pdf file.
         number: Index in `figures`.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has another ending or cannot be written.
     """
     style.check(path)
     head = f"{payload['title']} {payload['model']}", setting_of(payload)

@@ -123,13 +123,7 @@ def run(request: StudyRequest, budget: float) -> Findings:
 
 
 def load_images(request: StudyRequest, network: Network) -> tuple[Dataset, Dataset]:
-    """
-    Return the images for training and testing: MNIST, the first of it for a quick study, or generated ones.
-
-    Raises:
-        InvalidArgument: If there are none and the study is not quick.
-        InvalidData: If files are missing or damaged.
-    """
+    """Return the images for training and testing: MNIST, the first of it for a quick study, or generated ones."""
     if request.data is not None:
         images = files.load_mnist(request.data)
         if not request.quick:

@@ -49,10 +49,6 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
     Returns:
         The study in the JSON form of schema 1.
 
-    Raises:
-        InvalidArgument: If there is no such study, or an option makes no sense for it.
-        CubatchError: If measuring fails.
-
     Example:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -126,9 +122,6 @@ def write(payload: dict[str, Any], folder: Path) -> list[Path]:
 
     Returns:
         The written files, the page first.
-
-    Raises:
-        InvalidArgument: If a file cannot be written.
     """
     text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
     written = []

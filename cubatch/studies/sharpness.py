@@ -56,10 +56,6 @@ def sharpness(network: Network, images: Any, labels: Any, *, device: Device, see
     Returns:
         Sharpness, or None of a network with dropout, whose loss is another at each step.
 
-    Raises:
-        UnsupportedLayer: If the engine cannot run one of the layers.
-        OutOfMemory: If the samples do not fit.
-
     Example:
         A layer of two inputs and two classes, without weights yet: p (1 - p) |x|^2 and more, with p = 1/2.
 

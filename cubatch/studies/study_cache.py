@@ -57,12 +57,7 @@ class StudyCache:
                 continue
 
     def add(self, name: str, finding: Mapping[str, Any]) -> None:
-        """
-        Add a finding; it is on the disk when this returns.
-
-        Raises:
-            InvalidArgument: If the file cannot be written.
-        """
+        """Add a finding; it is on the disk when this returns."""
         self.findings[name] = plain(finding)
         line = json.dumps({"key": self._key, "name": name, "finding": self.findings[name]})
         try:

@@ -76,12 +76,7 @@ class StudyRequest:
         )
 
     def largest(self, default: int) -> int:
-        """
-        Return the largest batch size to measure: what fits into memory, at most `max_batch_size` or else `default`.
-
-        Raises:
-            DoesNotFit: If a single sample does not fit.
-        """
+        """Return the largest batch size to measure: what fits, at most `max_batch_size` or else `default`."""
         if self.max_batch_size is not None:
             check_whole("max_batch_size", self.max_batch_size)
         work = self.work

@@ -113,9 +113,6 @@ def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
 
     These are 128, 256, 512 and larger ones up to the limit, but at least the three largest that it allows.
 
-    Raises:
-        InvalidArgument: If the limit allows no power of two of at least 4 with both neighbors.
-
     Example:
         >>> powers_and_neighbors(513)
         {128: (100, 127, 129, 156), 256: (255, 257), 512: (511, 513)}
@@ -189,9 +186,6 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
         step of one sample is itself slower than a larger one; "half", the smallest size with half of the best samples
         per second (Hockney's n1/2: Hockney and Jesshope, Parallel Computers, 1981); "enough", the smallest size within
         5 % of the best.
-
-    Raises:
-        NothingMeasured: If there is no time of a single sample.
 
     Example:
         >>> floor_of({n: 1.0 + n / 100 for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)})

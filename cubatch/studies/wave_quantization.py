@@ -71,9 +71,6 @@ def distribute(work: Workload, limit: int) -> Distribution:
     """
     Return how a batch is distributed over a device, with its full waves below the limit.
 
-    Raises:
-        InvalidArgument: If nothing is distributed, or there is no full wave below the limit.
-
     Example:
         >>> work = Workload.of("go-net", "v100-sxm2-16gb", mode="inference", dtype="float32", library="im2col")
         >>> distribution = distribute(work, 1000)

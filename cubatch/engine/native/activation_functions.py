@@ -20,9 +20,6 @@ def activation_code(kind: str) -> int:
     """
     Return the number of an activation in the kernels.
 
-    Raises:
-        InvalidArgument: If the kind is unknown.
-
     Example:
         >>> activation_code("relu")
         1

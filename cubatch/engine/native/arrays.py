@@ -23,9 +23,6 @@ def dtype_of(array: Any) -> str:
     """
     Return the dtype of an array's elements; bfloat16 is stored as its bits, in uint16.
 
-    Raises:
-        InvalidArgument: If no kernel takes such elements.
-
     Example:
         >>> dtype_of(np.zeros(1, np.float16)), dtype_of(np.zeros(1, np.uint16))
         ('float16', 'bfloat16')
@@ -44,9 +41,6 @@ def in_memory(like: Any, value: Any, kind: Any) -> Any:
         like: An array of the module that allocates.
         value: A number, or such an array, which is checked.
         kind: NumPy's type of the element.
-
-    Raises:
-        InvalidArgument: If it is an array of another type or shape.
 
     Example:
         >>> in_memory(np.zeros(3), 0.5, np.float32)
@@ -68,9 +62,6 @@ def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> N
         dtype: NumPy's type of their elements.
         shape: Their extents; None for any.
         arrays: By the name that an error shows.
-
-    Raises:
-        InvalidArgument: Naming the first that differs.
 
     Example:
         >>> check(np.float32, (3,), mean=np.zeros(3, np.float32), out=None)
@@ -120,12 +111,7 @@ def sharing_workspace() -> Iterator[None]:
 
 
 def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
-    """
-    Check the caller's workspace, or allocate one if it is None; a shared one inside `sharing_workspace`.
-
-    Raises:
-        InvalidArgument: If the workspace is too small.
-    """
+    """Check the caller's workspace, or allocate one if it is None; a shared one inside `sharing_workspace`."""
     if workspace is None:
         shared = _shared.get()
         if shared is None:
@@ -169,11 +155,6 @@ def column_grid(tiles: ColumnTiles) -> tuple[int, int, int]:
 
 
 def check_shape(name: str, array: Any, wanted: tuple[int, ...]) -> None:
-    """
-    Check an array's shape: a kernel would write beyond the end of a smaller array.
-
-    Raises:
-        InvalidArgument: If it differs.
-    """
+    """Check an array's shape: a kernel would write beyond the end of a smaller array."""
     if tuple(array.shape) != tuple(wanted):
         raise InvalidArgument(name, tuple(array.shape), f"of shape {tuple(wanted)}")

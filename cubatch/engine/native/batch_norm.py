@@ -53,9 +53,6 @@ def batch_norm_train(
     Launch the kernels of `functional.batch_norm_train`; statistics are float32, parameters have x's type.
 
     The workspace has `workspace.misc.batch_norm_workspace` bytes.
-
-    Raises:
-        InvalidArgument: If types differ, `count` is not the positions of x, or the workspace is too small.
     """
     dtype, channels = dtype_of(x), x.shape[-1]
     y = of(x).empty_like(x) if out is None else out
@@ -245,9 +242,6 @@ def batch_norm_backward(
     Launch the kernels of `functional.batch_norm_backward`; statistics are float32, parameters have x's type.
 
     The workspace has `workspace.misc.batch_norm_backward_workspace` bytes.
-
-    Raises:
-        InvalidArgument: If types differ, `count` is not the positions of x, or the workspace is too small.
     """
     dtype, channels = dtype_of(x), x.shape[-1]
     dx = of(dy).empty_like(dy) if out is None else out

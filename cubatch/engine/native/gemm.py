@@ -37,9 +37,6 @@ def gemm(
 
     Returns:
         The product, which is `out` where that was given.
-
-    Raises:
-        InvalidArgument: If matrices do not go together, the layout is none of the three or does not take what is fused.
     """
     problem = gemm_problem(context, a, b, layout=layout)
     result = of(a).empty((problem.m, problem.n), dtype=a.dtype) if out is None else out
@@ -53,12 +50,7 @@ def gemm(
 
 
 def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Problem:
-    """
-    Return the problem of a product.
-
-    Raises:
-        InvalidArgument: If matrices do not fit, are too large, or the layout is none of the three.
-    """
+    """Return the problem of a product."""
     m, n, gemm_k = extents(a, b, layout)
     if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
         raise InvalidArgument("a, b", (a.shape, b.shape), f"with rows shorter than {_LONGEST_ROW} elements")
@@ -67,12 +59,7 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
 
 
 def extents(a: Any, b: Any, layout: str) -> tuple[int, int, int]:
-    """
-    Return m, n and k of a product.
-
-    Raises:
-        InvalidArgument: If matrices do not fit, or the layout is none of the three.
-    """
+    """Return m, n and k of a product."""
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
     (m, gemm_k), (b_k, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))

@@ -68,9 +68,6 @@ def multiply_heads(
         a, b: The factors.
         out: Receives the products.
         factor: Of each result, in float32 before it is stored.
-
-    Raises:
-        InvalidArgument: If types or extents do not fit, or a sample has 2^31 elements or more.
     """
     m, k = (a.rows, a.columns) if layout[0] == "n" else (a.columns, a.rows)
     b_k, n = (b.rows, b.columns) if layout[1] == "n" else (b.columns, b.rows)

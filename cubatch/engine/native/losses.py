@@ -29,9 +29,6 @@ def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
         x: Scores (..., stride).
         columns: Elements of a row that are scores; at most `stride`.
         out: Receives the probabilities: of x's shape, may be x.
-
-    Raises:
-        InvalidArgument: If types or shapes differ.
     """
     check(x.dtype, x.shape, x=x, out=out)
     rows, stride = _extents(x)

@@ -45,9 +45,6 @@ def sgd(
         weight_decay: Coefficient of the penalty on squared weights.
         master: float32 copy of w that the step changes; None if w is float32.
         scaling: State of `loss_scale`, float32 (4,); None if the loss is not scaled.
-
-    Raises:
-        InvalidArgument: If types differ, there are several gradients, or 16-bit parameters have no master copy.
     """
     numbers = [_rate(parameters, lr), weight_decay]
     _step(context, "sgd", parameters, gradients, state=(), master=master, scaling=scaling, numbers=numbers)

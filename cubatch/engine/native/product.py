@@ -130,9 +130,6 @@ def geometry(shape: ConvShape, rows: tuple[int, int], short_rows: tuple[int, int
         shape: The convolution.
         rows: Rows and columns of pixels that gemm_m counts: p and q, or those of a gradient's first phase.
         short_rows: Those of a gradient's last phase.
-
-    Raises:
-        InvalidArgument: If one image or the filter has 2^31 elements or more, padding included.
     """
     v, h = shape.vertical, shape.horizontal
     padded = (v.span(v.out) + max(0, -v.offset)) * (h.span(h.out) + max(0, -h.offset)) * shape.c

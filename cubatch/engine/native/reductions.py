@@ -33,9 +33,6 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
         x: Array (..., c).
         out: Receives the sums (c,), of x's type. None allocates it.
         workspace: 1-D uint8 array of `workspace.misc.column_sums_workspace` bytes. None allocates one.
-
-    Raises:
-        InvalidArgument: If types differ or the workspace is too small.
     """
     dtype, channels = dtype_of(x), x.shape[-1]
     sums = of(x).empty(channels, dtype=x.dtype) if out is None else out

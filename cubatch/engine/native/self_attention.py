@@ -91,9 +91,6 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
         qkv: Queries, keys and values (n, t, 3c), by head.
         heads: Number of heads, of at most `WIDEST_HEAD` channels.
         out: Receives the mixed values (n, t, c).
-
-    Raises:
-        InvalidArgument: If types or shapes differ, or heads are too wide.
     """
     n, t, c = out.shape
     width = c // heads

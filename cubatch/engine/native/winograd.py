@@ -42,9 +42,6 @@ def launch(
         output: A record `structs.OUTPUT`.
         conv: The convolution's `product.geometry`.
         workspace: 1-D uint8 array; None allocates one.
-
-    Raises:
-        InvalidArgument: If the variant does not take the problem, or the workspace is too small.
     """
     how = winograd_plan.cut(problem, chosen)
     if how is None:

@@ -66,11 +66,6 @@ def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folde
 
     Returns:
         Cubin: The machine code's file, and `resources` by entry, with the kernel's own entry.
-
-    Raises:
-        CompileError: If it does not compile, or the result lacks its entry.
-        InvalidArgument: If the kernel is not meant for the architecture, or NVRTC does not know it.
-        MissingDependency: If there is no NVRTC.
     """
     if not kernel.runs_on(arch_number(arch)):
         raise InvalidArgument("arch", arch, f"one that {kernel.name} is meant for, {kernel.where}")

@@ -83,9 +83,6 @@ class Nvrtc:
             source: Its text.
             name: Its name in the log and in line information.
             options: As on the command line: "-arch=sm_70".
-
-        Raises:
-            DeviceFailed: If NVRTC itself fails, such as without memory.
         """
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
@@ -132,10 +129,6 @@ def for_arch(arch: int) -> Nvrtc:
 
     Args:
         arch: Compute capability times ten, 70 for sm_70.
-
-    Raises:
-        MissingDependency: If there is no NVRTC.
-        InvalidArgument: If no installed one knows the architecture.
 
     Example:
         >>> 52 in for_arch(52).archs

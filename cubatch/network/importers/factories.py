@@ -33,9 +33,6 @@ def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool 
     Returns:
         Layer or Network: A torch.nn.Module is imported by `from_torch` and named `text`.
 
-    Raises:
-        InvalidArgument: If it cannot be imported or called, builds something else, or has its own input shape.
-
     Warns:
         UserWarning: With the assumed shape, if none was given.
     """

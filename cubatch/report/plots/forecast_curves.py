@@ -32,10 +32,6 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
     Args:
         forecasts: At least one prediction; they differ in the GPU only.
         path: A .png, .svg or .pdf file.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has another ending or cannot be written.
     """
     style.check(path)
     shown, objective = [curve_of(forecast) for forecast in forecasts], forecasts[0].objective

@@ -35,10 +35,6 @@ def staircase(swept: Sweep, path: str | Path, *, title: str, subject: str, warps
         title: Title of the figure.
         subject: The launch, for the subtitle.
         warps: Warps that an SM can hold, for the axis on the right.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has another ending or cannot be written.
     """
     per = "per thread" if swept.quantity == "registers" else "per block"
     axes, save = _axes(path, title, f"{subject}\n{advice(swept)}", f"{UNITS[swept.quantity]} {per}")
@@ -83,10 +79,6 @@ def saw(swept: BatchSweep, path: str | Path, *, title: str, subject: str) -> Non
         path: A .png, .svg or .pdf file.
         title: Title of the figure.
         subject: The launch, for the subtitle.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has another ending or cannot be written.
     """
     axes, save = _axes(path, title, "\n".join(filter(None, (subject, batch_advice(swept)))), "batch size")
     axes.set_xlim(0, swept.steps[-1].last.batch_size)

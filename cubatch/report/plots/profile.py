@@ -23,10 +23,6 @@ def draw(payload: Mapping[str, Any], path: str | Path) -> None:
     Args:
         payload: The profiles in JSON form, from `tables.profile.mapping`.
         path: A .png, .svg or .pdf file.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has another ending or cannot be written.
     """
     profiles = payload["profiles"]
     if len(profiles) > 1:

@@ -32,13 +32,7 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check(path: str | Path) -> None:
-    """
-    Check that a figure can be drawn into a file, before anything is measured.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file does not end in .png, .svg or .pdf.
-    """
+    """Check that a figure can be drawn into a file, before anything is measured."""
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise InvalidArgument("plot file", str(path), "a path that ends in " + ", ".join(_SUFFIXES))
     try:
@@ -126,12 +120,7 @@ def legend(
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """
-    Write a figure into a file; its ending selects the format.
-
-    Raises:
-        InvalidArgument: If the file cannot be written.
-    """
+    """Write a figure into a file; its ending selects the format."""
     try:
         figure.savefig(path, facecolor="white")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
