@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pty
 import select
@@ -10,8 +11,11 @@ import signal
 import sys
 
 import pytest
+import typer
 
 from cubatch.cli import app
+
+_get_command = functools.cache(typer.main.get_command)  # made anew, it takes longer than most commands
 
 
 def in_process(monkeypatch, capfd, *command):
@@ -19,6 +23,7 @@ def in_process(monkeypatch, capfd, *command):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["cubatch", *command, *map(str, arguments)])
+        monkeypatch.setattr(typer.main, "get_command", _get_command)
         before = signal.getsignal(signal.SIGTERM)
         try:
             with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""A clock that only measurements advance, and a machine without other load."""
+"""A clock that only measurements advance, a machine without other load, and kernels that nobody compiles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 
 import pytest
 
+from cubatch.bench import bench_results
 from cubatch.hardware import cpu_load, host
+from cubatch.kernels.toolchain import nvrtc
 from cubatch.measure import clocks
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner
@@ -56,3 +58,10 @@ def virtual(monkeypatch):
     monkeypatch.setattr(clocks, "HostClock", VirtualClock)
     for runner, num_real in ((NetworkRunner, 1), (CallableRunner, math.inf)):
         monkeypatch.setattr(runner, "prepare", noting(runner.prepare, num_real))
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Plans have the figures recorded with the sources; compiling hundreds of kernels takes minutes."""
+    monkeypatch.setattr(nvrtc, "candidates", lambda: ())
+    bench_results._figures.cache_clear()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cubatch.bench import bench_results, rivals
-from cubatch.kernels.toolchain import nvrtc
+from cubatch.bench import rivals
 from tests.unit.bench_fakes import World, enter
 
 EVERYBODY = dict(rivals.RIVALS)
@@ -17,13 +16,6 @@ def only_the_vendor(monkeypatch):
     """Tests here list who takes part: another rival must not change them."""
     for name in EVERYBODY.keys() - {rivals.VENDOR}:
         monkeypatch.delitem(rivals.RIVALS, name)
-
-
-@pytest.fixture
-def recorded(monkeypatch):
-    """Plans have the figures recorded with the sources; compiling hundreds of kernels takes minutes."""
-    monkeypatch.setattr(nvrtc, "candidates", lambda: ())
-    bench_results._figures.cache_clear()
 
 
 @pytest.fixture

@@ -159,6 +159,7 @@ def test_a_pipe_that_knows_ascii_only_gets_ascii(arguments):
 # --- narrow terminals ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     "command",
     [

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from cubatch.measure import rank_group, remote
 from cubatch.measure.rank_group import RankGroup
 from cubatch.measure.ranks_runner import RanksRunner
 from cubatch.network import models
+from tests.unit.processes import wait_until
 
 pytest.importorskip("mpi4py", reason="ranks on a CPU need mpi4py")
 
@@ -34,6 +34,13 @@ def group(size=2):
     ranks = RankGroup(resolve_devices(["cpu"] * size))
     ranks.do("build", each=[(name, ARGUMENTS) for name in ranks.names])
     return ranks
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Two ranks for tests that leave them as they are: MPI takes a second to start them."""
+    with group() as ranks:
+        yield ranks
 
 
 def ranks_running():
@@ -56,13 +63,6 @@ def of(ranks):
     return [pid for pid, address in ranks_running().items() if address == ranks.address]
 
 
-def wait_until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 def test_ranks_do_together_what_they_are_told():
     """Two ranks prepare and step; each gives a reading; closed, none of them is left."""
     with group() as ranks:
@@ -75,25 +75,23 @@ def test_ranks_do_together_what_they_are_told():
     wait_until(lambda: not set(pids) & set(ranks_running()))
 
 
-def test_ranks_have_cpus_of_their_own():
+def test_ranks_have_cpus_of_their_own(two):
     """Each rank's process may use its share of this one's CPUs, and no other's."""
     usable = os.sched_getaffinity(0)
-    with group() as ranks:
-        shares = [os.sched_getaffinity(pid) for pid in of(ranks)]
+    shares = [os.sched_getaffinity(pid) for pid in of(two)]
     if len(usable) > 1:
         assert not shares[0] & shares[1]
     assert all(share <= usable for share in shares)
 
 
-def test_memory_that_one_rank_lacks_is_lacking_for_all():
+def test_memory_that_one_rank_lacks_is_lacking_for_all(two):
     """A size that does not fit on rank 1 is out of memory, by its name; afterwards all ranks go on."""
-    with group() as ranks:
-        with pytest.raises(OutOfMemory) as caught:
-            ranks.do("prepare", each=[(8,), (10**8,)])
-        assert any("rank 1 of 2" in note for note in caught.value.__notes__)
-        ranks.do("release")
-        ranks.do("prepare", 8)
-        assert len(ranks.do("time", 1)) == 2
+    with pytest.raises(OutOfMemory) as caught:
+        two.do("prepare", each=[(8,), (10**8,)])
+    assert any("rank 1 of 2" in note for note in caught.value.__notes__)
+    two.do("release")
+    two.do("prepare", 8)
+    assert len(two.do("time", 1)) == 2
 
 
 def test_an_error_of_one_rank_ends_the_wait_of_the_others(monkeypatch):
@@ -210,10 +208,9 @@ def test_a_rank_that_is_gone_once_it_has_come_says_why(monkeypatch, code):
         RankGroup(resolve_devices(["cpu", "cpu"])[:1])
 
 
-def test_no_folder_is_left_whoever_is_killed():
+def test_no_folder_is_left_whoever_is_killed(two):
     """Its socket is of no use once all ranks have come."""
-    with group() as ranks:
-        assert not Path(ranks.address).parent.exists()
+    assert not Path(two.address).parent.exists()
 
 
 @pytest.mark.parametrize("devices", [0, True, "two", ["cpu"], {"cpu": 2}, 10**6, ["cpu", "v100-sxm2-16gb"]])

@@ -35,21 +35,23 @@ def groups():
             if kernel.runs_on(arch_number(arch)):
                 group = (kernel.family, kernel.dtype, shared_ptx.shared_ptx(kernel, arch))
                 found.setdefault(group, {}).setdefault(kernel, []).append(arch)
-    usual = cover(found)
-    for number, (group, members) in enumerate(found.items()):
-        shared = [(kernel, archs) for kernel, archs in members.items() if len(archs) > 1]
-        if shared:
-            marks = [] if group in usual else [pytest.mark.thorough]
-            yield pytest.param(*shared[7 * number % len(shared)], id=" ".join(group), marks=marks)
+    shared = {
+        group: pairs
+        for group, members in found.items()
+        if (pairs := [(kernel, archs) for kernel, archs in members.items() if len(archs) > 1])
+    }
+    usual = cover(shared)
+    for number, (group, pairs) in enumerate(shared.items()):
+        marks = [] if group in usual else [pytest.mark.thorough]
+        yield pytest.param(*pairs[7 * number % len(pairs)], id=" ".join(group), marks=marks)
 
 
 def cover(groups):
-    """Choose groups in which each family, element type and first architecture occurs."""
-    chosen, seen = set(), set()
-    for group in groups:
-        if new := set(group) - seen:
-            chosen.add(group)
-            seen |= new
+    """Choose a few groups in which each family, element type and first architecture occurs."""
+    chosen, left = set(), {fact for group in groups for fact in group}
+    while left:
+        chosen.add(best := max(groups, key=lambda group: len(left.intersection(group))))
+        left.difference_update(best)
     return chosen
 
 
