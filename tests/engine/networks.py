@@ -147,6 +147,17 @@ def transformer(p=0.0):
     )
 
 
+def narrow(network, factor):
+    """The network's graph with a `factor` th of every width, the classes too."""
+    mapping = network.to_mapping()
+    for layer in mapping["layers"]:
+        if "k" in layer:
+            layer["k"] //= factor
+        if layer.get("groups", 1) > 1:
+            layer["groups"] //= factor
+    return Network(**mapping)
+
+
 def deal(network, n, seed=0):
     """Random images and labels."""
     random = np.random.default_rng(seed)

@@ -24,7 +24,7 @@ from cubatch.network.layers import (
     Slice,
 )
 from tests.engine.layer_by_layer import LayerByLayer
-from tests.engine.networks import branched, cpu, deal, flat, mobile
+from tests.engine.networks import branched, cpu, deal, flat, mobile, narrow
 from tests.thorough import examples
 
 # Of the largest value of an array, or 1e-6 where terms of order one cancel.  Both sides round float64, 1e-16, in sums
@@ -99,8 +99,8 @@ NETWORKS = [
     branched(),
     mobile(),
     models.build("mnist-cnn", input_shape=(12, 12, 1)),
-    models.build("resnet18", input_shape=(32, 32, 3), classes=7),
-    without_draws(models.build("mobilenet-v3-large", input_shape=(32, 32, 3), classes=7)),
+    narrow(models.build("resnet18", input_shape=(32, 32, 3), classes=56), 8),
+    narrow(without_draws(models.build("mobilenet-v3-large", input_shape=(32, 32, 3), classes=56)), 8),
 ]
 
 

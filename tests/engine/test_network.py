@@ -34,7 +34,6 @@ SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
     [
         ("mnist-cnn", None, 64, {}),
         ("mnist-cnn", None, 256, {"optimizer": "adam"}),
-        ("mnist-cnn", None, 1024, {}),
         ("resnet18", (64, 64, 3), 4, {"optimizer": "momentum"}),
         ("resnet18", (64, 64, 3), 4, {"recompute": True}),
         ("resnet18", (64, 64, 3), 4, {"mode": "inference"}),

@@ -109,7 +109,6 @@ def test_the_same_seed_gives_the_same_losses():
     """Parameters, order and masks follow from the seed alone; recomputing changes nothing."""
     short = functools.partial(small, epochs=2, device=attrs.evolve(HERE, threads=2))
     losses = [epoch.loss for epoch in short(seed=3).epochs]
-    assert [epoch.loss for epoch in short(seed=3).epochs] == losses
     assert [epoch.loss for epoch in short(seed=3, recompute=True).epochs] == losses
     assert [epoch.loss for epoch in short(seed=4).epochs] != losses
 
