@@ -9,6 +9,7 @@ import attrs
 
 from cubatch.report.curve import ticks
 from cubatch.report.plots import style
+from cubatch.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,6 +105,7 @@ def _draw(axes: Axes, lines: Lines) -> None:
         _log_axis(axes, [value for series in lines.series for dot in series.dots for value in (dot.low, dot.high)])
     else:
         axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda value, _: format_count(value))
     axes.set_ylabel(lines.y_label)
     style.rule(axes)
     for place, (label, marked) in enumerate(lines.marks):
