@@ -30,6 +30,7 @@ from cubatch.cli import (
     predict,
     profile,
     refusals,
+    serving,
     store,
     study,
     train,
@@ -41,8 +42,8 @@ from cubatch.errors import CubatchError
 # A new command is a function in a module of its name, imported above and listed here. `--help` shows this order,
 # groups last.
 COMMANDS = (
-    tune.tune, predict.predict, candidates.candidates, memory.memory, profile.profile, train.train, study.study,
-    models.models, layers.layers, devices.devices, watch.watch, occupancy.occupancy, kernels.kernels,
+    tune.tune, predict.predict, candidates.candidates, memory.memory, serving.serving, profile.profile, train.train,
+    study.study, models.models, layers.layers, devices.devices, watch.watch, occupancy.occupancy, kernels.kernels,
 )  # fmt: skip
 GROUPS = {"store": store.app, "bench": bench.app, "fleet": fleet.app}
 

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,7 +23,7 @@ from cubatch.measure.records import TIMED
 from cubatch.serving import server_settings
 from cubatch.serving.batching_queue import Load, interpolate, simulate
 from cubatch.shown import Shown
-from cubatch.tuning.results import BatchSizeResult
+from cubatch.tuning.results import BatchSizeResult, load
 from cubatch.units import format_count, format_seconds
 
 _REQUESTS = 20_000
@@ -221,7 +222,7 @@ def _smallest_as_good(rates: Mapping[Any, float]) -> Any:
 
 
 def serving_plan(
-    result: BatchSizeResult,
+    result: BatchSizeResult | str | Path,
     *,
     arrival_rate: float,
     p99: float,
@@ -239,7 +240,7 @@ def serving_plan(
     instances that share one slow each other down.
 
     Args:
-        result: A TuningResult or Forecast of inference.
+        result: A TuningResult or Forecast of inference, or the path of the JSON of a TuningResult.
         arrival_rate: Requests per second.
         p99: Limit of the 99th percentile of the latency in seconds.
         instances: Copies of the model. None: as few as keep the limit.
@@ -253,6 +254,7 @@ def serving_plan(
     Raises:
         InvalidArgument: If an argument is out of range, the result is of training or has no time, or no setting keeps
             the limit.
+        InvalidData: If the file is no tuning result.
 
     Example:
         >>> from cubatch.tuning.tune import autotune
@@ -261,7 +263,8 @@ def serving_plan(
         >>> plan.instances, plan.load.p99 <= 0.5
         (1, True)
     """
-    checks.check_kind("result", result, BatchSizeResult, "a TuningResult or Forecast")
+    if not isinstance(result, BatchSizeResult):
+        result = load(result, "result")
     rate = checks.check_number("arrival_rate", arrival_rate, above=0.0)
     checks.check_number("p99", p99, above=0.0)
     checks.check_number("overhead", overhead)

@@ -15,15 +15,14 @@ from typing import Any
 
 import attrs
 
-from cubatch import files
-from cubatch.errors import InvalidArgument, InvalidData
+from cubatch.errors import InvalidArgument
 from cubatch.estimate.expected import missing_facts, takes_time
 from cubatch.estimate.predictions import Z90
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import as_network
 from cubatch.network.models import resolve
-from cubatch.tuning.results import Measurement, TuningResult
+from cubatch.tuning.results import Measurement, TuningResult, load
 from cubatch.workload import Workload
 
 MEASURED_SD = 0.02
@@ -94,7 +93,7 @@ def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[A
 
 
 def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> Anchor:
-    result = given if isinstance(given, TuningResult) else _load(given, place)
+    result = given if isinstance(given, TuningResult) else load(given, place)
     origin = place if result is given else str(given)
 
     def refused(wanted: str, remedy: str = "") -> InvalidArgument:
@@ -146,16 +145,6 @@ def _sd(measurement: Measurement) -> float:
         return max(MEASURED_SD, math.log(high / low) / (2 * Z90))
     timings = measurement.timings_seconds
     return max(FEW_SD, math.log(max(timings) / min(timings)) / 2 if timings else 0.0)
-
-
-def _load(path: str | Path, place: str) -> TuningResult:
-    if not isinstance(path, str | Path):
-        raise InvalidArgument(place, path, "a tuning result or a path to its JSON")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
-    return TuningResult.from_json(text, source=str(path))
 
 
 def _device(result: TuningResult, predicted: Device, refused: Callable[..., InvalidArgument]) -> Device:

@@ -505,6 +505,27 @@ class TuningResult(BatchSizeResult):
         return {n: able[n] for n in sorted(chosen)}
 
 
+def load(path: str | Path, field: str) -> TuningResult:
+    """
+    Read a tuning result from a file.
+
+    Args:
+        path: The file, as `--json` writes it.
+        field: The argument with the path, for errors.
+
+    Raises:
+        InvalidArgument: If it is no path.
+        InvalidData: If the file cannot be read, or is no tuning result of this schema.
+    """
+    if not isinstance(path, str | Path):
+        raise InvalidArgument(field, path, "a tuning result or a path to its JSON")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
+    return TuningResult.from_json(text, source=str(path))
+
+
 _Record = TypeVar("_Record")
 
 

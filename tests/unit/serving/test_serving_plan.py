@@ -112,9 +112,9 @@ def test_an_argument_out_of_range_is_named(options, field):
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize("result", [result_of(saturating, mode="training"), "mlp"])
+@pytest.mark.parametrize("result", [result_of(saturating, mode="training"), 3])
 def test_only_a_result_of_inference_is_planned_with(result):
-    """The steps of training, and a name, have no latency of a request."""
+    """The steps of training, and a number, have no latency of a request."""
     with pytest.raises(cb.InvalidArgument) as refused:
         cb.serving_plan(result, arrival_rate=10.0, p99=0.05)
     assert refused.value.field == "result"

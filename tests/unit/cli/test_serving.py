@@ -1,0 +1,48 @@
+"""`cubatch serving`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.tuned import measurement, tuned
+
+
+@pytest.fixture
+def result(tmp_path):
+    """Return the path of a tuning result of inference."""
+    path = tmp_path / "result.json"
+    sizes = [measurement(n, 0.004 + 0.0005 * n) for n in (1, 4, 16)]
+    path.write_text(json.dumps(tuned(mode="inference", measurements=sizes)), encoding="utf-8")
+    return str(path)
+
+
+def test_the_table_and_the_json_have_the_same_plan(run, result):
+    """Each maximum batch size has a line, and the first sentence the planned one."""
+    options = ["serving", result, "--arrival-rate", "300", "--p99", "0.05", "--price", "2"]
+    code, out, _ = run(*options)
+    plan = json.loads(run(*options, "--json", "-")[1])
+    assert code == 0
+    assert [option["max_batch_size"] for option in plan["options"]] == [1, 4, 16]
+    assert f"batches of at most {plan['max_batch_size']}" in out
+    assert plan["cost_per_million_requests"] == pytest.approx(2 * plan["instances"] / 3600 / 300 * 1e6)
+
+
+@pytest.mark.parametrize("server", ["triton", "ray-serve", "bentoml", "torchserve"])
+def test_the_settings_of_a_server_hold_the_plan(run, result, server):
+    """Nothing but the settings is on stdout, with the planned maximum batch size."""
+    options = ["serving", result, "--arrival-rate", "300", "--p99", "0.05"]
+    plan = json.loads(run(*options, "--json", "-")[1])
+    code, out, _ = run(*options, "--server", server)
+    assert code == 0
+    assert str(plan["max_batch_size"]) in out
+    assert "p95" not in out
+
+
+def test_a_limit_that_no_request_keeps_is_refused(run, result):
+    """The message names the option and the time of a step."""
+    code, _, err = run("serving", result, "--arrival-rate", "300", "--p99", "0.001")
+    assert code == 2
+    assert "--p99" in err
+    assert "4.50 ms" in err
