@@ -32,7 +32,7 @@ GPU_MODULES = {
     "frameworks/ranks.py": {"torch"}, "frameworks/torch_inputs.py": {"torch"}, "frameworks/torch_memory.py": {"torch"},
     "frameworks/torch_module.py": {"torch"}, "frameworks/torch_state.py": {"torch"},
     "frameworks/data_dependent.py": {"torch"}, "frameworks/time_first.py": {"torch"},
-    "frameworks/torch_step.py": {"torch"},
+    "frameworks/torch_step.py": {"torch"}, "frameworks/step_operators.py": {"torch"},
     "frameworks/attributes.py": {"torch"}, "integrations/lightning.py": {"torch"},
     "frameworks/batch_sources.py": {"torch"},
     "frameworks/loader_rate.py": {"torch"}, "frameworks/torch_compile.py": {"torch"},

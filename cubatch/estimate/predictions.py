@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 
 from cubatch.estimate.vendor.algorithms import Array
-from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
 Z90 = 1.6448536269514722
@@ -15,6 +15,8 @@ Z90 = 1.6448536269514722
 
 BYTES_SD = 0.3
 NEVER_SEEN_SD = 0.6
+COMMON = 0.2
+"""Correlation of the errors of different passes, an assumption."""
 
 
 @attrs.frozen
@@ -98,13 +100,33 @@ class Part:
     sd: Array
 
 
-def never_measured(layer: Layer, notes: list[ModelNote]) -> float | None:
-    """Return the standard deviation of a layer type without published times, and note it; None for others."""
-    shape = layer.convolution
-    if shape is not None and (shape.groups > 1 or (shape.vertical.step, shape.horizontal.step) != (1, 1)):
-        notes.append(ModelNote("grouped_or_dilated"))
-    elif layer.products_in_turn:
-        notes.append(ModelNote("attention"))
-    else:
+def never_measured(notes: list[ModelNote], *, is_unusual: bool, is_attention: bool) -> float | None:
+    """
+    Return the standard deviation of work without published times, and note it; None for other work.
+
+    Args:
+        notes: A note is appended.
+        is_unusual: Whether it is a convolution with groups or dilation.
+        is_attention: Whether it is several products that depend on each other.
+    """
+    if not (is_unusual or is_attention):
         return None
+    notes.append(ModelNote("grouped_or_dilated" if is_unusual else "attention"))
     return NEVER_SEEN_SD
+
+
+def step_sd(part: Part, counts: Array, total: Array) -> Array:
+    """
+    Return the relative standard deviation of a step's time, by batch size.
+
+    Equal calls have equal errors; those of different calls have the correlation COMMON.
+
+    Args:
+        part: Predictions of distinct calls.
+        counts: How often each occurs in the step.
+        total: Seconds of the step.
+    """
+    errors = part.seconds * counts[:, None] * part.sd[:, None]
+    own, together = (errors**2).sum(axis=0), errors.sum(axis=0) ** 2
+    spread: Array = np.sqrt((1 - COMMON) * own + COMMON * together) / np.where(total > 0, total, 1.0)
+    return spread

@@ -20,9 +20,11 @@ from cubatch.estimate.predictions import (
     Scales,
     StepPrediction,
     never_measured,
+    step_sd,
 )
 from cubatch.estimate.scheduled import Scheduled, scheduled_passes
-from cubatch.estimate.vendor.vendor_model import vendor_parts
+from cubatch.estimate.vendor.vendor_calls import Call
+from cubatch.estimate.vendor.vendor_model import framework_sd, vendor_parts
 from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import Device
 from cubatch.network.graph import Spec, layer_passes
@@ -38,7 +40,6 @@ FUSED = "fused"
 """Algorithm of a fused layer, and of a pass that does nothing."""
 Work = tuple[Layer, Pass, bool, int]
 """A pass, whether it runs, and what more it moves: see `Scheduled`."""
-_COMMON = 0.2  # correlation of the errors of different passes, an assumption
 
 
 def predict_step(
@@ -99,17 +100,15 @@ def predict_step(
         part = _cubatch_part(work, batch_sizes, device, dtype, scales=scales, notes=notes, saves=mode == "training")
         scale_sd = CUBATCH_FITTED_SCALE_SD if cubatch_kernels.was_timed(device) else CUBATCH_SCALE_SD
     elif library == "vendor":
-        part, scale_sd = vendor_parts(
-            [(layer, pass_) for layer, pass_, *_ in work], sizes, device, dtype, scales=scales, notes=notes
-        )
+        calls = [Call.of_layer(layer, pass_, sizes, dtype) for layer, pass_, *_ in work]
+        part, unseen_sd = vendor_parts(calls, sizes, device, dtype, scales=scales, notes=notes)
+        scale_sd = float(np.hypot(unseen_sd, framework_sd(dtype)))
     else:
         raise InvalidArgument("library", library, '"vendor" or "cubatch"')
     total = part.seconds[places].sum(axis=0)
-    # Equal layers have equal errors; those of different layers have the correlation _COMMON.
-    errors = part.seconds * np.bincount(places, minlength=len(work))[:, None] * part.sd[:, None]
-    own, together = (errors**2).sum(axis=0), errors.sum(axis=0) ** 2
-    spread = np.sqrt((1 - _COMMON) * own + _COMMON * together) / np.where(total > 0, total, 1.0)
-    factor = np.exp(Z90 * np.hypot(spread, scale_sd))
+    factor = np.exp(
+        Z90 * np.hypot(step_sd(part, np.bincount(places, minlength=len(work)).astype(float), total), scale_sd)
+    )
     return StepPrediction(
         batch_sizes=tuple(int(n) for n in sizes),
         seconds=total,
@@ -149,5 +148,13 @@ def _cubatch_part(
     if has_tensor_cores(device, dtype) and peak_flops_per_second(device, dtype) is None:
         known = NEVER_SEEN_SD
         notes.append(ModelNote("tensor_core_rate"))
-    sd = [BYTES_SD if not layer.gemms(pass_, 1) else never_measured(layer, notes) or known for layer, pass_, *_ in work]
+    sd = [
+        BYTES_SD if not layer.gemms(pass_, 1) else _never_measured(layer, notes) or known for layer, pass_, *_ in work
+    ]
     return Part(seconds, [row[1] for row in rows], blocks, np.array(sd))
+
+
+def _never_measured(layer: Layer, notes: list[ModelNote]) -> float | None:
+    shape = layer.convolution
+    is_unusual = shape is not None and (shape.groups > 1 or (shape.vertical.step, shape.horizontal.step) != (1, 1))
+    return never_measured(notes, is_unusual=is_unusual, is_attention=layer.products_in_turn)

@@ -15,14 +15,15 @@ import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, InvalidArgument
-from cubatch.frameworks import data_dependent, time_first
+from cubatch.estimate.operators import Operator
+from cubatch.frameworks import data_dependent, step_operators, time_first
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_step import CALL_FIRST, StepKind, tensors_of
@@ -57,6 +58,7 @@ class Walk:
         written: Parameters that it modifies in place.
         elements: Elements of the module's output, and of the results of all its operations.
         parts: Bytes at the peak by part of PARTS; what is in none of them is an activation.
+        operators: The calls of the step that take time, in their order, if they are recorded.
     """
 
     peak_bytes: int
@@ -66,6 +68,7 @@ class Walk:
     written: frozenset[str] = frozenset()
     elements: tuple[int, int] = (0, 0)
     parts: Mapping[str, int] = attrs.field(factory=dict, hash=False)
+    operators: tuple[Operator, ...] = ()
 
 
 @attrs.frozen
@@ -228,8 +231,15 @@ def _import_fakes() -> None:
         torch.zeros(2, 2, requires_grad=True).sum().backward()
 
 
-def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int, *, deadline: float) -> Walk:
-    """Trace a step without data, until this process has used `deadline` seconds; the module is restored."""
+def walked(
+    module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int, *, deadline: float,
+    records: bool = False,
+) -> Walk:  # fmt: skip
+    """
+    Trace a step without data, until this process has used `deadline` seconds; the module is restored.
+
+    Recording its operators, for a prediction of its time, takes a third longer.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
@@ -244,7 +254,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         fake_logs.silent(),
         time_first.watched(module, batch_size) as time_parts,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
-        _Watch(deadline) as watch,
+        _Watch(deadline, batches=kind.accumulate if records else None) as watch,
     ):
         fakes: dict[str, Any] = {}
         converted: list[Any] = []  # as long as it is there, it is what the module finds by a reference of its own, too
@@ -260,6 +270,7 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
         output = [0]
 
         def call(*positional: Any, **keyword: Any) -> Any:
+            watch.batch += 1
             made = functional_call(module, fakes, positional, keyword)
             output[0] = sum(tensor.numel() for tensor in tensors_of(made))
             return made
@@ -273,13 +284,17 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
 
         def make_optimizer(trained: Iterable[Any]) -> Any:
             optimizers.append(kind.make_optimizer(list(trained)))
+            watch.observe(optimizers[-1])
             return optimizers[-1]
 
-        watched = attrs.evolve(kind, optimizer=make_optimizer) if kind.training else kind
+        # More than two batches take no more memory, and the others take as long as the second.
+        traced = attrs.evolve(kind, accumulate=min(2, kind.accumulate))
+        watched = attrs.evolve(traced, optimizer=make_optimizer) if kind.training else traced
         step = watched.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
         watch.mark("weights", fakes.values())
         watch.mark("inputs", tensors_of(arguments))
         for _ in range(2 if kind.training else 1):  # the second finds gradients and the optimizer's state
+            watch.begin_step()
             step()
             watch.mark("gradients", (each.grad for each in parameters if each.grad is not None))
             watch.mark("optimizer", tensors_of([dict(each.state) for each in optimizers]))
@@ -288,25 +303,56 @@ def walked(module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size:
             given = f"one that makes {made[0]} in its first forward pass"
             raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
         written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
-    elements = output[0], watch.elements
     return Walk(
-        watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, elements, watch.parts()
+        watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, (output[0], watch.elements),
+        watch.parts(), tuple(step_operators.merged(watch.operators)),
     )  # fmt: skip
 
 
 class _Watch:
-    """Adds up live storages and counts operations, until a deadline in CPU time."""
+    """Adds up live storages until a deadline in CPU time; given the batches of a step, it records its operators too."""
 
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
+    def __init__(self, deadline: float, *, batches: int | None) -> None:
+        self.deadline, self.batch = deadline, 0
+        self._batches = batches
         self.alive = self.peak = self.operations = self.elements = 0
         self.guessed: set[str] = set()
+        self.operators: list[Operator] = []
+        self._is_updating = False
         self._guesses = self._now = self._peak_at = 0
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._lives: list[list[float]] = []  # of each storage: bytes, begin and end
         self._parts: dict[int, str] = {}  # by place in `_lives`
         self._written: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mode: Any = None
+
+    def observe(self, optimizer: Any) -> None:
+        """Count the operations of an optimizer's steps to it."""
+
+        def switch(*_: Any) -> None:
+            self._is_updating = not self._is_updating
+
+        if hasattr(optimizer, "register_step_pre_hook"):
+            optimizer.register_step_pre_hook(switch)
+            optimizer.register_step_post_hook(switch)
+
+    def begin_step(self) -> None:
+        """Forget the operations of the step before."""
+        self.operators.clear()
+        self.batch = 0
+
+    def record(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any], result: Any) -> None:
+        """Record the work of an operation; the second of a step's batches stands for all after it."""
+        import torch
+
+        if self._batches is None:
+            return
+        is_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - the only sign of it
+        phase = "optimizer" if self._is_updating else "backward" if is_backward else "forward"
+        repeats = self._batches - 1 if self.batch > 1 and not self._is_updating else 1
+        self.operators.extend(
+            step_operators.records(operation, arguments, options, result, phase=phase, repeats=repeats)
+        )
 
     def see(self, tensor: Any) -> None:
         """Add a tensor's storage, once."""
@@ -389,16 +435,22 @@ class _Watch:
 
             def __torch_dispatch__(
                 self,
-                func: Callable[..., Any],
+                func: Any,
                 types: Any,
                 args: Any = (),
                 kwargs: Any = None,
             ) -> Any:
                 if time.process_time() > watch.deadline and _computes(func):
                     raise TraceTooLong
+                if torch.is_inference_mode_enabled() and str(func).startswith("aten."):  # composed ones arrive whole
+                    with self:
+                        composed = func.decompose(*args, **(kwargs or {}))
+                    if composed is not NotImplemented:
+                        return composed
                 watch.operations += 1
                 watch.write(func, args, kwargs or {})
                 result = watch.result(func, args, kwargs or {})
+                watch.record(func, args, kwargs or {}, result)
                 for leaf in tree_leaves(result):
                     if isinstance(leaf, torch.Tensor):
                         watch.see(leaf)

@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
-import attrs
-
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.estimate.operators import Operator
 from cubatch.frameworks import garbage, module_source, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.module_footprint import ModuleFootprint
@@ -161,25 +160,38 @@ class TorchModule:
         """
         _check_walkable(self._bare)
         return torch_memory.peaks_of(
-            self._bare, self._inputs, self._traced_kind, self._place, num_bytes, top=top, seconds=seconds
+            self._bare, self._inputs, self._kind, self._place, num_bytes, top=top, seconds=seconds
         )
 
-    def walk(self, batch_size: int) -> Walk:
+    def walk(self, batch_size: int, *, records: bool = False) -> Walk:
         """
-        Trace a step of a batch size on fake tensors; the module is restored.
+        Trace a step of a batch size on fake tensors, and record its operators if asked; the module is restored.
 
         Raises:
             NotImplementedError: As `peaks`.
             Exception: Raised by a step on fake tensors.
         """
-        if batch_size not in self._walks:
+        if batch_size not in self._walks or (records and not self._walks[batch_size].operators):
             _check_walkable(self._bare)
             with self._in_mode():
-                kind, inputs = self._traced_kind, self._inputs
                 self._walks[batch_size] = torch_memory.walked(
-                    self._bare, inputs, kind, self._place, batch_size, deadline=math.inf
+                    self._bare, self._inputs, self._kind, self._place, batch_size, deadline=math.inf, records=records
                 )
         return self._walks[batch_size]
+
+    def operators(self, largest: int) -> dict[int, Sequence[Operator]]:
+        """
+        Return the operators of traced steps of a few batch sizes up to the largest.
+
+        Raises:
+            NotImplementedError, Exception: As `walk`.
+        """
+        sizes = sorted({min(size, largest) for size in (*_FIRST_SIZES, largest)})
+        return {size: self.walk(size, records=True).operators for size in sizes}
+
+    def peak_bytes(self, batch_size: int) -> int:
+        """Return the bytes of a step at its peak; between traced sizes, of which there are two or more, a bound."""
+        return Peaks({size: walk.peak_bytes for size, walk in self._walks.items()}).at(batch_size)
 
     def footprint(self, batch_size: int) -> ModuleFootprint:
         """
@@ -214,10 +226,6 @@ class TorchModule:
             if not (self._kind.training and self._bare.training):
                 self._set_mode()
             yield
-
-    @property
-    def _traced_kind(self) -> StepKind:
-        return attrs.evolve(self._kind, accumulate=min(2, self._kind.accumulate))  # more batches take no more memory
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """

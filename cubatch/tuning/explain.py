@@ -25,7 +25,7 @@ from cubatch.hardware.waves import busiest_sm_blocks, fill
 from cubatch.measure.budget import LEAST_TIMINGS
 from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.network.extents import MAX_EXTENT
-from cubatch.network.graph import Network
+from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 from cubatch.search.posterior import Posterior
 from cubatch.tuning.anchors import Anchor
@@ -79,6 +79,10 @@ _MODEL_NOTES = {
         "Tensor Cores were measured on a V100 only: those of {device} are assumed to reach the same share of their "
         "rate."
     ),
+    "host_bound": (
+        "At small batch sizes the host launches operators more slowly than the GPU computes them: {value} µs each are "
+        "assumed, of which hosts take a third to three times as much."
+    ),
     "device_not_measured": (
         "The model was not fitted to measurements of {device} ({value}): it uses the data sheet and related GPUs."
     ),
@@ -90,7 +94,8 @@ _MODEL_NOTES = {
 }
 """Sentences of `ModelNote`, by code."""
 _COUNTED = ("counted_clocks", "fitted_on_h200")
-_MEMORY_OF_ENGINE = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
+MEMORY_OF_ENGINE = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
+MEMORY_OF_MODULE = "Memory is that of the step's tensors; workspaces and unused blocks of the allocator come on top."
 
 
 @attrs.frozen(kw_only=True)
@@ -590,8 +595,8 @@ def _unknown(result: BatchSizeResult, decision: Decision) -> str:
 # --- predictions ----------------------------------------------------------------------------------------------
 
 
-def predicted(forecast: Forecast, network: Network, sharpened: Sharpened) -> tuple[str, ...]:
-    """Return the recommendation of a prediction and its reasons."""
+def predicted(forecast: Forecast, layers: Mapping[str, Layer], sharpened: Sharpened) -> tuple[str, ...]:
+    """Return the recommendation of a prediction and its reasons; `layers` are those of a network by name."""
     n, top = forecast.batch_size, max(n for n in forecast.seconds if not forecast.why_not(n))
     over = next(((m, "latency_limit") for m in forecast.sizes if m > top), None)
     ends = (forecast.sizes[n].value(forecast.objective) or (0.0, 0.0, 0.0))[1:]
@@ -604,7 +609,7 @@ def predicted(forecast: Forecast, network: Network, sharpened: Sharpened) -> tup
         *_predicted_ties(forecast),
         *_limit(forecast, Decision(forecast.decided_by, top, top, over)),
         *_longest_passes(forecast, groups),
-        *_wave(forecast, network, groups),
+        *_wave(forecast, layers, groups),
         *_anchors(forecast, sharpened),
         *_largest(forecast),
     )
@@ -630,7 +635,7 @@ def forecast_notes(
         else _MODEL_NOTES[note.code].format(value=note.value, device=device, share=_percent(MOVED_SHARE))
         for note in model
     )
-    return (*notes, *memory, *_unknown_architecture(device), _MEMORY_OF_ENGINE)
+    return (*notes, *_unknown_architecture(device), *memory)
 
 
 def _unknown_architecture(device: Device) -> Iterator[str]:
@@ -662,7 +667,7 @@ def _longest_passes(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -
         yield f"{compute} of the predicted time is bound by arithmetic, the rest by memory."
 
 
-def _wave(forecast: Forecast, network: Network, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
+def _wave(forecast: Forecast, layers: Mapping[str, Layer], groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
     """Yield how the blocks of the longest product fall on the SMs."""
     share = next((group[0] for group in groups if group[0].blocks), None)
     if share is None or share.blocks is None:
@@ -672,10 +677,10 @@ def _wave(forecast: Forecast, network: Network, groups: Sequence[Sequence[PassSh
     name, filled = _pass_name(share), format_percent(fill(share.blocks, num_sms))
     blocks = f"{share.blocks} blocks: {busiest} on the busiest of {num_sms} SMs"
     text = f"{name} is predicted to run as {share.algorithm} in {blocks}"
-    layer = next(node.layer for node in network.nodes if node.name == share.layer)
-    grid = blocks_by_batch_size(layer, Pass(share.pass_), share.algorithm, n, share.blocks)
+    layer = layers.get(share.layer)
+    grid = layer and blocks_by_batch_size(layer, Pass(share.pass_), share.algorithm, n, share.blocks)
     more = ""
-    if grid is not None and grid(1) < grid(MAX_EXTENT):
+    if grid and grid(1) < grid(MAX_EXTENT):
         more = f"; beyond batch {crest_batch_size(busiest, blocks=grid, num_sms=num_sms)} it has more"
     yield f"{text}, {filled} filled{more}."
 

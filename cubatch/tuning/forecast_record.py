@@ -40,8 +40,8 @@ class PassShare:
     A pass of a layer in the predicted step of the recommended size.
 
     Attributes:
-        layer: The layer's name.
-        pass_: "fprop", "dgrad" or "wgrad".
+        layer: The layer's name, or the operator's of a module.
+        pass_: "fprop", "dgrad" or "wgrad"; of other operators of a module "forward", "backward" or "optimizer".
         seconds: Predicted time.
         share: Share of the whole step, in [0, 1].
         algorithm: Predicted algorithm: "128x128", "winograd 4x4", a cubatch kernel, or "bytes" of a layer that only
@@ -65,10 +65,10 @@ class Forecast(BatchSizeResult):
     The predicted recommendation, the figures that it is based on, and the reasons; nothing was measured.
 
     Attributes:
-        spec_name: The network's name, or the kind of layer.
-        spec, input_shape: The spec as a mapping, and the extents (h, w, c) of a sample.
+        spec_name: The network's name, the kind of layer, or the module's class.
+        spec, input_shape: The spec as a mapping, and the extents (h, w, c) of a sample; of a module its name, and None.
         device: The GPU.
-        mode, dtype, objective, tolerance, library, optimizer, recompute: The request.
+        mode, dtype, objective, tolerance, library, optimizer, recompute, accumulate: The request.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}; None: no limit.
         candidates: The batch sizes, ascending, with their reasons; `over_limit` ones do not fit.
         seconds: Predicted time of a step, by each batch size that fits.
@@ -89,7 +89,7 @@ class Forecast(BatchSizeResult):
     predicted: ClassVar[bool] = True
     spec_name: str
     spec: Mapping[str, Any] = attrs.field(hash=False)
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...] | None
     device: Device
     mode: str
     dtype: str
@@ -97,7 +97,8 @@ class Forecast(BatchSizeResult):
     tolerance: float
     library: str
     optimizer: str
-    recompute: bool
+    recompute: bool | None
+    accumulate: int = 1
     limits: Mapping[str, Any] = attrs.field(hash=False)
     candidates: tuple[Candidate, ...]
     seconds: Mapping[int, float] = attrs.field(hash=False)
@@ -117,12 +118,13 @@ class Forecast(BatchSizeResult):
     @property
     def samples_per_second(self) -> dict[int, float]:
         """Predicted throughput by batch size."""
-        return {n: n / seconds for n, seconds in self.seconds.items()}
+        return {n: n * self.accumulate / seconds for n, seconds in self.seconds.items()}
 
     @property
     def throughput_interval(self) -> dict[int, tuple[float, float]]:
         """(low, high) of the predicted throughput by batch size."""
-        return {n: (n / high, n / low) for n, (low, high) in self.interval.items()}
+        samples = {n: n * self.accumulate for n in self.interval}
+        return {n: (samples[n] / high, samples[n] / low) for n, (low, high) in self.interval.items()}
 
     def why_not(self, batch_size: int) -> str:
         """Return why a candidate cannot be recommended; empty if it can."""

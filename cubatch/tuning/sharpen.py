@@ -28,7 +28,8 @@ The share of a network's error that is common to all GPUs is 0.85 in one set of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 import numpy as np
@@ -46,6 +47,7 @@ TOGETHER = 0.8
 GPU_SHARE, SOURCE_SHARE, PAIR_SHARE = 0.5, 0.25, 0.25
 ALL_SIZES_SHARE = 0.8
 OTHER_GPU_SHARE = 0.5
+_PAIR = np.array([[1.0, TOGETHER], [TOGETHER, 1.0]])
 _LEAST_SD = 0.02
 _STEP = 0.05
 _ROUNDS = 2
@@ -75,10 +77,10 @@ def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]
     """Predict a step at each of distinct batch sizes given the anchors; without anchors, as `predict_step`."""
     cases = [(predicted, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
     steps = [step_of(work, ladder) for work, ladder in cases]
-    slopes = _diagonal([_slopes(*case, step) for case, step in zip(cases, steps, strict=True)])
-    pair, sds = np.array([[1.0, TOGETHER], [TOGETHER, 1.0]]), [step.scale_sd for step in steps]
+    slopes = _diagonal([_slopes(partial(_at, case), step) for case, step in zip(cases, steps, strict=True)])
+    sds = [step.scale_sd for step in steps]
     shared = np.array([[_scales_shared(a, b) for b, _ in cases] for a, _ in cases])
-    scales = np.kron(shared * np.outer(sds, sds), pair)
+    scales = np.kron(shared * np.outer(sds, sds), _PAIR)
     explained = slopes @ scales @ slopes.T
     owner = np.repeat(np.arange(len(cases)), [len(ladder) for _, ladder in cases])
     left = np.sqrt(np.maximum(np.array(sds)[owner] ** 2 - np.diag(explained), 0.0))
@@ -120,6 +122,17 @@ def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]
     )
     compute, memory = map(float, np.exp(logs[0]))
     return Sharpened(step, covariance, compute, memory, ratios)
+
+
+def unanchored(predict: Callable[[Scales], StepPrediction]) -> Sharpened:
+    """Return a prediction without anchors, as `sharpen` does of a workload, from a model with scales of the GPU."""
+    step = predict(Scales())
+    slopes = _slopes(lambda logs: predict(Scales(*map(float, np.exp(logs)))), step)
+    explained = slopes @ (step.scale_sd**2 * _PAIR) @ slopes.T
+    left = np.sqrt(np.maximum(step.scale_sd**2 - np.diag(explained), 0.0))
+    own = _own_sd(step)
+    errors = np.outer(own, own) * _alike(step.batch_sizes, step.batch_sizes)
+    return Sharpened(step, explained + np.outer(left, left) + errors)
 
 
 def _kinds(cases: Sequence[Case]) -> NDArray[np.int_]:
@@ -203,9 +216,9 @@ def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
     return shared[np.ix_(owner, owner)] * np.outer(sds, sds) * _alike(sizes, sizes)
 
 
-def _slopes(work: Workload, sizes: Sequence[int], step: StepPrediction) -> Array:
+def _slopes(at: Callable[[Array], StepPrediction], step: StepPrediction) -> Array:
     """Return the derivative of log time by the logarithm of either scale: their shares of the time."""
-    moved = [_at((work, sizes), log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
+    moved = [at(log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
     return np.stack([np.log(seconds / step.seconds) / _STEP for seconds in moved], axis=1)
 
 

@@ -217,20 +217,26 @@ def step_of(spec: Any, batches: Any, options: Mapping[str, Any]) -> Iterator[Net
     Raises:
         InvalidArgument: If an option does not apply.
     """
-    is_module = _is_module(spec, batches)
-    others, what = (_OF_NETWORK, "a PyTorch module") if is_module else (_OF_MODULE, "a network")
-    for name, default in others.items():
-        if options.get(name, default) != default:
-            raise InvalidArgument(name, options[name], f"left out for {what}, to which it does not apply")
-    applying = {name: value for name, value in options.items() if name not in others}
-    if is_module:
-        with _traced(spec, batches, {**_OF_MODULE, **applying}) as module:
+    is_foreign = is_module(spec, batches)
+    applying = applicable(options, is_foreign=is_foreign)
+    if is_foreign:
+        with traced(spec, batches, {**_OF_MODULE, **applying}) as module:
             yield ModuleStep(module)
     else:
         yield NetworkStep(spec, {**_OF_NETWORK, **applying})
 
 
-def _is_module(spec: Any, batches: Any) -> bool:
+def applicable(options: Mapping[str, Any], *, is_foreign: bool) -> dict[str, Any]:
+    """Return the options that apply to a PyTorch module, or to a network; reject others unless they are the default."""
+    others, what = (_OF_NETWORK, "a PyTorch module") if is_foreign else (_OF_MODULE, "a network")
+    for name, default in others.items():
+        if options.get(name, default) != default:
+            raise InvalidArgument(name, options[name], f"left out for {what}, to which it does not apply")
+    return {name: value for name, value in options.items() if name not in others}
+
+
+def is_module(spec: Any, batches: Any) -> bool:
+    """Return whether a workload is a PyTorch module, or its name with batches; reject a module without batches."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(spec, torch.nn.Module):
         if batches is None:
@@ -240,7 +246,7 @@ def _is_module(spec: Any, batches: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchModule]:
+def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchModule]:
     """Make what traces steps of a module; errors of its code in the block are those of an argument."""
     if isinstance(spec, str):
         with user_code.users("module", spec, CALLABLE):
@@ -249,6 +255,8 @@ def _traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchM
         batches = batch_sources.load(batches)
     names = kind["constant_inputs"]
     accumulate = check_whole("accumulate", kind["accumulate"])
+    if accumulate > 1 and kind["mode"] == "inference":
+        raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or pass mode='training'.")
     constant = [names] if isinstance(names, str | int) else list(names)
     options = {**kind, "accumulate": accumulate, "constant_inputs": constant}
     module = TorchModule(spec, batches, channels_last=False, compiled=False, **options)

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.estimate import step as step_model
+from cubatch.estimate import predictions
 from cubatch.estimate.cubatch_kernels import LAUNCH_SECONDS, MOVED_SHARE
 from cubatch.estimate.predictions import ModelNote, Scales
 from cubatch.estimate.step import predict_step
@@ -286,7 +286,7 @@ def test_the_interval_of_a_step_follows_from_the_covariance_of_its_passes(shippe
     for place in (0, 1):
         errors = [sd * found.seconds[place] for sd, found in zip(sds, step.passes, strict=True)]
         variance = sum(
-            a * b * (1 if one == other else step_model._COMMON)
+            a * b * (1 if one == other else predictions.COMMON)
             for (one, a), (other, b) in itertools.product(zip(kinds, errors, strict=True), repeat=2)
         )
         # The GPU and the framework shift all passes alike.

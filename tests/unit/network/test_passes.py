@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cubatch.bench import cases
 from cubatch.errors import InvalidSpec
 from cubatch.estimate.vendor.algorithms import PASSES, Work
-from cubatch.estimate.vendor.vendor_model import _as_linear
+from cubatch.estimate.vendor.vendor_calls import of_product
 from cubatch.kernels.problem import problem_of
 from cubatch.network.layers import Conv2d, Linear, MaxPool2d
 from cubatch.network.passes import Gemm, Pass, linear_of, product_extents
@@ -81,7 +81,7 @@ def test_a_linear_layer_is_a_convolution_of_one_pixel(rows, c, k, pass_):
 @given(m=EXTENT, n=EXTENT, k=EXTENT, count=st.integers(1, 4), pass_=PASS)
 def test_a_product_is_that_pass_of_the_linear_layer_it_is_taken_for(m, n, k, count, pass_):
     """The predictor's groups of linear layers and the bench's cases are the product that was asked for."""
-    rows, _, _, c, features, *_, groups = _as_linear(Gemm(m, n, k, count), pass_)
+    rows, _, _, c, features, *_, groups = of_product(Gemm(m, n, k, count), pass_)
     extents = product_extents(pass_, outputs=rows, inputs=rows, c=c // groups, k=features // groups)
     assert (*extents, groups) == (m, n, k, count)
     case = cases.gemm(m, n, k, layout=pass_.layout)

@@ -1,0 +1,289 @@
+"""Predicted time of a traced step: the sum of the operators of a framework."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from cubatch.estimate.predictions import Z90, ModelNote, Part, PassPrediction, Scales, StepPrediction, step_sd
+from cubatch.estimate.vendor.algorithms import Array
+from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
+from cubatch.estimate.vendor.vendor_model import vendor_parts
+from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
+from cubatch.hardware.facts import Device
+from cubatch.network.passes import Pass
+
+HOST_SECONDS = 12e-6
+"""Time that the host takes to launch an operator of PyTorch, in Python and C++."""
+HOST_FACTOR = 3.0
+"""The 90 % interval of HOST_SECONDS: hosts differ, and so do modules."""
+STEP_SD, STEP_SD_16 = 0.17, 0.43
+"""Uncertainty of whole steps in float32 and in 16 bits, besides that of their operators and of the GPU."""
+
+KINDS = ("convolution", "product", "attention", "layout", "bytes")
+PHASES = ("forward", "backward", "optimizer")
+
+
+@attrs.frozen
+class Operator:
+    """
+    A call of a traced step, at a batch size.
+
+    Attributes:
+        name: The framework's name: "aten.addmm".
+        kind: One of KINDS. "layout" is the conversion around a convolution on Tensor Cores whose channels are not last.
+        phase: One of PHASES.
+        pass_: The pass of a convolution or linear layer that its product is.
+        dtype: Type of the arithmetic; "tf32" where float32 may be computed so.
+        extents: `vendor_calls.EXTENTS` of each of its products.
+        flops: FLOP by the framework's own formula; a multiply-add counts as two.
+        read_bytes, written_bytes: Of all its tensors.
+        launches: Kernels.
+        host_calls: Operators that the host launches for it: 0 if another record of the same call has it.
+        repeats: How often the step has it, as each batch after the first if gradients are accumulated.
+    """
+
+    name: str
+    kind: str
+    phase: str
+    pass_: Pass
+    dtype: str
+    extents: tuple[tuple[float, ...], ...] = ()
+    flops: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    launches: int = 1
+    host_calls: int = 1
+    repeats: int = 1
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The facts that are the same at all batch sizes."""
+        return self.name, self.kind, self.phase, self.pass_, self.dtype, len(self.extents), self.repeats
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The facts that grow with the batch size."""
+        moved = self.read_bytes + self.written_bytes
+        return (moved, self.flops, self.launches, self.host_calls, *(x for row in self.extents for x in row))
+
+
+_MOVED, _FLOPS, _LAUNCHES, _HOST, _EXTENTS = range(5)
+
+
+@attrs.frozen(eq=False)
+class TracedPrediction:
+    """
+    The predicted step of a traced module.
+
+    Attributes:
+        step: Seconds, intervals and operators, in the order of the trace.
+        phases: Phase of each operator.
+        bounds: "compute" or "memory" of each operator, at the largest batch size; None if a rate is unknown.
+        roofline_seconds: Lower bound by the data sheet, by batch size.
+        host_seconds: Time of the host, by batch size.
+    """
+
+    step: StepPrediction
+    phases: tuple[str, ...]
+    bounds: tuple[str | None, ...]
+    roofline_seconds: Array
+    host_seconds: Array
+
+
+def dtypes_on(operators: Sequence[Operator], device: Device) -> set[str]:
+    """Return the types of the products of a step on a device, as its arithmetic computes them."""
+    return {_dtype_of(each, device) for each in operators if each.extents}
+
+
+def predict_operators(
+    traced: Mapping[int, Sequence[Operator]],
+    batch_sizes: Sequence[int],
+    device: Device,
+    *,
+    scales: Scales | None = None,
+) -> TracedPrediction:
+    """
+    Predict the time of a traced step at each batch size.
+
+    Convolutions and matrix products take the time that `predict_step` gives to layers with the same extents.  All
+    others move bytes.  Kernels run while the host launches the next ones, so the longer of both counts.
+
+    Args:
+        traced: Operators by traced batch size.  Their numbers are taken as linear between neighboring sizes.
+        batch_sizes: Samples.
+        device: The GPU.
+        scales: Factors on the GPU's times.
+    """
+    known = sorted(traced)
+    if len({tuple(each.identity for each in traced[n]) for n in known}) > 1:
+        return _piecewise(traced, batch_sizes, device, scales)
+    first = [each for each in traced[known[0]] if _runs(each, device)]
+    rows = [[each.numbers for each in traced[n] if _runs(each, device)] for n in known]
+    sizes = np.array(batch_sizes, float)
+    series = [
+        np.rint(between(known, np.array([row[i] for row in rows], float), sizes)).T for i in range(len(first))
+    ]  # (numbers, sizes)
+    distinct: dict[tuple[object, ...], int] = {}
+    places = [
+        distinct.setdefault((each.kind, each.pass_, _dtype_of(each, device), numbers.tobytes()), len(distinct))
+        for each, numbers in zip(first, series, strict=True)
+    ]
+    chosen = [places.index(i) for i in range(len(distinct))]
+    notes: list[ModelNote] = []
+    part, unseen = _part([(first[i], series[i]) for i in chosen], sizes, device, scales or Scales(), notes)
+    repeats = [each.repeats for each in first]
+    counts = np.bincount(places, weights=repeats, minlength=len(distinct)).astype(float)
+    kernels: Array = counts @ part.seconds
+    calls = [times * numbers[_HOST] for times, numbers in zip(repeats, series, strict=True)]
+    host = HOST_SECONDS * sum(calls, np.zeros(len(sizes)))
+    halves = np.array([first[i].dtype in {"float16", "bfloat16"} for i in chosen], float)
+    share = (counts * halves) @ part.seconds / np.where(kernels > 0, kernels, 1.0)
+    scale_sd = float(np.hypot(unseen, np.max((1 - share) * STEP_SD + share * STEP_SD_16)))
+    factor = np.exp(Z90 * np.hypot(step_sd(part, counts, kernels), scale_sd))
+    if (host > kernels).any():
+        notes.append(ModelNote("host_bound", f"{HOST_SECONDS * 1e6:g}"))
+    roofs = [_roofs(each, numbers, device) for each, numbers in zip(first, series, strict=True)]
+    step = StepPrediction(
+        batch_sizes=tuple(int(n) for n in sizes),
+        seconds=np.maximum(kernels, host),
+        low=np.maximum(kernels / factor, host / HOST_FACTOR),
+        high=np.maximum(kernels * factor, host * HOST_FACTOR),
+        passes=tuple(
+            PassPrediction(each.name, each.pass_, each.repeats * part.seconds[i], part.algorithms[i], part.blocks[i])
+            for each, i in zip(first, places, strict=True)
+        ),
+        notes=tuple(dict.fromkeys(notes)),
+        scale_sd=scale_sd,
+    )
+    return TracedPrediction(
+        step=step,
+        phases=tuple(each.phase for each in first),
+        bounds=tuple(None if roof is None else "compute" if roof[0][-1] > roof[1][-1] else "memory" for roof in roofs),
+        roofline_seconds=sum(
+            (each.repeats * np.maximum(*roof) for each, roof in zip(first, roofs, strict=True) if roof is not None),
+            np.zeros(len(sizes)),
+        ),
+        host_seconds=host,
+    )
+
+
+def between(known: Sequence[int], values: Array, sizes: Array) -> Array:
+    """
+    Return values at sizes, linear between known sizes and beyond them.
+
+    Example:
+        >>> between([2, 4], np.array([[10.0], [14.0]]), np.array([3.0, 8.0])).ravel().tolist()
+        [12.0, 22.0]
+    """
+    if len(known) == 1:
+        return np.repeat(values, len(sizes), axis=0)
+    right = np.clip(np.searchsorted(known, sizes), 1, len(known) - 1)
+    low, high = np.array(known, float)[right - 1], np.array(known, float)[right]
+    share = ((sizes - low) / (high - low)).reshape(-1, *[1] * (values.ndim - 1))
+    inside: Array = values[right - 1] + share * (values[right] - values[right - 1])
+    return inside
+
+
+def _piecewise(
+    traced: Mapping[int, Sequence[Operator]], batch_sizes: Sequence[int], device: Device, scales: Scales | None
+) -> TracedPrediction:
+    """Predict each traced size by itself, as of a module with a loop over samples, and interpolate the times."""
+    known, sizes = sorted(traced), np.array(batch_sizes, float)
+    singles = [predict_operators({n: traced[n]}, [n], device, scales=scales) for n in known]
+
+    def at(values: Sequence[Array]) -> Array:
+        return np.maximum(between(known, np.array(values)[:, 0], sizes), 0.0)
+
+    nearest = [int(np.argmin([abs(n - size) for n in known])) for size in sizes]
+    last = singles[-1]
+    passes = tuple(
+        attrs.evolve(
+            item,
+            seconds=item.seconds[0] * at([each.step.seconds for each in singles]) / last.step.seconds[0],
+            algorithms=item.algorithms * len(nearest),
+            blocks=np.repeat(item.blocks, len(nearest)),
+        )
+        for item in last.step.passes
+    )
+    step = attrs.evolve(
+        last.step,
+        batch_sizes=tuple(int(n) for n in sizes),
+        seconds=at([each.step.seconds for each in singles]),
+        low=at([each.step.low for each in singles]),
+        high=at([each.step.high for each in singles]),
+        passes=passes,
+        notes=tuple(dict.fromkeys(note for each in singles for note in each.step.notes)),
+    )
+    return attrs.evolve(
+        last,
+        step=step,
+        roofline_seconds=at([each.roofline_seconds for each in singles]),
+        host_seconds=at([each.host_seconds for each in singles]),
+    )
+
+
+def _part(
+    work: Sequence[tuple[Operator, Array]], sizes: Array, device: Device, scales: Scales, notes: list[ModelNote]
+) -> tuple[Part, float]:
+    """Return the predictions of distinct operators, by the type of their arithmetic, and the GPU's uncertainty."""
+    seconds, blocks, sd = *np.zeros((2, len(work), len(sizes))), np.zeros(len(work))
+    names: list[tuple[str, ...]] = [()] * len(work)
+    by_dtype: dict[str, list[int]] = {}
+    for i, (operator, _) in enumerate(work):
+        by_dtype.setdefault(_dtype_of(operator, device), []).append(i)
+    shares: list[tuple[float, float]] = []
+    for dtype, chosen in by_dtype.items():
+        calls = [_call(*work[i], len(sizes)) for i in chosen]
+        own, unseen = vendor_parts(calls, sizes, device, dtype, scales=scales, notes=notes)
+        seconds[chosen], blocks[chosen], sd[chosen] = own.seconds, own.blocks, own.sd
+        for row, i in enumerate(chosen):
+            names[i] = own.algorithms[row]
+        shares.append((float(own.seconds.sum()), unseen))
+    whole = sum(share for share, _ in shares) or 1.0
+    return Part(seconds, names, blocks, sd), sum(share * unseen for share, unseen in shares) / whole
+
+
+def _call(operator: Operator, numbers: Array, count: int) -> Call:
+    extents = np.maximum(numbers[_EXTENTS:], 1.0).reshape(len(operator.extents), len(EXTENTS), count)
+    return Call(
+        pass_=operator.pass_,
+        extents=extents.transpose(0, 2, 1),
+        num_bytes=numbers[_MOVED],
+        flops=numbers[_FLOPS],
+        launches=numbers[_LAUNCHES],
+        is_convolution=operator.kind == "convolution",
+        is_attention=operator.kind == "attention",
+    )
+
+
+def _runs(operator: Operator, device: Device) -> bool:
+    """Return whether the GPU runs it: layouts are converted for Tensor Cores only."""
+    if operator.kind != "layout":
+        return True
+    return bool(has_tensor_cores(device, _dtype_on(operator.dtype, device)))
+
+
+def _roofs(operator: Operator, numbers: Array, device: Device) -> tuple[Array, Array] | None:
+    """Return the seconds of arithmetic and of bytes at the rates of the data sheet; None if one is unknown."""
+    peak, bandwidth = peak_flops_per_second(device, _dtype_of(operator, device)), device.peak_bytes_per_second
+    if bandwidth is None or peak is None:
+        return None
+    return numbers[_FLOPS] / peak, numbers[_MOVED] / bandwidth
+
+
+def _dtype_of(operator: Operator, device: Device) -> str:
+    """Return the type of the arithmetic of an operator; float32 where only bytes count."""
+    return _dtype_on(operator.dtype, device) if operator.extents or operator.flops else "float32"
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_on(dtype: str, device: Device) -> str:
+    """Return the type of arithmetic on a GPU; TF32 is float32 where there is none, or its rate is unknown."""
+    if dtype != "tf32":
+        return dtype
+    has_tf32 = has_tensor_cores(device, dtype) and peak_flops_per_second(device, dtype) is not None
+    return dtype if has_tf32 else "float32"

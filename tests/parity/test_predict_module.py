@@ -1,0 +1,215 @@
+"""Predicted time of PyTorch modules: against arithmetic by hand and the catalogue, and of many kinds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import cubatch as cb  # noqa: E402
+from benchmarks import torch_network  # noqa: E402
+from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
+from cubatch.estimate.operators import predict_operators  # noqa: E402
+from cubatch.estimate.step import predict_step  # noqa: E402
+from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+from cubatch.hardware.catalogue import find  # noqa: E402
+from tests.parity.traced_modules import MODULES, Reading  # noqa: E402
+
+V100 = find("v100-sxm2-16gb")
+LAUNCH, SHARE = 3e-6, 0.75  # as the documentation states them
+
+
+def operators(module, batches, batch_size, **kind):
+    """The operators of a step of one batch size."""
+    settings = {"mode": "inference", "loss": None, "optimizer": "sgd", "autocast": None, **kind}
+    stepped = TorchModule(module, batches, channels_last=False, compiled=False, **settings)
+    return stepped.walk(batch_size, records=True).operators
+
+
+def test_linear_layers_have_the_flop_and_bytes_of_arithmetic():
+    """Forward, backward and the step of SGD of two layers without bias, in float64 by hand."""
+    n, a, b, c = 48, 512, 1024, 256
+    module = nn.Sequential(nn.Linear(a, b, bias=False), nn.Linear(b, c, bias=False))
+    products = [each for each in operators(module, (a,), n, mode="training") if each.kind == "product"]
+    # The input needs no gradient, so that the first layer has two products and the second three.
+    assert sum(each.flops for each in products) == 2.0 * n * (2 * a * b + 3 * b * c)
+    wanted = [(n, a, b), (n, b, c), (n, b, c), (n, b, c), (n, a, b)]
+    assert sum(each.read_bytes + each.written_bytes for each in products) == sum(
+        4 * (rows * i + i * o + rows * o) for rows, i, o in wanted
+    )
+    updates = [each for each in operators(module, (a,), n, mode="training") if each.phase == "optimizer"]
+    weights = 4 * (a * b + b * c)
+    assert sum(each.read_bytes for each in updates) == 2 * weights  # each weight and its gradient
+    assert sum(each.written_bytes for each in updates) == weights
+    assert sum(each.launches for each in updates) == 1  # for all weights together
+
+
+def test_a_recurrent_layer_has_the_flop_of_arithmetic():
+    """Four gates of an LSTM, forward and backward, for each step of a sequence and each sample; by hand."""
+    n, steps, inputs, hidden = 8, 16, 32, 64
+    traced = operators(nn.LSTM(inputs, hidden, batch_first=True), (steps, inputs), n, mode="training")
+    products = dict.fromkeys(("forward", "backward"), 0)
+    for each in traced:
+        products[each.phase] = products.get(each.phase, 0) + each.repeats * each.flops
+    forward = 2 * n * steps * 4 * hidden * (inputs + hidden)
+    assert products["forward"] == forward
+    assert products["backward"] == 2 * forward  # oneDNN computes the gradient of the input too
+
+
+def test_the_time_of_linear_layers_is_that_of_the_catalogue():
+    """Each product takes what `predict_step` gives to a layer of the same extents, in each pass."""
+    n, c, k = 256, 1024, 512
+    traced = operators(nn.Linear(c, k, bias=False), (c,), n)
+    found = predict_operators({n: traced}, [n], V100)
+    own = predict_step(cb.Linear(h=1, w=1, c=c, k=k, bias=False), [n], V100)
+    assert found.step.passes[0].seconds[0] == pytest.approx(own.seconds[0], rel=1e-9)
+    bound = max(
+        2.0 * n * c * k / V100.peak_flops_per_second["float32"],
+        4.0 * (n * c + c * k + n * k) / V100.peak_bytes_per_second,
+    )
+    assert found.roofline_seconds[0] == pytest.approx(bound, rel=1e-9)
+
+
+def test_what_moves_bytes_takes_them_at_a_share_of_the_bandwidth():
+    """A chain of three activations over 64 MB: each reads and writes its tensor once."""
+    found = cb.predict(nn.Sequential(nn.ReLU(), nn.Tanh(), nn.GELU()), (1 << 20,), device=V100, batch_sizes=[16])
+    moved = 2 * 4 * 16 * (1 << 20) / (V100.peak_bytes_per_second * SHARE)
+    assert found.seconds[16] == pytest.approx(3 * (moved + LAUNCH), rel=1e-9)
+    assert [share.pass_ for share in found.passes] == ["forward"] * 3
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_module_of_the_catalogue_takes_as_long_as_the_network(name, mode):
+    """Within 5 % in inference; in training within 15 %, since only the module has loss, biases and optimizer."""
+    network = cb.models.build(name)
+    module, n = torch_network.module(network), 64
+    height, width, channels = network.input_shape
+    found = cb.predict(module, (channels, height, width), device=V100, mode=mode, batch_sizes=[n])
+    own = cb.predict(network, device=V100, mode=mode, batch_sizes=[n])
+    assert found.seconds[n] == pytest.approx(own.seconds[n], rel=0.05 if mode == "inference" else 0.15)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("name", MODULES)
+def test_the_time_of_any_module_grows_with_the_batch(name, mode):
+    """Twice the batch takes twice as long if the GPU is busy, and four times if all pairs of a batch are compared."""
+    make, batches = MODULES[name]
+    traced = {n: operators(make(), batches, n, mode=mode) for n in (2, 16, 64)}
+    sizes = [1, 8, 1 << 16, 1 << 17]
+    found = predict_operators(traced, sizes, V100)
+    tiny, small, large, twice = found.step.seconds
+    assert 0 < tiny <= small < large
+    assert 1.8 < twice / large < (4.2 if name == "two towers" else 2.2)
+    assert (found.step.low < found.step.seconds).all()
+    assert (found.step.seconds < found.step.high).all()
+    assert (found.roofline_seconds < found.step.seconds).all()
+
+
+@pytest.mark.parametrize("name", ["lstm", "text encoder", "U-Net", "T5", "two towers"])
+def test_modules_that_cannot_be_imported_have_a_forecast(name):
+    """The record that networks have, with a table and JSON."""
+    make, batches = MODULES[name]
+    found = cb.predict(make(), batches, device="t4", mode="training", optimizer="adam", memory_limit="32MiB")
+    assert found.batch_size in found.seconds
+    assert found.largest_batch_size >= max(found.seconds)
+    assert all(low < found.seconds[n] < high for n, (low, high) in found.interval.items())
+    assert sum(share.share for share in found.passes) == pytest.approx(1)
+    assert {"backward", "optimizer"} <= {share.pass_ for share in found.passes}
+    mapping = json.loads(found.to_json())
+    assert (mapping["library"], mapping["predicted"]) == ("torch", True)
+    assert str(found.batch_size) in found.table()
+
+
+def test_the_largest_batch_is_that_of_the_footprint():
+    """And no candidate above it is predicted."""
+    make, batches = MODULES["U-Net"]
+    module, options = make(), {"mode": "training", "optimizer": "adam"}
+    found = cb.predict(module, batches, device="t4", memory_limit="64MiB", **options)
+    assert found.largest_batch_size == cb.max_batch_size(module, "64MiB", batches=batches, **options)
+    assert max(found.seconds) == found.largest_batch_size
+    with pytest.raises(DoesNotFit):
+        cb.predict(module, batches, device="t4", memory_limit="64KiB", **options)
+
+
+def test_accumulated_batches_take_as_long_as_their_steps():
+    """Four batches to a step: three times the time of a batch more than one, and four times the samples."""
+    module, options = nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 4096)), {"device": V100, "mode": "training"}
+    times = {k: cb.predict(module, (4096,), batch_sizes=[4096], accumulate=k, **options) for k in (1, 2, 3, 4)}
+    seconds = [each.seconds[4096] for each in times.values()]
+    steps = [b - a for a, b in itertools.pairwise(seconds)]
+    assert steps[1] == pytest.approx(steps[2], rel=1e-6)
+    assert steps[0] == pytest.approx(steps[1], rel=0.05)
+    assert times[4].samples_per_second[4096] == pytest.approx(4 * 4096 / seconds[3])
+
+
+def test_sizes_between_traces_take_what_a_trace_of_them_gives():
+    """Extents are linear in the batch size, also those of a similarity of all pairs of a batch."""
+
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(64, 32)
+
+        def forward(self, x):
+            y = self.body(x)
+            return y @ y.T
+
+    traced = {n: operators(Pairs(), (64,), n) for n in (2, 64, 4096)}
+    exact = predict_operators({1000: operators(Pairs(), (64,), 1000)}, [1000], V100)
+    products = [each.kind for each in traced[64]].count("product")
+    found = predict_operators(traced, [1000], V100)
+    assert products == 2
+    assert found.step.passes[0].seconds[0] == pytest.approx(exact.step.passes[0].seconds[0], rel=1e-9)
+    assert exact.step.seconds[0] <= found.step.seconds[0]
+
+
+def test_a_loop_over_samples_is_interpolated():
+    """A module with as many operators as samples takes twice as long for twice the batch."""
+
+    class Loop(nn.Module):
+        def forward(self, x):
+            return torch.stack([each.tanh() for each in x])
+
+    found = cb.predict(Loop(), (1000,), device=V100, batch_sizes=[16, 32, 48], memory_limit="1MiB")
+    assert found.seconds[32] / found.seconds[16] == pytest.approx(2, rel=0.1)
+    assert found.seconds[48] / found.seconds[32] == pytest.approx(1.5, rel=0.1)
+
+
+def test_half_precision_is_faster_and_less_sure():
+    """With autocast, on a GPU with Tensor Cores."""
+    module, options = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(4)]), {"device": V100, "mode": "training"}
+    whole = cb.predict(module, (4096,), batch_sizes=[4096], **options)
+    half = cb.predict(module, (4096,), batch_sizes=[4096], autocast="float16", **options)
+    assert (whole.dtype, half.dtype) == ("float32", "float16")
+    assert 2 < whole.seconds[4096] / half.seconds[4096] < 8
+    spans = [math.log(high / low) for each in (whole, half) for low, high in [each.interval[4096]]]
+    assert spans[1] > spans[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "field"),
+    [
+        ((nn.Linear(8, 2),), {}, "batches"),
+        ((nn.Linear(8, 2), (8,)), {"dtype": "float16"}, "dtype"),
+        ((nn.Linear(8, 2), (8,)), {"library": "cubatch"}, "library"),
+        ((nn.Linear(8, 2), (8,)), {"anchors": []}, "anchors"),
+        ((nn.Linear(8, 2), (8,)), {"device": "cpu"}, "device"),
+        ((nn.Linear(8, 2), (8,)), {"objective": "energy"}, "objective"),
+        ((nn.Linear(8, 2).double(), (8,)), {}, "device"),
+        ((nn.Linear(8, 2), (8,)), {"accumulate": 2}, "accumulate"),
+        ((nn.Identity(), (8,)), {}, "module"),
+        (("mlp",), {"autocast": "float16"}, "autocast"),
+        ((Reading(), (8,)), {}, "module"),
+    ],
+)
+def test_what_does_not_apply_is_rejected(arguments, options, field):
+    """With the name of the argument."""
+    with pytest.raises(InvalidArgument) as caught:
+        cb.predict(*arguments, **{"device": "t4", **options})
+    assert caught.value.field == field
