@@ -55,13 +55,16 @@ class Snapshot:
             for name, value in _attributes(part).items():
                 others: list[Any] = []
                 attributes[name] = value, _copied(value, others)
-                self._watch(_joined(path, name), others)
+                self._watch(_joined(path, name), part, others)
             self._parts.append((path, part, attributes))
 
-    def _watch(self, name: str, objects: list[Any]) -> None:
+    def _watch(self, name: str, part: Any, objects: list[Any]) -> None:
         for each in objects:
-            if id(each) not in self._watched and not _is_plain(each, self._known):
-                self._watched[id(each)] = _Watched(name, each, _marks(each, self._known))
+            if id(each) in self._watched or _is_plain(each, self._known):
+                continue
+            marks = _marks(each, self._known)
+            if id(part) not in marks:  # what refers to the module, such as its trainer, is no state of it
+                self._watched[id(each)] = _Watched(name, each, marks)
 
     def restore(self) -> set[str]:
         """Restore all attributes, and return the names of those that differ from before or refuse it."""
@@ -252,7 +255,9 @@ class _TensorMark:
 
 def _marks(value: Any, known: Collection[int]) -> list[Any]:
     """
-    Return what shows whether an object changed: the values, lengths and tensors in it, the outer ones first.
+    Return what shows whether an object changed: the tensors, arrays and lengths in it, the outer ones first.
+
+    Numbers and strings are left out: libraries write settings on first use, and these hold no batch.
 
     Args:
         value: The object.
@@ -266,13 +271,15 @@ def _marks(value: Any, known: Collection[int]) -> list[Any]:
         if isinstance(each, torch.Tensor) and id(each) not in known:
             version = None if each.is_inference() else each._version  # noqa: SLF001 - its only name
             marks.append(_TensorMark(id(each), tuple(each.shape), version))
-        elif _is_plain(each, known) or id(each) in seen:
-            marks.append(each if isinstance(each, _VALUES) else id(each))
-        else:
+        elif isinstance(each, np.ndarray):
+            marks.append((each.shape, hash(each.tobytes()) if each.nbytes <= _LARGEST_ARRAY else None))
+        elif id(each) in known:
+            marks.append(id(each))
+        elif not _is_plain(each, known) and id(each) not in seen:
             seen.add(id(each))
-            parts = _parts_of(each)
-            marks.append((type(each), len(parts)))
-            queue.extend(parts)
+            items = _items_of(each)
+            marks.append((type(each), None if items is None else len(items)))
+            queue.extend(_state_of(each) if items is None else items)
     return marks
 
 
@@ -285,16 +292,18 @@ def _is_plain(value: Any, known: Collection[int]) -> bool:
     return isinstance(value, _VALUES | type | ModuleType) or callable(value) or id(value) in known
 
 
-def _parts_of(value: Any) -> list[Any]:
-    """Return what an object holds: the items of a collection, a digest of an array, or else attributes and slots."""
-    if isinstance(value, np.ndarray):
-        return [hash(value.tobytes())] if value.nbytes <= _LARGEST_ARRAY else []
+def _items_of(value: Any) -> list[Any] | None:
+    """Return the first keys and values, or items, of a collection; None for another object."""
     if isinstance(value, dict):
         return [*itertools.islice(value.keys(), _MOST_PARTS), *itertools.islice(value.values(), _MOST_PARTS)]
-    if isinstance(value, list | tuple | deque | set | frozenset):
-        return list(itertools.islice(value, _MOST_PARTS))
+    is_collection = isinstance(value, list | tuple | deque | set | frozenset)
+    return list(itertools.islice(value, _MOST_PARTS)) if is_collection else None
+
+
+def _state_of(value: Any) -> list[Any]:
+    """Return the values of an object's attributes, and of its slots."""
     state = object.__getstate__(value)
-    return [] if state is None else [state]
+    return [each for part in (state if isinstance(state, tuple) else (state,)) if part for each in part.values()]
 
 
 def _inside(value: Any) -> Iterator[Any]:

@@ -134,12 +134,13 @@ def test_fit_trains_with_the_size_found_and_from_the_state_before(tmp_path):
 
 
 def test_fit_times_the_accumulation_of_the_trainer(tmp_path):
-    """The timed step has the trainer's eight batches to an optimizer step, so that rates are those of its loop."""
+    """The timed step has the trainer's eight batches to an optimizer step; the trainer is no state of the module."""
     finder = CubatchBatchSizeFinder(**SHORT)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer(tmp_path, finder, limit_val_batches=0, accumulate_grad_batches=8).fit(Counter(), datamodule=Data())
     assert finder.result.accumulate == 8
+    assert not any("cannot be restored" in reason for reason in finder.result.reasons)
 
 
 def test_a_target_is_kept_by_accumulation(tmp_path):

@@ -176,10 +176,19 @@ class Slotted:
     __slots__ = ("__rows",)
 
     def __init__(self):
-        self.__rows = 0
+        self.__rows = []
 
     def grow(self):
-        self.__rows += 1
+        self.__rows.append(1)
+
+
+def test_what_refers_to_the_module_is_no_state_of_it():
+    """A trainer changes with each step, and is an attribute of what it trains."""
+    module = torch.nn.Linear(2, 2)
+    module.trainer = collections.UserDict({"strategy": collections.UserList([module])})
+    snapshot = Snapshot(module)
+    module.trainer["steps"] = 1
+    assert snapshot.restore() == set()
 
 
 DEEP = [[[[[1]]]]]
@@ -190,14 +199,14 @@ DEEP = [[[[[1]]]]]
     [
         (collections.UserList([torch.zeros(2)]), lambda held: held.append(torch.ones(3))),
         (collections.UserList([torch.zeros(2)]), lambda held: held[0].add_(1)),
-        (collections.UserDict({"a": 1}), lambda held: held.update(a=2)),
+        (collections.UserDict({"a": 1}), lambda held: held.update(b=2)),
         ([torch.zeros(2)], lambda held: held[0].add_(1)),
         (np.zeros(3), lambda held: held.__setitem__(0, 1.0)),
         (Slotted(), Slotted.grow),
         (queue.Queue(), lambda held: held.put(3)),
         (DEEP, lambda _: DEEP[0][0][0][0].append(2)),
     ],
-    ids=["more", "written to", "a value", "in a list", "an array", "slots", "a queue", "deep"],
+    ids=["more", "written to", "a key", "in a list", "an array", "slots", "a queue", "deep"],
 )
 def test_what_is_not_restored_is_noticed(held, change):
     """Objects of libraries and with slots, arrays, tensors in collections, and what lies deep inside of them."""

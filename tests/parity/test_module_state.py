@@ -367,9 +367,23 @@ def test_an_attribute_that_keeps_all_sizes_from_running_is_named():
         cb.autotune_module(Remote(has_arrays=False), (4,), mode="training", device="cpu", batch_sizes=[4], budget=20.0)
 
 
-def test_objects_that_steps_leave_alone_are_not_named():
+class Settings(collections.UserDict):
+    """Has an attribute of its own."""
+
+    kind = None
+
+
+class Configured(nn.Sequential):
+    """Writes a setting when it is first called, as models of transformers do."""
+
+    def forward(self, x):
+        self.kept[-1].kind = "regression"
+        return super().forward(x)
+
+
+def test_objects_that_hold_no_batch_are_not_named():
     """Tensors of the module that an object refers to are restored with the module."""
-    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    module.kept = collections.UserList([module, module[0].weight, module[1].running_mean, [1.0], {"a": None}])
+    module = Configured(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    module.kept = collections.UserList([module[0], module[0].weight, module[1].running_mean, [1.0], Settings()])
     found = cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4], budget=20.0)
     assert not any("cannot be restored" in reason for reason in found.reasons)

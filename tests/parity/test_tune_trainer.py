@@ -91,6 +91,7 @@ def test_training_and_evaluation_use_the_sizes_found(tmp_path):
     found = tune_trainer(trainer, **TWO)
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     assert (found.training.mode, found.evaluation.mode) == ("training", "inference")
+    assert not any("cannot be restored" in each for each in (*found.training.reasons, *found.evaluation.reasons))
     assert trainer.args.per_device_train_batch_size == found.training.batch_size
     assert trainer.args.per_device_eval_batch_size == found.evaluation.batch_size
     trainer.train()
