@@ -16,6 +16,7 @@ from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import is_shape, without_floats
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
+from cubatch.units import first_line
 
 CALLABLE = "a function that can be imported and called without arguments"
 
@@ -51,7 +52,12 @@ def pack(batches: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """Read what `pack` wrote, in a process of the same user."""
+    """
+    Read what `pack` wrote, in a process of the same user.
+
+    Raises:
+        InvalidArgument: If the class of an object in it cannot be imported.
+    """
     if isinstance(packed, list):
         return tuple(packed)
     if isinstance(packed, dict):
@@ -59,7 +65,13 @@ def unpack(packed: Any) -> Any:
     import torch
 
     saved = io.BytesIO(base64.b64decode(packed))
-    return torch.load(saved, weights_only=False, map_location="cpu")
+    try:
+        return torch.load(saved, weights_only=False, map_location="cpu")
+    except Exception as error:  # such as a class of the user's main program
+        given = f"inputs that the process of the module cannot read: {first_line(error)}"
+        allowed = "tensors, or objects of a class that it can import"
+        remedy = "Name what makes them: batches='package.module:name'."
+        raise InvalidArgument(batch_sources.FIELD, given, allowed, remedy) from error
 
 
 def digest(packed: Any) -> str:

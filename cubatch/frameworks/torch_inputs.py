@@ -466,7 +466,7 @@ def _check_lists(call: Call) -> None:
     kinds = {(tensor.ndim, tensor.dtype) for tensor in argument}
     if len(kinds) == 1 and len({len(tensor) if tensor.ndim else 0 for tensor in argument}) == 1:
         given = f"a list of {len(argument)} tensors, which are the samples of a batch or several inputs"
-        remedy = f"{_TWO} Several inputs go into a tuple."
+        remedy = f"{_TWO} Several inputs go into a tuple: tuple(batch)."
         raise InvalidArgument("example_inputs", given, "one of which that is known", remedy)
 
 

@@ -117,7 +117,10 @@ class StepKind:
         if takes(self.loss, 1):
             return ()
         given = f"one that cannot be called with the module's output and {len(targets)} targets"
-        remedy = "Pass batches with the targets last, as (images, labels), or a function of the output alone."
+        remedy = (
+            "Pass batches with the targets last, as (images, labels) or tuple(batch) of a data loader's batch, or a "
+            "function of the output alone."
+        )
         raise InvalidArgument(
             "loss", given, "a function from the output, or the output and targets, to a scalar", remedy
         )

@@ -87,14 +87,16 @@ def autotune_module(
 
             - A function from a batch size to inputs: a tensor, a tuple of positional arguments, a dict of keyword
               arguments, or (tuple, dict). The step is timed on them. A named module takes "package.module:function".
-            - A torch DataLoader, or a data set with its `collate_fn`: batches of each size are made of its samples.
+            - A torch DataLoader, or a data set with its `collate_fn`: batches of each size are made of its samples. For
+              a named module pass its name, "package.module:loader"; otherwise random batches like two of it are timed.
             - Two batches of different size in a list. What grows, and in which proportion, is read from them.
             - One batch, whose axis 0 is the batch; or the shape of one sample, such as (3, 224, 224). Batches are
               random floats in its range; integers and booleans repeat its samples.
 
             If there is one positional argument more than the module takes, it is a target of the loss: (images,
-            labels). Inputs require a gradient where the example does. A batch of a class of its own goes into a tuple:
-            (batch,). A layer that reads axis 0 as time is reported.
+            labels). A list is one argument: pass the batch of a data loader as tuple(batch). Inputs require a gradient
+            where the example does. A batch of a class of its own goes into a tuple: (batch,). A layer that reads axis 0
+            as time is reported.
         example_inputs: The older name of `batches`.
         constant_inputs: Names or positions of arguments that are the same at every batch size, such as a mask. Any
             other tensor must grow, unless its first axis is 1; else the result has no recommendation.

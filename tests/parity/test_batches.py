@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -243,6 +244,43 @@ def test_a_worker_makes_batches_by_name(batches):
     assert result.recommended
 
 
+@pytest.mark.parametrize(
+    "collate", [padded, lambda samples: dict(zip(("ids", "labels"), padded(samples), strict=True))]
+)
+def test_batches_of_a_named_module_are_like_those_of_a_loader(collate):
+    """The loader stays in this process: the worker gets two of its batches, of texts of unequal length."""
+    loader = data.DataLoader(Texts(), batch_size=4, collate_fn=collate)
+    name = f"{named_modules.__name__}:of_words"
+    result = cb.autotune_module(name, loader, mode="training", store=False, **ASKED)
+    assert result.recommended
+    assert result.loader.num_samples == 40
+
+
+class Image:
+    """A class of the program that is run, which no other process imports."""
+
+    __module__ = "__main__"
+    __qualname__ = "Image"
+
+
+def test_a_batch_that_the_worker_cannot_read_is_refused(monkeypatch):
+    """The error names the class and the way on."""
+    monkeypatch.setattr(sys.modules["__main__"], "Image", Image, raising=False)
+    batches = {"ids": torch.zeros(4, 3).long(), "labels": [Image()] * 4}
+    with pytest.raises(cb.InvalidArgument, match=r"attribute 'Image' .*batches='package\.module:name'"):
+        cb.autotune_module(f"{named_modules.__name__}:of_words", batches, store=False, **ASKED)
+
+
+def test_the_batch_of_a_loader_is_a_list_and_the_error_says_so():
+    """It is one argument, which the module does not take; as a tuple its last item is the target."""
+    batch = [torch.rand(4, 3), torch.arange(4) % 2]
+    asked = {"mode": "training", "loss": nn.CrossEntropyLoss(), **ASKED}
+    for given in ({}, asked):
+        with pytest.raises(cb.CubatchError, match=r"tuple\(batch\)"):
+            cb.autotune_module(nn.Linear(3, 2), batch, **{**ASKED, **given})
+    assert cb.autotune_module(nn.Linear(3, 2), tuple(batch), **asked).recommended
+
+
 def test_bad_batches_are_named():
     """A function that raises, inputs that do not grow, a loss that needs targets, a list that may be two things."""
     with pytest.raises(cb.InvalidArgument, match=r"batches must be .*ZeroDivisionError"):
@@ -251,7 +289,7 @@ def test_bad_batches_are_named():
         cb.autotune_module(nn.Linear(3, 2), lambda _: torch.zeros(4, 3), **ASKED)
     with pytest.raises(cb.InvalidArgument, match=r"\(images, labels\)"):
         cb.autotune_module(nn.Linear(3, 2), (3,), mode="training", loss=nn.CrossEntropyLoss(), **ASKED)
-    with pytest.raises(cb.InvalidArgument, match="a list of 2 tensors, which are the samples"):
+    with pytest.raises(cb.InvalidArgument, match=r"a list of 2 tensors, which are the samples.*tuple\(batch\)"):
         cb.autotune_module(nn.Linear(3, 2), ([torch.zeros(4, 3), torch.zeros(4, 3)],), **ASKED)
     with pytest.raises(cb.InvalidArgument, match="batches must be a function"):
         cb.autotune_module(nn.Linear(3, 2), **ASKED)
