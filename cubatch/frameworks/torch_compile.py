@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from cubatch.errors import InvalidArgument
 
@@ -18,6 +19,20 @@ def num_graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
+
+
+def check_graphs(module: Any) -> None:
+    """
+    Reject a module that torch.compile runs by CUDA graphs, as in mode="reduce-overhead" and "max-autotune".
+
+    Each batch size keeps a graph with memory of its own, which would count for the sizes after it.
+    """
+    for part in module.modules():
+        for each in (part, getattr(part, "_compiled_call_impl", None)):  # the latter where it was compiled in place
+            find = getattr(each, "get_compiler_config", None)
+            if find is not None and (find() or {}).get("triton.cudagraphs"):
+                given, allowed = "compiled with CUDA graphs, as by mode='reduce-overhead'", "one compiled without them"
+                raise InvalidArgument("module", given, allowed, "Use mode='max-autotune-no-cudagraphs' for tuning.")
 
 
 @contextlib.contextmanager

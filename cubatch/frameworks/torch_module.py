@@ -14,6 +14,7 @@ from cubatch.frameworks import garbage, module_source, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.frameworks.module_runner import ModuleRunner, channels_last
+from cubatch.frameworks.torch_compile import check_graphs
 from cubatch.frameworks.torch_inputs import DRAWN_SIZES, Inputs
 from cubatch.frameworks.torch_memory import Peaks, Walk
 from cubatch.frameworks.torch_state import SavedState, StartState
@@ -73,6 +74,8 @@ class TorchModule:
         self._bare, self._has_ranks = _unwrapped(module)
         inputs = Inputs.of(batches, self._dtype, module=self._bare, constant=constant_inputs, sizes=sizes)
         self._place = _place(tensors) or (inputs.device if place is None else torch.device(place))
+        if self._place.type == "cuda":
+            check_graphs(module)
         self._inputs = inputs.on(self._place)
         self._start: StartState | None = None
         self._saved = SavedState(module, training=self._kind.training)

@@ -110,6 +110,34 @@ def test_a_compiled_module_has_the_name_of_what_was_compiled():
     assert found.name == "Net"
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, as it imports its compiler
+@pytest.mark.parametrize("how", ["wrapped", "a part", "in place"])
+def test_cuda_graphs_are_refused_on_a_gpu(how):
+    """The error names the mode and another one; on a CPU the same module has no graphs."""
+    module = Identity()
+    if how == "in place":
+        module.compile(mode="reduce-overhead")
+    else:
+        module = torch.compile(module, mode="reduce-overhead")
+    asked = {
+        "mode": "inference", "loss": None, "optimizer": "sgd", "autocast": None, "channels_last": False,
+        "compiled": False,
+    }  # fmt: skip
+    module = nn.Sequential(module) if how == "a part" else module
+    with pytest.raises(InvalidArgument, match=r"module must be .*mode='reduce-overhead'.*max-autotune-no-cudagraphs"):
+        TorchModule(module, (4,), place="cuda:0", **asked)
+    assert TorchModule(module, (4,), **asked).device.kind == "cpu"
+    plain = nn.Sequential(torch.compile(Identity()), torch.compile(Identity(), backend="eager"))
+    assert TorchModule(plain, (4,), place="cuda:0", **asked).name == "Sequential"
+
+
+class Identity(nn.Module):
+    """Has no tensors, so that it runs where it is told to."""
+
+    def forward(self, x):
+        return x + 1
+
+
 class Specialized(nn.Module):
     """Its code runs over the samples, so that PyTorch compiles it for each batch size."""
 
