@@ -47,6 +47,7 @@ from cubatch.units import (
 _FLOOR_SHARE = 0.1  # latencies this near to the lowest count as the same
 _NEIGHBOR_SHARE = 1 / 8  # how near a size must be to a power of two to be compared with it
 _GUESS_SHARE = 0.5  # half an interval beyond this share of its median makes the recommendation a guess
+_FAR, _FEW = 4, 2  # times the largest timed size, and timed sizes: what is farther or from fewer is a guess
 _MAX_SIZES = 6  # named in a sentence
 _MAX_POWERS = 3  # powers of two that are compared with a neighbor
 _MAX_PASSES = 3  # passes named in a sentence
@@ -143,7 +144,7 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         why = (
             ""
             if n == equal[-1 if end == "largest" else 0]
-            else f", the {end} expected within {_tolerance(result)} of the best"
+            else f", the {end} expected within {_tolerance(result)} of the best{_before_the_end(result)}"
         )
         return f"Use batch size {n}: {value}{why}. {alike_}"
     return f"Use batch size {n}: {value}, {_rank(result, n)}."
@@ -283,7 +284,10 @@ def sizes_without_result(
     above = [m for m in ruled_out if end is not None and m.batch_size > end.batch_size]
     below = [m for m in ruled_out if m not in above]
     gain = max((could_gain[m.batch_size] for m in untried if m.batch_size in could_gain), default=None)
-    gained = "" if gain is None or gain > 1 else f" (up to {_percent(gain)} to gain)"
+    is_guess = _count_timed(result) <= _FEW or any(
+        m.batch_size > _FAR * (result.largest_measured or 0) for m in untried
+    )
+    gained = "" if gain is None or gain > 1 or is_guess else f" (up to {_percent(gain)} to gain)"
     others = count_statuses([m for m in sizes if m not in untried and m not in unreached], result.limits)
     alike_why = "Not tried, because sizes with the same divisors raised an error"
     return [
@@ -341,12 +345,19 @@ def _rank(result: BatchSizeResult, n: int) -> str:
         return "the only size that ran within the limits"
     best = f"the {_BEST[result.objective]}"
     if n == result.fastest_batch_size:
-        if result.decided_by == "budget":
-            count = sum(m.latency_seconds is not None for m in result.sizes.values())
-            return f"{best} of the {count} sizes that were measured before the budget ended"
-        return best if result.predicted else f"{best} of the measured sizes"
+        return best if result.predicted else f"{best}{_before_the_end(result) or ' of the measured sizes'}"
     end = "largest" if latency else "smallest"
-    return f"the {end} size within {_tolerance(result)} of {best} ({result.fastest_batch_size})"
+    return (
+        f"the {end} size within {_tolerance(result)} of {best} ({result.fastest_batch_size}){_before_the_end(result)}"
+    )
+
+
+def _before_the_end(result: BatchSizeResult) -> str:
+    """Return the sizes that were compared if the budget ended before others; else nothing."""
+    if result.decided_by != "budget":
+        return ""
+    count = sum(m.latency_seconds is not None for m in result.sizes.values())
+    return f" of the {count} sizes that were measured before the budget ended"
 
 
 def _doubt(result: TuningResult, chosen: Measurement) -> str:

@@ -227,3 +227,26 @@ def test_the_budget_decided_with_what_a_visit_would_have_taken() -> None:
     (trial,) = (reason for reason in said(34.1, 3.5) if "34.1 s" in reason)
     assert "3.50 s" in trial
     assert not any("to gain" in reason for reason in said(34.1, 3.5))
+
+
+@pytest.mark.parametrize(
+    ("timed", "untried", "is_known"),
+    [((8, 16, 32), 64, True), ((8, 16), 32, False), ((8, 16, 32), 512, False)],
+    ids=["nearby", "of two sizes", "far away"],
+)
+def test_a_gain_is_named_only_where_timings_tell_it(timed, untried, is_known) -> None:
+    """Of two sizes, or for sizes far beyond them, it is a guess: 22 times as fast was "up to 35 % to gain"."""
+    facts = {"limit": "budget", "could_gain": 0.35, "needed_seconds": 9.0, "left_seconds": 1.0}
+    measured = Measured(
+        timings=tuple(timing for n in timed for timing in rounds(n, [1.0] * 6)),
+        outcomes=(*(Outcome(n, "ok") for n in timed), Outcome(untried, "not_run", "", facts)),
+    )
+    said = answers.answer([Candidate(n) for n in (*timed, untried)], measured, goal=Goal(), setting={}).reasons
+    assert any("35 % to gain" in reason for reason in said) == is_known
+
+
+def test_the_first_sentence_says_which_sizes_were_compared() -> None:
+    """A smaller size than the fastest was "within 1 % of the fastest", as if all others had been measured."""
+    found = answer_of({8: [1.0] * 7, 16: [1.94] * 7, 32: []}, {32: "not_run"}, Goal(tolerance=0.05))
+    assert (found.batch_size, found.fastest_batch_size, found.decided_by) == (8, 16, "budget")
+    assert "of the 2 sizes that were measured before the budget ended" in found.reasons[0]
