@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
-from cubatch.errors import CubatchError
+from cubatch.errors import CubatchError, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef, MemoryLook, MemoryReport
 
@@ -30,8 +31,14 @@ class RemoteBoundedRunner(RemoteRunner):
         self.compile_seconds = self.call("compile_seconds")
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Measure the memory of steps in the worker: see `BoundedRunner.look`."""
-        look: MemoryLook = self.call("look", seconds=seconds, top=top, trace_seconds=trace_seconds)
+        """Measure the memory of steps in the worker: see `BoundedRunner.look`; only trace if a step ends it."""
+        options: dict[str, Any] = {"within": trace_seconds + self._prepare_seconds, "top": top}
+        try:
+            look: MemoryLook = self.call("look", seconds=seconds, trace_seconds=trace_seconds, **options)
+        except (TimedOut, WorkerDied, OutOfMemory):
+            if not seconds:
+                raise
+            look = self.call("look", seconds=0.0, trace_seconds=trace_seconds, **options)
         return look
 
     def predicted(self, batch_size: int) -> int | None:

@@ -142,13 +142,20 @@ class RemoteRunner:
             if self._process is None:
                 self._start()
 
-    def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the worker's runner, or read an attribute; start a worker if there is none."""
+    def call(self, method: str, /, within: float | None = None, **arguments: Any) -> Any:
+        """
+        Call a method of the worker's runner, or read an attribute; start a worker if there is none.
+
+        Args:
+            method: Its name.
+            within: Most seconds; None is those of a start.
+            arguments: What it is called with.
+        """
         before, self._doing = self._doing, f"{method}()"
         try:
             if self._process is None:
                 self._start()
-            return self._ask({"do": "call", "method": method, "arguments": arguments}, self._start_seconds)
+            return self._ask({"do": "call", "method": method, "arguments": arguments}, within or self._start_seconds)
         finally:
             self._doing = before
 

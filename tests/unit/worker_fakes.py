@@ -123,6 +123,21 @@ def make(habits: dict[str, str] | None = None, at: str = "prepare", path: str = 
     return FakeRunner(habits or {}, at, path)
 
 
+class LooksRunner(FakeRunner):
+    """A runner that steps small sizes to learn of memory, if it has seconds to."""
+
+    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> dict[str, object]:
+        self.batch_size = 1
+        if seconds:
+            self._live("look")
+        return {"largest": top, "seconds": trace_seconds}
+
+
+def make_look(habit: str) -> LooksRunner:
+    """Make a runner that has a habit in the steps by which it learns of memory."""
+    return LooksRunner({"1": habit}, "look", "")
+
+
 def make_graphs(path: str = "") -> FakeRunner:
     """Make a runner whose steps are said to be graphs of 7 launches, and which fails at a step of batch size 16."""
     runner = FakeRunner({"16": "mistake"}, "step", path)

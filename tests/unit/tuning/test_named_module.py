@@ -69,3 +69,17 @@ def test_a_function_is_called_at_two_sizes_where_only_one_is_allowed(given):
     """What grows shows at two sizes at least."""
     limits = Limits.of(None, given.pop("max_batch_size", None), **given)
     assert len(set(_drawn_sizes(limits))) == 2
+
+
+@pytest.mark.parametrize("habit", ["hang", "kill"])
+def test_a_size_that_ends_the_first_look_at_memory_is_not_the_end(habit):
+    """DeepSpeed#4100: the steps of small sizes hang or die, and the trace alone bounds memory, in another worker."""
+    factory = FactoryRef("tests.unit.worker_fakes:make_look", {"habit": habit})
+    runner = RemoteBoundedRunner(factory, prepare_seconds=30.0, remedy="")
+    runner._prepare_seconds = 0.5
+    try:
+        first = runner.worker_pid
+        assert runner.look(seconds=1.0, top=8, trace_seconds=0.5) == {"largest": 8, "seconds": 0.5}
+        assert runner.worker_pid != first
+    finally:
+        runner.close()
