@@ -291,23 +291,34 @@ def test_a_loader_that_fails_loses_no_timing():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_reported_rate_is_that_of_the_loop_that_was_run(monkeypatch, workers):
-    """At the recommended size, with real steps; step and loader keep their own rates."""
+    """At the recommended size, with real steps; far below its parts it is run again, and the faster run counts."""
     model, steps, modes = torch.nn.Linear(8, 2), [], []
 
     def looped(given, batch_size, step, **_):
-        model.register_forward_hook(lambda *_: steps.append(batch_size))
+        hook = model.register_forward_hook(lambda *_: steps.append(batch_size))
         step()
+        hook.remove()
         modes.append(given.num_workers)
-        return 123.0
+        return 123.0 if len(modes) == 1 else 120.0
 
     monkeypatch.setattr(loader_rate, "run_loop", looped)
     data = torch.utils.data.TensorDataset(torch.zeros(400, 8))
     result = cb.autotune_module(model, loader(data, num_workers=workers), max_batch_size=16, budget=5.0)
-    assert (steps, modes) == ([result.batch_size], [workers])
+    assert (steps, modes) == ([result.batch_size] * 2, [workers] * 2)
     assert result.samples_per_second == pytest.approx(123.0)
     assert min(result.step_samples_per_second, result.loader_samples_per_second) > 123.0
     assert any("123 samples/s" in reason for reason in result.reasons)
     assert cb.TuningResult.from_json(result.to_json()) == result
+
+
+def test_a_loop_as_fast_as_its_parts_is_run_once(monkeypatch):
+    """Interference only slows it down."""
+    runs = []
+    monkeypatch.setattr(loader_rate, "run_loop", lambda *_, **__: runs.append(1e9) or runs[-1])
+    data = torch.utils.data.TensorDataset(torch.zeros(400, 8))
+    result = cb.autotune_module(torch.nn.Linear(8, 2), loader(data), max_batch_size=16, budget=5.0)
+    assert len(runs) == 1
+    assert result.samples_per_second == pytest.approx(1e9)
 
 
 def test_a_loop_that_fails_loses_no_rate(monkeypatch):
