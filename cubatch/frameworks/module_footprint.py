@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -28,6 +29,8 @@ class ModuleFootprint(Shown):
         optimizer: The state of the optimizer.
         activations: All others: outputs, values saved for the backward pass, their gradients, temporary results.
         total: The peak of the step.
+        by_submodule: The bytes of `activations` by the submodule that made them, most first. The name is the one of
+            `named_modules`; it is empty for the module itself, the loss and the optimizer.
     """
 
     name: str
@@ -39,13 +42,15 @@ class ModuleFootprint(Shown):
     optimizer: int
     activations: int
     total: int
+    by_submodule: Mapping[str, int] = attrs.field(hash=False)
 
     @classmethod
     def of(cls, name: str, mode: str, batch_size: int, walk: Walk) -> ModuleFootprint:
         """Return the footprint of a traced step."""
-        activations = walk.peak_bytes - sum(walk.parts.values())
+        by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))
         return cls(
-            name=name, mode=mode, batch_size=batch_size, activations=activations, total=walk.peak_bytes, **walk.parts
+            name=name, mode=mode, batch_size=batch_size, **walk.parts, activations=sum(by_submodule.values()),
+            total=walk.peak_bytes, by_submodule=by_submodule,
         )  # fmt: skip
 
     def to_mapping(self) -> dict[str, Any]:

@@ -23,8 +23,9 @@ import attrs
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
-from cubatch.frameworks import data_dependent, step_operators, time_first
+from cubatch.frameworks import data_dependent, step_operators, submodules, time_first
 from cubatch.frameworks.attributes import kept_attributes
+from cubatch.frameworks.submodules import Running
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_step import CALL_FIRST, StepKind, tensors_of
 from cubatch.network.importers import fake_logs
@@ -57,8 +58,9 @@ class Walk:
         guessed: Operations whose results depend on data: see `data_dependent`.
         written: Parameters that it modifies in place.
         elements: Elements of the module's output, and of the results of all its operations.
-        parts: Bytes at the peak by part of PARTS; what is in none of them is an activation.
+        parts: Bytes at the peak by part of PARTS.
         operators: The calls of the step that take time, in their order, if they are recorded.
+        activations: All other bytes at the peak, by the submodule that made them: see `submodules`.
     """
 
     peak_bytes: int
@@ -69,6 +71,7 @@ class Walk:
     elements: tuple[int, int] = (0, 0)
     parts: Mapping[str, int] = attrs.field(factory=dict, hash=False)
     operators: tuple[Operator, ...] = ()
+    activations: Mapping[str, int] = attrs.field(factory=dict, hash=False)
 
 
 @attrs.frozen
@@ -253,8 +256,9 @@ def walked(
         stance("force_eager") if stance else contextlib.nullcontext(),
         fake_logs.silent(),
         time_first.watched(module, batch_size) as time_parts,
+        submodules.watched(module) as running,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
-        _Watch(deadline, batches=kind.accumulate if records else None) as watch,
+        _Watch(deadline, running, batches=kind.accumulate if records else None) as watch,
     ):
         fakes: dict[str, Any] = {}
         converted: list[Any] = []  # as long as it is there, it is what the module finds by a reference of its own, too
@@ -303,26 +307,37 @@ def walked(
             given = f"one that makes {made[0]} in its first forward pass"
             raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
         written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
+    parts, activations = watch.at_peak()
     return Walk(
         watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, (output[0], watch.elements),
-        watch.parts(), tuple(step_operators.merged(watch.operators)),
+        parts, tuple(step_operators.merged(watch.operators)), activations,
     )  # fmt: skip
+
+
+@attrs.define(eq=False)
+class _Life:
+    """A storage: its bytes, when it begins and ends, the submodule that makes it, and its part of PARTS."""
+
+    size: int
+    begin: int
+    submodule: str
+    end: float = math.inf
+    part: str = ""
 
 
 class _Watch:
     """Adds up live storages until a deadline in CPU time; given the batches of a step, it records its operators too."""
 
-    def __init__(self, deadline: float, *, batches: int | None) -> None:
+    def __init__(self, deadline: float, running: Running, *, batches: int | None) -> None:
         self.deadline, self.batch = deadline, 0
-        self._batches = batches
+        self._running, self._batches = running, batches
         self.alive = self.peak = self.operations = self.elements = 0
         self.guessed: set[str] = set()
         self.operators: list[Operator] = []
         self._is_updating = False
         self._guesses = self._now = self._peak_at = 0
-        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._lives: list[list[float]] = []  # of each storage: bytes, begin and end
-        self._parts: dict[int, str] = {}  # by place in `_lives`
+        self._seen: weakref.WeakKeyDictionary[Any, _Life] = weakref.WeakKeyDictionary()
+        self._lives: list[_Life] = []
         self._written: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mode: Any = None
 
@@ -359,11 +374,10 @@ class _Watch:
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
-        self._seen[storage] = len(self._lives)
         size = storage.nbytes()
         self.alive += size
         self._now += 1
-        life = [size, self._now, math.inf]
+        life = self._seen[storage] = _Life(size, self._now, self._running.name())
         self._lives.append(life)
         if self.alive > self.peak:
             self.peak, self._peak_at = self.alive, self._now
@@ -372,17 +386,18 @@ class _Watch:
     def mark(self, part: str, tensors: Iterable[Any]) -> None:
         """Count the storages of tensors, which were seen, to a part of PARTS."""
         for tensor in tensors:
-            place = self._seen.get(tensor.untyped_storage())
-            if place is not None:
-                self._parts.setdefault(place, part)
+            life = self._seen.get(tensor.untyped_storage())
+            if life is not None and not life.part:
+                life.part = part
 
-    def parts(self) -> dict[str, int]:
-        """Return the bytes of each of PARTS at the peak."""
-        taken = dict.fromkeys(PARTS, 0)
-        for place, part in self._parts.items():
-            size, begin, end = self._lives[place]
-            taken[part] += int(size) if begin <= self._peak_at < end else 0
-        return taken
+    def at_peak(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the bytes at the peak: by part of PARTS, and all others by submodule."""
+        parts, activations = dict.fromkeys(PARTS, 0), dict[str, int]()
+        for life in self._lives:
+            if life.begin <= self._peak_at < life.end:
+                taken, name = (parts, life.part) if life.part else (activations, life.submodule)
+                taken[name] = taken.get(name, 0) + life.size
+        return parts, activations
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Record the storages that an operation writes to, also without a version bump."""
@@ -418,10 +433,10 @@ class _Watch:
                 raise
             return composed
 
-    def _gone(self, life: list[float]) -> None:
-        self.alive -= int(life[0])
+    def _gone(self, life: _Life) -> None:
+        self.alive -= life.size
         self._now += 1
-        life[2] = self._now
+        life.end = self._now
 
     def __enter__(self) -> Self:
         import torch

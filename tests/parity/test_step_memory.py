@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 
 import cubatch as cb  # noqa: E402
 from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
+from cubatch.units import format_bytes  # noqa: E402
 from tests.parity.traced_modules import MODULES, Adapted, Reading, Tied, tokens  # noqa: E402
 from tests.unit.commands import in_process  # noqa: E402
 
@@ -104,6 +105,64 @@ def test_the_parts_of_a_layer_are_those_of_arithmetic():
     assert found.total == 4 * (64 * 32 + 32 + 10 * 64 + 10 * 32)
     assert json.loads(json.dumps(found.to_mapping()))["total"] == found.total
     assert "weights" in found.table()
+
+
+class Nested(nn.Module):
+    """Two blocks, and an addition outside of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.Sigmoid(), nn.Linear(64, 16)) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_activations_are_those_of_the_submodules_that_made_them():
+    """
+    By arithmetic, in training with SGD, 10 samples of 16 or 64 floats.
+
+    The peak is in the second block's sigmoid, whose input is still there.  The first sigmoid's output and the sum of
+    the first block are kept for the backward pass; the input of the first sigmoid is not.
+    """
+    found = cb.footprint(Nested(), (16,), batch_size=10, mode="training")
+    wide, narrow = 10 * 64 * 4, 10 * 16 * 4
+    assert found.by_submodule == {"blocks.0.1": wide, "blocks.1.0": wide, "blocks.1.1": wide, "": narrow}
+    assert sum(found.by_submodule.values()) == found.activations
+    assert list(found.by_submodule.values()) == sorted(found.by_submodule.values(), reverse=True)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("name", ["text encoder", "T5", "checkpointed", "U-Net", "tied", "lstm"])
+def test_every_activation_belongs_to_a_submodule_of_the_module(name, mode):
+    """In both passes, also where layers are computed again; next to none is of the module itself."""
+    make, batches = MODULES[name]
+    module = make()
+    found = cb.footprint(module, batches, batch_size=24, mode=mode, optimizer="adam")
+    assert sum(found.by_submodule.values()) == found.activations
+    assert set(found.by_submodule) <= set(dict(module.named_modules()))
+    if name in {"text encoder", "T5", "checkpointed"}:
+        assert found.by_submodule.get("", 0) <= 0.05 * found.activations
+
+
+def test_gradients_in_the_backward_pass_belong_to_the_layer_that_they_are_of():
+    """At the peak there are the output of tanh, its gradient by layer 2, and the gradient of its input by tanh."""
+    module = nn.Sequential(nn.Linear(8, 400), nn.Tanh(), nn.Linear(400, 8))
+    found = cb.footprint(module, (8,), batch_size=100, mode="training")
+    wide = 100 * 400 * 4
+    assert {name: size for name, size in found.by_submodule.items() if name} == {"1": 2 * wide, "2": wide}
+
+
+def test_the_table_joins_layers_that_differ_in_their_number():
+    """Twelve layers of one kind are a row, with their number and their sum."""
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(12)))
+    found = cb.footprint(module, (32,), batch_size=50, mode="training")
+    (line,) = [line.split() for line in found.table().splitlines() if line.startswith("*.1 ")]
+    kept = [size for name, size in found.by_submodule.items() if name.endswith(".1")]
+    assert line[1] == str(len(kept)) == "12"
+    assert " ".join(line[2:]) == format_bytes(sum(kept))
 
 
 def test_a_module_without_data_has_a_footprint():

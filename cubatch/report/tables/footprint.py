@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence, Sized
 
 import attrs
@@ -17,6 +18,8 @@ from cubatch.tuning.device_memory import DeviceMemory, ModeMemory
 from cubatch.units import format_bytes, format_count, format_price, join_words
 
 _PARTS = ("weights", "inputs", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
+_SHOWN_SUBMODULES = 10
+_NUMBERED = re.compile(r"(^|\.)\d+(?=\.)")  # of layers in a list; the last number of a name may be of any layer
 _NOT_COUNTED = "Without workspaces inside operations, the rounding of the allocator, and the process itself."
 
 
@@ -28,7 +31,25 @@ def footprint(plan: Footprint, *, title: str) -> list[Grid]:
 def of_module(taken: ModuleFootprint) -> list[Grid]:
     """Return the tables of the memory of a PyTorch module's step."""
     title = f"{taken.name}, {taken.mode}, batch {format_count(taken.batch_size)}: memory of a step at its peak"
-    return [_parts({"bytes": taken}, title)]
+    return [_parts({"bytes": taken}, title), _by_submodule(taken, "Activations by submodule")]
+
+
+def _by_submodule(taken: ModuleFootprint, title: str) -> Grid:
+    """Return the table of the submodules that hold the most activations; equal parts of numbered layers share a row."""
+    bytes_of: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for name, size in taken.by_submodule.items():
+        group = _NUMBERED.sub(r"\1*", name) or f"({taken.name})"
+        bytes_of[group] = bytes_of.get(group, 0) + size
+        counts[group] = counts.get(group, 0) + 1
+    largest = sorted(bytes_of, key=lambda group: -bytes_of[group])
+    shown, rest = largest[:_SHOWN_SUBMODULES], largest[_SHOWN_SUBMODULES:]
+    rows = [[group, str(counts[group]), format_bytes(bytes_of[group])] for group in shown]
+    if rest:
+        sums = [sum(numbers[group] for group in rest) for numbers in (counts, bytes_of)]
+        rows.append(["others", str(sums[0]), format_bytes(sums[1])])
+    notes = [f"({taken.name}) is the module itself, the loss and the optimizer."]
+    return Grid(title=title, columns=["submodule", "modules", "bytes"], rows=rows, notes=notes)
 
 
 def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
@@ -101,7 +122,7 @@ def modes(
     parts = _parts(by_mode, title)
     parts = attrs.evolve(parts, notes=[_fits(modes, limit, why, target), *parts.notes])
     if isinstance(whole, ModuleFootprint):
-        return [parts]
+        return [parts, _by_submodule(whole, f"Activations by submodule, {last}")]
     if whole.members > 1 and whole.gradients:
         parts = attrs.evolve(parts, notes=[*parts.notes, f"Each of {whole.members} threads has its own gradients."])
     compared = [rules(memory.rules, mode=mode) for mode, memory in modes.items()]
