@@ -12,7 +12,7 @@ from benchmarks.gpu import pending
 
 LISTED = pending.load()
 
-IMPORT_PYTORCH = ("benchmarks.bench_module", "benchmarks.bench_module_memory")
+IMPORT_PYTORCH = ("benchmarks.bench_footprint", "benchmarks.bench_module", "benchmarks.bench_module_memory")
 """Their options are parsed where PyTorch is installed: tests/parity/test_pending_modules.py."""
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from cubatch.frameworks.torch_memory import Walk
+from cubatch.hardware import context_overhead
+from cubatch.hardware.facts import Device
+from cubatch.memory import caching_allocator
 from cubatch.shown import Shown
 
 
 @attrs.frozen(kw_only=True)
 class ModuleFootprint(Shown):
     """
-    The tensors of a step of a PyTorch module at the moment when they take the most memory, in bytes.
+    The memory of a step of a PyTorch module by part, in bytes: its tensors at their peak, and what a GPU takes besides.
 
-    The parts add up to the total. Tensors that share memory, such as tied weights, count once. Not included: workspaces
-    inside an operation, the rounding of PyTorch's allocator, and what the process and its libraries take.
+    The parts add up to the total. Tensors that share memory, such as tied weights, count once. Workspaces that an
+    operation takes for itself are not included, such as those of convolutions in cuDNN.
 
     Attributes:
         name: The class of the module.
@@ -28,7 +32,11 @@ class ModuleFootprint(Shown):
         gradients: Gradients of the parameters; 0 in inference and of frozen parameters.
         optimizer: The state of the optimizer.
         activations: All others: outputs, values saved for the backward pass, their gradients, temporary results.
-        total: The peak of the step.
+        workspace: Of cuBLAS, in PyTorch's default setting; 0 without a GPU, as the next two.
+        allocator: What PyTorch's caching allocator reserves in addition: rounding, and free blocks of its segments.
+        overhead: The CUDA context, and code of libraries.
+        overhead_source: Where that figure comes from; empty without a GPU.
+        total: The sum of these parts.
         by_submodule: The bytes of `activations` by the submodule that made them, most first. The name is the one of
             `named_modules`; it is empty for the module itself, the loss and the optimizer.
     """
@@ -41,18 +49,44 @@ class ModuleFootprint(Shown):
     gradients: int
     optimizer: int
     activations: int
+    workspace: int
+    allocator: int
+    overhead: int
+    overhead_source: str
     total: int
     by_submodule: Mapping[str, int] = attrs.field(hash=False)
 
     @classmethod
-    def of(cls, name: str, mode: str, batch_size: int, walk: Walk) -> ModuleFootprint:
-        """Return the footprint of a traced step."""
+    def of(cls, name: str, mode: str, batch_size: int, walk: Walk, gpu: Device | None) -> ModuleFootprint:
+        """Return the footprint of a traced step, on a GPU or without one."""
         by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))
+        workspace = allocator = overhead = 0
+        if gpu is not None:
+            workspace, overhead = cublas_workspace_bytes(gpu), context_overhead.overhead_bytes(gpu)
+            reserved = caching_allocator.reserved_bytes([(workspace, 0, math.inf), *walk.lives])
+            allocator = reserved - workspace - walk.peak_bytes
         return cls(
             name=name, mode=mode, batch_size=batch_size, **walk.parts, activations=sum(by_submodule.values()),
-            total=walk.peak_bytes, by_submodule=by_submodule,
+            workspace=workspace, allocator=allocator, overhead=overhead,
+            overhead_source="" if gpu is None else context_overhead.source(gpu),
+            total=walk.peak_bytes + workspace + allocator + overhead, by_submodule=by_submodule,
         )  # fmt: skip
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the footprint as a plain mapping, for JSON."""
         return attrs.asdict(self)
+
+
+def cublas_workspace_bytes(gpu: Device) -> int:
+    """
+    Return the workspace that PyTorch gives to cuBLAS: 32 MiB on Hopper, else 2 x 4 MiB and 8 x 16 KiB.
+
+    These are the defaults without CUBLAS_WORKSPACE_CONFIG (`aten/src/ATen/cuda/CublasHandlePool.cpp` of PyTorch 2.0 to
+    2.6). The trace does not tell whether a module calls cuBLAS; nearly all do, as every linear layer does.
+
+    Example:
+        >>> cublas_workspace_bytes(Device(name="a GPU", compute_capability=(8, 0)))
+        8519680
+    """
+    is_large = (gpu.compute_capability or (0, 0)) >= (9, 0)
+    return 32 * 2**20 if is_large else 2 * 4 * 2**20 + 8 * 16 * 2**10

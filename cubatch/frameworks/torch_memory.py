@@ -61,6 +61,7 @@ class Walk:
         parts: Bytes at the peak by part of PARTS.
         operators: The calls of the step that take time, in their order, if they are recorded.
         activations: All other bytes at the peak, by the submodule that made them: see `submodules`.
+        lives: Of each storage: its bytes, and when it begins and ends, in steps of one.
     """
 
     peak_bytes: int
@@ -72,6 +73,7 @@ class Walk:
     parts: Mapping[str, int] = attrs.field(factory=dict, hash=False)
     operators: tuple[Operator, ...] = ()
     activations: Mapping[str, int] = attrs.field(factory=dict, hash=False)
+    lives: Sequence[tuple[int, float, float]] = ()
 
 
 @attrs.frozen
@@ -310,7 +312,7 @@ def walked(
     parts, activations = watch.at_peak()
     return Walk(
         watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, (output[0], watch.elements),
-        parts, tuple(step_operators.merged(watch.operators)), activations,
+        parts, tuple(step_operators.merged(watch.operators)), activations, watch.lives(),
     )  # fmt: skip
 
 
@@ -398,6 +400,10 @@ class _Watch:
                 taken, name = (parts, life.part) if life.part else (activations, life.submodule)
                 taken[name] = taken.get(name, 0) + life.size
         return parts, activations
+
+    def lives(self) -> list[tuple[int, float, float]]:
+        """Return the bytes, begin and end of each storage."""
+        return [(life.size, life.begin, life.end) for life in self._lives]
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Record the storages that an operation writes to, also without a version bump."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
+
+import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import InvalidArgument, MissingDependency
@@ -80,7 +83,7 @@ class TorchModule:
         self._start: StartState | None = None
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
-        self._walks: dict[int, Walk] = {}
+        self._walks: dict[tuple[int, bool], Walk] = {}
 
     @property
     def name(self) -> str:
@@ -166,21 +169,28 @@ class TorchModule:
             self._bare, self._inputs, self._kind, self._place, num_bytes, top=top, seconds=seconds
         )
 
-    def walk(self, batch_size: int, *, records: bool = False) -> Walk:
+    def walk(self, batch_size: int, *, records: bool = False, on_gpu: bool = False) -> Walk:
         """
-        Trace a step of a batch size on fake tensors, and record its operators if asked; the module is restored.
+        Trace a step of a batch size on fake tensors, once; the module is restored.
+
+        Args:
+            batch_size: Samples.
+            records: Whether to record its operators.
+            on_gpu: Whether optimizers step as PyTorch's do on a GPU.
 
         Raises:
             NotImplementedError: As `peaks`.
             Exception: Raised by a step on fake tensors.
         """
-        if batch_size not in self._walks or (records and not self._walks[batch_size].operators):
+        walked = self._walks.get((batch_size, on_gpu))
+        if walked is None or (records and not walked.operators):
             _check_walkable(self._bare)
+            kind = attrs.evolve(self._kind, foreach=on_gpu)
             with self._in_mode():
-                self._walks[batch_size] = torch_memory.walked(
-                    self._bare, self._inputs, self._kind, self._place, batch_size, deadline=math.inf, records=records
+                walked = self._walks[batch_size, on_gpu] = torch_memory.walked(
+                    self._bare, self._inputs, kind, self._place, batch_size, deadline=math.inf, records=records
                 )
-        return self._walks[batch_size]
+        return walked
 
     def operators(self, largest: int) -> dict[int, Sequence[Operator]]:
         """
@@ -194,33 +204,43 @@ class TorchModule:
 
     def peak_bytes(self, batch_size: int) -> int:
         """Return the bytes of a step at its peak; between traced sizes, of which there are two or more, a bound."""
-        return Peaks({size: walk.peak_bytes for size, walk in self._walks.items()}).at(batch_size)
+        return Peaks({size: walk.peak_bytes for (size, _), walk in self._walks.items()}).at(batch_size)
 
-    def footprint(self, batch_size: int) -> ModuleFootprint:
+    def footprint(self, batch_size: int, device: Device | None = None) -> ModuleFootprint:
         """
         Return the memory of a traced step by part.
 
+        Args:
+            batch_size: Samples.
+            device: A GPU, whose allocator and context are then parts; the CPU has none. None: the module's.
+
         Raises:
             NotImplementedError, Exception: As `walk`.
         """
+        if device is None and self._place.type == "cuda":
+            device = self.device
+        gpu = None if device is None or device.kind == "cpu" else device
         mode = MODES[self._kind.training]
-        return ModuleFootprint.of(self.name, mode, batch_size, self.walk(batch_size))
+        return ModuleFootprint.of(self.name, mode, batch_size, self.walk(batch_size, on_gpu=gpu is not None), gpu)
 
-    def largest(self, num_bytes: int) -> int:
+    def largest(self, num_bytes: int, device: Device | None = None) -> int:
         """
-        Return the largest batch size whose footprint is within a number of bytes; 0 if none is.
+        Return the largest batch size whose footprint on a device is within a number of bytes; 0 if none is.
 
         Raises:
-            NotImplementedError, Exception: As `walk`.
+            NotImplementedError, Exception: As `footprint`.
         """
-        known = {size: self.footprint(size).total for size in _FIRST_SIZES}
-        while True:
+        known = {size: self.footprint(size, device).total for size in _FIRST_SIZES}
+        for trial in itertools.count():
             fits = max((size for size, total in known.items() if total <= num_bytes), default=0)
             beyond = min((size for size, total in known.items() if total > num_bytes), default=MAX_BATCH_SIZE + 1)
             if beyond - fits <= 1:
-                return fits
-            size = min(max(Peaks(known).largest(num_bytes), fits + 1), beyond - 1)
-            known[size] = self.footprint(size).total
+                break
+            # A line meets the limit at once where memory is linear. Segments of an allocator make steps: bisect those.
+            guess = (fits + beyond) // 2 if trial % 2 and trial > 1 else Peaks(known).largest(num_bytes)
+            size = min(max(guess, fits + 1), beyond - 1)
+            known[size] = self.footprint(size, device).total
+        return fits
 
     @contextlib.contextmanager
     def _in_mode(self) -> Iterator[None]:

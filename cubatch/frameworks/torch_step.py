@@ -39,6 +39,8 @@ class StepKind:
         optimizer: One of OPTIMIZERS, or a function from parameters to an optimizer.
         autocast: One of AUTOCAST, or None.
         accumulate: Batches of a training step: one optimizer step follows that many forward and backward passes.
+        foreach: Step all parameters at once where the optimizer leaves it open, as PyTorch's do on a GPU. They then
+            have a temporary result for every parameter at a time.
     """
 
     training: bool
@@ -46,6 +48,7 @@ class StepKind:
     optimizer: str | Callable[[Iterable[Any]], Any]
     autocast: str | None
     accumulate: int = 1
+    foreach: bool = False
 
     def step(
         self,
@@ -157,15 +160,19 @@ class StepKind:
         if not parameters:
             allowed = "inference: the module has no parameter that requires a gradient"
             raise InvalidArgument("mode", "training", allowed, CALL_FIRST)
-        if not isinstance(self.optimizer, str):
+        if isinstance(self.optimizer, str):
+            name, options = OPTIMIZERS[self.optimizer]
+            # A rate of 0 does the same work on the same parameters in every step.
+            made = getattr(torch.optim, name)(parameters, lr=0.0, **options)
+        else:
             made = self.optimizer(parameters)
-            if isinstance(made, torch.optim.LBFGS):
-                remedy = "Time its steps with autotune_callable()."
-                raise InvalidArgument("optimizer", "LBFGS", "one that steps without a closure", remedy)
-            return made
-        name, options = OPTIMIZERS[self.optimizer]
-        # A rate of 0 does the same work on the same parameters in every step.
-        return getattr(torch.optim, name)(parameters, lr=0.0, **options)
+        if isinstance(made, torch.optim.LBFGS):
+            remedy = "Time its steps with autotune_callable()."
+            raise InvalidArgument("optimizer", "LBFGS", "one that steps without a closure", remedy)
+        for group in made.param_groups if self.foreach else ():
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
+        return made
 
     def _loss(self, output: Any, targets: tuple[Any, ...]) -> Any:
         if self.loss is not None:

@@ -43,6 +43,18 @@ def overhead_bytes(device: Device) -> int:
     return cached if cached is not None else _estimate(device)
 
 
+def source(device: Device) -> str:
+    """
+    Return where `overhead_bytes` comes from, as a phrase.
+
+    Example:
+        >>> source(Device(name="a GPU", num_sms=80, compute_capability=(7, 0)))
+        'estimated from published sizes of CUDA contexts'
+    """
+    is_measured = device.live and (key := _key(device)) is not None and key in _read()
+    return "the largest measured on this GPU" if is_measured else "estimated from published sizes of CUDA contexts"
+
+
 def record(device: Device, measured_bytes: int) -> None:
     """
     Cache a measured overhead if it is larger than the cached one; without a writable cache nothing happens.

@@ -108,22 +108,33 @@ def memory_on(
     """
     size, gpus = check_batch_size(batch_size), priced_devices.distinct(devices)
     paid = priced_devices.prices_of(gpus, prices or {})
-    limits = {name: hardware_memory.memory_limit(gpu, memory_limit) for name, gpu in gpus.items()}
+    limits: dict[str, tuple[int, str]] = {}
     taken: dict[str, dict[Mode, ModeMemory]] = {name: {} for name in gpus}
     for mode in modes:
         with step_memory.step_of(spec, batches, {**options, "mode": mode}) as step:
             for name, gpu in gpus.items():
-                taken[name][mode] = _of_mode(step, size, gpu, limits[name].bytes)
+                limits[name] = _limit(gpu, memory_limit, step)
+                taken[name][mode] = _of_mode(step, size, gpu, limits[name][0])
     return [
         DeviceMemory(
             device=gpu,
-            limit=limits[name].bytes,
-            why="" if memory_limit is not None and not limits[name].is_lowered else limits[name].note,
+            limit=limits[name][0],
+            why=limits[name][1],
             modes=taken[name],
             price=paid.get(name),
         )
         for name, gpu in gpus.items()
     ]
+
+
+def _limit(device: Device, requested: int | str | None, step: NetworkStep | ModuleStep) -> tuple[int, str]:
+    """Return the bytes that a step may take on a device, and why; no reason for the requested ones."""
+    limit = hardware_memory.memory_limit(device, requested)
+    if requested is not None and not limit.is_lowered:
+        return limit.bytes, ""
+    if isinstance(step, ModuleStep) and limit.overhead_bytes:
+        return limit.bytes + limit.overhead_bytes, "all that the GPU has, also for the CUDA context"
+    return limit.bytes, limit.note
 
 
 def _of_mode(step: NetworkStep | ModuleStep, batch_size: int, device: Device, limit: int) -> ModeMemory:

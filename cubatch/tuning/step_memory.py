@@ -52,9 +52,10 @@ def footprint(
     """
     Return the memory of a step by part: of a network in cubatch's engine, or of a PyTorch module. Nothing is run.
 
-    For a network this is the plan that the engine follows, not an estimate.  A module's step is traced on tensors
-    without data, also one on the "meta" device.  Neither includes the process overhead.  On a GPU that is the CUDA
-    context and libraries.  On a CPU it is some percent, for a large batch of a deep network up to a fifth.
+    For a network this is the plan that the engine follows, not an estimate.  It does not include the process overhead.
+    On a GPU that is the CUDA context and libraries.  On a CPU it is some percent, for a large batch of a deep network
+    up to a fifth.  A module's step is traced on tensors without data, also one on the "meta" device.  On a GPU, parts
+    of PyTorch's allocator, of cuBLAS and of the CUDA context are included.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file. Or a torch.nn.Module; with
@@ -65,7 +66,8 @@ def footprint(
         dtype: Storage of activations and parameters. A module has the types of its own parameters.
         optimizer: In training "sgd", "momentum" or "adam"; for a module as for `autotune_module`.
         recompute: Discard activations and compute them again in the backward pass.
-        device: The GPU or CPU whose workspace rule applies to a network; None is the device of this machine.
+        device: For a network the GPU or CPU whose workspace rule applies; None is the device of this machine. For a
+            module a GPU, which need not be present; None is the GPU of its parameters, or none.
         library: The kernels of a network, see `autotune`.
         target_batch_size: Samples per optimizer step, a multiple of the batch size, for training a network. If it is
             larger than the batch, the sum of the gradients is included. None: one batch per step.
@@ -117,7 +119,8 @@ def max_batch_size(
 
     Args:
         spec: As for `footprint`.
-        memory: The limit in bytes, "12GiB", or "80%" of the free memory of the device.
+        memory: The limit in bytes, "12GiB", or "80%" of the free memory of the device. `footprint(...).total` is within
+            it, for a module on a GPU with the CUDA context.
         batches: For a module only: its batches, as for `autotune_module`.
         mode, dtype, optimizer, recompute, device, library: As for `footprint`.
         target_batch_size: Samples per optimizer step, for training a network. Only its divisors count; smaller batches
@@ -188,9 +191,9 @@ class ModuleStep:
 
     module: TorchModule
 
-    def footprint(self, batch_size: int, _device: Device | None) -> ModuleFootprint:
-        """Return its memory by part."""
-        return self.module.footprint(batch_size)
+    def footprint(self, batch_size: int, device: Device | None) -> ModuleFootprint:
+        """Return its memory by part on a device; None is the device of its parameters."""
+        return self.module.footprint(batch_size, device)
 
     def largest(self, limit: int, device: Device | None) -> int:
         """
@@ -199,9 +202,9 @@ class ModuleStep:
         Raises:
             DoesNotFit: If not even one sample fits.
         """
-        if size := self.module.largest(limit):
+        if size := self.module.largest(limit, device):
             return size
-        least = self.module.footprint(1)
+        least = self.module.footprint(1, device)
         raise DoesNotFit(least.name, str(probe.resolve(device, live=False)), least.total, limit, least.mode)
 
 

@@ -12,7 +12,7 @@ import pytest
 from cubatch.network import models
 
 pytest.importorskip("torch")
-from benchmarks import bench_engine_cpu, bench_loops, bench_module_memory, bench_page_faults
+from benchmarks import bench_engine_cpu, bench_footprint, bench_loops, bench_module_memory, bench_page_faults
 
 
 def test_page_faults_of_a_module_are_read(monkeypatch):
@@ -85,3 +85,17 @@ def test_every_loop_of_the_list_exists():
     for name, module in bench_loops.LOOPS.items():
         if module != "trainer_loops":  # Lightning and Transformers need not be installed
             assert callable(getattr(importlib.import_module(f"benchmarks.loops.{module}"), name))
+
+
+def test_recorded_allocations_are_replayed():
+    """A segment of 20 MiB holds two of 9 MiB; a freed one is used again; ends of what began before do not count."""
+    record = [
+        {"action": "free_completed", "addr": 1, "size": 4},
+        *({"action": "alloc", "addr": address, "size": 9 * 2**20} for address in (2, 3)),
+        {"action": "segment_alloc", "addr": 9, "size": 20 * 2**20},
+        {"action": "free_requested", "addr": 2, "size": 9 * 2**20},
+        {"action": "free_completed", "addr": 2, "size": 9 * 2**20},
+        {"action": "alloc", "addr": 4, "size": 9 * 2**20},
+    ]
+    assert bench_footprint.replay(record) == 20 * 2**20
+    assert bench_footprint.replay(record[:-2] + record[-1:]) == 40 * 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 
@@ -12,6 +13,7 @@ from torch import nn  # noqa: E402
 
 import cubatch as cb  # noqa: E402
 from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
+from cubatch.hardware import context_overhead  # noqa: E402
 from cubatch.units import format_bytes  # noqa: E402
 from tests.parity.traced_modules import MODULES, Adapted, Reading, Tied, tokens  # noqa: E402
 from tests.unit.commands import in_process  # noqa: E402
@@ -25,6 +27,13 @@ def storages(tensors):
 
 def first_tensor(output):
     return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def most_allocated(profiler):
+    """The largest sum of allocated and freed bytes."""
+    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(sizes, initial=0))
 
 
 def real_peak(module, inputs, *, training):
@@ -50,12 +59,7 @@ def real_peak(module, inputs, *, training):
         held += [value for state in optimizer.state.values() for value in state.values()]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return sum(storages(held).values()) + peak
+    return sum(storages(held).values()) + most_allocated(profiler)
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
@@ -185,6 +189,54 @@ def test_the_largest_batch_fits_and_the_next_does_not(name):
         cb.max_batch_size(module, "64KiB", batches=batches, **options)
 
 
+def test_on_a_gpu_the_parts_are_those_of_the_tensors_and_of_its_allocator():
+    """Of two layers in inference: weights of 4 KiB and 4 B times 10 share segments of 2 MiB; cuBLAS has 20 MiB."""
+    plain = cb.footprint(nn.Linear(64, 32), (64,), batch_size=10)
+    t4, h100 = (cb.footprint(nn.Linear(64, 32), (64,), batch_size=10, device=name) for name in ("t4", "h100-sxm"))
+    parts = ("weights", "inputs", "gradients", "optimizer", "activations")
+    for found in (t4, h100):
+        assert [getattr(found, part) for part in parts] == [getattr(plain, part) for part in parts]
+        assert found.total == plain.total + found.workspace + found.allocator + found.overhead
+    assert (t4.workspace, h100.workspace) == (8_519_680, 32 * 2**20)
+    assert t4.allocator == 2 * 2**20 + 20 * 2**20 - t4.workspace - plain.total
+    assert h100.allocator == 2 * 2**20 - plain.total
+    assert t4.overhead == context_overhead.overhead_bytes(cb.device("t4"))
+    assert "published" in t4.overhead_source
+    assert (plain.workspace, plain.allocator, plain.overhead, plain.overhead_source) == (0, 0, 0, "")
+    assert "allocator" in t4.table()
+
+
+@pytest.mark.parametrize("name", ["U-Net", "adapters"])
+def test_the_largest_batch_on_a_gpu_fits_with_its_context(name):
+    """The total of the next one is above the limit."""
+    make, batches = MODULES[name]
+    module, options = make(), {"mode": "training", "optimizer": "adam", "device": "t4"}
+    largest = cb.max_batch_size(module, "1GiB", batches=batches, **options)
+    assert cb.footprint(module, batches, batch_size=largest, **options).total <= 2**30
+    assert cb.footprint(module, batches, batch_size=largest + 1, **options).total > 2**30
+
+
+def test_an_optimizer_on_a_gpu_steps_all_parameters_at_once():
+    """
+    As Adam does there by default; two real steps with `foreach=True` are the reference, from the first allocation on.
+
+    One sample of wide layers peaks in the optimizer's step, which has a root for each parameter.
+    """
+    build = lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))  # noqa: E731
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        module, x = build(), torch.rand(1, 256)
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.0, foreach=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(x).square().mean().backward()
+            optimizer.step()
+    options = {"batch_size": 1, "mode": "training", "optimizer": "adam"}
+    found = cb.footprint(build(), (256,), device="t4", **options)
+    tensors = found.total - found.workspace - found.allocator - found.overhead
+    assert tensors == pytest.approx(most_allocated(profiler), rel=0.02)
+    assert tensors > 1.15 * cb.footprint(build(), (256,), **options).total
+
+
 NAMED = """
 import torch
 
@@ -240,8 +292,11 @@ def test_the_command_compares_devices_for_a_module(named, monkeypatch, capfd):
     assert (code, t4["device"], v100["device"]) == (0, "t4", "v100-sxm2-32gb")
     assert t4["modes"]["inference"]["max_batch_size"] < v100["modes"]["inference"]["max_batch_size"]
     options = {"batch_size": 1, "autocast": "bfloat16"}
-    one = cb.footprint(nn.Linear(64, 32), (64,), device="t4", **options)
-    assert t4["modes"]["inference"]["footprint"]["activations"] == one.activations
+    assert (
+        t4["modes"]["inference"]["footprint"]
+        == cb.footprint(nn.Linear(64, 32), (64,), device="t4", **options).to_mapping()
+    )
+    assert t4["memory"] == cb.device("t4").memory_bytes
 
 
 @pytest.mark.parametrize(

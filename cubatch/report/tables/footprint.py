@@ -17,10 +17,17 @@ from cubatch.report.tables.common import shape, written
 from cubatch.tuning.device_memory import DeviceMemory, ModeMemory
 from cubatch.units import format_bytes, format_count, format_price, join_words
 
-_PARTS = ("weights", "inputs", "gradients", "optimizer", "activations", "activation_gradients", "workspace")
+_PARTS = (
+    "weights", "inputs", "gradients", "optimizer", "activations", "activation_gradients", "workspace", "allocator",
+    "overhead",
+)  # fmt: skip
 _SHOWN_SUBMODULES = 10
 _NUMBERED = re.compile(r"(^|\.)\d+(?=\.)")  # of layers in a list; the last number of a name may be of any layer
-_NOT_COUNTED = "Without workspaces inside operations, the rounding of the allocator, and the process itself."
+_ON_A_CPU = "Without workspaces inside operations, and what the heap and the process take besides."
+_ON_A_GPU = (
+    "“allocator” is what PyTorch's caching allocator reserves beyond the tensors, “overhead” the CUDA context and "
+    "libraries, {}. Without workspaces of convolutions in cuDNN."
+)
 
 
 def footprint(plan: Footprint, *, title: str) -> list[Grid]:
@@ -155,9 +162,14 @@ def _parts(plans: Mapping[str, Footprint | ModuleFootprint], title: str) -> Grid
         if any(taken)
     ]
     networks = {name: plan for name, plan in plans.items() if isinstance(plan, Footprint)}
-    notes = _notes_of_networks(networks) if networks else [_NOT_COUNTED]
+    notes = _notes_of_networks(networks) if networks else [_not_counted(plans)]
     rows.append(["peak" if networks else "total", *(format_bytes(plan.total) for plan in plans.values())])
     return Grid(title=title, columns=["part", *plans], rows=rows, marked=[len(rows) - 1], notes=notes)
+
+
+def _not_counted(plans: Mapping[str, Footprint | ModuleFootprint]) -> str:
+    sources = [plan.overhead_source for plan in plans.values() if isinstance(plan, ModuleFootprint)]
+    return _ON_A_GPU.format(sources[0]) if any(sources) else _ON_A_CPU
 
 
 def _notes_of_networks(plans: Mapping[str, Footprint]) -> list[str]:
