@@ -40,7 +40,7 @@ def predict_module(
     gpu = gpu_of(device)
     memory = memory_limit_of(gpu, request.memory_limit)
     with step_memory.traced(spec, batches, step_memory.applicable(kind, is_foreign=True)) as module:
-        largest = step_memory.ModuleStep(module).largest(memory.bytes, gpu)
+        largest = step_memory.ModuleStep(module, only_tensors=True).largest(memory.bytes, gpu)
         operators = module.operators(largest)
         name, dtype, peak_bytes = module.name, module.dtype, module.peak_bytes
     for each in sorted({"float32", *(each for step in operators.values() for each in dtypes_on(step, gpu))}):

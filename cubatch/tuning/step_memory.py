@@ -187,13 +187,20 @@ class NetworkStep:
 
 @attrs.frozen
 class ModuleStep:
-    """The step of a PyTorch module, by a trace on tensors without data."""
+    """
+    The step of a PyTorch module, by a trace on tensors without data.
+
+    Attributes:
+        module: The module.
+        only_tensors: Whether to leave out what a GPU takes besides.
+    """
 
     module: TorchModule
+    only_tensors: bool = False
 
     def footprint(self, batch_size: int, device: Device | None) -> ModuleFootprint:
         """Return its memory by part on a device; None is the device of its parameters."""
-        return self.module.footprint(batch_size, device)
+        return self.module.footprint(batch_size, None if self.only_tensors else device)
 
     def largest(self, limit: int, device: Device | None) -> int:
         """
@@ -202,9 +209,9 @@ class ModuleStep:
         Raises:
             DoesNotFit: If not even one sample fits.
         """
-        if size := self.module.largest(limit, device):
+        if size := self.module.largest(limit, None if self.only_tensors else device):
             return size
-        least = self.module.footprint(1, device)
+        least = self.footprint(1, device)
         raise DoesNotFit(least.name, str(probe.resolve(device, live=False)), least.total, limit, least.mode)
 
 
