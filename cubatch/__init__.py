@@ -52,8 +52,8 @@ _HOMES = {
     "tuning.training": ("train",),
     "tuning.tune": ("autotune", "autotune_callable"),
     "tuning.tune_module": ("autotune_module",),
-    "tuning.tune_sizes": ("autotune_sizes",),
-    "tuning.sizes_result": ("SizesResult",),
+    "tuning.tune_extents": ("autotune_extents",),
+    "tuning.extents_result": ("ExtentsResult",),
     "tuning.length_plan": ("LengthPlan",),
     "serving.serving_plan": ("ServingPlan", "serving_plan"),
     "fleet.fleet_result": ("FleetDevice", "FleetResult"),
@@ -95,20 +95,20 @@ if TYPE_CHECKING:
     from cubatch.serving.serving_plan import serving_plan as serving_plan
     from cubatch.tuning.comparison import Comparison as Comparison
     from cubatch.tuning.comparison import compare as compare
+    from cubatch.tuning.extents_result import ExtentsResult as ExtentsResult
     from cubatch.tuning.forecast_record import Forecast as Forecast
     from cubatch.tuning.ladder import candidates as candidates
     from cubatch.tuning.length_plan import LengthPlan as LengthPlan
     from cubatch.tuning.prediction import predict as predict
     from cubatch.tuning.results import Measurement as Measurement
     from cubatch.tuning.results import TuningResult as TuningResult
-    from cubatch.tuning.sizes_result import SizesResult as SizesResult
     from cubatch.tuning.step_memory import footprint as footprint
     from cubatch.tuning.step_memory import max_batch_size as max_batch_size
     from cubatch.tuning.training import train as train
     from cubatch.tuning.tune import autotune as autotune
     from cubatch.tuning.tune import autotune_callable as autotune_callable
+    from cubatch.tuning.tune_extents import autotune_extents as autotune_extents
     from cubatch.tuning.tune_module import autotune_module as autotune_module
-    from cubatch.tuning.tune_sizes import autotune_sizes as autotune_sizes
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from cubatch.report.curve import RULED_OUT, Curve, Point, curve_of
 from cubatch.report.plots import lines, style
+from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.results import BatchSizeResult
-from cubatch.tuning.sizes_result import SizesResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
     style.save(figure_of(curve_of(result), result.objective), path)
 
 
-def by_extent(result: SizesResult, path: str | Path) -> None:
+def by_extent(result: ExtentsResult, path: str | Path) -> None:
     """
     Draw a result for several extents into a file: tokens per second against batch size, a line per extent.
 

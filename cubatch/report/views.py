@@ -12,14 +12,14 @@ from cubatch.memory.step_footprint import Footprint
 from cubatch.report import html as written
 from cubatch.report import page
 from cubatch.report.grid import Grid
-from cubatch.report.tables import candidates, fleet, footprint, forecast, result, serving, sizes, training
+from cubatch.report.tables import candidates, fleet, footprint, forecast, lengths, result, serving, training
 from cubatch.serving.serving_plan import ServingPlan
 from cubatch.tuning.comparison import Comparison
+from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.forecast_record import Forecast
 from cubatch.tuning.ladder import Candidates
 from cubatch.tuning.length_plan import LengthPlan
 from cubatch.tuning.results import BatchSizeResult, TuningResult
-from cubatch.tuning.sizes_result import SizesResult
 
 
 def text(record: Any) -> str:
@@ -65,13 +65,13 @@ def _(record: ServingPlan) -> list[Grid]:
 
 
 @grids.register
-def _(record: SizesResult) -> list[Grid]:
-    return [sizes.by_extent(record)]
+def _(record: ExtentsResult) -> list[Grid]:
+    return [lengths.by_extent(record)]
 
 
 @grids.register
 def _(record: LengthPlan) -> list[Grid]:
-    return [sizes.ways(record)]
+    return [lengths.ways(record)]
 
 
 @grids.register

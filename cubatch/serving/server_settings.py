@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 
-def triton(max_batch_size: int, delay: float) -> str:
+def triton(max_batch_size: int, delay: float, instances: int) -> str:
     """Return lines of a Triton `config.pbtxt`: each GPU of the server runs one instance."""
     return (
+        f"# {instances} in total, each on a GPU of its own\n"
+        "instance_group [ { count: 1 } ]\n"
         f"max_batch_size: {max_batch_size}\n"
         f"dynamic_batching {{ max_queue_delay_microseconds: {round(1e6 * delay)} }}\n"
-        "instance_group [ { count: 1 } ]\n"
     )
 
 
@@ -26,12 +27,9 @@ def ray_serve(deployment: str, max_batch_size: int, delay: float, instances: int
     )
 
 
-def bentoml(max_batch_size: int, p99: float, instances: int) -> str:
-    """Return decorators of BentoML, which chooses the queue delay by itself to stay below `max_latency_ms`."""
-    return (
-        f"@bentoml.service(workers={instances})\n"
-        f"@bentoml.api(batchable=True, max_batch_size={max_batch_size}, max_latency_ms={math.floor(1e3 * p99)})\n"
-    )
+def bentoml(max_batch_size: int, instances: int) -> str:
+    """Return decorators of BentoML, which chooses the queue delay by itself."""
+    return f"@bentoml.service(workers={instances})\n@bentoml.api(batchable=True, max_batch_size={max_batch_size})\n"
 
 
 def torchserve(max_batch_size: int, delay: float, instances: int) -> str:

@@ -21,9 +21,9 @@ from cubatch import checks
 from cubatch.errors import InvalidArgument
 from cubatch.measure.records import TIMED
 from cubatch.serving import server_settings
-from cubatch.serving.batching_queue import Load, interpolate, simulate
+from cubatch.serving.batching_queue import Load, simulate
 from cubatch.shown import Shown
-from cubatch.tuning.results import BatchSizeResult, load
+from cubatch.tuning.results import BatchSizeResult, Measurement, load
 from cubatch.units import format_count, format_seconds
 
 _REQUESTS = 20_000
@@ -67,6 +67,7 @@ class ServingPlan(Shown):
         name: The network or module.
         device: The device of each instance.
         predicted: Whether the step times are a prediction, not measured.
+        on_busy_machine: Whether other processes used the machine while the steps were timed.
         arrival_rate: Requests per second, of one sample each, which arrive independently of each other.
         p99_limit: Limit of the 99th percentile of the latency in seconds.
         overhead: Seconds that server and network add to each request.
@@ -74,12 +75,12 @@ class ServingPlan(Shown):
         options: The best setting of each maximum batch size.
         max_batch_size: That of the plan.
         price_per_hour: Price of an instance; None if it was not given.
-        reasons: Sentences for a user.
     """
 
     name: str
     device: str
     predicted: bool
+    on_busy_machine: bool
     arrival_rate: float
     p99_limit: float
     overhead: float
@@ -87,7 +88,6 @@ class ServingPlan(Shown):
     options: tuple[ServingOption, ...]
     max_batch_size: int
     price_per_hour: float | None
-    reasons: tuple[str, ...]
 
     @property
     def chosen(self) -> ServingOption:
@@ -113,17 +113,41 @@ class ServingPlan(Shown):
             return None
         return self.price_per_hour * self.instances / _SECONDS_PER_HOUR * _MILLION / self.arrival_rate
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Sentences for a user: the plan, how much more it takes, and what batching gains."""
+        chosen, smallest = self.chosen, self.options[0]
+        wait = f", queued for at most {format_seconds(chosen.queue_delay)}" if chosen.queue_delay else ""
+        first = (
+            f"{self.instances} instance{'s' if self.instances > 1 else ''} with batches of at most "
+            f"{chosen.max_batch_size}{wait} can{', by the predicted times,' if self.predicted else ''} answer "
+            f"{format_count(self.arrival_rate)} requests/s with a 99th percentile of {format_seconds(self.load.p99)}."
+        )
+        most = (
+            f"The plan keeps the limit of {format_seconds(self.p99_limit)} up to "
+            f"{format_count(chosen.highest_rate)} requests/s."
+        )
+        gain = "Larger batches do not raise that rate."
+        if smallest.max_batch_size < chosen.max_batch_size and smallest.highest_rate:
+            ratio = chosen.highest_rate / smallest.highest_rate
+            gain = f"That is {ratio:.3g} times the rate of batches of at most {smallest.max_batch_size}."
+        elif smallest.max_batch_size < chosen.max_batch_size:
+            gain = f"Batches of at most {smallest.max_batch_size} do not keep it at any rate."
+        busy = "Other processes used the machine while the steps were timed: measure again when it is quiet."
+        return (first, most, gain, busy) if self.on_busy_machine else (first, most, gain)
+
     def to_mapping(self) -> dict[str, Any]:
         """Return plain mappings and lists, for JSON."""
         plan = {"schema": 1} | attrs.asdict(self) | {
             "queue_delay": self.queue_delay, "cost_per_million_requests": self.cost_per_million_requests,
+            "reasons": self.reasons,
         }  # fmt: skip
         mapping: dict[str, Any] = json.loads(json.dumps(plan, allow_nan=False))
         return mapping
 
     def to_triton(self) -> str:
         """Return the lines of a Triton `config.pbtxt` that hold the plan."""
-        return server_settings.triton(self.max_batch_size, self.queue_delay)
+        return server_settings.triton(self.max_batch_size, self.queue_delay, self.instances)
 
     def to_ray_serve(self, deployment: str = "Model") -> str:
         """
@@ -131,12 +155,17 @@ class ServingPlan(Shown):
 
         Args:
             deployment: Name of the class with the method that `@serve.batch` decorates.
+
+        Raises:
+            InvalidArgument: If it is no name of a class.
         """
+        if not isinstance(deployment, str) or not deployment.isidentifier():
+            raise InvalidArgument("deployment", deployment, "the name of a class")
         return server_settings.ray_serve(deployment, self.max_batch_size, self.queue_delay, self.instances)
 
     def to_bentoml(self) -> str:
         """Return the decorators of a BentoML service and its batched method."""
-        return server_settings.bentoml(self.max_batch_size, self.p99_limit, self.instances)
+        return server_settings.bentoml(self.max_batch_size, self.instances)
 
     def to_torchserve(self) -> str:
         """Return the lines of a TorchServe `model-config.yaml` that hold the plan."""
@@ -149,16 +178,14 @@ class _Server:
     The server of a plan with a number of instances.
 
     Attributes:
-        latencies: Seconds of a step by measured batch size.
-        factors: Multiples of those seconds, as they were measured.
+        steps: Seconds of a step of 1, 2, ... requests; several times of one size are used in turn.
         overhead: Seconds that are added to each request.
         limit: Limit of the 99th percentile of the latency.
         instances: Copies of the model.
         seed: Of the arrivals.
     """
 
-    latencies: Mapping[int, float]
-    factors: tuple[float, ...]
+    steps: Sequence[Sequence[float]]
     overhead: float
     limit: float
     instances: int
@@ -167,7 +194,7 @@ class _Server:
     @cached_property
     def _gaps(self) -> np.ndarray:
         """Times between arrivals, in units of their mean."""
-        largest = self.instances * max(self.latencies)
+        largest = self.instances * len(self.steps)
         return np.random.default_rng(self.seed).exponential(size=max(_REQUESTS, 20 * largest))
 
     @property
@@ -176,49 +203,47 @@ class _Server:
         return [share * self.limit for share in _DELAY_SHARES]
 
     def capacity(self, batch_size: int) -> float:
-        """Return the requests per second of steps without pause."""
-        steps = interpolate(self.latencies, batch_size)
-        mean = float(np.mean(self.factors))
-        return self.instances * max(n / seconds for n, seconds in enumerate(steps, 1)) / mean
+        """Return the requests per second of full batches without pause."""
+        return self.instances * batch_size / float(np.mean(self.steps[batch_size - 1]))
 
     def load(self, batch_size: int, delay: float, rate: float) -> Load | None:
         """Return the load at an arrival rate; None if the queue would grow for ever."""
         if rate >= self.capacity(batch_size):
             return None
-        arrivals = list(np.cumsum(self._gaps / rate))
-        steps = interpolate(self.latencies, batch_size)
-        return simulate(
-            arrivals, steps, instances=self.instances, delay=delay, factors=self.factors, overhead=self.overhead
-        )
+        arrivals = np.cumsum(self._gaps / rate).tolist()
+        steps = self.steps[:batch_size]
+        return simulate(arrivals, steps, instances=self.instances, delay=delay, overhead=self.overhead)
 
     def keeps_limit(self, batch_size: int, delay: float, rate: float) -> bool:
-        """Return whether the 99th percentile stays below the limit, its simulation's error included."""
+        """Return whether the 99th percentile of each stretch of requests stays below the limit."""
         load = self.load(batch_size, delay, rate)
-        return load is not None and load.p99_bound <= self.limit
+        return load is not None and load.worst_p99 <= self.limit
 
     def highest_rate(self, batch_size: int, delay: float, rate: float) -> float:
         """Return the highest arrival rate that keeps the limit, by bisection from a rate; 0 if none does."""
-        low, high = (rate, self.capacity(batch_size)) if self.keeps_limit(batch_size, delay, rate) else (0.0, rate)
-        high = min(high, self.capacity(batch_size))
+        capacity = self.capacity(batch_size)
+        low, high = (rate, capacity) if self.keeps_limit(batch_size, delay, rate) else (0.0, min(rate, capacity))
         for _ in range(_RATE_STEPS):
             middle = (low + high) / 2
             low, high = (middle, high) if self.keeps_limit(batch_size, delay, middle) else (low, middle)
         return low
 
     def option(self, batch_size: int, rate: float) -> ServingOption:
-        """Return the best queue delay of a maximum batch size."""
+        """Return the best queue delay of a maximum batch size, at an arrival rate if it keeps the limit there."""
         delays = self.delays if batch_size > 1 else self.delays[:1]
         rates = {delay: self.highest_rate(batch_size, delay, rate) for delay in delays}
-        delay = _smallest_as_good(rates)
+        delay = _smallest_as_good(rates, rate)
         return ServingOption(
             max_batch_size=batch_size, queue_delay=delay, load=self.load(batch_size, delay, rate),
             highest_rate=rates[delay],
         )  # fmt: skip
 
 
-def _smallest_as_good(rates: Mapping[Any, float]) -> Any:
-    best = max(rates.values())
-    return min(key for key, rate in rates.items() if rate >= _SAME_SHARE * best)
+def _smallest_as_good(rates: Mapping[Any, float], rate: float) -> Any:
+    """Return the smallest key whose rate is about the best, among those that reach a rate if any does."""
+    able = {key: highest for key, highest in rates.items() if highest >= rate} or rates
+    best = max(able.values())
+    return min(key for key, highest in able.items() if highest >= _SAME_SHARE * best)
 
 
 def serving_plan(
@@ -265,23 +290,23 @@ def serving_plan(
     """
     if not isinstance(result, BatchSizeResult):
         result = load(result, "result")
-    rate = checks.check_number("arrival_rate", arrival_rate, above=0.0)
-    checks.check_number("p99", p99, above=0.0)
-    checks.check_number("overhead", overhead)
+    rate = float(checks.check_number("arrival_rate", arrival_rate, above=0.0))
+    limit = float(checks.check_number("p99", p99, above=0.0))
+    overhead = float(checks.check_number("overhead", overhead))
     if price_per_hour is not None:
-        checks.check_number("price_per_hour", price_per_hour, above=0.0)
+        price_per_hour = float(checks.check_number("price_per_hour", price_per_hour, above=0.0))
     if instances is not None:
-        checks.check_whole("instances", instances, most=_MOST_INSTANCES)
-    checks.check_whole("seed", seed, least=0)
-    latencies, factors = _step_times(result)
-    server = _Server(
-        latencies=latencies, factors=factors, overhead=overhead, limit=p99, instances=instances or 1, seed=seed
-    )
-    sizes = [n for n, seconds in latencies.items() if seconds + overhead <= p99]
-    if not sizes or not server.keeps_limit(sizes[0], 0.0, server.capacity(sizes[0]) * _SELDOM):
-        least = format_seconds(min(latencies.values()) + overhead)
-        remedy = f"Allow more than {least}, the time of the smallest batch alone, or use a faster device."
-        raise InvalidArgument("p99", p99, "a limit that a request keeps which waits for no other", remedy)
+        instances = checks.check_whole("instances", instances, most=_MOST_INSTANCES)
+    seed = checks.check_whole("seed", seed, least=0)
+    measured = _measured(result)
+    server = _Server(steps=_steps(measured), overhead=overhead, limit=limit, instances=instances or 1, seed=seed)
+    sizes = [n for n, m in measured.items() if (m.latency_seconds or 0.0) + overhead <= limit]
+    smallest = min(measured)
+    alone = server.load(smallest, 0.0, server.capacity(smallest) * _SELDOM)
+    if not sizes or alone is None or alone.worst_p99 > limit:
+        least = format_seconds(alone.worst_p99 if alone else 0.0)
+        allowed = f"at least {least}, the 99th percentile of a request that waits for no other"
+        raise InvalidArgument("p99", p99, allowed, "Raise the limit, or use a faster device.")
     if instances is None:
         server = attrs.evolve(server, instances=_fewest(server, sizes, rate))
     options = tuple(server.option(n, rate) for n in sizes)
@@ -290,30 +315,39 @@ def serving_plan(
         most = format_count(max(option.highest_rate for option in options))
         remedy = f"They keep the limit up to {most} requests/s. Leave `instances` out for the number needed."
         raise InvalidArgument("instances", server.instances, f"enough for {format_count(rate)} requests/s", remedy)
-    plan = ServingPlan(
+    return ServingPlan(
         name=result.subject, device=str(result.device_facts.get("name") or ""), predicted=result.predicted,
-        arrival_rate=rate, p99_limit=p99, overhead=overhead, instances=server.instances, options=options,
-        max_batch_size=_smallest_as_good(able), price_per_hour=price_per_hour, reasons=(),
+        on_busy_machine=bool(getattr(result, "disturbed", False)), arrival_rate=rate, p99_limit=limit, overhead=overhead,
+        instances=server.instances, options=options, max_batch_size=_smallest_as_good(able, rate),
+        price_per_hour=price_per_hour,
     )  # fmt: skip
-    return attrs.evolve(plan, reasons=_reasons(plan))
 
 
-def _step_times(result: BatchSizeResult) -> tuple[dict[int, float], tuple[float, ...]]:
-    """Return the latency of each size that ran within the limits, ascending, and how much equal steps vary."""
+def _measured(result: BatchSizeResult) -> dict[int, Measurement]:
+    """Return the sizes with a time within the limits, ascending."""
     mode = getattr(result, "mode", None)
     if mode == "training":
         raise InvalidArgument("result", mode, "a result of inference", 'Tune with mode="inference".')
-    within = {n: m for n, m in result.sizes.items() if m.latency_seconds and (result.predicted or m.status in TIMED)}
-    latencies = {n: m.latency_seconds for n, m in within.items() if m.latency_seconds}
-    if not latencies:
+    measured = {n: m for n, m in result.sizes.items() if m.latency_seconds and (result.predicted or m.status in TIMED)}
+    if not measured:
         raise InvalidArgument("result", result.subject, "a result with at least one time", "Tune with a larger budget.")
-    factors = [
-        seconds / median(measured.timings_seconds)
-        for measured in within.values()
-        for seconds in measured.timings_seconds
-        if len(measured.timings_seconds) > 1
-    ]
-    return latencies, tuple(factors) or (1.0,)
+    return measured
+
+
+def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:
+    """
+    Return the seconds of a step of 1, 2, ... samples, up to the largest measured size.
+
+    They are linear between measured sizes, and vary as the timings of the nearest one. Batches below the smallest
+    measured size take as long as that, as a server pads them.
+    """
+    sizes = sorted(measured)
+    means = np.interp(range(1, sizes[-1] + 1), sizes, [measured[n].latency_seconds or 0.0 for n in sizes])
+    steps = []
+    for n, mean in enumerate(means, start=1):
+        timings = measured[min(sizes, key=lambda size: abs(math.log(size / n)))].timings_seconds or (1.0,)
+        steps.append([float(mean) * seconds / median(timings) for seconds in timings])
+    return steps
 
 
 def _fewest(server: _Server, sizes: Sequence[int], rate: float) -> int:
@@ -324,31 +358,12 @@ def _fewest(server: _Server, sizes: Sequence[int], rate: float) -> int:
         return any(tried.keeps_limit(n, delay, rate) for delay in server.delays for n in reversed(sizes))
 
     least = most = math.ceil(rate / max(server.capacity(n) for n in sizes))
-    while most <= _MOST_INSTANCES and not keeps(most):
-        least, most = most + 1, 2 * most
-    if most > _MOST_INSTANCES:
-        allowed = f"a rate for at most {_MOST_INSTANCES} instances"
-        raise InvalidArgument("arrival_rate", rate, allowed, "Use a faster device, or a larger limit of the latency.")
+    while most > _MOST_INSTANCES or not keeps(most):
+        if most >= _MOST_INSTANCES:
+            allowed = f"a rate for at most {_MOST_INSTANCES} instances"
+            raise InvalidArgument("arrival_rate", rate, allowed, "Use a faster device, or allow a longer latency.")
+        least, most = most + 1, min(2 * most, _MOST_INSTANCES)
     while least < most:
         middle = (least + most) // 2
         least, most = (least, middle) if keeps(middle) else (middle + 1, most)
     return most
-
-
-def _reasons(plan: ServingPlan) -> tuple[str, ...]:
-    """Return the plan as sentences: what it is, how much more it can take, and what batching gains."""
-    load, chosen = plan.load, plan.chosen
-    copies = "1 instance" if plan.instances == 1 else f"{plan.instances} instances"
-    verb = "can, by the predicted times, answer" if plan.predicted else "can answer"
-    batches = f"with batches of at most {chosen.max_batch_size}"
-    wait = f", queued for at most {format_seconds(chosen.queue_delay)}" if chosen.queue_delay else ""
-    first = (
-        f"{copies} {batches}{wait} {verb} {format_count(plan.arrival_rate)} requests/s "
-        f"with a 99th percentile of {format_seconds(load.p99)}; the limit is {format_seconds(plan.p99_limit)}."
-    )
-    most = f"The plan keeps the limit up to {format_count(chosen.highest_rate)} requests/s."
-    smallest = plan.options[0]
-    if smallest.max_batch_size == chosen.max_batch_size:
-        return first, most, "Larger batches do not raise the rate within the limit."
-    ratio = f"{chosen.highest_rate / smallest.highest_rate:.3g} times" if smallest.highest_rate else "more than"
-    return first, most, f"That is {ratio} the rate of batches of at most {smallest.max_batch_size}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -11,7 +11,7 @@ import numpy as np
 from cubatch.shown import Shown
 
 if TYPE_CHECKING:
-    from cubatch.tuning.sizes_result import SizesResult
+    from cubatch.tuning.extents_result import ExtentsResult
 
 Batches = Iterator[Sequence[int]]
 """The lengths of the samples of each batch."""
@@ -24,14 +24,15 @@ class Batching:
 
     Attributes:
         name: "random", "sorted", "buckets" or "token budget".
-        batch_sizes: Samples of a batch, by the longest sample for "buckets" (one entry per bucket); else one entry for
-            the longest sample of all.
+        batch_sizes: Samples of a batch by its longest sample: an entry for each bucket, else for the longest of all.
+        token_budget: Positions of a batch at most; None for the other ways.
         padding_share: Share of the positions of all batches that hold no token of a sample.
         tokens_per_second: Real tokens per second, by the measured times.
     """
 
     name: str
     batch_sizes: Mapping[int, int] = attrs.field(hash=False)
+    token_budget: int | None = None
     padding_share: float
     tokens_per_second: float
 
@@ -57,46 +58,44 @@ class LengthPlan(Shown):
         return self.ways[0]
 
 
-def plan(rates: SizesResult, lengths: Sequence[int], *, seed: int) -> LengthPlan:
+def plan(result: ExtentsResult, lengths: Sequence[int], *, seed: int) -> LengthPlan:
     """Compare the ways to form batches of samples of these lengths, given ascending."""
-    shuffled = [int(n) for n in np.random.default_rng(seed).permutation(np.asarray(lengths))]
-    longest, extents = lengths[-1], list(rates.results)
-    sizes = sorted({n for result in rates.results.values() for n in result.loop_rates})
-    ways: list[Batching] = []
+    shuffled = np.random.default_rng(seed).permutation(np.asarray(lengths)).tolist()
+    longest = lengths[-1]
+    sizes = sorted({n for tuned in result.results.values() for n in tuned.loop_rates})
+    budgets = sorted({extent * n for extent, tuned in result.results.items() for n in tuned.loop_rates})
+    edges = {extent: n for extent, n in result.batch_sizes.items() if n is not None}
 
-    def add(name: str, form: Callable[[], Batches], batch_sizes: Mapping[int, int]) -> None:
-        way = _timed(rates, name, form(), batch_sizes)
-        same = next((each for each in ways if each.name == name), None)
-        if way is not None and (same is None or way.tokens_per_second > same.tokens_per_second):
-            ways[:] = [*(each for each in ways if each is not same), way]
+    def fastest(ways: Iterable[Batching]) -> Batching:
+        return max(ways, key=lambda way: way.tokens_per_second)
 
-    for n in sizes:
-        add("random", lambda n=n: _of_size(shuffled, n), {longest: n})  # type: ignore[misc]
-        add("sorted", lambda n=n: _of_size(lengths, n), {longest: n})  # type: ignore[misc]
-    edges = {e: n for e, n in rates.batch_sizes.items() if n is not None}
-    if list(edges) == extents:
-        add("buckets", lambda: _of_buckets(shuffled, edges), edges)
-    for budget in sorted({extent * n for extent, result in rates.results.items() for n in result.loop_rates}):
-        if budget >= longest:
-            add("token budget", lambda budget=budget: _of_tokens(lengths, budget), {longest: budget // longest})  # type: ignore[misc]
+    ways = [
+        fastest(_timed(result, "random", _of_size(shuffled, n), {longest: n}) for n in sizes),
+        fastest(_timed(result, "sorted", _of_size(lengths, n), {longest: n}) for n in sizes),
+        _timed(result, "buckets", _of_buckets(shuffled, edges), edges),
+        fastest(
+            _timed(result, "token budget", _of_tokens(lengths, budget), {longest: budget // longest}, budget)
+            for budget in [budget for budget in budgets if budget >= longest] or [longest]
+        ),
+    ]
     ways.sort(key=lambda way: -way.tokens_per_second)
-    return LengthPlan(axis=rates.axis, num_samples=len(lengths), ways=tuple(ways))
+    return LengthPlan(axis=result.axis, num_samples=len(lengths), ways=tuple(ways))
 
 
-def _timed(rates: SizesResult, name: str, batches: Batches, batch_sizes: Mapping[int, int]) -> Batching | None:
-    """Return a way with its padding and rate; None if a batch of it is larger than those that were measured."""
+def _timed(
+    result: ExtentsResult, name: str, batches: Batches, batch_sizes: Mapping[int, int], token_budget: int | None = None
+) -> Batching:
+    """Return a way with its padding and its rate."""
     seconds, tokens, positions = 0.0, 0, 0
     for batch in batches:
         padded = max(batch)
-        rate = rates.samples_per_second(padded, len(batch))
-        if rate is None:
-            return None
-        seconds += len(batch) / rate
+        seconds += len(batch) / result.rate_at(padded, len(batch))
         tokens += sum(batch)
         positions += padded * len(batch)
     return Batching(
-        name=name, batch_sizes=batch_sizes, padding_share=1 - tokens / positions, tokens_per_second=tokens / seconds
-    )
+        name=name, batch_sizes=batch_sizes, token_budget=token_budget, padding_share=1 - tokens / positions,
+        tokens_per_second=tokens / seconds,
+    )  # fmt: skip
 
 
 def _of_size(lengths: Sequence[int], batch_size: int) -> Batches:
@@ -115,7 +114,7 @@ def _of_tokens(lengths: Sequence[int], budget: int) -> Batches:
     """Yield batches of successive lengths, which ascend, with at most that many positions."""
     first = 0
     for stop, length in enumerate(lengths, start=1):
-        if (stop - first) * length > budget:
+        if (stop - first) * length > budget and stop - first > 1:
             yield lengths[first : stop - 1]
             first = stop - 1
     yield lengths[first:]

@@ -18,6 +18,7 @@ def plan(plan: ServingPlan) -> Grid:
             written(format_count, getattr(option.load, "mean_batch_size", None)),
             written(format_percent, getattr(option.load, "utilization", None)),
             format_count(option.highest_rate),
+            "plan" if option is plan.chosen else "over the limit" if option.highest_rate < plan.arrival_rate else None,
         ]
         for option in plan.options
     ]
@@ -32,7 +33,7 @@ def plan(plan: ServingPlan) -> Grid:
     return Grid(
         title=f"{plan.name} on {plan.device}: {plan.instances} x, {rate} requests/s"
         + (", predicted" if plan.predicted else ""),
-        columns=["batch at most", "delay", "p50", "p95", "p99", "mean batch", "busy", "requests/s at most"],
+        columns=["batch at most", "delay", "p50", "p95", "p99", "mean batch", "busy", "requests/s at most", ""],
         rows=rows,
         marked=[n for n, option in enumerate(plan.options) if option is plan.chosen],
         notes=notes,

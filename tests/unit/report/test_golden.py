@@ -30,11 +30,11 @@ from cubatch.report.tables import (
     forecast,
     kernels,
     layers,
+    lengths,
     models,
     profile,
     result,
     serving,
-    sizes,
     store,
     study,
     training,
@@ -44,8 +44,8 @@ from cubatch.report.tables import occupancy as occupancy_table
 from cubatch.serving.batching_queue import Load
 from cubatch.serving.serving_plan import ServingOption, ServingPlan
 from cubatch.tuning.device_memory import ModeMemory
+from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.length_plan import Batching, LengthPlan
-from cubatch.tuning.sizes_result import SizesResult
 from tests.unit import golden
 from tests.unit.predictions import fastest_first, one_pass, predicted
 from tests.unit.studies import payloads
@@ -285,8 +285,8 @@ def serving_page():
     """A batch that is too small for the rate, the planned one, and a larger one that gains nothing."""
     loads = (
         None,
-        Load(p50=0.0081, p95=0.0142, p99=0.0203, p99_bound=0.021, mean_batch_size=3.21, utilization=0.93),
-        Load(p50=0.0081, p95=0.0142, p99=0.0203, p99_bound=0.021, mean_batch_size=3.21, utilization=0.93),
+        Load(p50=0.0081, p95=0.0142, p99=0.0203, worst_p99=0.021, mean_batch_size=3.21, utilization=0.93),
+        Load(p50=0.0081, p95=0.0142, p99=0.0203, worst_p99=0.021, mean_batch_size=3.21, utilization=0.93),
     )
     options = tuple(
         ServingOption(max_batch_size=n, queue_delay=delay, load=load, highest_rate=rate)
@@ -294,26 +294,30 @@ def serving_page():
     )
     plan = ServingPlan(
         name="resnet50", device="NVIDIA T4", predicted=True, arrival_rate=500.0, p99_limit=0.05, overhead=0.0,
-        instances=2, options=options, max_batch_size=8, price_per_hour=0.35, reasons=("The reasons of the plan.",),
+        instances=2, options=options, max_batch_size=8, price_per_hour=0.35, on_busy_machine=True,
     )  # fmt: skip
     return grids(serving.plan(plan))
 
 
-def sizes_page():
+def extents_page():
     """Two lengths, one that failed, and ways to form batches."""
     results = {
         length: result_of(batch_size=n, measurements=[measurement(n, n * length / 1e6)])
         for length, n in ((128, 64), (512, 8))
     }
-    tuned_sizes = SizesResult(axis="sequence", results=results, failed={2048: "out of memory"})
+    tuned_extents = ExtentsResult(axis="sequence", results=results, failed={2048: "out of memory"})
     plan = LengthPlan(
         axis="sequence", num_samples=1200,
         ways=(
             Batching(name="buckets", batch_sizes={128: 64, 512: 8}, padding_share=0.11, tokens_per_second=890_000.0),
             Batching(name="random", batch_sizes={512: 16}, padding_share=0.48, tokens_per_second=520_000.0),
+            Batching(
+                name="token budget", batch_sizes={512: 7}, token_budget=4000, padding_share=0.02,
+                tokens_per_second=510_000.0,
+            ),
         ),
     )  # fmt: skip
-    return grids(sizes.by_extent(tuned_sizes), sizes.ways(plan))
+    return grids(lengths.by_extent(tuned_extents), lengths.ways(plan))
 
 
 PAGES = {
@@ -327,7 +331,7 @@ PAGES = {
     "occupancy.txt": occupancy_page,
     "fleet.txt": fleet_page,
     "serving.txt": serving_page,
-    "sizes.txt": sizes_page,
+    "extents.txt": extents_page,
     "kernels.txt": kernels_page,
     "models.txt": models_page,
     "layers.txt": layers_page,

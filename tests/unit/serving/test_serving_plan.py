@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 
 import pytest
 
 import cubatch as cb
-from cubatch.serving.batching_queue import interpolate
 from tests.unit.tuned import measurement, tuned
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def result_of(seconds, *, mode="inference", spread=(1.0,)):
+def result_of(seconds, *, mode="inference", spread=(1.0,), sizes=SIZES):
     """Return a tuning result with the latency of each size, and timings that vary by the factors."""
-    sizes = [measurement(n, seconds(n), timings_seconds=[seconds(n) * each for each in spread]) for n in SIZES]
+    sizes = [measurement(n, seconds(n), timings_seconds=[seconds(n) * each for each in spread]) for n in sizes]
     return cb.TuningResult.from_mapping(tuned(mode=mode, measurements=sizes))
 
 
@@ -28,7 +29,7 @@ def test_the_plan_has_the_fewest_instances_that_keep_the_limit():
     """With one instance fewer no setting keeps it, and the error gives the rate that they can take."""
     plan = cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05)
     assert plan.instances > 1
-    assert plan.load.p99_bound <= 0.05
+    assert plan.load.worst_p99 <= 0.05
     with pytest.raises(cb.InvalidArgument, match="instances") as refused:
         cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05, instances=plan.instances - 1)
     assert refused.value.value == plan.instances - 1
@@ -51,13 +52,12 @@ def test_no_batch_where_batching_gains_nothing():
 
 def test_a_batch_is_worth_what_the_steps_say():
     """Between a rate that single requests saturate and one that batches of 32 do, only batches keep the limit."""
-    steps = interpolate({n: saturating(n) for n in SIZES}, 32)
-    rate = 0.5 * (1 / steps[0] + 32 / steps[-1])
+    rate = 0.5 * (1 / saturating(1) + 32 / saturating(32))
     plan = cb.serving_plan(result_of(saturating), arrival_rate=rate, p99=0.1, instances=1)
     single, *_ = plan.options
     assert single.load is None
     assert plan.max_batch_size > 1
-    assert single.highest_rate < 1 / steps[0] < rate <= plan.chosen.highest_rate < 64 / saturating(64)
+    assert single.highest_rate < 1 / saturating(1) < rate <= plan.chosen.highest_rate < 64 / saturating(64)
 
 
 def test_steps_that_vary_have_a_longer_tail():
@@ -118,3 +118,62 @@ def test_only_a_result_of_inference_is_planned_with(result):
     with pytest.raises(cb.InvalidArgument) as refused:
         cb.serving_plan(result, arrival_rate=10.0, p99=0.05)
     assert refused.value.field == "result"
+
+
+def test_a_size_that_varies_does_not_disturb_the_others():
+    """One timing of the single request took ten times as long; batches of 64 are as steady as they were."""
+    sizes = [
+        measurement(n, saturating(n), timings_seconds=[saturating(n) * each for each in factors])
+        for n, factors in ((1, (1.0, 1.0, 10.0)), (64, (1.0, 1.0, 1.0)))
+    ]
+    result = cb.TuningResult.from_mapping(tuned(mode="inference", measurements=sizes))
+    plan = cb.serving_plan(result, arrival_rate=1400.0, p99=0.3, instances=1)  # 64 of 36 ms allow 1778
+    assert plan.max_batch_size == 64
+
+
+def test_a_batch_that_is_slower_than_smaller_ones_is_not_credited_with_their_rate():
+    """Batches of 8 take 1000 requests/s. A queue of more than 64 is served by 64, at 640 requests/s."""
+    seconds = {1: 0.005, 4: 0.006, 8: 0.008, 64: 0.1}
+    plan = cb.serving_plan(
+        result_of(seconds.__getitem__, sizes=tuple(seconds)), arrival_rate=500.0, p99=5.0, instances=1
+    )
+    rates = {option.max_batch_size: option.highest_rate for option in plan.options}
+    assert rates[64] < 640 < rates[8] < 1000
+    assert plan.max_batch_size == 8
+
+
+def test_the_delay_of_the_plan_keeps_the_limit():
+    """A plan without a number of instances is never refused for its instances, whatever the rate."""
+    seconds = {1: 0.018979, 2: 0.019079, 4: 0.019279}
+    for rate in (300.0, 500.0, 760.2):
+        plan = cb.serving_plan(result_of(seconds.__getitem__, sizes=tuple(seconds)), arrival_rate=rate, p99=0.0535)
+        assert plan.load.worst_p99 <= 0.0535
+
+
+def test_the_number_of_instances_goes_up_to_a_thousand():
+    """60 000 requests/s of single steps of 10 ms need more than 600 of them."""
+    result = result_of(lambda n: 0.01 * n, sizes=(1,))
+    plan = cb.serving_plan(result, arrival_rate=60_000.0, p99=0.0101)
+    assert 600 < plan.instances <= 1000
+
+
+def test_settings_of_servers_hold_the_plan():
+    """Batch size, delay in the unit of the server, and instances are in each text."""
+    plan = cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05)
+    size, instances, delay = plan.max_batch_size, plan.instances, plan.queue_delay
+    triton = plan.to_triton().splitlines()
+    assert f"max_batch_size: {size}" in triton
+    assert f"dynamic_batching {{ max_queue_delay_microseconds: {round(1e6 * delay)} }}" in triton
+    ray = dict(re.findall(r"(\w+): (\S+)", plan.to_ray_serve("Classifier")))
+    assert (ray["name"], int(ray["num_replicas"]), int(ray["max_batch_size"])) == ("Classifier", instances, size)
+    assert float(ray["batch_wait_timeout_s"]) == pytest.approx(delay)
+    assert int(ray["max_ongoing_requests"]) >= size  # fewer would never fill a batch
+    assert f"max_batch_size={size}" in plan.to_bentoml()
+    assert f"workers={instances}" in plan.to_bentoml()
+    torchserve = dict(re.findall(r"(\w+): (\d+)", plan.to_torchserve()))
+    assert torchserve == {
+        "minWorkers": str(instances), "maxWorkers": str(instances), "batchSize": str(size),
+        "maxBatchDelay": str(math.ceil(1e3 * delay)),
+    }  # fmt: skip
+    with pytest.raises(cb.InvalidArgument, match="deployment"):
+        plan.to_ray_serve("a: b")

@@ -1,4 +1,4 @@
-"""autotune_sizes(): batch sizes at several sequence lengths, of a PyTorch module and of an ONNX file."""
+"""autotune_extents(): batch sizes at several sequence lengths, of a PyTorch module and of an ONNX file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batches(n, sequence=16):
 def test_each_length_has_a_result_of_its_own():
     """The largest batch that fits shrinks with the length, and each step has the tokens of its length."""
     options = {"max_batch_size": 8, "memory_limit": "2GiB", "budget": 3.0}
-    result = cb.autotune_sizes(Decoder().eval(), {"sequence": (64, 16)}, batches=batches, **options)
+    result = cb.autotune_extents(Decoder().eval(), {"sequence": (64, 16)}, batches=batches, **options)
     assert list(result.results) == [16, 64]
     assert result.failed == {}
     for length, tuned in result.results.items():
@@ -52,30 +52,30 @@ def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path):
             dynamo=False,
         )  # fmt: skip
     options = {"device": "cpu", "max_batch_size": 4, "budget": 3.0, "store": False}
-    result = cb.autotune_sizes(str(path), {"sequence": (8, 32)}, **options)
+    result = cb.autotune_extents(str(path), {"sequence": (8, 32)}, **options)
     assert list(result.results) == [8, 32]
     taken = [tuned.sizes[tuned.largest_measured].predicted_peak_bytes for tuned in result.results.values()]
     assert taken[1] > taken[0]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "given", "field"),
+    ("extents", "given", "field"),
     [
-        ({}, batches, "sizes"),
-        ({"sequence": ()}, batches, "sizes"),
-        ({"sequence": (0,)}, batches, "sizes['sequence']"),
-        ({"sequence": (8,), "width": (8,)}, batches, "sizes"),
+        ({}, batches, "extents"),
+        ({"sequence": ()}, batches, "extents"),
+        ({"sequence": (0,)}, batches, "extents['sequence']"),
+        ({"sequence": (8,), "width": (8,)}, batches, "extents"),
         ({"sequence": (8,)}, torch.zeros(2, 8), "batches"),
     ],
 )
-def test_an_argument_out_of_range_is_named(sizes, given, field):
+def test_an_argument_out_of_range_is_named(extents, given, field):
     """The error names the argument before anything is tuned."""
     with pytest.raises(cb.InvalidArgument) as refused:
-        cb.autotune_sizes(Decoder(), sizes, batches=given, budget=1.0)
+        cb.autotune_extents(Decoder(), extents, batches=given, budget=1.0)
     assert refused.value.field == field
 
 
 def test_a_function_without_the_axis_is_the_error_of_the_user():
     """A function that does not take the extent raises nothing but an error of cubatch."""
     with pytest.raises(cb.CubatchError, match="sequence"):
-        cb.autotune_sizes(Decoder(), {"sequence": (8,)}, batches=lambda n: torch.zeros(n, 8), budget=1.0)
+        cb.autotune_extents(Decoder(), {"sequence": (8,)}, batches=lambda n: torch.zeros(n, 8), budget=1.0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
+from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.length_plan import Batching, LengthPlan
-from cubatch.tuning.sizes_result import SizesResult
 from cubatch.units import format_count, format_percent, visible
 
 
-def by_extent(result: SizesResult) -> Grid:
+def by_extent(result: ExtentsResult) -> Grid:
     """Return the table with one line per extent."""
     axis, budget, rows = visible(result.axis), result.token_budget, []
     for extent, tuned in result.results.items():
@@ -24,11 +24,12 @@ def by_extent(result: SizesResult) -> Grid:
                 written(format_count, None if n is None else n * extent),
             ]
         )
-    first = (
-        f"No number of tokens per batch is within the tolerance of the best at every {axis}."
-        if budget is None
-        else f"Batches of {format_count(budget)} tokens are within the tolerance of the best at every {axis}."
-    )
+    if budget is not None:
+        first = f"Batches of {format_count(budget)} tokens are within the tolerance of the best at every {axis}."
+    elif result.failed or None in result.batch_sizes.values():
+        first = f"There is no token budget, because not every {axis} has a recommended batch size."
+    else:
+        first = f"No number of tokens per batch is within the tolerance of the best at every {axis}."
     notes = [first, "“largest” is the largest batch that fits, by the memory plan."]
     notes += [f"{format_count(extent)}: {error}" for extent, error in result.failed.items()]
     notes += [
@@ -37,7 +38,12 @@ def by_extent(result: SizesResult) -> Grid:
         if not tuned.recommended and tuned.reasons
     ]
     columns = [axis, "batch size", "largest", "samples/s", "tokens/s", "tokens per batch"]
-    return Grid(title=f"Batch size by {axis}", columns=columns, rows=rows, notes=notes)
+    return Grid(title=f"{_subject(result)}: batch size by {axis}", columns=columns, rows=rows, notes=notes)
+
+
+def _subject(result: ExtentsResult) -> str:
+    tuned = next(iter(result.results.values()))
+    return ", ".join(filter(None, (tuned.subject, tuned.mode, str(tuned.device_facts.get("name") or ""))))
 
 
 def ways(plan: LengthPlan) -> Grid:
@@ -53,11 +59,13 @@ def ways(plan: LengthPlan) -> Grid:
         columns=["batches", "batch size", "padding", "real tokens/s", "of the best"],
         rows=rows,
         marked=[0],
-        notes=["“sorted” and “token budget” join samples of similar length; the budget is the longest times its size."],
+        notes=["“sorted” and “token budget” join samples of similar length."],
     )
 
 
 def _sizes(way: Batching) -> str:
+    if way.token_budget is not None:
+        return f"{format_count(way.token_budget)} tokens"
     if len(way.batch_sizes) == 1:
         return format_count(next(iter(way.batch_sizes.values())))
     return ", ".join(f"{format_count(n)} up to {format_count(edge)}" for edge, n in way.batch_sizes.items())

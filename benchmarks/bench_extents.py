@@ -1,7 +1,7 @@
 """
-Batch sizes at several lengths and resolutions: what autotune_sizes() recommends, and what a sweep then finds.
+Batch sizes at several lengths and resolutions: what autotune_extents() recommends, and what a sweep then finds.
 
-    python -m benchmarks.bench_sizes --out FILE
+    python -m benchmarks.bench_extents --out FILE
 
 For each workload one search has 1.5 times the budget of a single extent.  Then plain loops take turns in shuffled
 rounds: at the recommended size, and at powers of two up to the largest measured one.  The loss is the distance of the
@@ -126,7 +126,7 @@ def rate_of(step: Callable[[torch.Tensor], Any], batch: torch.Tensor, seconds: f
 
 
 @torch.inference_mode()
-def sweep(workload: Workload, path: str, result: cb.SizesResult, seconds: float, rounds: int) -> list[dict[str, Any]]:
+def sweep(workload: Workload, path: str, result: cb.ExtentsResult, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Return the sweep at each extent."""
     step, rows = step_of(workload, path), []
     for extent, tuned in result.results.items():
@@ -168,7 +168,7 @@ def main() -> None:
                 given = {"device": "cpu", "store": False}
             subject = path if workload.is_onnx else workload.module
             began = time.perf_counter()
-            result = cb.autotune_sizes(
+            result = cb.autotune_extents(
                 subject, {workload.axis: workload.extents}, budget=EXTENT_FACTOR * options.budget, max_batch_size=256,
                 **given,
             )  # fmt: skip
@@ -186,7 +186,7 @@ def main() -> None:
                 flush=True,
             )
     if options.out:
-        options.out.write_text(json.dumps({**on_cpu("sizes"), "rows": rows}, indent=1) + "\n")
+        options.out.write_text(json.dumps({**on_cpu("extents"), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,205 @@
+"""The result of tuning at several extents of another axis, such as the length of sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cubatch import checks
+from cubatch.errors import InvalidArgument
+from cubatch.shown import Shown
+from cubatch.tuning import length_plan
+from cubatch.tuning.length_plan import LengthPlan
+from cubatch.tuning.results import TuningResult
+
+
+@attrs.frozen(kw_only=True)
+class ExtentsResult(Shown):
+    """
+    A tuning result for each extent of an axis, and what they have in common.
+
+    A token is one position of the axis in one sample: a word of a text, a frame of speech, a row of an image.
+
+    Attributes:
+        axis: Name of the axis, as `batches` takes it.
+        results: The tuning result of each extent, ascending.
+        failed: The error of each extent that has none.
+    """
+
+    axis: str
+    results: Mapping[int, TuningResult] = attrs.field(hash=False)
+    failed: Mapping[int, str] = attrs.field(hash=False)
+
+    @property
+    def batch_sizes(self) -> dict[int, int | None]:
+        """The recommended batch size by extent; None where there is no recommendation."""
+        return {extent: result.batch_size for extent, result in self.results.items()}
+
+    @property
+    def tokens_per_second(self) -> dict[int, float]:
+        """Tokens per second at the recommended batch size, by extent."""
+        return {
+            extent: extent * result.samples_per_second
+            for extent, result in self.results.items()
+            if result.samples_per_second is not None
+        }
+
+    @property
+    def token_budget(self) -> int | None:
+        """
+        The smallest number of tokens per batch that is within the tolerance of the best rate at every extent.
+
+        A batch of that many tokens has `token_budget // extent` samples. None if no such number was measured.
+        """
+        tried = sorted({extent * n for extent, result in self.results.items() for n in result.loop_rates})
+        return next((budget for budget in tried if self._keeps_up(budget)), None)
+
+    def _keeps_up(self, budget: int) -> bool:
+        for extent, result in self.results.items():
+            rates, n = result.loop_rates, budget // extent
+            if not n or n > self.largest_at(extent):
+                return False
+            if self.rate_at(extent, n) < (1 - (result.tolerance or 0.0)) * max(rates.values()):
+                return False
+        return not self.failed
+
+    def largest_at(self, extent: int) -> int:
+        """
+        Return the largest batch size that was measured at an extent, or at the next larger one that was tuned; else 0.
+
+        Raises:
+            InvalidArgument: If the extent is not positive, or above the largest that was tuned.
+        """
+        return max(self.results[self._above(extent)].loop_rates, default=0)
+
+    def rate_at(self, extent: int, batch_size: int) -> float:
+        """
+        Return samples per second at an extent and a batch size, interpolated between those that were measured.
+
+        The time of a sample is linear in the extent, and the rate in the logarithm of the batch size.  Below the
+        smallest extent or batch size a step takes as long as there.  A batch above the largest measured one is run in
+        parts of that size.
+
+        Raises:
+            InvalidArgument: If a value is not positive, the extent is above the largest that was tuned, or nothing was
+                measured there.
+        """
+        batch_size, above = checks.check_batch_size(batch_size), self._above(extent)
+        below = max((tuned for tuned in self.results if tuned <= extent), default=above)
+        times = [1 / _rate(self.results[each].loop_rates, batch_size, each) for each in (below, above)]
+        return 1 / float(np.interp(extent, (below, above), times)) if above > below else 1 / times[0]
+
+    def _above(self, extent: int) -> int:
+        checks.check_whole(self.axis, extent)
+        above = next((tuned for tuned in self.results if tuned >= extent), None)
+        if above is None:
+            raise InvalidArgument(self.axis, extent, f"at most {max(self.results)}, the largest tuned", "Tune it too.")
+        return above
+
+    def with_lengths(self, lengths: Iterable[int], *, seed: int = 0) -> LengthPlan:
+        """
+        Return how to form batches of samples of these lengths, by real tokens per second, padding left out.
+
+        Args:
+            lengths: The length of each sample of your data, in tokens.
+            seed: Of the random order.
+
+        Raises:
+            InvalidArgument: If there is no length, one is longer than the largest tuned extent, or an extent has no
+                recommendation.
+        """
+        checks.check_kind("lengths", lengths, Iterable, "the length of each sample")
+        ascending = sorted(checks.check_whole("lengths", int(length)) for length in lengths)
+        if not ascending:
+            raise InvalidArgument("lengths", [], "the length of at least one sample")
+        self._above(ascending[-1])
+        self._all_batch_sizes()
+        return length_plan.plan(self, ascending, seed=checks.check_whole("seed", seed, least=0))
+
+    def _all_batch_sizes(self) -> dict[int, int]:
+        """Return the recommended batch size of each extent; reject a result that lacks one."""
+        sizes = {extent: n for extent, n in self.batch_sizes.items() if n is not None}
+        missing = [*self.failed, *(extent for extent in self.results if extent not in sizes)]
+        if missing:
+            allowed = "extents that all have a recommended batch size"
+            raise InvalidArgument(self.axis, missing[0], allowed, "Tune again with a larger budget.")
+        return sizes
+
+    def plot(self, path: str | Path) -> None:
+        """
+        Draw tokens per second against batch size, a line per extent, into a .png, .svg or .pdf file.
+
+        Raises:
+            MissingDependency: If Matplotlib is not installed.
+            InvalidArgument: If it is no path, the ending is none of the three, or the file cannot be written.
+        """
+        from cubatch.report import plot
+
+        checks.check_path(path)
+        plot.by_extent(self, path)
+
+    def to_lhotse(self, *, tokens_per_unit: float = 1.0) -> str:
+        """
+        Return buckets for the data loaders of lhotse and NeMo, as YAML.
+
+        Args:
+            tokens_per_unit: Positions of the axis in one unit of `bucket_duration_bins`. That unit is a second for
+                speech (100 for frames of 10 ms), and a token for texts.
+
+        Raises:
+            InvalidArgument: If an extent has no recommendation, or the unit is not positive.
+        """
+        unit, sizes = checks.check_number("tokens_per_unit", tokens_per_unit, above=0.0), self._all_batch_sizes()
+        bins = ", ".join(f"{extent / unit:g}" for extent in sizes)
+        return f"use_bucketing: true\nbucket_duration_bins: [{bins}]\nbucket_batch_size: {list(sizes.values())}\n"
+
+    def to_fairseq(self) -> str:
+        """
+        Return the option of `fairseq-train` for batches of as many tokens as the budget.
+
+        Raises:
+            InvalidArgument: If there is no token budget.
+        """
+        return f"--max-tokens {self._budget()}"
+
+    def to_vllm(self) -> str:
+        """
+        Return the option of `vllm serve` for steps of as many prompt tokens as the budget.
+
+        Raises:
+            InvalidArgument: If there is no token budget.
+        """
+        return f"--max-num-batched-tokens {self._budget()}"
+
+    def _budget(self) -> int:
+        budget = self.token_budget
+        if budget is None:
+            remedy = "Tune with a larger tolerance, or use buckets: to_lhotse()."
+            raise InvalidArgument("token_budget", None, "a number of tokens that suits all extents", remedy)
+        return budget
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain mappings and lists, for JSON."""
+        return {
+            "schema": 1,
+            "axis": self.axis,
+            "token_budget": self.token_budget,
+            "tokens_per_second": {str(extent): rate for extent, rate in self.tokens_per_second.items()},
+            "results": {str(extent): result.to_mapping() for extent, result in self.results.items()},
+            "failed": {str(extent): error for extent, error in self.failed.items()},
+        }
+
+
+def _rate(rates: Mapping[int, float], batch_size: int, extent: int) -> float:
+    """Return samples per second at a batch size of an extent, by the rates that were measured there."""
+    if not rates:
+        raise InvalidArgument("extent", extent, "an extent at which a batch size was measured")
+    sizes = sorted(rates)
+    if batch_size < sizes[0]:
+        return rates[sizes[0]] * batch_size / sizes[0]
+    return float(np.interp(math.log(batch_size), [math.log(n) for n in sizes], [rates[n] for n in sizes]))
