@@ -317,9 +317,9 @@ def serving_plan(
         raise InvalidArgument("instances", server.instances, f"enough for {format_count(rate)} requests/s", remedy)
     return ServingPlan(
         name=result.subject, device=str(result.device_facts.get("name") or ""), predicted=result.predicted,
-        on_busy_machine=bool(getattr(result, "disturbed", False)), arrival_rate=rate, p99_limit=limit, overhead=overhead,
-        instances=server.instances, options=options, max_batch_size=_smallest_as_good(able, rate),
-        price_per_hour=price_per_hour,
+        on_busy_machine=bool(getattr(result, "disturbed", False)), arrival_rate=rate, p99_limit=limit,
+        overhead=overhead, instances=server.instances, options=options,
+        max_batch_size=_smallest_as_good(able, rate), price_per_hour=price_per_hour,
     )  # fmt: skip
 
 
