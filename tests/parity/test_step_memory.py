@@ -15,7 +15,7 @@ import cubatch as cb  # noqa: E402
 from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
 from cubatch.hardware import context_overhead  # noqa: E402
 from cubatch.units import format_bytes  # noqa: E402
-from tests.parity.traced_modules import MODULES, Adapted, Reading, Tied, tokens  # noqa: E402
+from tests.parity.traced_modules import MODULES, WORDS, Adapted, Reading, Tied, tokens, transformers  # noqa: E402
 from tests.unit.commands import in_process  # noqa: E402
 
 TAKES_MORE_INSIDE = {"lstm", "U-Net", "diffusion", "detection", "checkpointed", "two towers"}
@@ -157,6 +157,67 @@ def test_gradients_in_the_backward_pass_belong_to_the_layer_that_they_are_of():
     found = cb.footprint(module, (8,), batch_size=100, mode="training")
     wide = 100 * 400 * 4
     assert {name: size for name, size in found.by_submodule.items() if name} == {"1": 2 * wide, "2": wide}
+
+
+class EightBit(torch.optim.Optimizer):
+    """Keeps two values of a byte for each parameter, and a scale for 256 of them, as 8-bit Adam does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            for name in ("first", "second"):
+                if f"{name} scale" not in state:
+                    state[name] = torch.zeros(parameter.numel(), dtype=torch.uint8)
+                    state[f"{name} scale"] = torch.zeros(-(-parameter.numel() // 256))
+                mean = state[name].float().add_(parameter.grad.flatten())
+                state[name].copy_(mean)
+            parameter.add_(mean.view_as(parameter), alpha=-self.param_groups[0]["lr"])
+
+
+def test_an_optimizer_of_8_bits_counts_its_bytes():
+    """One byte for each value and state, and its scales."""
+    module = Adapted()
+    sizes = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
+    found = cb.footprint(module, (256,), batch_size=8, mode="training", optimizer=EightBit)
+    assert found.optimizer == 2 * sum(size + 4 * -(-size // 256) for size in sizes)
+
+
+LAYERS, WIDTH, CONTEXT = 2, 64, 128
+
+
+def language_model():
+    """A small GPT-2."""
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=WORDS, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=512, bos_token_id=0, eos_token_id=0
+        )
+    ).eval()
+
+
+class Generating(nn.Module):
+    """Reads a text, and adds three words with a cache of keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = language_model()
+
+    def forward(self, words):
+        cache = transformers.DynamicCache()
+        for _ in range(4):
+            output = self.model(words, past_key_values=cache, use_cache=True)
+            words = output.logits[:, -1:].argmax(-1)
+        return words
+
+
+def test_words_that_are_generated_with_a_cache_take_what_a_real_run_takes():
+    """The cache grows in the forward pass."""
+    module, words = Generating(), tokens(24, CONTEXT)
+    found = cb.footprint(module, lambda n: (tokens(n, CONTEXT),), batch_size=24)
+    assert found.total == pytest.approx(real_peak(module, (words,), training=False), rel=0.05)
 
 
 def test_the_table_joins_layers_that_differ_in_their_number():
