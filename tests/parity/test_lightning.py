@@ -211,13 +211,15 @@ def test_a_loader_that_does_not_read_the_batch_size_is_told_of(tmp_path, monkeyp
 
 @pytest.mark.parametrize("call", ["validate", "test", "predict"])
 def test_other_stages_use_the_size_found_too(tmp_path, call):
-    """Each has a hook in Lightning's finder; outputs of the run are of batches of the answer."""
-    model, data, finder = Counter(), Data(), CubatchBatchSizeFinder(**SHORT)
+    """Outputs of the run are of batches of the answer; all is in evaluation mode, also the steps that were timed."""
+    model, data, finder, modes = Counter(), Data(), CubatchBatchSizeFinder(**SHORT), set()
+    model.net.register_forward_hook(lambda net, *_: modes.update(part.training for part in net.modules()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given = getattr(trainer(tmp_path, finder), call)(model, datamodule=data)
 
     assert finder.result.mode == "inference"
+    assert modes == {False}
     assert data.batch_size == finder.optimal_batch_size <= NUM_SAMPLES
     num_batches = -(-NUM_SAMPLES // data.batch_size)
     assert len(given if call == "predict" else model.outputs) == num_batches
