@@ -41,7 +41,7 @@ def unwritten(launcher, shape, stride, dtype):
 
 @given(
     layout=st.sampled_from(["nt", "nn", "tn"]), m=EXTENTS, n=EXTENTS, k=EXTENTS, multiple=st.sampled_from([1, 5, 8]),
-    samples=st.integers(1, 3), heads=st.integers(1, 3), dtype=st.sampled_from(DTYPES),
+    samples=st.integers(1, 2), heads=st.integers(1, 3), dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
 @settings(max_examples=30, deadline=None)
 def test_products_of_heads_are_sums_of_their_factors(launcher, layout, m, n, k, multiple, samples, heads, dtype):
@@ -89,7 +89,7 @@ def test_heads_lie_side_by_side_and_others_are_left_alone(launcher, part, t, wid
 def attentions(draw):
     """Few tokens and many, heads of whole vectors and not, with biases and without."""
     heads = draw(st.integers(1, 3))
-    shape = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 5, 17, 66, 130])), heads * draw(WIDTHS)
+    shape = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 5, 17, 66, 130])), heads * draw(WIDTHS)
     return {
         "shape": shape, "heads": heads, "dtype": draw(st.sampled_from(DTYPES)), "has_bias": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**32 - 1)),
