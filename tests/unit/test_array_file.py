@@ -126,10 +126,27 @@ def test_a_file_that_is_missing_and_a_folder_that_is_missing_are_named(tmp_path)
         array_file.write(tmp_path / "no" / "a.npz", {}, {})
 
 
+def test_a_lone_array_under_the_name_of_many_is_named(tmp_path):
+    """NumPy opens it all the same, as what has no names."""
+    path = tmp_path / "one.npz"
+    with path.open("wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(InvalidData, match=r"one\.npz"):
+        array_file.read(path)
+
+
 def test_more_than_there_is_memory_for_is_refused(tmp_path):
     """A header of a hundred bytes may promise 256 PiB."""
     header = {"descr": "<f8", "fortran_order": False, "shape": (2**55,)}
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as whole, whole.open("w.npy", "w") as entry:
         np.lib.format.write_array_header_1_0(entry, header)
     with pytest.raises(InvalidData, match=r"a\.npz: declares more data than there is memory for"):
+        array_file.read(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("notes", ["3", '{"cubatch weights": 3}'])
+def test_notes_that_are_no_text_by_name_are_refused(tmp_path, notes):
+    """Whoever looks for a note in them would fail otherwise."""
+    np.savez(tmp_path / "a.npz", w=np.ones(2), __metadata__=np.array(notes))
+    with pytest.raises(InvalidData, match=r"a\.npz"):
         array_file.read(tmp_path / "a.npz")

@@ -148,6 +148,14 @@ def test_unused_memory_is_freed_once_for_a_rival(world):
     assert len(freed) == 2
 
 
+def test_unused_memory_is_freed_before_each_case(world, monkeypatch):
+    """Memory that one library keeps of a case would be missing in the next."""
+    freed = []
+    for number in (1, 2):
+        timed(world, monkeypatch, bound(right), free_pools=lambda: freed.append(1))
+        assert len(freed) == number
+
+
 def test_a_rival_runs_every_set_once_before_it_is_timed(world, monkeypatch):
     """Allocating the results of each set is no part of a timing."""
     sets, done = [], []

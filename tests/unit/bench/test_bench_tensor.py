@@ -248,6 +248,16 @@ def test_where_tensor_cores_cannot_run_it_the_others_are_timed():
 
 
 @pytest.mark.parametrize(
+    ("dtype", "flops"), [("float16", 989.4e12), ("bfloat16", 989.4e12), ("tf32", 494.7e12), ("float32", 66.91e12)]
+)
+def test_the_roofline_of_a_dtype_is_that_of_its_own_units(dtype, flops):
+    """A large product on an H200 takes its FLOPs at the data sheet's rate for that type."""
+    case = cases.gemm(8192, 8192, 8192, dtype=dtype)
+    assert case.bound(H200) == "compute"
+    assert case.roofline_seconds(H200) == pytest.approx(2 * 8192**3 / flops)
+
+
+@pytest.mark.parametrize(
     "case",
     [
         cases.gemm(20, 24, 40, dtype="tf32"),

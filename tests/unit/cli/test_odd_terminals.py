@@ -119,6 +119,16 @@ def test_what_others_wrote_is_written_out(capsys, monkeypatch):
     assert "\x1b]0;mine" not in on_a_terminal(monkeypatch, work)
 
 
+def test_json_of_anything_can_be_written_and_read(capsys, tmp_path):
+    """Also what no encoding has, as half a pair of UTF-16, and what a terminal would obey."""
+    for text in ("größe", SIGNS, "\ud800"):
+        console.emit([], {"name": text}, "-")
+        console.emit([], {"name": text}, str(tmp_path / "a.json"))
+        said = capsys.readouterr().out
+        assert json.loads(said)["name"] == json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["name"] == text
+        assert said.replace("\n", "").isprintable()
+
+
 @pytest.mark.parametrize("line", ["memory {0}", "candidates {0} --device t4 --explain"])
 def test_control_characters_of_a_spec_do_not_reach_the_terminal(run, tmp_path, line):
     """M10: names with control characters are rejected, and those in the name of a file are escaped."""
@@ -145,6 +155,14 @@ sys.meta_path.insert(0, Slow())
 from cubatch.__main__ import main
 main()
 """
+LATE = """
+import atexit, os, signal, sys
+for number in (signal.SIGTERM, signal.SIGINT):
+    atexit.register(os.kill, os.getpid(), number)
+sys.argv = ["cubatch", "--version"]
+from cubatch.__main__ import main
+main()
+"""
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -154,6 +172,12 @@ def test_ctrl_c_while_it_starts_is_a_line(name):
         [sys.executable, "-c", EARLY.format(name)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "cubatch: interrupted\n")
+
+
+def test_a_signal_while_it_ends_changes_nothing():
+    """L10: a second SIGTERM while the interpreter shut down was a traceback."""
+    done = subprocess.run([sys.executable, "-c", LATE], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{cubatch.__version__}\n", "")
 
 
 def test_a_signal_that_a_shell_ignores_stays_ignored():

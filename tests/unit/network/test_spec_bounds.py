@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -92,6 +93,31 @@ def test_a_spec_file_of_nonsense_is_refused(tmp_path, suffix, text):
     with pytest.raises(InvalidSpec) as caught:
         load_spec(path)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("path", [3, None])
+def test_what_is_no_path_is_refused_as_such(path):
+    """By an error of cubatch, not of pathlib."""
+    with pytest.raises(InvalidSpec) as caught:
+        load_spec(path)
+    assert caught.value.field == "spec file"
+
+
+def test_a_file_whose_name_is_no_text_still_names_its_network(tmp_path):
+    """Control characters and bytes that are no UTF-8 are legal in file names, and are written out."""
+    for name, title in ((b"a\x1b[2J.json", r"a\x1b[2J"), (b"\xff.json", "\ufffd")):
+        path = os.fsencode(tmp_path) + b"/" + name
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of bytes
+            json.dump(network(), file)
+        assert load_spec(os.fsdecode(path)).name == title
+
+
+def test_a_key_that_stands_twice_is_named_at_once(tmp_path):
+    """Of 20 000 keys, in a time that grows with their number and not with its square."""
+    path = tmp_path / "a.json"
+    path.write_text("{" + ", ".join(f'"k{n}": 0' for n in range(20_000)) + ', "k7": 0, "k3": 0}', encoding="utf-8")
+    with pytest.raises(InvalidSpec, match="duplicate key 'k3'"):
+        load_spec(path)
 
 
 def test_what_imports_call_layers_is_made_printable():

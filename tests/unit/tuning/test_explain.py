@@ -156,6 +156,18 @@ def test_a_comparison_of_powers_of_two_gives_its_interval(factor: float, said: s
     assert 12.5 < float(low) < float(high) < 30.0
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [({1: 1.0, 2: 1.0, 64: 100.0}, True), ({3: 1.0, 4: 1.0, 64: 100.0}, False), ({1: 112.0, 2: 7.48, 4: 15.0}, False)],
+)
+def test_batches_that_cost_the_same_time_are_said_from_twice_the_smallest_on(
+    seconds: dict[int, float], said: bool
+) -> None:
+    """Of 1 and 2 it is worth a sentence; not of 3 and 4, which differ, nor where the smallest was disturbed."""
+    result = answer_of(steady(*seconds.items()))
+    assert any("takes about the same time" in reason for reason in result.reasons) == said
+
+
 def test_the_three_powers_of_two_nearest_the_answer_are_compared_with_their_nearest_neighbours() -> None:
     """Within an eighth, 72 for 64 included; of two as near, the smaller; 16, the fourth, is left out."""
     cheap = {64: 0.5}  # the fastest per sample
@@ -250,3 +262,11 @@ def test_the_first_sentence_says_which_sizes_were_compared() -> None:
     found = answer_of({8: [1.0] * 7, 16: [1.94] * 7, 32: []}, {32: "not_run"}, Goal(tolerance=0.05))
     assert (found.batch_size, found.fastest_batch_size, found.decided_by) == (8, 16, "budget")
     assert "of the 2 sizes that were measured before the budget ended" in found.reasons[0]
+
+
+def test_only_a_budget_that_stopped_it_is_said_to_help_against_noise() -> None:
+    """Where the search ended by itself, measuring longer changes nothing."""
+    noisy = [1.0, 1.6, 1.0, 1.6, 1.0, 1.6, 1.0]
+    assert not any("budget" in reason for reason in answer_of({8: noisy, 16: noisy}).reasons)
+    cut = answer_of({8: noisy, 16: noisy, 32: []}, {32: "not_run"})
+    assert any("larger budget" in reason for reason in cut.reasons)

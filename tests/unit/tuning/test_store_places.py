@@ -19,7 +19,7 @@ import pytest
 
 from cubatch import sqlite_file
 from cubatch.errors import StoreError
-from cubatch.kernels.choice import winners_path
+from cubatch.kernels.choice import Winners, winners_path
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import store
 from tests.unit.commands import as_nobody
@@ -213,6 +213,25 @@ def test_a_home_that_may_not_be_entered_stops_nothing():
         finally:
             os.seteuid(user)
             Path(home).chmod(0o755)
+
+
+def test_a_user_without_a_home_measures_unkept(monkeypatch, tmp_path):
+    """Neither HOME nor an entry among the users: nothing is kept, a note says so, and no folder `~` is made."""
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.warns(UserWarning, match="home directory"), begin(sqlite_file.default_path()) as run:
+        run.timing(timing())
+    assert not run.is_kept
+    with pytest.raises(StoreError, match="home directory"):
+        store.list_runs(sqlite_file.default_path())
+    Winners(winners_path(sqlite_file.default_path()), gpu="a", sources="b").put("p", "k", {"k": 1.0})
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_kept_without_a_path():

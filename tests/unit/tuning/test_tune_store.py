@@ -248,6 +248,19 @@ def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, mon
 # --- interrupted ---------------------------------------------------------------------------------------------
 
 
+def test_a_finished_run_is_told_as_it_was_measured_however_little_memory_is_free_now(tmp_path, monkeypatch, virtual):
+    """Its sizes ran in the memory of then: a limit of now beside them would be below the answer."""
+    options = {"store": tmp_path / "kept", "batch_sizes": None, "max_batch_size": 96, "tolerance": 0.0}
+    first = tune(**options)
+    room = footprint("mlp", batch_size=50, device="cpu", mode="inference").total
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: int(room / 0.8))
+    monkeypatch.setattr(host, "cgroup_left_bytes", lambda: None)
+    again = tune(**options)
+    assert (again.batch_size, again.decided_by) == (first.batch_size, first.decided_by) == (96, "max_batch_size")
+    assert (again.limits, again.largest_batch_size) == (first.limits, first.largest_batch_size)
+    assert again.measurements == first.measurements
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, GeneratorExit, ZeroDivisionError])
 def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, stop, virtual, counted):
     """Ctrl-C, a cancelled task or an error of `progress` is raised as it was, and a rerun measures only the rest."""
