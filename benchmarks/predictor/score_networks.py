@@ -27,8 +27,8 @@ _VGG = {
 _RESNET = {"resnet152": (3, 8, 36, 3)}
 _IMAGE = (224, 224, 3)
 _DTYPES = {"fp32": "float32", "fp16": "float16"}
-# Board names of the two sources that the catalogue does not know.
-_GPUS = {"v100": "v100-sxm2-16gb", "titan v": "titan-v", "1080 ti": "gtx-1080-ti", "2080 ti": "rtx-2080-ti"}
+# Board names of the sources that the catalogue does not know.
+BOARDS = {"v100": "v100-sxm2-16gb", "titan v": "titan-v", "1080 ti": "gtx-1080-ti", "2080 ti": "rtx-2080-ti"}
 
 
 @cache
@@ -101,7 +101,7 @@ def _published(folder: Path) -> list[tuple[str, str, str, str, int, float]]:
 def _device(name: str) -> Device | None:
     """Find a GPU; None if the catalogue does not know it."""
     try:
-        return find_device(_GPUS.get(name.lower(), name))
+        return find_device(BOARDS.get(name.lower(), name))
     except UnknownName:
         return None
 

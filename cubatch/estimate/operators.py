@@ -16,10 +16,15 @@ from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import Device
 from cubatch.network.passes import Pass
 
-HOST_SECONDS = 12e-6
-"""Time that the host takes to launch an operator of PyTorch, in Python and C++."""
-HOST_FACTOR = 3.0
-"""The 90 % interval of HOST_SECONDS: hosts differ, and so do modules."""
+HOST_SECONDS = 45e-6
+"""
+Time that the host takes to launch an operator of PyTorch, in Python and C++.
+
+Of published steps of networks on eight GPUs, with one GPU left out at a time, 41 to 48 us fit best.  By GPU and mode it
+is 28 to 86 us, and 38 to 55 us on the hosts of an H100 and an H200.  See `benchmarks/predictor/score_modules.py`.
+"""
+HOST_FACTOR = 2.0
+"""Half of the 90 % interval of HOST_SECONDS, as a factor: hosts differ, and so do modules."""
 STEP_SD, STEP_SD_16 = 0.17, 0.43
 """Uncertainty of whole steps in float32 and in 16 bits, besides that of their operators and of the GPU."""
 
@@ -110,7 +115,9 @@ def predict_operators(
     Predict the time of a traced step at each batch size.
 
     Convolutions and matrix products take the time that `predict_step` gives to layers with the same extents.  All
-    others move bytes.  Kernels run while the host launches the next ones, so the longer of both counts.
+    others move bytes.  Kernels run while the host launches the next ones: parts of a step wait for the host, others for
+    the GPU.  The time of a step is the square root of the sum of both squares, which fits published steps better than
+    their maximum or their sum.
 
     Args:
         traced: Operators by traced batch size.  Their numbers are taken as linear between neighboring sizes.
@@ -149,9 +156,9 @@ def predict_operators(
     roofs = [_roofs(each, numbers, device) for each, numbers in zip(first, series, strict=True)]
     step = StepPrediction(
         batch_sizes=tuple(int(n) for n in sizes),
-        seconds=np.maximum(kernels, host),
-        low=np.maximum(kernels / factor, host / HOST_FACTOR),
-        high=np.maximum(kernels * factor, host * HOST_FACTOR),
+        seconds=np.hypot(kernels, host),
+        low=np.hypot(kernels / factor, host / HOST_FACTOR),
+        high=np.hypot(kernels * factor, host * HOST_FACTOR),
         passes=tuple(
             PassPrediction(each.name, each.pass_, each.repeats * part.seconds[i], part.algorithms[i], part.blocks[i])
             for each, i in zip(first, places, strict=True)

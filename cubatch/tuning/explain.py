@@ -82,7 +82,7 @@ _MODEL_NOTES = {
     ),
     "host_bound": (
         "At small batch sizes the host launches operators more slowly than the GPU computes them: {value} µs each are "
-        "assumed, of which hosts take a third to three times as much."
+        "assumed, of which hosts take half to twice as much."
     ),
     "device_not_measured": (
         "The model was not fitted to measurements of {device} ({value}): it uses the data sheet and related GPUs."
