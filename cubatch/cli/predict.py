@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import functools
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cubatch.cli import console
+from cubatch.cli import console, torch_module
 from cubatch.cli import options as opt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def predict(
@@ -34,8 +38,12 @@ def predict(
     latency_limit: opt.LatencyOption = None,
     optimizer: opt.OptimizerOption = "sgd",
     library: Annotated[
-        Literal["vendor", "cubatch"],
-        typer.Option("--library", help="Predict for cuDNN and cuBLAS (vendor), or for cubatch kernels."),
+        Literal["vendor", "cubatch", "torch"],
+        typer.Option(
+            "--library",
+            help="Predict for cuDNN and cuBLAS (vendor), for cubatch kernels, or (torch) for the module of "
+            "package.module:name in PyTorch, where a 16-bit --dtype means autocast.",
+        ),
     ] = "vendor",
     recompute: opt.RecomputeOption = False,
     anchors: Annotated[
@@ -51,6 +59,11 @@ def predict(
     ] = False,
     plot: opt.PlotOption = None,
     input_shape: opt.ShapeOption = None,
+    batches: opt.BatchesOption = None,
+    loader: opt.LoaderOption = None,
+    example_inputs: opt.ExampleOption = None,
+    constant_inputs: opt.ConstantOption = None,
+    accumulate: opt.AccumulateOption = None,
     classes: opt.ClassesOption = None,
     opaque: opt.OpaqueOption = False,
     json: opt.JsonOption = None,
@@ -61,11 +74,11 @@ def predict(
     Nothing is measured; every time has a 90 % interval.
 
     Example: cubatch predict vgg16 --device titan-x-pascal --plot curve.png
+
+    Example: cubatch predict my_models:build --library torch --input-shape 32,32,3 --device t4 --mode training
     """
     from cubatch.report.plots import forecast_curves, style
     from cubatch.report.tables import forecast as forecast_table
-    from cubatch.tuning import comparison
-    from cubatch.tuning import prediction as tuning_forecast
 
     if (device is None) == (devices is None):
         raise typer.BadParameter("give either --device NAME or --devices NAME,NAME,...")
@@ -77,20 +90,34 @@ def predict(
     console.check_writable(json=json, plot=plot)
     if plot is not None:
         style.check(plot)
-    spec = opt.read_spec(model, input_shape, classes, opaque=opaque)
+    inputs = torch_module.InputOptions(
+        input_shape, batches=batches, loader=loader, example_inputs=example_inputs, constant_inputs=constant_inputs,
+        accumulate=accumulate,
+    )  # fmt: skip
+    ask: Callable[..., Any]
+    if library == "torch":
+        others = {
+            "--anchors": anchors, "--recompute": recompute or None, "--classes": classes, "--opaque": opaque or None,
+        }  # fmt: skip
+        ask = torch_module.bind(_predicted, model, inputs, dtype=dtype, others=others)
+    else:
+        inputs.check_absent(library)
+        spec = opt.read_spec(model, input_shape, classes, opaque=opaque)
+        ask = functools.partial(
+            _predicted, spec, dtype=dtype, library=library, anchors=anchors, recompute=recompute
+        )  # fmt: skip
     options: dict[str, Any] = {
-        "mode": mode, "dtype": dtype, "batch_sizes": sizes, "library": library, "anchors": anchors,
-        "objective": objective, "tolerance": tolerance, "max_batch_size": max_batch_size,
-        "memory_limit": memory_limit, "latency_limit": latency_limit, "optimizer": optimizer, "recompute": recompute,
+        "mode": mode, "batch_sizes": sizes, "objective": objective, "tolerance": tolerance, "optimizer": optimizer,
+        "max_batch_size": max_batch_size, "memory_limit": memory_limit, "latency_limit": latency_limit,
     }  # fmt: skip
     width = console.line_width()
     if devices is None:
-        predicted = tuning_forecast.predict(spec, device=device, **options)
+        predicted = ask(device=device, **options)
         forecasts, payload = [predicted], predicted.to_mapping()
         tables = [forecast_table.fitted(predicted, width=width)]
         tables += [forecast_table.layers(predicted, width=width)] if explain else []
     else:
-        compared = comparison.compare(spec, devices.split(","), prices=hourly, **options)
+        compared = ask(devices=devices.split(","), prices=hourly, **options)
         forecasts, payload = list(compared.forecasts.values()), compared.to_mapping()
         costs = compared.cost_per_million_samples
         tables = [forecast_table.compared(forecasts, compared.failed, width=width, costs=costs)]
@@ -98,3 +125,13 @@ def predict(
     if plot is not None:
         forecast_curves.curves(forecasts, plot)
         console.say(f"wrote {plot}")
+
+
+def _predicted(spec: Any, *batches: Any, devices: list[str] | None = None, **options: Any) -> Any:
+    """Return the prediction of a network, or of a module with its batches: for a device, or for several."""
+    from cubatch.tuning import comparison, prediction
+
+    if devices is None:
+        return prediction.predict(spec, *batches, **options)
+    named = {"batches": batches[0]} if batches else {}
+    return comparison.compare(spec, devices, **named, **options)

@@ -116,8 +116,7 @@ def predict_operators(
 
     Convolutions and matrix products take the time that `predict_step` gives to layers with the same extents.  All
     others move bytes.  Kernels run while the host launches the next ones: parts of a step wait for the host, others for
-    the GPU.  The time of a step is the square root of the sum of both squares, which fits published steps better than
-    their maximum or their sum.
+    the GPU.  The step takes the root of the sum of both squares, which fits published steps better than the maximum.
 
     Args:
         traced: Operators by traced batch size.  Their numbers are taken as linear between neighboring sizes.

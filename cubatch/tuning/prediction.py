@@ -70,7 +70,7 @@ def predict(
 
     The step of a module is traced on tensors without data, also one on the "meta" device: forward, loss, backward and
     optimizer. Each operator of the trace takes the time of the same model, and the host takes time to launch it. The
-    largest size is that of `max_batch_size`. A module is on the CPU or "meta", with the `device` only predicted.
+    largest size is that of the step's tensors. A module is on the CPU or "meta", with the `device` only predicted.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file. Or a torch.nn.Module; with
