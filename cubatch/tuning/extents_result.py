@@ -118,8 +118,11 @@ class ExtentsResult(Shown):
         if not ascending:
             raise InvalidArgument("lengths", [], "the length of at least one sample")
         self._above(ascending[-1])
-        self._all_batch_sizes()
-        return length_plan.plan(self, ascending, seed=checks.check_whole("seed", seed, least=0))
+        return length_plan.plan(
+            self.axis, ascending, rate_at=self.rate_at, recommended=self._all_batch_sizes(),
+            measured={extent: sorted(result.loop_rates) for extent, result in self.results.items()},
+            seed=checks.check_whole("seed", seed, least=0),
+        )  # fmt: skip
 
     def _all_batch_sizes(self) -> dict[int, int]:
         """Return the recommended batch size of each extent; reject a result that lacks one."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
 
 from cubatch.shown import Shown
 
-if TYPE_CHECKING:
-    from cubatch.tuning.extents_result import ExtentsResult
-
 Batches = Iterator[Sequence[int]]
 """The lengths of the samples of each batch."""
+
+
+RateAt = Callable[[int, int], float]
+"""Returns samples per second at an extent and a batch size."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,38 +58,50 @@ class LengthPlan(Shown):
         return self.ways[0]
 
 
-def plan(result: ExtentsResult, lengths: Sequence[int], *, seed: int) -> LengthPlan:
-    """Compare the ways to form batches of samples of these lengths, given ascending."""
+def plan(
+    axis: str, lengths: Sequence[int], *, rate_at: RateAt, measured: Mapping[int, Iterable[int]],
+    recommended: Mapping[int, int], seed: int,
+) -> LengthPlan:  # fmt: skip
+    """
+    Compare the ways to form batches.
+
+    Args:
+        axis: Name of the axis.
+        lengths: The length of each sample, ascending.
+        rate_at: Returns samples per second at an extent and a batch size.
+        measured: The measured batch sizes of each extent, ascending.
+        recommended: The recommended batch size of each extent, ascending.
+        seed: Of the random order.
+    """
     shuffled = np.random.default_rng(seed).permutation(np.asarray(lengths)).tolist()
     longest = lengths[-1]
-    sizes = sorted({n for tuned in result.results.values() for n in tuned.loop_rates})
-    budgets = sorted({extent * n for extent, tuned in result.results.items() for n in tuned.loop_rates})
-    edges = {extent: n for extent, n in result.batch_sizes.items() if n is not None}
+    sizes = sorted({n for each in measured.values() for n in each})
+    budgets = sorted({extent * n for extent, each in measured.items() for n in each if extent * n >= longest})
 
     def fastest(ways: Iterable[Batching]) -> Batching:
         return max(ways, key=lambda way: way.tokens_per_second)
 
     ways = [
-        fastest(_timed(result, "random", _of_size(shuffled, n), {longest: n}) for n in sizes),
-        fastest(_timed(result, "sorted", _of_size(lengths, n), {longest: n}) for n in sizes),
-        _timed(result, "buckets", _of_buckets(shuffled, edges), edges),
+        fastest(_timed(rate_at, "random", _of_size(shuffled, n), {longest: n}) for n in sizes),
+        fastest(_timed(rate_at, "sorted", _of_size(lengths, n), {longest: n}) for n in sizes),
+        _timed(rate_at, "buckets", _of_buckets(shuffled, recommended), recommended),
         fastest(
-            _timed(result, "token budget", _of_tokens(lengths, budget), {longest: budget // longest}, budget)
-            for budget in [budget for budget in budgets if budget >= longest] or [longest]
+            _timed(rate_at, "token budget", _of_tokens(lengths, budget), {longest: budget // longest}, budget)
+            for budget in budgets
         ),
     ]
     ways.sort(key=lambda way: -way.tokens_per_second)
-    return LengthPlan(axis=result.axis, num_samples=len(lengths), ways=tuple(ways))
+    return LengthPlan(axis=axis, num_samples=len(lengths), ways=tuple(ways))
 
 
 def _timed(
-    result: ExtentsResult, name: str, batches: Batches, batch_sizes: Mapping[int, int], token_budget: int | None = None
+    rate_at: RateAt, name: str, batches: Batches, batch_sizes: Mapping[int, int], token_budget: int | None = None
 ) -> Batching:
     """Return a way with its padding and its rate."""
     seconds, tokens, positions = 0.0, 0, 0
     for batch in batches:
         padded = max(batch)
-        seconds += len(batch) / result.rate_at(padded, len(batch))
+        seconds += len(batch) / rate_at(padded, len(batch))
         tokens += sum(batch)
         positions += padded * len(batch)
     return Batching(
