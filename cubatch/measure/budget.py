@@ -12,7 +12,7 @@ WARMUPS = 2  # steps before the first timing of a trial, if they agree
 FEWEST_TIMINGS, MOST_TIMINGS = 3, 9
 LEAST_TIMINGS = 2  # of a size that may be recommended
 EXPENSIVE_SHARE, EXPENSIVE_SECONDS = 0.007, 0.2
-"""Share of the seconds left, and seconds, above which a timing is expensive: a trial may end after one."""
+"""Share of the seconds left, and seconds, above which a timing is expensive: LEAST_TIMINGS are taken."""
 
 
 FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE = 10.0, 0.5
@@ -88,7 +88,7 @@ def timings_for(
     """
     Return the number of timings of a trial.
 
-    They take as long as the start of the trial, within FEWEST_TIMINGS and MOST_TIMINGS; an expensive one is enough.
+    They take as long as the start of the trial, within FEWEST_TIMINGS and MOST_TIMINGS; LEAST_TIMINGS if expensive.
 
     Args:
         step_seconds: Seconds of a step.
@@ -101,12 +101,12 @@ def timings_for(
         >>> timings_for(0.002, 0.01, overhead_seconds=0.08, left=60.0)
         8
         >>> timings_for(4.0, 0.01, overhead_seconds=8.1, left=30.0)
-        1
+        2
     """
     seconds = repeats_for(step_seconds, span_seconds) * step_seconds
     expensive = min(EXPENSIVE_SHARE * left, EXPENSIVE_SECONDS)
     if seconds > expensive:
-        return 1
+        return LEAST_TIMINGS
     return min(MOST_TIMINGS, max(FEWEST_TIMINGS, int(overhead_seconds / (seconds + around_seconds))))
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
-from cubatch.measure.budget import FEWEST_TIMINGS, Budget, repeats_for, timings_for
+from cubatch.measure.budget import Budget, repeats_for, timings_for
 from cubatch.measure.hang_warning import HangWarning
 from cubatch.measure.records import PER_TRIAL, Timing
 from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner
@@ -137,7 +137,6 @@ class Stopwatch:
         keep: Callable[[Timing], None],
         expected: float | None = None,
         at_least: int = 0,
-        is_enough: Callable[[], bool] = lambda: True,
     ) -> None:
         """
         Run a trial of a size.
@@ -151,7 +150,6 @@ class Stopwatch:
             keep: Called with each timing.
             expected: Seconds of a step expected from smaller sizes; None without any.
             at_least: Least number of timings, if the budget holds them.
-            is_enough: Whether a trial may end with fewer than FEWEST_TIMINGS, if they are expensive.
         """
         spent, now = self.spent.setdefault(batch_size, Spent()), self.runner.clock.now
         began = now()
@@ -175,7 +173,7 @@ class Stopwatch:
             keep(timing)
             self.rest(timing)
             taken = 1
-        while taken < count or (taken < FEWEST_TIMINGS and not is_enough()):
+        while taken < count:
             repeats = repeats_for(step, self.span_seconds)
             if taken and self.budget.left() < repeats * step + self.around_seconds:
                 return

@@ -21,7 +21,7 @@ import attrs
 from threadpoolctl import ThreadpoolController
 
 from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDied, is_out_of_memory
-from cubatch.measure.budget import LEAST_TIMINGS, Budget, OutOfBudget, guess_prepare, trial_seconds
+from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, trial_seconds
 from cubatch.measure.goal import Goal
 from cubatch.measure.hang_warning import HangWarning
 from cubatch.measure.records import PER_TRIAL, Candidate, Keeper, Measured, Outcome, Recorder, Timing
@@ -31,7 +31,7 @@ from cubatch.search import trial_rules, verdicts
 from cubatch.search.curve_posterior import usual_errors
 from cubatch.search.events import Event, EventReporter
 from cubatch.search.failures import describe_failure, release_runner
-from cubatch.search.noise import count_trials, has_cost, usable
+from cubatch.search.noise import count_trials, has_cost
 from cubatch.search.recommend import is_favored
 from cubatch.search.state import SearchInputs, SearchState
 from cubatch.units import format_seconds
@@ -329,7 +329,6 @@ class _Run:
                 keep=self.record_timing,
                 expected=self.expected_seconds(n),
                 at_least=trial_rules.timings_wanted(self.state, n),
-                is_enough=functools.partial(self.is_enough, n, self.budget.spent()),
             )
         except OutOfBudget:
             pass  # the verdict at the end explains it
@@ -374,16 +373,6 @@ class _Run:
         rates = [seconds / size for size, seconds in self.state.seconds.items() if size < n]
         by_line = [self.likely_seconds(n)] if len(rates) > 1 and n in self.state.sizes else []
         return min([*(n * rate for rate in rates), *filter(None, by_line)], default=None)
-
-    def is_enough(self, n: int, began: float) -> bool:
-        """Return whether a trial, begun after these seconds of the budget, may end with the timings of its size."""
-        if len(usable(self.timings[n])) >= LEAST_TIMINGS:
-            return True
-        if self.rounds is not None:
-            return False
-        state = self.compute_state()
-        with self.computing():
-            return not trial_rules.needs_second_timing(state, n, self.budget.spent() - began)
 
     def record_timing(self, timing: Timing) -> None:
         n, text = timing.batch_size, format_seconds(timing.seconds) + ", throttled" * timing.throttled

@@ -8,12 +8,11 @@ from typing import Any, Self
 
 import attrs
 
-from cubatch.measure.budget import LEAST_TIMINGS
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.stopping import median
 from cubatch.search.curve_posterior import Z_90, CurvePosterior, fit_curve, usual_errors
-from cubatch.search.noise import FAR, OUTLIER_SD, Noise, estimate, estimate_noise, usable
+from cubatch.search.noise import Noise, estimate, estimate_noise
 from cubatch.search.recommend import Recommendation, recommend
 
 Interval = tuple[float, float]
@@ -29,14 +28,12 @@ class Posterior:
         noise: The noise model of the run.
         seconds, cost: Posterior of the log seconds of a step, and of its log cost by the objective; None without
             timings.  They differ if the objective is energy.
-        repeated: Sizes with enough timings to be recommended.
     """
 
     goal: Goal
     noise: Noise
     seconds: CurvePosterior | None
     cost: CurvePosterior | None
-    repeated: Collection[int]
 
     @classmethod
     def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int] = ()) -> Self:
@@ -44,8 +41,7 @@ class Posterior:
         with usual_errors():
             noise, cost = _fit(timings, goal, sizes)
             seconds = cost if goal.objective != "energy" else _fit(timings, Goal(), sizes)[1]
-        repeated = {n for n, taken in timings.items() if len(usable(taken)) >= LEAST_TIMINGS}
-        return cls(goal, noise, seconds, cost, repeated)
+        return cls(goal, noise, seconds, cost)
 
     @property
     def reference(self) -> dict[str, Any] | None:
@@ -63,36 +59,11 @@ class Posterior:
         """Return whether the cost of a size was measured."""
         return self.cost is not None and n in self.cost
 
-    def recommend(
-        self, feasible: Sequence[int], favored: Collection[int] | None, *, retimed: Collection[int] | None = None
-    ) -> Recommendation:
-        """
-        Return the recommendation among these sizes, each of which has a cost.
-
-        A size with a single timing gives way to one with more.  After the search it does so only if an outlier may
-        explain its lead.  Otherwise the result states that the better size was timed once.
-
-        Args:
-            feasible: The sizes within every limit.
-            favored: As for `recommend.recommend`.
-            retimed: Sizes that can still get a second timing, and so need not give way.  None: the search has ended.
-        """
+    def recommend(self, feasible: Sequence[int], favored: Collection[int] | None) -> Recommendation:
+        """Return the recommendation among these sizes, each of which has a cost."""
         if self.cost is None:
             raise ValueError("nothing was measured")
-        best = recommend(self.cost, feasible, self.goal, favored=favored)
-        allowed = [n for n in feasible if n in self.repeated or n in (retimed or ())]
-        if not allowed or best.batch_size in allowed:
-            return best
-        second = recommend(self.cost, allowed, self.goal, favored=favored)
-        is_clear = retimed is None and self._lead(best.batch_size, second.batch_size) > FAR * OUTLIER_SD
-        return best if is_clear else second
-
-    def _lead(self, first: int, second: int) -> float:
-        """Return the expected log ratio of the objective of a size to that of another."""
-        if self.cost is None:
-            return 0.0
-        samples = 0.0 if self.goal.objective == "latency" else math.log(first / second)
-        return samples + float(self.cost.mean[self.cost.place(second)] - self.cost.mean[self.cost.place(first)])
+        return recommend(self.cost, feasible, self.goal, favored=favored)
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
         """Return the seconds of a step and their 90 % interval; without a posterior, the median timing and None."""

@@ -94,8 +94,7 @@ class SearchState:
         curve = self._fitted.seconds
         self.seconds = {} if curve is None else {n: curve.cost(n) for n in self.measured}
         feasible = [n for n in self.measured if self.is_feasible(n)]
-        again = [n for n in feasible if n not in inputs.closed and self.trial_seconds[self.place(n)] <= inputs.left]
-        best = self._fitted.recommend(feasible, inputs.favored, retimed=again) if feasible else None
+        best = self._fitted.recommend(feasible, inputs.favored) if feasible else None
         self.recommended: int | None = best.batch_size if best else None
         self.fastest: int | None = best.fastest if best else None
 
@@ -245,20 +244,6 @@ class SearchState:
 
     @functools.cached_property
     def affordable_seconds(self) -> Array:
-        """
-        Seconds that a trial may take, by size: the time left, or a part of it for steps longer than any measured.
-
-        A trial of another size leaves enough to time the recommended size a second time.
-        """
+        """Seconds that a trial may take, by size: the time left, or a part of it for steps longer than any measured."""
         longest = max(self.seconds.values(), default=0.0)
-        allowed = np.where(self.step_seconds > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.inputs.left
-        is_other = np.array(self.sizes) != self.recommended
-        return np.where(is_other, np.minimum(allowed, self.inputs.left - self.reserved_seconds), allowed)
-
-    @functools.cached_property
-    def reserved_seconds(self) -> float:
-        """Seconds of the second timing that the recommended size still needs."""
-        if self.recommended is None or self.recommended in self._fitted.repeated:
-            return 0.0
-        seconds = float(self.trial_seconds[self.place(self.recommended)])
-        return seconds if seconds <= self.inputs.left else 0.0
+        return np.where(self.step_seconds > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.inputs.left

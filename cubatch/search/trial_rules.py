@@ -38,7 +38,6 @@ MOST_CONTENDERS, CONTENDS = 6, 0.3  # of the best expected gain: sizes with less
 CONFIRM_TRIALS, DISAGREE = 2, 0.05  # one trial may be lucky; if two differ by more, a third decides
 NEIGHBOR, NEIGHBOR_SHARE, LIKELY = 2.0, 0.03, 0.5
 """Factor from the recommended size, share of the time left, and probability that it runs."""
-DEFER = 2.0  # trials like the last that the budget must hold, or the recommended size is timed twice at once
 MOST_TRIALS, MOST_TRIALS_OF_LATENCY = 30, 6  # noise that these do not average out is systematic
 TIMINGS = 5  # expected in a trial, when its value is computed
 
@@ -173,28 +172,6 @@ def timings_wanted(state: SearchState, n: int) -> int:
     if trials >= MOST_TRIALS_OF_LATENCY:
         return 0
     return max(0, MIN_ROUNDS - len(usable(timings)), int(trials < trials_wanted(state, n)))
-
-
-def needs_second_timing(state: SearchState, n: int, seconds: float) -> bool:
-    """
-    Return whether a trial takes a second timing at once; its timings are expensive.
-
-    The recommended size waits for `confirm` while the budget holds more trials: a larger size often replaces it.  A
-    smaller size that is worse is no contender.  A larger one is usually better, so that a single timing which denies it
-    may be an outlier.  A latency limit may exclude the recommended size later, and a smaller one must replace it.
-
-    Args:
-        state: The state after the first timing.
-        n: The size.
-        seconds: Seconds of the trial so far.
-    """
-    if state.recommended is None or n not in state.measured or n in state.inputs.requested:
-        return True
-    if state.goal.objective == "latency" or state.goal.latency_limit is not None:
-        return True
-    if n == state.recommended or state.ahead(n)[0] > state.tolerance:  # or would be with another timing
-        return state.inputs.left < DEFER * seconds
-    return n > state.recommended and state.inputs.left - state.seconds[n] >= state.reserved_seconds
 
 
 def _compared(state: SearchState) -> list[int]:

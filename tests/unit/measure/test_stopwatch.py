@@ -38,12 +38,10 @@ def open_stopwatch(device: FakeDevice, seconds: float = 60.0, *, warm: bool = Fa
     return stopwatch
 
 
-def visit(
-    stopwatch: Stopwatch, batch_size: int = 8, *, likely: float | None = None, first: int = 0, **more: Any
-) -> list[Timing]:
+def visit(stopwatch: Stopwatch, batch_size: int = 8, *, likely: float | None = None, first: int = 0) -> list[Timing]:
     """Take the readings of a visit."""
     kept: list[Timing] = []
-    stopwatch.run_trial(batch_size, first_round=first, likely=likely, keep=kept.append, **more)
+    stopwatch.run_trial(batch_size, first_round=first, likely=likely, keep=kept.append)
     return kept
 
 
@@ -367,20 +365,11 @@ def test_steps_that_became_faster_are_taken_more_at_a_time() -> None:
 
 
 def test_readings_end_with_the_budget() -> None:
-    """Steps of 20 ms: after preparing, a first step and two readings, a third would not fit."""
-    stopwatch = scripted(0.02, seconds=0.5 + 3.5 * 0.02)
-    kept = visit(stopwatch, is_enough=lambda: False)
-    assert len(kept) == 2
-    assert stopwatch.budget.spent() <= 0.5 + 3.5 * 0.02
-
-
-@pytest.mark.parametrize(("enough", "expected"), [([], 9), ([True], 1), ([False, True], 2), ([False, False], 3)])
-def test_an_expensive_timing_is_repeated_until_it_is_enough(enough: list[bool], expected: int) -> None:
-    """Steps of 1 s: the caller is asked after each of the first two timings; of nine short ones it is not asked."""
-    answers = iter(enough)
-    kept = visit(scripted(1.0 if enough else 0.02), is_enough=lambda: next(answers))
-    assert len(kept) == expected
-    assert next(answers, None) is None
+    """Steps of 20 ms: after preparing, three steps and some readings, one more would not fit."""
+    stopwatch = scripted(0.02, seconds=0.5 + 4.5 * 0.02)
+    kept = visit(stopwatch)
+    assert len(kept) == 2  # the fewest of a trial, since steps are long for the time left
+    assert stopwatch.budget.spent() <= 0.5 + 4.5 * 0.02
 
 
 # --- failures and hangs --------------------------------------------------------------------------------------

@@ -155,19 +155,6 @@ def test_a_planted_peak_between_round_sizes(
     assert (found.recommend(sorted({*PLATEAU, 40}), favored).batch_size == 40) == wins
 
 
-@pytest.mark.parametrize(("rate", "expected"), [(110.0, 16), (300.0, 32)])
-def test_a_single_timing_gives_way_unless_no_outlier_explains_its_lead(rate: float, expected: int) -> None:
-    """16 has a rate of 95: it is recommended if the only timing of 32 says 110, and not if it says 300."""
-    rates = {8: 50.0, 16: 95.0, 32: rate}
-    timings = {n: [Timing(batch_size=n, round=r, seconds=n / rate) for r in range(2)] for n, rate in rates.items()}
-    assert Posterior.of(timings, Goal()).recommend([8, 16, 32], None).batch_size == 32
-    found = Posterior.of({**timings, 32: timings[32][:1]}, Goal())
-    assert found.recommend([8, 16, 32], None).batch_size == expected
-    assert found.recommend([32], None).batch_size == 32
-    assert found.recommend([8, 16, 32], None, retimed=[32]).batch_size == 32
-    assert found.recommend([8, 16, 32], None, retimed=[]).batch_size == 16
-
-
 def test_intervals_hold_the_estimate_and_ratios_are_of_a_sample() -> None:
     """Twice the rate is a ratio of a half; the interval of a cost is that of a step over its samples."""
     found = timed({8: 50.0, 16: 100.0}, 4, 0.002)

@@ -60,14 +60,6 @@ def test_energy_has_an_answer_of_its_own_and_seconds_of_its_own() -> None:
     assert found.trial_seconds[found.place(8)] == pytest.approx(20.0, rel=0.02)
 
 
-@pytest.mark.parametrize(("timings", "allowed"), [([[0.1]], [5.0, 4.0]), ([[0.1], [0.1]], [5.0, 5.0])])
-def test_other_sizes_leave_the_seconds_of_a_second_timing(timings: list[list[float]], allowed: list[float]) -> None:
-    """A trial of 1 takes 1 of 5 s: timed once, it keeps them from 2; timed twice, it does not."""
-    found = view({1: record(1, timings)}, ladder=[1, 2], left=5.0)
-    assert found.recommended == 1
-    assert found.affordable_seconds.tolist() == pytest.approx(allowed, rel=1e-4)
-
-
 def test_sizes_are_those_of_the_ladder_and_openings_beside_them() -> None:
     """Closed ones are out unless they were read; between 8 and 16 open 10, 11 and 13, where any may be added."""
     read = along(line, 8, 16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -163,43 +162,6 @@ def test_an_unsure_end_of_the_lowest_latency_is_swept_again() -> None:
     exact = Goal(objective="latency", tolerance=0.0)
     assert trial_rules.bisect_lowest(view({1: 0.1, 64: 0.3}, ladder=[], goal=exact)) == []
     assert trial_rules.bisect_lowest(view(near, ladder=ladder, goal=LATENCY, closed=[64])) == []
-
-
-# --- a second timing at once ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("size", "seconds", "more", "expected"),
-    [
-        (64, 1.0, {}, False), (64, 29.0, {}, False), (64, 31.0, {}, True), (8, 31.0, {}, False), (128, 1.0, {}, True),
-        (64, 1.0, {"goal": Goal(latency_limit=1.0)}, True), (8, 1.0, {"requested": [8]}, True),
-        (8, 1.0, {"goal": LATENCY}, True),
-    ],
-    ids=[
-        "best", "best and two trials are left", "best and less is left", "smaller and worse", "larger and worse",
-        "latency limit", "requested", "lowest latency",
-    ],
-)  # fmt: skip
-def test_a_second_timing_is_taken_at_once_where_it_may_change_the_answer(
-    size: int, seconds: float, more: dict[str, Any], *, expected: bool
-) -> None:
-    """64 is the best of 8, 64 and 128, with 60 s left: its second timing waits, 8 needs none, 128 might be better."""
-    found = view({8: 0.1, 64: 0.2, 128: 0.5, size: record(size, [[{8: 0.1, 64: 0.2, 128: 0.5}[size]]])}, **more)
-    assert trial_rules.needs_second_timing(found, size, seconds) == expected
-
-
-def test_a_size_that_is_better_takes_its_second_timing_at_once_though_no_other_trial_of_it_fits() -> None:
-    """1.1 s are left, where another trial of 64 would take 2 s, but another timing 0.2 s."""
-    found = view({8: record(8, [[0.1]]), 64: record(64, [[0.2]])}, left=1.1)
-    assert found.recommended == 8
-    assert trial_rules.needs_second_timing(found, 64, 1.0)
-
-
-@pytest.mark.parametrize(("left", "expected"), [(2.4, False), (2.6, True)])
-def test_a_second_timing_of_another_size_leaves_the_seconds_of_the_best_ones(left: float, *, expected: bool) -> None:
-    """64 was timed once, and another trial of it takes 2 s; a second timing of 128 takes 0.5 s."""
-    once = {64: record(64, [[0.2]]), 128: record(128, [[0.5]])}
-    assert trial_rules.needs_second_timing(view({8: 0.1, **once}, left=left), 128, 1.0) == expected
 
 
 # --- all of them ---------------------------------------------------------------------------------------------
