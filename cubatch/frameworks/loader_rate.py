@@ -192,9 +192,10 @@ def run_loop(
     now: Callable[[], float] = time.perf_counter,
 ) -> float | None:
     """
-    Time a loop on the CPU that takes turns: batches of a data loader, then a step.
+    Time a loop on the CPU that takes turns: a step, then batches of a data loader.
 
-    The first turn, in which workers start, does not count.
+    The clock starts and stops when a batch arrives, so that loading has no head start. Before, workers start, and one
+    step warms up.
 
     Args:
         loader: As for `measure`.
@@ -214,17 +215,18 @@ def run_loop(
     with _random_state(loader):
         batches = _epochs(_resized(loader, batch_size))
 
-        def turn() -> bool:
-            drawn = sum(1 for _ in itertools.islice(batches, accumulate))
-            step()
-            return drawn == accumulate
+        def draw() -> bool:
+            return sum(1 for _ in itertools.islice(batches, accumulate)) == accumulate
 
-        if not turn() or now() - start > _MOST_WAITS * seconds:
+        is_drawn = draw()
+        step()
+        if not is_drawn or not draw() or now() - start > _MOST_WAITS * seconds:
             return None
         began = now()
         # Workers may deliver in step with each other: only whole rounds of them are counted.
         while (spent := now() - began) < seconds or count % max(1, loader.num_workers):
-            if not turn():
+            step()
+            if not draw():
                 return None
             count += 1
     return count * accumulate * batch_size / spent
