@@ -34,7 +34,7 @@ GPU_MODULES = {
     "frameworks/data_dependent.py": {"torch"}, "frameworks/time_first.py": {"torch"},
     "frameworks/torch_step.py": {"torch"}, "frameworks/step_operators.py": {"torch"},
     "frameworks/attributes.py": {"torch"}, "integrations/lightning.py": {"torch"},
-    "frameworks/batch_sources.py": {"torch"},
+    "frameworks/batch_sources.py": {"torch"}, "frameworks/submodules.py": {"torch"},
     "frameworks/loader_rate.py": {"torch"}, "frameworks/torch_compile.py": {"torch"},
     "integrations/huggingface.py": {"torch"}, "integrations/optimizers.py": {"torch"},
 }  # fmt: skip

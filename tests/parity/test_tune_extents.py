@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
 
-import cubatch as cb
+torch = pytest.importorskip("torch")
+
+import cubatch as cb  # noqa: E402
 
 
 class Decoder(torch.nn.Module):
@@ -44,6 +45,7 @@ def test_each_length_has_a_result_of_its_own():
 
 def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path):
     """The extent goes to the axis of that name."""
+    pytest.importorskip("onnxruntime")
     of_words = torch.nn.Sequential(torch.nn.Embedding(100, 32), torch.nn.Linear(32, 32)).eval()
     path, axes = tmp_path / "model.onnx", {0: "batch", 1: "sequence"}
     with warnings.catch_warnings(action="ignore"):

@@ -43,7 +43,7 @@ def test_both_modes_stand_side_by_side():
     forward = attrs.evolve(PLAN, elements_per_sample=1410)
     training = attrs.evolve(PLAN, gradients=2**20, total=4 * 2**20, peak_layer="relu")
     found = {
-        mode: footprint.ModeMemory(plan, [], largest)
+        mode: footprint.ModeMemory(footprint=plan, fits=plan.batch_size <= largest, max_batch_size=largest)
         for mode, plan, largest in (("inference", forward, 9), ("training", training, 7))
     }
     parts, layers, *rules = footprint.modes(found, title="t", limit=2**30, why="2.00 GiB less 1.00 GiB")
@@ -71,7 +71,10 @@ def test_both_modes_stand_side_by_side():
 )
 def test_the_batch_that_was_asked_for_is_said_not_to_fit_right_under_the_parts(largest, said):
     """Above the layers, of which there may be hundreds; 4 samples were asked for."""
-    found = {mode: footprint.ModeMemory(PLAN, [], n) for mode, n in largest.items()}
+    found = {
+        mode: footprint.ModeMemory(footprint=PLAN, fits=PLAN.batch_size <= n, max_batch_size=n)
+        for mode, n in largest.items()
+    }
     assert said in footprint.modes(found, title="t", limit=2**30)[0].notes[0]
 
 
