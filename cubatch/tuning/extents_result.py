@@ -110,28 +110,25 @@ class ExtentsResult(Shown):
             seed: Of the random order.
 
         Raises:
-            InvalidArgument: If there is no length, one is longer than the largest tuned extent, or an extent has no
-                recommendation.
+            InvalidArgument: If there is no length, one is longer than the largest tuned extent, or nothing was measured
+                at an extent.
         """
         checks.check_kind("lengths", lengths, Iterable, "the length of each sample")
         ascending = sorted(checks.check_whole("lengths", int(length)) for length in lengths)
         if not ascending:
             raise InvalidArgument("lengths", [], "the length of at least one sample")
         self._above(ascending[-1])
-        return length_plan.plan(
-            self.axis, ascending, rate_at=self.rate_at, recommended=self._all_batch_sizes(),
-            measured={extent: sorted(result.loop_rates) for extent, result in self.results.items()},
-            seed=checks.check_whole("seed", seed, least=0),
-        )  # fmt: skip
+        measured = {extent: sorted(result.loop_rates) for extent, result in self.results.items()}
+        chosen = {extent: n or self._fastest(extent) for extent, n in self.batch_sizes.items()}
+        seed = checks.check_whole("seed", seed, least=0)
+        return length_plan.plan(self.axis, ascending, rate_at=self.rate_at, measured=measured, chosen=chosen, seed=seed)
 
-    def _all_batch_sizes(self) -> dict[int, int]:
-        """Return the recommended batch size of each extent; reject a result that lacks one."""
-        sizes = {extent: n for extent, n in self.batch_sizes.items() if n is not None}
-        missing = [*self.failed, *(extent for extent in self.results if extent not in sizes)]
-        if missing:
-            allowed = "extents that all have a recommended batch size"
-            raise InvalidArgument(self.axis, missing[0], allowed, "Tune again with a larger budget.")
-        return sizes
+    def _fastest(self, extent: int) -> int:
+        """Return the measured batch size with the highest rate at an extent."""
+        rates = self.results[extent].loop_rates
+        if not rates:
+            raise InvalidArgument(self.axis, extent, "an extent at which a batch size was measured", "Raise budget.")
+        return max(rates, key=lambda n: rates[n])
 
     def plot(self, path: str | Path) -> None:
         """
@@ -157,7 +154,11 @@ class ExtentsResult(Shown):
         Raises:
             InvalidArgument: If an extent has no recommendation, or the unit is not positive.
         """
-        unit, sizes = checks.check_number("tokens_per_unit", tokens_per_unit, above=0.0), self._all_batch_sizes()
+        unit = checks.check_number("tokens_per_unit", tokens_per_unit, above=0.0)
+        sizes = {extent: n for extent, n in self.batch_sizes.items() if n is not None}
+        if missing := [*self.failed, *(extent for extent in self.results if extent not in sizes)]:
+            allowed = "extents that all have a recommended batch size"
+            raise InvalidArgument(self.axis, missing[0], allowed, "Tune again with a larger budget.")
         bins = ", ".join(f"{extent / unit:g}" for extent in sizes)
         return f"use_bucketing: true\nbucket_duration_bins: [{bins}]\nbucket_batch_size: {list(sizes.values())}\n"
 

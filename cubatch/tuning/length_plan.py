@@ -60,7 +60,7 @@ class LengthPlan(Shown):
 
 def plan(
     axis: str, lengths: Sequence[int], *, rate_at: RateAt, measured: Mapping[int, Iterable[int]],
-    recommended: Mapping[int, int], seed: int,
+    chosen: Mapping[int, int], seed: int,
 ) -> LengthPlan:  # fmt: skip
     """
     Compare the ways to form batches.
@@ -70,7 +70,7 @@ def plan(
         lengths: The length of each sample, ascending.
         rate_at: Returns samples per second at an extent and a batch size.
         measured: The measured batch sizes of each extent, ascending.
-        recommended: The recommended batch size of each extent, ascending.
+        chosen: The recommended batch size of each extent, ascending; where there is none, the fastest.
         seed: Of the random order.
     """
     shuffled = np.random.default_rng(seed).permutation(np.asarray(lengths)).tolist()
@@ -84,7 +84,7 @@ def plan(
     ways = [
         fastest(_timed(rate_at, "random", _of_size(shuffled, n), {longest: n}) for n in sizes),
         fastest(_timed(rate_at, "sorted", _of_size(lengths, n), {longest: n}) for n in sizes),
-        _timed(rate_at, "buckets", _of_buckets(shuffled, recommended), recommended),
+        _timed(rate_at, "buckets", _of_buckets(shuffled, chosen), chosen),
         fastest(
             _timed(rate_at, "token budget", _of_tokens(lengths, budget), {longest: budget // longest}, budget)
             for budget in budgets

@@ -161,13 +161,23 @@ def test_lengths_that_make_no_sense_are_named(lengths, options, field):
     assert refused.value.field == field
 
 
-def test_an_extent_without_a_recommendation_has_no_buckets():
-    """Neither buckets nor ways to form batches are made of a result with a failed extent."""
-    result = cb.ExtentsResult(axis="sequence", results={64: at(64)}, failed={128: "out of memory"})
-    for call in (result.to_lhotse, lambda: result.with_lengths([1])):
-        with pytest.raises(cb.InvalidArgument) as refused:
-            call()
-        assert refused.value.value == 128
+def test_an_extent_without_a_recommendation_has_no_buckets_for_loaders():
+    """The exported buckets need all extents; the comparison of ways takes the fastest size that was measured there."""
+    failed = cb.ExtentsResult(axis="sequence", results={64: at(64)}, failed={128: "out of memory"})
+    with pytest.raises(cb.InvalidArgument) as refused:
+        failed.to_lhotse()
+    assert refused.value.value == 128
+    undecided = cb.TuningResult.from_mapping(at(64, fixed=1e-3, sizes=(4, 16)).to_mapping() | {"batch_size": None})
+    plan = cb.ExtentsResult(axis="sequence", results={64: undecided}, failed={}).with_lengths([64] * 32)
+    assert next(way for way in plan.ways if way.name == "buckets").batch_sizes == {64: 16}
+
+
+def test_an_extent_without_a_time_is_refused():
+    """Nothing is known of batches of that length."""
+    empty = cb.TuningResult.from_mapping(tuned(measurements=[measurement(4, status="not_run")], batch_size=None))
+    with pytest.raises(cb.InvalidArgument) as refused:
+        cb.ExtentsResult(axis="sequence", results={64: empty}, failed={}).with_lengths([1])
+    assert (refused.value.field, refused.value.value) == ("sequence", 64)
 
 
 def test_exports_hold_the_sizes_of_the_result():
