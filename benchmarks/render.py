@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import (
+    batch_by_extent,
     cpu,
     gpu,
     kernel_means,
@@ -68,6 +69,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "page-faults": modules.page_faults,
     "step-graphs": step_graphs.step_graphs,
     "rooms": rooms.rooms,
+    "extents": batch_by_extent.extents,
     "gpu-means": kernel_means.means,
     **gpu.KINDS,
 }
