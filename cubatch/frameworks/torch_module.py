@@ -203,7 +203,7 @@ class TorchModule:
         return {size: self.walk(size, records=True).operators for size in sizes}
 
     def peak_bytes(self, batch_size: int) -> int:
-        """Return the bytes of a step at its peak; between traced sizes, of which there are two or more, a bound."""
+        """Return the bytes of a step at its peak; between the two or more traced sizes, a bound."""
         return Peaks({size: walk.peak_bytes for (size, _), walk in self._walks.items()}).at(batch_size)
 
     def footprint(self, batch_size: int, device: Device | None = None) -> ModuleFootprint:

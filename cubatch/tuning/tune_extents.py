@@ -27,8 +27,8 @@ def autotune_extents(
     """
     Find the fastest batch size of a PyTorch module or an ONNX file at each of several sequence lengths or resolutions.
 
-    The extents are tuned in ascending order, each with an equal share of the budget.  Memory is bounded at
-    each extent.
+    The extents are tuned in ascending order, each with an equal share of the budget.  Memory is bounded at each
+    extent.
 
     Args:
         module: A torch.nn.Module, or the path of an ONNX file, which runs in ONNX Runtime.
@@ -43,7 +43,7 @@ def autotune_extents(
             length.
 
     Raises:
-        InvalidArgument: If an argument is out of range, or not for all extents.
+        InvalidArgument: If an argument is out of range, or does not apply.
         CubatchError: The first error, if no extent could be tuned.
 
     Example:

@@ -38,7 +38,7 @@ from cubatch.tuning.results import TuningResult
 from tests.fuzz.edits import CORPUS, WORDS, bitten, documents, edited
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
-SEEN = {"drawn": 0}  # pictures are slow: one in so many is drawn beside its page's
+SEEN = {"drawn": 0}  # pictures are slow: only one in so many is drawn
 EVERY = 20
 
 
@@ -211,7 +211,7 @@ LEFT_OUT = {"--download", "--store", "--fresh", "--help", "--out", "--dry-run", 
 MODELS = ["mlp", "lenet5", "go-net", "resnet5", "net.toml", "a:b", "none.onnx", "w.pt", *WORDS]
 
 
-_get_command = functools.cache(typer.main.get_command)  # made anew, it takes longer than most commands
+_get_command = functools.cache(typer.main.get_command)  # building it takes longer than most commands
 
 
 @functools.cache

@@ -132,7 +132,7 @@ def test_cuda_graphs_are_refused_on_a_gpu(how):
 
 
 class Identity(nn.Module):
-    """Has no tensors, so that it runs where it is told to."""
+    """Has no tensors, so that it runs on any device."""
 
     def forward(self, x):
         return x + 1

@@ -35,7 +35,7 @@ class Unet(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A frozen layer and a trained one of low rank beside it, twice."""
+    """A frozen layer with a trained layer of low rank, twice."""
 
     def __init__(self):
         super().__init__()

@@ -15,7 +15,7 @@ import typer
 
 from cubatch.cli import app
 
-_get_command = functools.cache(typer.main.get_command)  # made anew, it takes longer than most commands
+_get_command = functools.cache(typer.main.get_command)  # building it takes longer than most commands
 
 
 def in_process(monkeypatch, capfd, *command):

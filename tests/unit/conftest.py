@@ -1,4 +1,4 @@
-"""A clock that only measurements advance, a machine without other load, and kernels that nobody compiles."""
+"""A clock that only measurements advance, a machine without other load, and kernels that are not compiled."""
 
 from __future__ import annotations
 

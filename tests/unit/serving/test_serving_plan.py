@@ -6,9 +6,11 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 import cubatch as cb
+from cubatch.serving.batching_queue import simulate
 from tests.unit.tuned import measurement, tuned
 
 SIZES = (1, 8, 64)
@@ -61,7 +63,7 @@ def test_a_batch_is_worth_what_the_steps_say():
 
 
 def test_steps_that_vary_have_a_longer_tail():
-    """At a low rate nobody waits: if one step in five takes three times as long, so does the 95th percentile."""
+    """At a low rate requests do not wait: one step in five takes three times as long, and so does the 95th percentile."""
     steady, varying = (
         cb.serving_plan(result_of(saturating, spread=spread), arrival_rate=1.0, p99=0.1).load.p95
         for spread in ((1.0,) * 5, (1.0, 1.0, 1.0, 1.0, 3.0))
@@ -143,11 +145,24 @@ def test_a_batch_that_is_slower_than_smaller_ones_is_not_credited_with_their_rat
 
 
 def test_the_delay_of_the_plan_keeps_the_limit():
-    """A plan without a number of instances is never refused for its instances, whatever the rate."""
+    """A plan without a number of instances is not refused for its instances at any of these rates."""
     seconds = {1: 0.018979, 2: 0.019079, 4: 0.019279}
     for rate in (300.0, 500.0, 760.2):
         plan = cb.serving_plan(result_of(seconds.__getitem__, sizes=tuple(seconds)), arrival_rate=rate, p99=0.0535)
         assert plan.load.worst_p99 <= 0.0535
+
+
+def test_a_queue_delay_pays_where_idle_instances_would_take_single_requests():
+    """With two instances and a tight limit, the planned delay keeps it at a rate at which no delay does not."""
+    result = result_of(saturating, sizes=(1, 8, 32))
+    chosen = cb.serving_plan(result, arrival_rate=10.0, p99=0.012, instances=2).chosen
+    assert chosen.queue_delay > 0
+    gaps = np.random.default_rng(7).exponential(1 / (0.97 * chosen.highest_rate), size=50_000)
+    steps = [[saturating(n)] for n in range(1, chosen.max_batch_size + 1)]
+    delayed, direct = (
+        simulate(np.cumsum(gaps).tolist(), steps, instances=2, delay=delay).p99 for delay in (chosen.queue_delay, 0.0)
+    )
+    assert delayed <= 0.012 < direct
 
 
 def test_the_number_of_instances_goes_up_to_a_thousand():
