@@ -63,7 +63,7 @@ def test_a_batch_is_worth_what_the_steps_say():
 
 
 def test_steps_that_vary_have_a_longer_tail():
-    """At a low rate requests do not wait: one step in five takes three times as long, and so does the 95th percentile."""
+    """Requests do not wait at a low rate. One step in five takes three times as long: so does the 95th percentile."""
     steady, varying = (
         cb.serving_plan(result_of(saturating, spread=spread), arrival_rate=1.0, p99=0.1).load.p95
         for spread in ((1.0,) * 5, (1.0, 1.0, 1.0, 1.0, 3.0))
