@@ -8,8 +8,7 @@ Stages run one after another, each in its own process with its own time limit.  
 come first; items without time are listed as skipped.  A hang or crash is recorded, and a new process continues with the
 next item.  If a kernel at its first launch caused it, the new process repeats the item without that kernel.  The file
 names the kernel with the reason, and nothing launches it again.  The JSON is replaced after every item, at most once a
-second; sweeps are written to a CSV file next to it.  The pass needs NumPy, CuPy and cubatch's dependencies.  With
-PyTorch, cuDNN and PyTorch's kernels take part.
+second.  The pass needs NumPy, CuPy and cubatch's dependencies.  With PyTorch, cuDNN and PyTorch's kernels take part.
 
 - --stage NAME (repeatable) runs only this stage, --only REGEX only the facts and items whose name it matches.
 - --seconds bounds the pass.  --skip-kernel NAME and --without FAMILY leave out kernels that hang.
@@ -27,7 +26,6 @@ continues: items that are ok there are not run again.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -42,7 +40,7 @@ from typing import Any, TextIO
 import attrs
 
 from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import pending, plan, sweep
+from benchmarks.gpu import pending, plan
 from benchmarks.gpu import stages as gpu_stages
 from benchmarks.gpu.form import text_of
 from benchmarks.gpu.process import Run, end_with, run_stage
@@ -178,15 +176,6 @@ def run_all(
         save(always=True)
         print(_line(run), flush=True)
     save(always=True)
-    rows = [
-        row
-        for run in result["stages"]
-        if run["name"] == "sweep"
-        for item in run["items"]
-        for row in item.get("rows", ())
-    ]
-    if rows:
-        write_csv(out.with_suffix(".csv"), rows)
     return result
 
 
@@ -194,16 +183,6 @@ def libraries_of(stages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the versions of the vendor's libraries from the stage `facts`."""
     items = {item["name"]: item for run in stages if run["name"] == "facts" for item in run["items"]}
     return {name: items.get("libraries", {}).get(name) for name in ("torch", "cudnn")}
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the sweeps, with a line for each layer, pass and batch size."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, sweep.COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    part.replace(path)
 
 
 def atomically(path: Path, text: str) -> None:

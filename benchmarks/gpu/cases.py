@@ -1,4 +1,4 @@
-"""Cases of the GPU pass in addition to the steps of networks: products, odd shapes, sweeps, memory plans."""
+"""Cases of the GPU pass in addition to the steps of networks: products, odd shapes, memory plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from cubatch.network.passes import Pass
 SEED = 20261121
 STORED = ("float32", "float16", "bfloat16")
 TENSOR_DTYPES = ("float16", "bfloat16", "tf32")
-LARGEST_SWEPT = 256
 ELSEWHERE = {("batch_norm_merge", dtype) for dtype in STORED}
 """Operations of moments that only fused products leave, which no case calls; tests/kernels checks them."""
 
@@ -60,33 +59,6 @@ def gemms() -> list[Case]:
     for pair in itertools.zip_longest(*[iter(on_tensor_cores)] * 2):
         mixed += [*pair, next(others, None)]
     return [case for case in (*mixed, *others) if case is not None]
-
-
-def swept() -> list[tuple[Layer, Pass]]:
-    """Return layer passes that are run at every batch size: small and large grids, every pass, costly layers."""
-    conv, linear = kinds.Conv2d, kinds.Linear
-    return [
-        (conv(h=14, w=14, c=256, k=256, r=3, s=3, pad=1), Pass.FPROP),
-        (conv(h=7, w=7, c=512, k=512, r=3, s=3, pad=1), Pass.FPROP),
-        (conv(h=19, w=19, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP),
-        (conv(h=14, w=14, c=1024, k=256, r=1, s=1), Pass.FPROP),
-        (conv(h=14, w=14, c=256, k=256, r=3, s=3, pad=1), Pass.DGRAD),
-        (conv(h=14, w=14, c=256, k=256, r=3, s=3, pad=1), Pass.WGRAD),
-        (conv(h=8, w=8, c=256, k=256, r=3, s=3, pad=1), Pass.FPROP),
-        (conv(h=28, w=28, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP),
-        (conv(h=7, w=7, c=512, k=2048, r=1, s=1), Pass.FPROP),
-        (conv(h=28, w=28, c=512, k=1024, r=1, s=1, stride=2), Pass.DGRAD),
-        (linear(c=4096, k=4096), Pass.FPROP),
-        (linear(c=1024, k=1024), Pass.FPROP),
-        (conv(h=14, w=14, c=1024, k=256, r=1, s=1), Pass.WGRAD),
-        (conv(h=14, w=14, c=672, k=672, r=5, s=5, pad=2, groups=672), Pass.FPROP),
-        (conv(h=56, w=56, c=64, k=64, r=3, s=3, pad=1), Pass.FPROP),
-        (conv(h=28, w=28, c=512, k=128, r=1, s=1), Pass.FPROP),
-        (conv(h=28, w=28, c=1, k=32, r=3, s=3, pad=1), Pass.FPROP),
-        (conv(h=14, w=14, c=32, k=64, r=3, s=3, pad=1), Pass.WGRAD),
-        (conv(h=32, w=32, c=64, k=128, r=3, s=3, stride=2, pad=1), Pass.FPROP),
-        (conv(h=56, w=56, c=256, k=128, r=1, s=1, stride=2), Pass.DGRAD),
-    ]
 
 
 def odd_shapes(seed: int = SEED) -> list[Case]:

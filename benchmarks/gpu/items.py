@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from benchmarks.gpu import cases
+from benchmarks.gpu import cases, eager
 from cubatch.bench import measure, rivals
 from cubatch.bench.bench_results import Result
 from cubatch.bench.cases import Case, gemm, of_layer
@@ -219,51 +219,10 @@ def copies(session: Session) -> dict[str, Any]:
     return {"copies": rows, "ours": ours.to_mapping()}
 
 
-def gemm_ceiling(dtype: str, session: Session) -> dict[str, Any]:
-    """Return the rate of the fastest library on a large product."""
-    case = session.sized(gemm(8192, 8192, 8192, dtype=dtype))
-    arrays = fill(session.target.module, case, 0)
-    entrants, missing = rival_entrants(case, [arrays], session.target)
-    session.contest.run(entrants, 0.5)
-    missing += [f"{entrant.name} failed with {entrant.reason}" for entrant in entrants if entrant.status == "error"]
-    timed = [entrant for entrant in entrants if entrant.status != "error"]
-    if not timed:
-        return {"flops_per_second": None, "reason": "; ".join(missing)}
-    fastest = min(timed, key=lambda entrant: entrant.seconds or math.inf)
-    return {
-        "library": fastest.name,
-        "flops_per_second": case.flops / (fastest.seconds or math.nan),
-        "timings": [plain(timing) for timing in fastest.timings],
-    }
-
-
-def rival_entrants(
-    case: Case, sets: Sequence[Mapping[str, Any]], target: Target, *, benchmark: bool = True
-) -> tuple[list[Entrant], list[str]]:
-    """Bind every rival to sets of arrays, which it takes in turn; return the entrants and why others are missing."""
-    entrants, missing = [], []
-    for rival in rivals.rivals(case, target.module, benchmark=benchmark):
-        if isinstance(rival, rivals.Missing):
-            missing.append(rival.reason)
-            continue
-
-        def bind(rival: rivals.Rival = rival) -> Callable[[], object]:
-            steps = [rival.bind(arrays) for arrays in sets]
-            steps[0]()
-            return measure.rotating(steps)
-
-        step = target.attempt(bind)
-        if isinstance(step, str):
-            missing.append(f"{rival.library} failed with {step}")
-        else:
-            entrants.append(Entrant(rival.library, rival.name, step))
-    return entrants, missing
-
-
-def timed(case: Case, session: Session, *, compiled_rivals: bool = False) -> dict[str, Any]:
+def timed(case: Case, session: Session, *, others: rivals.Ways = eager.WAYS) -> dict[str, Any]:
     result = measure.time_case(
         session.sized(case), session.target, session.contest, variants="ranked", without=session.without,
-        compiled_rivals=compiled_rivals, seconds=CASE_SECONDS, copy_bytes_per_second=session.copy_bytes_per_second,
+        others=others, seconds=CASE_SECONDS, copy_bytes_per_second=session.copy_bytes_per_second,
     )  # fmt: skip
     return {"status": _status(result), "result": result.to_mapping()}
 

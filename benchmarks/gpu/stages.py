@@ -9,12 +9,12 @@ from typing import Any
 
 import attrs
 
-from benchmarks.gpu import cases, conformance, steps, sweep, training
+from benchmarks.gpu import cases, conformance, eager, steps, training
 from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import probes as gpu_probes
 from benchmarks.gpu.items import Session
 from benchmarks.gpu.steps import Step
-from cubatch.bench.cases import Case, of_layer
+from cubatch.bench.cases import Case
 from cubatch.bench.target import count_sets
 from cubatch.hardware import arithmetic
 from cubatch.hardware import memory_limit as hardware_memory
@@ -31,7 +31,6 @@ _TUNED = (
 )
 _STEPS = (("resnet50", 256, "float16"), ("resnet50", 256, "bfloat16"), ("resnet50", 32, "float16"))
 
-_COMPILED_OPERATIONS = {"batch_norm_train", "batch_norm_inference", "layer_norm", "activation", "activation_backward"}
 COMPILED_RIVALS = {"torch.compile": ("eager", "compile"), "torch.compile max-autotune": ("compile max-autotune",)}
 """
 The rivals of an item, by the end of the item's name.
@@ -113,12 +112,12 @@ def _steps(device: Device) -> list[Item]:
     ]
     return items + [
         attrs.evolve(
-            item, name=item.name + COMPILED, run=functools.partial(gpu_items.timed, item.case, compiled_rivals=True),
+            item, name=item.name + COMPILED, run=functools.partial(gpu_items.timed, item.case, others=eager.COMPILED),
             seconds=item.seconds + 10.0, limit_seconds=120.0, keyword="compiled",
             steps=[name + COMPILED for name in item.steps],
         )
         for item in items
-        if item.case is not None and item.case.operation in _COMPILED_OPERATIONS
+        if item.case is not None and item.case.operation in eager.COMPILED_OPERATIONS
     ]  # fmt: skip
 
 
@@ -195,32 +194,10 @@ def _tunings(_: Device) -> list[Item]:
     ]
 
 
-def _sweeps(_: Device) -> list[Item]:
-    return [
-        Item(
-            of_layer(layer, pass_, cases.LARGEST_SWEPT).name,
-            lambda session, layer=layer, pass_=pass_: sweep.sweep(
-                session.sized(of_layer(layer, pass_, cases.LARGEST_SWEPT)),
-                session.target,
-                session.contest,
-                until=session.deadline,
-            ),
-            of_layer(layer, pass_, cases.LARGEST_SWEPT),
-            4.0,
-            60.0,
-        )
-        for layer, pass_ in cases.swept()
-    ]
-
-
 def _facts(_: Device) -> list[Item]:
     return [
         Item("libraries", gpu_items.libraries),
         Item("copies", gpu_items.copies, seconds=3.0),
-        *(
-            Item(f"gemm, {dtype}", functools.partial(gpu_items.gemm_ceiling, dtype), seconds=1.0)
-            for dtype in ("float32", *cases.TENSOR_DTYPES)
-        ),
     ]
 
 
@@ -245,7 +222,7 @@ def _units(device: Device) -> list[Item]:
 
 STAGES = (
     Stage("compile", "every kernel for this GPU", 35, _units, always=True),
-    Stage("facts", "the device's copy bandwidth, cuBLAS's rates", 12, _facts),
+    Stage("facts", "the device's copy bandwidth, versions of libraries", 8, _facts),
     Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
     Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),
     Stage("gemm", "matrix products against cuBLAS", 55, _products),
@@ -254,7 +231,6 @@ STAGES = (
     Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
     Stage("memory", "the memory plan against the real peak", 25, _memories),
     Stage("tune", "autotune against a dense sweep around its answer", 35, _tunings),
-    Stage("sweep", "every batch size from 1 to 256", 35, _sweeps),
 )  # fmt: skip
 
 

@@ -209,7 +209,7 @@ def _binder(
     """Return a function that builds the step of a PyTorch network, compiles it and warms it up."""
 
     def bind() -> Callable[[], Any]:
-        rivals.set_precision(torch, step.dtype, benchmark=True)
+        rivals.set_precision(torch, step.dtype)
         network = models.build(step.network)
         h, w, c = network.input_shape
         layout = torch.contiguous_format if step.network in TRANSFORMERS else torch.channels_last

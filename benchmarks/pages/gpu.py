@@ -19,11 +19,8 @@ from benchmarks.pages.gpu_rows import (
     limit_of,
     mean_cell,
     mean_of,
-    others_in,
     page,
     percent,
-    ratio_of,
-    ratios_by_name,
     ratios_of,
     rows_of,
     shares_of,
@@ -104,7 +101,6 @@ def convolutions(result: Mapping[str, Any]) -> str:
     """Return geometric means of convolutions against rivals, by network, type, batch size, pass and kind."""
     groups: dict[tuple[str, str, int, str], list[Row]] = {}
     listed = [*rows_of(result, "layers"), *(_as_fused(row) for row in rows_of(result, "fused"))]
-    others = others_in(listed)
     for row in listed:
         case = row["case"]
         for network in dict.fromkeys(name.split("/")[0] for name in case["layers"]):
@@ -114,56 +110,51 @@ def convolutions(result: Mapping[str, Any]) -> str:
         plain = [row for row in members if not is_winograd_ground(row)]
         winograd = [row for row in members if is_winograd_ground(row)]
         written = [mean_cell(ratios_of(group)) for group in (plain, winograd, members)]
-        written += [mean_cell(ratios_of(members, name)) for name in others]
         rows.append([network, dtype, str(batch_size), pass_, str(len(members)), *written])
     columns = ["network", "type", "batch", "pass", "layers", "without 3x3, stride 1, float32", "only these", "all"]
-    return page(result, "layers fused", table(columns + [f"all, to {name}" for name in others], rows))
+    return page(result, "layers fused", table(columns, rows))
 
 
 def families(result: Mapping[str, Any]) -> str:
     """Return for each family of kernels the mean ratio of its fastest variants."""
     groups: dict[tuple[str, str, str], list[tuple[Row, bool]]] = {}
     stages = {stage: rows_of(result, stage) for stage in ("gemm", "layers", "fused")}
-    others = others_in(row for listed in stages.values() for row in listed)
     for stage, listed in stages.items():
         for row in listed:
             best: dict[str, Row] = {}
             for entry in row["entries"]:
-                if entry["side"] == OURS and ratios_by_name(entry):
+                if entry["side"] == OURS and entry["ratio"] is not None:
                     family = entry["label"].split()[0]
                     best[family] = min(entry, best.get(family, entry), key=lambda each: each["seconds"])
             for family, entry in best.items():
                 is_first = entry["seconds"] <= row["best"]["seconds"]
                 groups.setdefault((stage, row["case"]["dtype"], family), []).append((entry, is_first))
     rows = [
-        [stage, dtype, family, str(len(members)), *(_mean(members, name) for name in (VENDOR, *others)),
+        [stage, dtype, family, str(len(members)), mean_cell([entry["ratio"] for entry, _ in members]),
          str(sum(is_first for _, is_first in members))]
         for (stage, dtype, family), members in groups.items()
     ]  # fmt: skip
-    means = ["mean ratio", *(f"mean ratio to {name}" for name in others)]
-    columns = ["stage", "type", "family", "cases", *means, "fastest family in"]
+    columns = ["stage", "type", "family", "cases", "mean ratio", "fastest family in"]
     return page(result, "gemm layers fused", table(columns, rows))
 
 
 def bandwidth(result: Mapping[str, Any]) -> str:
     """Return depthwise convolutions and operations that only move bytes, relative to a copy."""
     listed = [row for row in rows_of(result, "misc") if row["best"]["copy_fraction"] is not None]
-    others = others_in(listed)
     rows = []
     for row in listed:
         best = row["best"]
-        ratios = [ratio_of(best, name) for name in (VENDOR, *others)]
         rows.append(
             [
                 row["case"]["name"],
                 format_seconds(best["seconds"]),
                 format_metric(best["bytes_per_second"], "B/s"),
                 format_percent(best["copy_fraction"]),
-                *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+                "" if row["ratio"] is None else f"{row['ratio']:.2f}",
             ]
         )
     columns = ["operation", "time", "bandwidth", "of a copy", "ratio to cuDNN"]
-    return page(result, "misc", table(columns + [f"ratio to {name}" for name in others], rows))
+    return page(result, "misc", table(columns, rows))
 
 
 def training(result: Mapping[str, Any]) -> str:
@@ -171,11 +162,9 @@ def training(result: Mapping[str, Any]) -> str:
     rows = []
     for item in _trained(result):
         ours, theirs = item["images_per_second"].values()
-        low, high = item["ratio_interval"] or (None, None)
-        interval = "" if low is None else f" ({low:.2f} to {high:.2f})"
         rows.append(
             [item["network"], item["dtype"], str(item["batch_size"]), f"{ours:.0f}", f"{theirs:.0f}",
-             f"{item['ratio']:.2f}{interval}"]
+             _ratio(item)]
         )  # fmt: skip
     columns = ["network", "type", "batch", "cubatch, images/s", "PyTorch, images/s", "ratio"]
     return page(result, "training", table(columns, rows))
@@ -191,8 +180,7 @@ def compiled(result: Mapping[str, Any]) -> str:
             if rival["failure"] is not None:
                 rows.append([*facts, ours, name, "failed", ""])
                 continue
-            ratio = _ratio({"value": rival["ratio"], "interval": rival["ratio_interval"]})
-            rows.append([*facts, ours, name, f"{rival['images_per_second']:.0f}", ratio])
+            rows.append([*facts, ours, name, f"{rival['images_per_second']:.0f}", _ratio(rival)])
     columns = ["network", "mode", "type", "batch", "cubatch, images/s", "rival", "rival, images/s", "ratio"]
     return page(result, "training", table(columns, rows))
 
@@ -298,35 +286,26 @@ def _trained(result: Mapping[str, Any]) -> list[Row]:
     return listed
 
 
-def _mean(members: Sequence[tuple[Row, bool]], name: str) -> str:
-    ratios = [ratio_of(entry, name) for entry, _ in members]
-    return mean_cell([ratio for ratio in ratios if ratio is not None])
-
-
-def _ratio(ratio: Row) -> str:
-    low, high = ratio["interval"] or (None, None)
-    return f"{ratio['value']:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+def _ratio(entry: Row) -> str:
+    low, high = entry["ratio_interval"] or (None, None)
+    return f"{entry['ratio']:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
 
 
 def _one_by_one(result: Mapping[str, Any], stage: str, what: str, vendor: str) -> str:
-    listed = [row for row in rows_of(result, stage) if ratios_by_name(row["best"])]
+    listed = [row for row in rows_of(result, stage) if row["ratio"] is not None]
     listed.sort(key=lambda row: row["case"]["dtype"])
-    others = others_in(listed)
-    rows = [_compared(row, [VENDOR, *others]) for row in listed]
     columns = [what, "kernel", "time", "rate", "of peak", vendor, "ratio"]
-    return page(result, stage, table(columns + [head for name in others for head in (name, f"ratio to {name}")], rows))
+    return page(result, stage, table(columns, [_compared(row) for row in listed]))
 
 
-def _compared(row: Row, names: Sequence[str]) -> list[str]:
-    best, theirs = row["best"], []
-    for name in names:
-        other, ratio = row["rivals"].get(name), ratios_by_name(best).get(name)
-        theirs += [format_seconds(other["seconds"]) if other else "", _ratio(ratio) if ratio else ""]
+def _compared(row: Row) -> list[str]:
+    best = row["best"]
     return [
         row["case"]["name"],
         best["label"],
         format_seconds(best["seconds"]),
         format_metric(best["flops_per_second"], "FLOP/s"),
         percent(best["roofline_fraction"]),
-        *theirs,
+        format_seconds(row["rivals"][VENDOR]["seconds"]),
+        _ratio(best),
     ]

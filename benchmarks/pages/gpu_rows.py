@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cubatch.bench.bench_results import OURS, geometric_mean
-from cubatch.bench.rivals import VENDOR
 from cubatch.units import format_percent
 
 Row = dict[str, Any]
@@ -19,7 +18,7 @@ _FULL = 0.85
 
 def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
     """
-    Return the cases of a stage that ran and were right, with the fastest kernel of cubatch, the rivals and ratios.
+    Return the cases of a stage that ran and were right, with the fastest kernel of cubatch, the vendor and the ratio.
 
     Args:
         result: A pass.
@@ -39,7 +38,7 @@ def rows_of(result: Mapping[str, Any], stage: str, *dtypes: str) -> list[Row]:
             rivals = [e for e in measured["entries"] if e["side"] != OURS and e["seconds"]]
             others = {e["side"]: e for e in sorted(rivals, key=lambda entry: -entry["seconds"])}  # the fastest stays
             facts = {"case": measured["case"], "entries": measured["entries"], "bound": measured["bound"]}
-            rows.append(facts | {"best": best, "rivals": others, "ratio": ratio_of(best)})
+            rows.append(facts | {"best": best, "rivals": others, "ratio": best["ratio"]})
     return rows
 
 
@@ -53,25 +52,6 @@ def _sort(case: Row) -> str:
     if operation.startswith("conv2d") and not 1 < layer.get("groups", 1) == layer["c"]:
         return "fused" if operation == "conv2d" and {*case["epilogue"]} - {"bias"} else "layers"
     return "misc"
-
-
-def ratios_by_name(entry: Row) -> dict[str, Row]:
-    """Return an entry's ratio to each rival, with its interval; earlier passes have the vendor only."""
-    alone = {} if entry["ratio"] is None else {VENDOR: {"value": entry["ratio"], "interval": entry["ratio_interval"]}}
-    return entry.get("ratios") or alone
-
-
-def ratio_of(entry: Row, name: str = VENDOR) -> float | None:
-    """Return an entry's ratio to a rival, or None if the rival was not timed."""
-    ratio = ratios_by_name(entry).get(name)
-    return ratio["value"] if ratio else None
-
-
-def others_in(rows: Iterable[Row]) -> list[str]:
-    """Return the names of the rivals other than the vendor, each of which has columns of its own."""
-    return [
-        name for name in dict.fromkeys(name for row in rows for name in ratios_by_name(row["best"])) if name != VENDOR
-    ]
 
 
 def items_of(result: Mapping[str, Any], stage: str) -> list[Row]:
@@ -118,10 +98,9 @@ def mean_of(ratios: Sequence[float]) -> float:
     return geometric_mean(ratios) or 0.0
 
 
-def ratios_of(rows: Iterable[Row], name: str = VENDOR) -> list[float]:
-    """Return the ratios to a rival of the rows that have one."""
-    ratios = [ratio_of(row["best"], name) for row in rows]
-    return [ratio for ratio in ratios if ratio is not None]
+def ratios_of(rows: Iterable[Row]) -> list[float]:
+    """Return the ratios to the vendor of the rows that have one."""
+    return [row["ratio"] for row in rows if row["ratio"] is not None]
 
 
 def shares_of(rows: Iterable[Row]) -> list[float]:

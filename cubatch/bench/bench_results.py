@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ import attrs
 from cubatch.bench.cases import Case
 from cubatch.bench.contest import OURS, Entrant
 from cubatch.bench.implementations import Launch
-from cubatch.bench.rivals import RIVALS, VENDOR
+from cubatch.bench.rivals import VENDOR
 from cubatch.errors import MissingDependency
 from cubatch.hardware import waves
 from cubatch.hardware.facts import Device
@@ -24,7 +24,7 @@ from cubatch.measure.records import Timing
 from cubatch.measure.stopping import paired_interval
 
 NOT_ASKED = "not requested"
-"""Reason of a rival that was not requested."""
+"""Reason for no rival."""
 
 
 @attrs.frozen(kw_only=True)
@@ -99,20 +99,6 @@ def _figures(kernel: Kernel, arch: str) -> Figures | None:
     return Figures(resources.registers, resources.shared_bytes, resources.spill_bytes)
 
 
-@attrs.frozen
-class Ratio:
-    """
-    Time of a rival divided by the time of cubatch: above 1 cubatch is faster.
-
-    Attributes:
-        value: Ratio of the medians.
-        interval: 90 % confidence interval from the rounds of both; `None` for too few rounds.
-    """
-
-    value: float
-    interval: tuple[float, float] | None = None
-
-
 @attrs.frozen(kw_only=True)
 class Entry:
     """
@@ -121,7 +107,7 @@ class Entry:
     Attributes:
         name: The main kernel of cubatch, or the library of a rival.
         label: Family, tile and vector of the kernel.
-        side: `OURS` or the name of a rival.
+        side: `OURS` or `VENDOR`.
         status: "ok", "dropped" (clearly slower), "wrong" (not timed), "error" (did not run) or "planned".
         reason: Why measuring it ended, or the error.
         launches: Its kernels in order; empty for a rival.
@@ -131,7 +117,8 @@ class Entry:
         flops_per_second, bytes_per_second: Computed and moved in that time.
         roofline_fraction: Share of the speed that the data sheet allows.
         copy_fraction: Share of the bandwidth of a plain copy, measured in the same run.
-        ratios: Each rival's time divided by this one's, by name; empty for a rival.
+        ratio: Time of the vendor's fastest way divided by this one's: above 1 cubatch is faster; `None` for a rival.
+        ratio_interval: Its 90 % confidence interval from the rounds of both; `None` for too few rounds.
     """
 
     name: str
@@ -148,24 +135,13 @@ class Entry:
     bytes_per_second: float | None = None
     roofline_fraction: float | None = None
     copy_fraction: float | None = None
-    ratios: Mapping[str, Ratio] = attrs.field(factory=dict)
-
-    @property
-    def ratio(self) -> float | None:
-        """Time of the vendor divided by this one's; `None` if the vendor was not timed."""
-        return self.ratios[VENDOR].value if VENDOR in self.ratios else None
-
-    @property
-    def ratio_interval(self) -> tuple[float, float] | None:
-        """90 % confidence interval of `ratio`."""
-        return self.ratios[VENDOR].interval if VENDOR in self.ratios else None
+    ratio: float | None = None
+    ratio_interval: tuple[float, float] | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain mappings for JSON."""
-        facts = attrs.asdict(self)
-        ratios = facts.pop("ratios")
-        mapping: dict[str, Any] = _plain(facts | {"ratio": self.ratio, "ratio_interval": self.ratio_interval})
-        return mapping | {"ratios": _plain(ratios)}
+        mapping: dict[str, Any] = _plain(attrs.asdict(self))
+        return mapping
 
 
 @attrs.frozen(kw_only=True)
@@ -179,7 +155,7 @@ class Result:
         roofline_seconds, bound: Least time by the data sheet, and the limit that it is.
         sets: Sets of buffers that were rotated over; 0 if nothing was measured.
         l2: "cold" if the sets exceed the L2, else "warm".
-        missing: Why a rival has no entry, by name.
+        no_rival: Why the vendor has no entry; empty if it has one.
         status: "ok", or "out_of_memory" if the arrays did not fit.
     """
 
@@ -189,7 +165,7 @@ class Result:
     bound: str | None = None
     sets: int = 0
     l2: str | None = None
-    missing: Mapping[str, str] = attrs.field(factory=dict)
+    no_rival: str = ""
     status: str = "ok"
 
     @property
@@ -209,33 +185,16 @@ class Result:
         return self.times.get(OURS) or next(planned, None)
 
     @property
-    def no_rival(self) -> str:
-        """Why there is no rival; empty if there is one."""
-        has_rival = any(entry.side != OURS for entry in self.entries)
-        return "" if has_rival else "; ".join(dict.fromkeys(self.missing.values()))
-
-    @property
     def wrong(self) -> tuple[Entry, ...]:
         """Entries of cubatch with wrong results, or that did not run."""
         return tuple(entry for entry in self.entries if entry.side == OURS and entry.status in {"wrong", "error"})
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain mappings with the timings, for JSON."""
-        facts: dict[str, Any] = attrs.asdict(self, recurse=False)
-        status, missing = facts.pop("status"), dict(facts.pop("missing"))
-        return facts | {
+        return attrs.asdict(self, recurse=False) | {
             "case": self.case.to_mapping(),
             "entries": [entry.to_mapping() for entry in self.entries],
-            "no_rival": self.no_rival,
-            "status": status,
-            "missing": missing,
         }
-
-
-def names_of(results: Iterable[Result]) -> list[str]:
-    """Return the rivals that took part in any of some results, in the order of RIVALS."""
-    sides = {entry.side for result in results for entry in result.entries}
-    return [name for name in RIVALS if name in sides]
 
 
 def entered(
@@ -263,24 +222,20 @@ def entered(
 
 
 def compared(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Compare every cubatch entry with each rival's fastest, round by round."""
-    others: dict[str, Entry] = {}
-    for entry in entries:
-        if entry.side != OURS and entry.seconds:
-            others[entry.side] = min(others.get(entry.side, entry), entry, key=lambda each: each.seconds or math.inf)
-    return tuple(
-        attrs.evolve(entry, ratios={side: _ratio(other, entry) for side, other in others.items()})
-        if entry.side == OURS and entry.seconds
-        else entry
-        for entry in entries
-    )
+    """Compare every cubatch entry with the vendor's fastest, round by round."""
+    timed = [entry for entry in entries if entry.side == VENDOR and entry.seconds]
+    if not timed:
+        return tuple(entries)
+    rival = min(timed, key=lambda each: each.seconds or math.inf)
+    return tuple(_compared(entry, rival) if entry.side == OURS and entry.seconds else entry for entry in entries)
 
 
-def _ratio(rival: Entry, entry: Entry) -> Ratio:
+def _compared(entry: Entry, rival: Entry) -> Entry:
     interval = paired_interval(_by_round(rival), _by_round(entry))
-    return Ratio(
-        (rival.seconds or math.nan) / (entry.seconds or math.nan),
-        interval and (math.exp(interval[0]), math.exp(interval[1])),
+    return attrs.evolve(
+        entry,
+        ratio=(rival.seconds or math.nan) / (entry.seconds or math.nan),
+        ratio_interval=interval and (math.exp(interval[0]), math.exp(interval[1])),
     )
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from cubatch.bench.bench_results import Result, names_of
+from cubatch.bench.bench_results import Result
 from cubatch.bench.contest import OURS
+from cubatch.bench.rivals import VENDOR
 from cubatch.errors import InvalidArgument
 from cubatch.report.plots import style
 
-_COLOURS = (style.BLUE, style.GREY, style.ORANGE, style.GREEN, "#cc79a7")
-_INCHES_PER_CASE = 0.34
-_HEIGHT, _GAP = 0.8, 0.05  # of the bars of a case; between two bars, as a share of one
+_SIDES = ((OURS, style.BLUE, -0.2), (VENDOR, style.GREY, 0.2))  # name, color, shift of the bar within a case
+_INCHES_PER_CASE, _HEIGHT = 0.34, 0.38  # of the row of a case, and of a bar as a share of it
 
 
 def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     """
-    Draw the share of the roofline that each case reaches: cubatch in blue, the vendor in grey, then other rivals.
+    Draw the share of the roofline that each case reaches: cubatch in blue, the vendor in grey.
 
     Args:
         results: Those with times are drawn.
@@ -33,24 +32,13 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
         )
     figure, axes = style.sheet(9.0, 1.6 + _INCHES_PER_CASE * len(drawn))
     axes.set_title(style.plain(title), loc="left", fontsize=12, fontweight="bold")
-    bars = shares(drawn)
-    height = _HEIGHT / max(2, len(bars))
-    for index, ((name, reached), colour) in enumerate(zip(bars.items(), itertools.cycle(_COLOURS), strict=False)):
-        shift = (index - (max(2, len(bars)) - 1) / 2) * height
-        rows, percents = [row + shift for row in reached], [100 * share for share in reached.values()]
-        axes.barh(rows, percents, height=(1 - _GAP) * height, color=colour, label=name)
+    for name, color, shift in _SIDES:
+        timed = [(row + shift, result.times[name]) for row, result in enumerate(drawn) if name in result.times]
+        if timed:
+            percents = [100 * (entry.roofline_fraction or 0.0) for _, entry in timed]
+            axes.barh([row for row, _ in timed], percents, height=_HEIGHT, color=color, label=name)
     axes.set_yticks(range(len(drawn)), [style.plain(result.case.name) for result in drawn], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("percent of the roofline by the data sheet")
     axes.legend(loc="lower right", fontsize=8, frameon=False)
     style.save(figure, path)
-
-
-def shares(results: Sequence[Result]) -> dict[str, dict[int, float]]:
-    """Return the shares of the roofline by the name of the side and the number of the case."""
-    by_side: dict[str, dict[int, float]] = {}
-    for name in (OURS, *names_of(results)):
-        timed = {row: result.times[name] for row, result in enumerate(results) if name in result.times}
-        if timed:
-            by_side[name] = {row: entry.roofline_fraction or 0.0 for row, entry in timed.items()}
-    return by_side

@@ -10,12 +10,12 @@ import attrs
 import numpy as np
 
 from cubatch.bench import bench_results
-from cubatch.bench.bench_results import Entry, Result
+from cubatch.bench.bench_results import NOT_ASKED, Entry, Result
 from cubatch.bench.cases import Case
 from cubatch.bench.check import WINOGRAD, Check, Expected, poison
 from cubatch.bench.contest import OURS, Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way, Which, ways
-from cubatch.bench.rivals import RIVALS, Missing, Rival, rivals
+from cubatch.bench.rivals import VENDOR, Missing, Rival, Ways, rivals
 from cubatch.bench.target import COLD, Arrays, Target, count_sets, filled
 from cubatch.engine import backend
 from cubatch.engine.native.arrays import sharing_workspace
@@ -111,8 +111,8 @@ class _Checked:
             return attrs.evolve(entry, status="wrong", reason=reason), None
         return entry, rotating(steps)
 
-    def rival(self, rival: Rival) -> tuple[Entry, Step] | Missing:
-        """Bind a rival's library and check it; if it fails or is wrong, the others go on."""
+    def rival(self, rival: Rival) -> tuple[Entry, Step] | str:
+        """Bind a rival's library and check it; return why it is missing if it fails or is wrong."""
         self.restore()
 
         def bind() -> tuple[Sequence[Step], Check]:
@@ -127,12 +127,11 @@ class _Checked:
 
         bound = self.target.attempt(bind)
         if isinstance(bound, str):
-            return Missing(f"{rival.library} failed with {bound}", name=rival.name)
+            return f"{rival.library} failed with {bound}"
         steps, check = bound
         if not check.passed:
-            reason = f"{rival.library} is wrong, {check.worst:.3g}x the rounding bound at {check.where}"
-            return Missing(reason, name=rival.name)
-        return Entry(name=rival.library, side=rival.name, worst_error=check.worst), rotating(steps)
+            return f"{rival.library} is wrong, {check.worst:.3g}x the rounding bound at {check.where}"
+        return Entry(name=rival.library, side=VENDOR, worst_error=check.worst), rotating(steps)
 
 
 def time_case(
@@ -143,7 +142,7 @@ def time_case(
     variants: Which = "chosen",
     without: Collection[str] = (),
     with_rivals: bool = True,
-    compiled_rivals: bool = False,
+    others: Ways | None = None,
     seconds: float = 1.0,
     seed: int = 0,
     copy_bytes_per_second: float | None = None,
@@ -156,8 +155,8 @@ def time_case(
         target: Where it runs.
         contest: Times the entrants; one for all cases of a process, since it knows whether the clocks are warm.
         variants, without: Variants of cubatch: see `ways`.
-        with_rivals: Whether rivals take part.
-        compiled_rivals: Whether `torch.compile` takes part too.
+        with_rivals: Whether the vendor's libraries take part.
+        others: See `rivals`.
         seconds: Time limit, checks and preparation not counted.
         seed: Seed of data, sample and order.
         copy_bytes_per_second: Measured bandwidth of a copy.
@@ -167,9 +166,8 @@ def time_case(
     """
     listed = ways(case, target.device, variants, without)
     planned = _planned(case, target.device, listed)
-    missing = {} if with_rivals else dict.fromkeys(RIVALS, bench_results.NOT_ASKED)
     target.free_pools()  # of the case before
-    entries, entrants, failed = list(planned.entries), dict[int, Entrant](), list[Missing]()
+    entries, entrants, missing = list(planned.entries), dict[int, Entrant](), list[str]()
     try:
         checked = _Checked.of(case, target, seed, count_sets(case, target.device.l2_bytes))
         for index, way in enumerate(listed):
@@ -177,10 +175,10 @@ def time_case(
                 entries[index], step = checked.variant(way, entries[index])
                 if step is not None:
                     entrants[index] = Entrant(entries[index].name, OURS, step)
-        for rival in rivals(case, target.module, compiled=compiled_rivals) if with_rivals else ():
-            bound = rival if isinstance(rival, Missing) else checked.rival(rival)
-            if isinstance(bound, Missing):
-                failed.append(bound)
+        for rival in rivals(case, target.module, others=others) if with_rivals else [Missing(NOT_ASKED)]:
+            bound = rival.reason if isinstance(rival, Missing) else checked.rival(rival)
+            if isinstance(bound, str):
+                missing.append(bound)
                 continue
             entrants[len(entries)] = Entrant(bound[0].name, bound[0].side, bound[1])
             entries.append(bound[0])
@@ -191,12 +189,10 @@ def time_case(
         entries[index] = bench_results.entered(
             entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second
         )
-    ran = {entry.side for entry in entries}
-    missing |= {rival.name: rival.reason for rival in failed if rival.name not in ran}
     is_cold = len(checked.sets) * case.num_bytes >= COLD * (target.device.l2_bytes or 0)
     return attrs.evolve(
         planned, entries=bench_results.compared(entries), sets=len(checked.sets), l2="cold" if is_cold else "warm",
-        missing=missing,
+        no_rival="" if any(entry.side == VENDOR for entry in entries) else "; ".join(missing),
     )  # fmt: skip
 
 

@@ -1,8 +1,5 @@
 """
-Libraries that cubatch kernels are compared with: the functions in `RIVALS`.
-
-Today that is the vendor: cuBLAS by CuPy or PyTorch, cuDNN by PyTorch, and PyTorch's own kernels for other operations.
-Tables, JSON and figures show each rival by its key, so another rival is another function there.
+The vendor's libraries, with which cubatch kernels are compared: cuBLAS by CuPy or PyTorch, cuDNN by PyTorch.
 
 All compute in the same precision.  Whether float32 may become TF32, and whether sums may be stored in 16 bits, is set
 for each case, because the defaults of libraries differ.
@@ -14,29 +11,31 @@ import contextlib
 import os
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
 
 from cubatch.bench.cases import Case
 from cubatch.bench.check import WINOGRAD
-from cubatch.bench.eager import WAYS, Way, ended, keeping
 from cubatch.bench.target import failure
 from cubatch.network.layers import Attention, Conv2d, Linear
 from cubatch.network.passes import Pass
 
 VENDOR = "vendor"
-"""Name of the vendor's libraries, including PyTorch's kernels."""
+"""Side of the vendor's libraries, including PyTorch's kernels."""
 
 Step = Callable[[], Any]
+Tensors = Mapping[str, Any]
+EPS = 1e-5  # of norms: the least that cuDNN takes; with less PyTorch uses another kernel
 _NO_TORCH = "PyTorch with CUDA is not installed"
+_OTHERS = "only products, convolutions and attention are compared"
 
 
 @attrs.frozen
 class Rival:
     """
-    How a rival does a case.
+    A way of a library to do a case.
 
     Attributes:
         library: Name of the library and of its way.
@@ -45,8 +44,6 @@ class Rival:
             the step writes into the arrays.
         slack: Factor on the error bound of cubatch kernels.
         stored_between: Number of times that a kernel stores a result for the next one to end it.
-        alternatives: Other ways of the same library; the fastest counts.
-        name: Its key in `RIVALS`; `rivals` fills it in.
     """
 
     library: str
@@ -54,58 +51,58 @@ class Rival:
     results: Callable[[Any], Mapping[str, Any]] | None = None
     slack: float = 1.0
     stored_between: int = 0
-    alternatives: tuple[Rival, ...] = ()
-    name: str = attrs.field(default="", kw_only=True)
 
 
 @attrs.frozen
 class Missing:
-    """
-    A rival that cannot do a case here.
-
-    Attributes:
-        reason: Why, as the end of a sentence.
-        name: Its key in `RIVALS`; `rivals` fills it in.
-    """
+    """Why no library can do a case here, as the end of a sentence."""
 
     reason: str
-    name: str = attrs.field(default="", kw_only=True)
 
 
-class Find(Protocol):
-    """A function of `RIVALS`: see `rivals`, whose arguments it takes."""
-
-    def __call__(self, case: Case, module: types.ModuleType, *, benchmark: bool, compiled: bool) -> Rival | Missing:
-        """Return the way to do a case, or why there is none."""
-
-
-def rivals(
-    case: Case, module: types.ModuleType, *, benchmark: bool = True, compiled: bool = False
-) -> list[Rival | Missing]:
+@attrs.frozen
+class Way:
     """
-    Return every rival's ways to do a case.
+    A way to do a case with PyTorch.
+
+    Attributes:
+        make: Returns a step for tensors of the case, which returns its results.
+        names: Names of the results in their order; empty if the step writes into the tensors.
+        is_image: Whether tensors of four axes are seen as NCHW.
+        slack: Factor on the error bound.
+        stored: Number of further times that a result is stored for the next kernel.
+    """
+
+    make: Callable[[Tensors], Step]
+    names: tuple[str, ...]
+    is_image: bool = True
+    slack: float = 1.0
+    stored: int = 0
+
+
+Ways = Mapping[str, Callable[[Any, Case], Mapping[str, Way]]]
+"""By operation, a function of PyTorch and a case that returns PyTorch's ways by the name of the library."""
+
+
+def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) -> list[Rival | Missing]:
+    """
+    Return the ways of other libraries to do a case, the one whose arrays are those of cubatch first.
 
     Args:
         case: The call.
         module: Array module: CuPy, or NumPy in tests.
-        benchmark: Whether a library times its algorithms and takes the fastest; else it takes the expected one.
-        compiled: Whether `torch.compile` takes part, if it can; it compiles for seconds.
+        others: Ways of operations other than products and attention.
 
     Returns:
-        list: In the order of `RIVALS`, each followed by its alternatives.
+        list: The reason alone if there is no way.
     """
-    ways: list[Rival | Missing] = []
-    for name, find in RIVALS.items():
-        try:
-            rival = find(case, module, benchmark=benchmark, compiled=compiled)
-        except Exception as error:  # noqa: BLE001 - the other rivals take part
-            rival = Missing(failure(error))
-        others = () if isinstance(rival, Missing) else rival.alternatives
-        ways += [attrs.evolve(way, name=name) for way in (rival, *others)]
-    return ways
+    try:
+        return _ways_to_do(case, module, others or {})
+    except Exception as error:  # noqa: BLE001 - cubatch kernels are timed without a rival
+        return [Missing(failure(error))]
 
 
-def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool, compiled: bool) -> Rival | Missing:
+def _ways_to_do(case: Case, module: types.ModuleType, others: Ways) -> list[Rival | Missing]:
     torch, layer = torch_of(module), case.layer
     is_product = isinstance(layer, Linear) or (isinstance(layer, Conv2d) and _is_plain_product(layer))
     is_narrow = case.dtype == "float32" or (torch is None and case.dtype == "float16")
@@ -113,22 +110,16 @@ def _vendor(case: Case, module: types.ModuleType, *, benchmark: bool, compiled: 
         # CuPy gives cuBLAS little scratch memory, has no bfloat16, and allows TF32 once per process.
         os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
         library = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
-        return Rival(library, lambda arrays: _matmul(case, arrays, module.matmul))
+        return [Rival(library, lambda arrays: _matmul(case, arrays, module.matmul))]
     if torch is None:
-        return Missing(_NO_TORCH)
-    ways = _ways(torch, case, compiled=compiled)
+        return [Missing(_NO_TORCH)]
+    ways = _ways(torch, case, others)
     if isinstance(ways, str):
-        return Missing(ways)
-    first, *others = (
-        _rival(torch, module, case, library, way, benchmark=benchmark) for library, way in ways.items()
-    )  # fmt: skip
-    return attrs.evolve(first, alternatives=tuple(others))
+        return [Missing(ways)]
+    return [_rival(torch, module, case, library, way) for library, way in ways.items()]
 
 
-RIVALS: dict[str, Find] = {VENDOR: _vendor}
-
-
-def _ways(torch: Any, case: Case, *, compiled: bool) -> Mapping[str, Way] | str:
+def _ways(torch: Any, case: Case, others: Ways) -> Mapping[str, Way] | str:
     """Return PyTorch's ways by the name of the library, or why there is none; the first is as cubatch has it."""
     layer, on_gpu = case.layer, torch.cuda.is_available()
     if isinstance(layer, Attention):
@@ -140,19 +131,12 @@ def _ways(torch: Any, case: Case, *, compiled: bool) -> Mapping[str, Way] | str:
         return "PyTorch pads both sides of an axis alike"
     if isinstance(layer, Conv2d):
         return _convolution_ways(torch, case, layer, on_gpu=on_gpu)
-    if case.operation not in WAYS:
-        return "PyTorch has no single call for it"
-    ways = WAYS[case.operation](torch, case)
-    plain = next(iter(ways.values()))
-    if compiled and plain.is_forward:
-        make = plain.make
-        ways["torch.compile"] = attrs.evolve(plain, make=lambda tensors: torch.compile(make(tensors), dynamic=False))
-    return ways
+    return others[case.operation](torch, case) if case.operation in others else _OTHERS
 
 
-def _rival(torch: Any, module: types.ModuleType, case: Case, library: str, way: Way, *, benchmark: bool) -> Rival:
+def _rival(torch: Any, module: types.ModuleType, case: Case, library: str, way: Way) -> Rival:
     def bind(arrays: Mapping[str, Any]) -> Step:
-        set_precision(torch, case.dtype, benchmark=benchmark)
+        set_precision(torch, case.dtype)
         tensors = {name: _tensor(torch, array) for name, array in case.unpadded(arrays).items()}
         if way.is_image:  # the same memory, seen as NCHW with the channels last
             tensors = {name: each.permute(0, 3, 1, 2) if each.ndim == 4 else each for name, each in tensors.items()}  # noqa: PLR2004
@@ -185,19 +169,51 @@ def versions() -> dict[str, str | None]:
     return {"torch": getattr(torch, "__version__", None), "cudnn": None if version is None else str(version)}
 
 
-def set_precision(torch: Any, dtype: str, *, benchmark: bool) -> None:
-    """
-    Set how PyTorch's libraries compute: float32 as float32 except for "tf32", and all sums in float32.
-
-    Args:
-        torch: PyTorch.
-        dtype: Type of the case.
-        benchmark: Whether cuDNN times its algorithms.
-    """
-    torch.backends.cudnn.benchmark = benchmark
+def set_precision(torch: Any, dtype: str) -> None:
+    """Have PyTorch compute float32 as float32 except for "tf32", and sums in float32; cuDNN times its algorithms."""
+    torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def keeping(work: Step) -> Step:
+    """
+    Return a step that keeps its last result until its next run.
+
+    Libraries allocate their results.  Without this the memory would be the same for every set of arrays and would stay
+    in the L2.
+    """
+    results: list[Any] = []
+
+    def step() -> Any:
+        results.clear()  # frees the memory that the next result of this set takes
+        results.append(work())
+        return results[0]
+
+    return step
+
+
+def ended(torch: Any, case: Case, y: Any, tensors: Tensors) -> Any:
+    """
+    Apply the terms of a case's epilogue after a bias as PyTorch's eager mode does: one kernel each.
+
+    Args:
+        torch: PyTorch.
+        case: The call.
+        y: Result with channels at axis 1; may be overwritten.
+        tensors: Tensors of the case, laid out as `y`.
+    """
+    scale, residual, positive = (tensors.get(name) for name in ("scale", "residual", "positive"))
+    if scale is not None:
+        # Statistics of nothing: a batch norm in inference is then the scale and the shift alone.
+        mean, variance = torch.zeros_like(scale), torch.full_like(scale, 1 - EPS)
+        y = torch.nn.functional.batch_norm(y, mean, variance, scale, tensors["shift"], eps=EPS)
+    if residual is not None:
+        y = y.add_(residual)
+    if positive is not None:
+        y = torch.ops.aten.threshold_backward(y, positive, 0)
+    return torch.relu_(y) if case.options.get("relu") else y
 
 
 # --- products ------------------------------------------------------------------------------------------------------

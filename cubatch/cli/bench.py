@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -47,9 +49,7 @@ VariantsOption = Annotated[
         help="chosen: the kernel variant ranked first; all: every variant that can run, and the naive kernel.",
     ),
 ]
-RivalOption = Annotated[
-    bool, typer.Option("--rival/--no-rival", help="Also time the kernels of other libraries, such as the vendor's.")
-]
+RivalOption = Annotated[bool, typer.Option("--rival/--no-rival", help="Also time the vendor's libraries.")]
 SecondsOption = Annotated[float, typer.Option("--seconds", min=0.01, help="Longest time spent on each case.")]
 DryOption = Annotated[
     bool,
@@ -65,16 +65,8 @@ BatchOption = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, he
 PassOption = Annotated[
     _Pass, typer.Option("--pass", help="fprop: forward; dgrad: gradient of the input; wgrad: gradient of the weights.")
 ]
-FusedOption = Annotated[
-    bool,
-    typer.Option(
-        "--fused",
-        help="Also time the kernels with fused operations: norm, residual and ReLU; backward residual and mask.",
-    ),
-]
 
 
-@app.command()
 def gemm(
     *,
     m: Annotated[int, typer.Option("--m", min=1, help="Rows of the result.")],
@@ -84,15 +76,7 @@ def gemm(
         Literal["nn", "nt", "tn"], typer.Option("--layout", help="Layout of the two operands; t: stored transposed.")
     ] = "nt",
     dtype: DtypeOption = "float32",
-    device: DeviceOption = None,
-    variants: VariantsOption = "chosen",
-    rival: RivalOption = True,
-    seconds: SecondsOption = 2.0,
-    dry_run: DryOption = False,
-    seed: SeedOption = 0,
-    plot: PlotOption = None,
-    json: JsonOption = None,
-) -> None:
+) -> tuple[str, list[Any]]:
     """
     Time a matrix product (m, k) x (k, n).
 
@@ -100,11 +84,9 @@ def gemm(
     """
     from cubatch.bench import cases
 
-    listed = [cases.gemm(m, n, k, layout=layout, dtype=dtype)]
-    _run(listed, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+    return "", [cases.gemm(m, n, k, layout=layout, dtype=dtype)]
 
 
-@app.command()
 def conv(
     *,
     h: Annotated[int, typer.Option("--h", min=1, help="Input height.")],
@@ -119,17 +101,15 @@ def conv(
     groups: Annotated[int, typer.Option("--groups", min=1, help="Groups of channels; c is depthwise.")] = 1,
     batch_size: BatchOption = 32,
     passes: PassOption = "all",
-    fused: FusedOption = False,
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused",
+            help="Also time the kernels with fused operations: norm, residual and ReLU; backward residual and mask.",
+        ),
+    ] = False,
     dtype: DtypeOption = "float32",
-    device: DeviceOption = None,
-    variants: VariantsOption = "chosen",
-    rival: RivalOption = True,
-    seconds: SecondsOption = 2.0,
-    dry_run: DryOption = False,
-    seed: SeedOption = 0,
-    plot: PlotOption = None,
-    json: JsonOption = None,
-) -> None:
+) -> tuple[str, list[Any]]:
     """
     Time a convolution's passes.
 
@@ -154,10 +134,9 @@ def conv(
             if pass_ in _passes(passes)
             for residual in ([], ["residual"])
         ]
-    _run(listed, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+    return "", listed
 
 
-@app.command()
 def attention(
     *,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Positions of a sample.")],
@@ -165,15 +144,7 @@ def attention(
     heads: Annotated[int, typer.Option("--heads", min=1, help="Heads, which divide the channels.")],
     batch_size: BatchOption = 32,
     dtype: DtypeOption = "float32",
-    device: DeviceOption = None,
-    variants: VariantsOption = "chosen",
-    rival: RivalOption = True,
-    seconds: SecondsOption = 2.0,
-    dry_run: DryOption = False,
-    seed: SeedOption = 0,
-    plot: PlotOption = None,
-    json: JsonOption = None,
-) -> None:
+) -> tuple[str, list[Any]]:
     """
     Time self-attention with its projections: in inference, and both passes of training.
 
@@ -185,11 +156,9 @@ def attention(
 
     layer = Attention(h=tokens, w=1, c=c, heads=heads)
     passes = ((Pass.FPROP, "inference"), (Pass.FPROP, "training"), (Pass.DGRAD, "training"))
-    listed = [of_layer(layer, pass_, batch_size, dtype, mode=mode) for pass_, mode in passes]
-    _run(listed, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json)
+    return "", [of_layer(layer, pass_, batch_size, dtype, mode=mode) for pass_, mode in passes]
 
 
-@app.command()
 def model(
     model: Model,
     *,
@@ -198,17 +167,10 @@ def model(
     optimizer: OptimizerOption = "momentum",
     passes: PassOption = "all",
     dtype: DtypeOption = "float32",
-    device: DeviceOption = None,
-    variants: VariantsOption = "chosen",
-    rival: RivalOption = True,
-    seconds: SecondsOption = 0.5,
-    dry_run: DryOption = False,
-    seed: SeedOption = 0,
-    plot: PlotOption = None,
+    seconds: SecondsOption = 0.5,  # noqa: ARG001 - the default of one of many cases
     input_shape: ShapeOption = None,
     classes: ClassesOption = None,
-    json: JsonOption = None,
-) -> None:
+) -> tuple[str, list[Any]]:
     """
     Time the distinct operations of a network's step, each counted as often as it occurs.
 
@@ -223,10 +185,7 @@ def model(
     listed = of_step(network, mode, batch_size, dtype, optimizer=optimizer)
     if passes != "all":
         listed = [case for case in listed if case.pass_ in _passes(passes)]
-    _run(
-        listed, device, variants, rival=rival, seconds=seconds, dry_run=dry_run, seed=seed, plot=plot, json=json,
-        title=f"{network.name}, {mode}, batch {batch_size}",
-    )  # fmt: skip
+    return f"{network.name}, {mode}, batch {batch_size}", listed
 
 
 def _passes(name: str) -> list[Any]:
@@ -235,18 +194,38 @@ def _passes(name: str) -> list[Any]:
     return list(Pass) if name == "all" else [Pass(name)]
 
 
+_OWN = ("title", "cases")
+
+
+def _command(make: Callable[..., tuple[str, list[Any]]]) -> None:
+    """Add a command of a function that returns a title and cases, with the options of `_run` behind its own."""
+    own, shared = (inspect.signature(function, eval_str=True) for function in (make, _run))
+    options = [option for name, option in shared.parameters.items() if name not in {*_OWN, *own.parameters}]
+
+    def command(**given: Any) -> None:
+        title, cases = make(**{name: given[name] for name in own.parameters})
+        _run(title, cases, **{name: value for name, value in given.items() if name in shared.parameters})
+
+    signature = inspect.Signature([*own.parameters.values(), *options])
+    vars(command).update(
+        __name__=make.__name__, __doc__=make.__doc__, __signature__=signature,
+        __annotations__={name: option.annotation for name, option in signature.parameters.items()},
+    )  # fmt: skip
+    app.command(make.__name__)(command)
+
+
 def _run(
-    cases: list[Case],
-    name: str | None,
-    variants: Literal["chosen", "all"],
+    title: str,
+    cases: list[Any],
     *,
-    rival: bool,
-    seconds: float,
-    dry_run: bool,
-    seed: int,
-    plot: str | None,
-    json: str | None,
-    title: str = "",
+    device: DeviceOption = None,
+    variants: VariantsOption = "chosen",
+    rival: RivalOption = True,
+    seconds: SecondsOption = 2.0,
+    dry_run: DryOption = False,
+    seed: SeedOption = 0,
+    plot: PlotOption = None,
+    json: JsonOption = None,
 ) -> None:
     from cubatch.bench import figure, measure, rivals, tables
     from cubatch.engine import conditions
@@ -258,23 +237,23 @@ def _run(
         if dry_run:
             raise typer.BadParameter("--plot draws times: leave out --dry-run")
         style.check(plot)
-    device = _device(name, {case.dtype for case in cases}, dry_run=dry_run)
-    if plot is not None and all(case.roofline_seconds(device) is None for case in cases):
-        allowed = f"left out: it draws shares of peak rates, which are unknown for {device}"
+    gpu = _device(device, {case.dtype for case in cases}, dry_run=dry_run)
+    if plot is not None and all(case.roofline_seconds(gpu) is None for case in cases):
+        allowed = f"left out: it draws shares of peak rates, which are unknown for {gpu}"
         raise InvalidArgument("--plot", plot, allowed)
     copy, failure, results = None, None, []
     if dry_run:
-        results = [measure.plan(case, device, variants=variants) for case in cases]
+        results = [measure.plan(case, gpu, variants=variants) for case in cases]
     else:
-        copy, failure = _time(cases, device, results, variants=variants, with_rivals=rival, seconds=seconds, seed=seed)
+        copy, failure = _time(cases, gpu, results, variants=variants, with_rivals=rival, seconds=seconds, seed=seed)
     is_long = bool(title) and len(cases) > len(_passes("all"))  # a network's layers
-    title = f"{title or 'cubatch bench'}, {'planned for' if dry_run else 'on'} {device}"
+    title = f"{title or 'cubatch bench'}, {'planned for' if dry_run else 'on'} {gpu}"
     grid = tables.summary(results, title=title) if is_long else tables.entries(results, title=title)
     payload = {
         "schema": 1,
         "measured": not dry_run,
-        "device": device.to_mapping(),
-        "environment": conditions.environment(device) | rivals.versions(),
+        "device": gpu.to_mapping(),
+        "environment": conditions.environment(gpu) | rivals.versions(),
         "copy_bytes_per_second": copy,
         "results": [result.to_mapping() for result in results],
     } | ({} if failure is None else {"failure": str(failure) or "interrupted"})
@@ -330,3 +309,7 @@ def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:
     for dtype in dtypes:
         arithmetic.check_dtype(device, dtype)
     return device
+
+
+for _make in (gemm, conv, attention, model):
+    _command(_make)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.gpu import eager
 from cubatch.bench import cases, check, rivals, target
 from cubatch.bench.cases import of_step
 from cubatch.network.graph import Network
@@ -146,7 +147,7 @@ def test_pytorch_multiplies_what_runs_on_tensor_cores(pass_, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("before", [False, True])
 def test_precision_is_that_of_the_case_whatever_was_set_before(before, dtype, layer):
-    """TF32 only where the case is tf32, sums of 16 bits never; in a sweep cuDNN chooses without timing."""
+    """TF32 only where the case is tf32, sums of 16 bits never."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     cudnn.allow_tf32 = matmul.allow_tf32 = before
     matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = True
@@ -158,9 +159,7 @@ def test_precision_is_that_of_the_case_whatever_was_set_before(before, dtype, la
         assert not matmul.allow_fp16_reduced_precision_reduction
         assert not matmul.allow_bf16_reduced_precision_reduction
     if layer is LAYERS[0]:
-        assert cudnn.benchmark is True
-        rivals.rivals(case, np, benchmark=False)[0].bind(arrays)
-        assert cudnn.benchmark is False
+        assert cudnn.benchmark
 
 
 def test_one_sided_pads_have_no_rival():
@@ -238,7 +237,7 @@ def test_pytorch_computes_what_norms_activations_pooling_and_optimizers_do(case)
     arrays = target.fill(np, case, 1)
     expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
     initial = {name: array.copy() for name, array in arrays.items()}
-    ways = rivals.rivals(case, np)
+    ways = rivals.rivals(case, np, others=eager.WAYS)
     assert ways
     for way in ways:
         for name, array in initial.items():
@@ -257,8 +256,8 @@ def test_torch_compile_is_another_way_of_a_norm(monkeypatch):
     """On request; a backward pass and a product have none."""
     monkeypatch.setattr(torch, "compile", lambda work, **_: work)
     norm = cases.of_layer(LayerNorm(h=9, w=8, c=6), Pass.FPROP, 3)
-    assert [way.library for way in rivals.rivals(norm, np, compiled=True)] == ["torch", "torch.compile"]
-    assert [way.library for way in rivals.rivals(norm, np)] == ["torch"]
+    assert [way.library for way in rivals.rivals(norm, np, others=eager.COMPILED)] == ["torch", "torch.compile"]
+    assert [way.library for way in rivals.rivals(norm, np, others=eager.WAYS)] == ["torch"]
     for layer, pass_ in ((LayerNorm(h=9, w=8, c=6), Pass.DGRAD), (LAYERS[0], Pass.FPROP)):
         case = cases.of_layer(layer, pass_, 3)
-        assert len(rivals.rivals(case, np, compiled=True)) == 1
+        assert len(rivals.rivals(case, np, others=eager.COMPILED)) == 1

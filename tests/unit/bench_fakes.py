@@ -1,8 +1,4 @@
-"""
-Kernels that NumPy computes, on a clock that knows how long each takes: for the tests of `cubatch bench`.
-
-As a program it prints the table of the bench with every rival, without a GPU: results are checked, times are made up.
-"""
+"""Kernels that NumPy computes, on a clock that knows how long each takes: for the tests of `cubatch bench`."""
 
 from __future__ import annotations
 
@@ -13,16 +9,13 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 
-from cubatch.bench import cases, implementations, measure, tables
-from cubatch.bench.contest import Contest
+from cubatch.bench import implementations
 from cubatch.bench.target import Target
 from cubatch.engine import functional
 from cubatch.hardware.facts import Device
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.variant import Kernel, Tile
 from cubatch.measure.runner import Reading
-from cubatch.network import layers
-from cubatch.network.passes import Pass
 
 DEVICE = Device(
     name="Test GPU",
@@ -165,21 +158,3 @@ def events(durations):
             pass
 
     return Event, lambda start, end: next(left)
-
-
-def main():
-    """Show who takes part, in a product and a convolution."""
-    import pytest
-
-    convolution = cases.of_layer(layers.Conv2d(h=9, w=9, c=8, k=8, r=3, s=3), Pass.FPROP, 4)
-    with pytest.MonkeyPatch.context() as patch:
-        world = enter(World(), patch)
-        found = [
-            measure.time_case(case, world.target(), Contest(world), seconds=0.0)
-            for case in (cases.gemm(70, 50, 30), convolution)
-        ]
-    print(tables.summary(found, title="made up").text())  # noqa: T201 - a program
-
-
-if __name__ == "__main__":
-    main()

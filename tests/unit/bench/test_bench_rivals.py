@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import types
 
 import attrs
 import numpy as np
 import pytest
 
-from cubatch.bench import bench_results, cases, check, eager, figure, measure, rivals, tables, target
+from cubatch.bench import cases, check, measure, rivals, target
 from cubatch.bench.contest import Contest
 from cubatch.bench.rivals import Missing, Rival
 from cubatch.engine import functional
@@ -17,12 +16,8 @@ from cubatch.engine.native import arrays
 from cubatch.errors import DeviceFailed
 from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass
-from tests.unit import bench_fakes
 from tests.unit.bench.building import EVERY, GEMM
-from tests.unit.bench.conftest import EVERYBODY
 from tests.unit.bench_fakes import DEVICE
-
-CONV = cases.of_layer(Conv2d(h=9, w=9, c=8, k=8, r=3, s=3), Pass.FPROP, 4)
 
 # Winograd's F(4 x 4, 3 x 3): Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, section 4.3.
 A = np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]], np.float32)
@@ -49,12 +44,12 @@ def nearly(arrays):
 
 def bound(step):
     """Return a rival whose step is a function of the arrays."""
-    return lambda *_, **__: Rival("library", lambda arrays: lambda: step(arrays))
+    return Rival("library", lambda arrays: lambda: step(arrays))
 
 
-def timed(world, monkeypatch, find, case=GEMM, name="other", **parts):
-    """Return the result of a case with another rival."""
-    monkeypatch.setitem(rivals.RIVALS, name, find)
+def timed(world, monkeypatch, *ways, case=GEMM, **parts):
+    """Return the result of a case with these ways of the vendor."""
+    monkeypatch.setattr(measure, "rivals", lambda *_, **__: list(ways))
     target_ = attrs.evolve(world.target(), **parts)
     contest = Contest(world, synchronize=target_.synchronize)
     return measure.time_case(case, target_, contest, seconds=10.0)
@@ -64,35 +59,42 @@ def timed(world, monkeypatch, find, case=GEMM, name="other", **parts):
 
 
 @pytest.mark.parametrize(
-    ("find", "reason"),
+    ("way", "reason"),
     [
         (bound(lambda _: None), "library is wrong, inf"),
         (bound(nearly), "the rounding bound at out["),
         (bound(lambda arrays: np.matmul(arrays["x"], arrays["w"][::-1].T, out=arrays["out"])), "library is wrong"),
         (bound(lambda _: raise_(RuntimeError("no algorithm"))), "library failed with RuntimeError: no algorithm"),
-        (bound(lambda _: raise_(NotImplementedError("none"))), "library failed with NotImplementedError: none"),
         (bound(lambda _: raise_(MemoryError())), "library failed with MemoryError"),
         (bound(lambda _: raise_(DeviceFailed.by_driver("a launch", 701))), "DeviceFailed: a launch failed"),
-        (lambda *_, **__: raise_(ImportError("no module")), "ImportError: no module"),
-        (lambda *_, **__: Rival("library", lambda _: raise_(TypeError("no such type"))), "TypeError: no such type"),
+        (Rival("library", lambda _: raise_(TypeError("no such type"))), "TypeError: no such type"),
+        (Missing("not installed"), "not installed"),
     ],
 )
-def test_a_rival_that_fails_or_is_wrong_is_missing_and_the_others_are_timed(find, reason, world, monkeypatch):
-    """It has no entry; the reason is in the result, and cubatch and the vendor are compared."""
+def test_a_rival_that_fails_or_is_wrong_is_missing_and_the_others_are_timed(way, reason, world, monkeypatch):
+    """It has no entry; the reason is in the result, unless another way of the vendor is compared."""
+    alone = timed(world, monkeypatch, way)
+    assert [entry.side for entry in alone.entries] == ["ours"]
+    assert reason in alone.no_rival
+    assert alone.wrong == ()
     world.seconds = {"gemm_nt_a": 1e-3, "vendor": 0.9e-3}
-    result = timed(world, monkeypatch, find)
+    result = timed(world, monkeypatch, way, bound(right))
     assert [entry.side for entry in result.entries] == ["ours", "vendor"]
-    assert reason in result.missing["other"]
+    assert result.no_rival == ""
     assert result.best.ratio == pytest.approx(0.9)
-    assert result.wrong == ()
 
 
-@pytest.mark.parametrize("find", [bound, lambda step: lambda *_, **__: step(None)])
-def test_an_error_after_which_nothing_runs_ends_the_process(find, world, monkeypatch):
-    """The status 700 of the driver, when a rival is bound or timed."""
+def test_a_library_that_cannot_be_asked_is_missing(monkeypatch):
+    """The reason is the error that it raised."""
+    monkeypatch.setattr(rivals, "torch_of", lambda _: raise_(ImportError("no module")))
+    assert rivals.rivals(GEMM, np) == [Missing("ImportError: no module")]
+
+
+def test_an_error_after_which_nothing_runs_ends_the_process(world, monkeypatch):
+    """The status 700 of the driver."""
     error = DeviceFailed.by_driver("a launch", 700)
     with pytest.raises(DeviceFailed, match="status 700"):
-        timed(world, monkeypatch, find(lambda _: raise_(error)))
+        timed(world, monkeypatch, bound(lambda _: raise_(error)))
 
 
 def test_a_rival_that_fails_while_it_is_timed_ends_alone(world, monkeypatch):
@@ -105,7 +107,7 @@ def test_a_rival_that_fails_while_it_is_timed_ends_alone(world, monkeypatch):
             raise RuntimeError("no workspace")
         right(arrays)
 
-    ours, vendor = timed(world, monkeypatch, bound(step), name="vendor").entries
+    ours, vendor = timed(world, monkeypatch, bound(step)).entries
     assert (ours.status, ours.ratio, len(ours.timings)) == ("ok", None, 5)
     assert (vendor.status, vendor.reason, vendor.timings) == ("error", "RuntimeError: no workspace", ())
     assert len(calls) == 8
@@ -160,32 +162,20 @@ def test_a_rival_runs_every_set_once_before_it_is_timed(world, monkeypatch):
     """Allocating the results of each set is no part of a timing."""
     sets, done = [], []
 
-    def find(*_, **__):
-        def bind(arrays):
-            sets.append(id(arrays["out"]))
-            number = len(sets)
+    def bind(arrays):
+        sets.append(id(arrays["out"]))
+        number = len(sets)
 
-            def step():
-                done.append((number, len(world.readings)))
-                right(arrays)
+        def step():
+            done.append((number, len(world.readings)))
+            right(arrays)
 
-            return step
+        return step
 
-        return Rival("library", bind)
-
-    timed(world, monkeypatch, find, device=attrs.evolve(DEVICE, l2_bytes=GEMM.num_bytes * 2))
+    device = attrs.evolve(DEVICE, l2_bytes=GEMM.num_bytes * 2)
+    timed(world, monkeypatch, Rival("library", bind), device=device)
     assert len(set(sets)) == 4
     assert [number for number, readings in done if not readings] == [1, 2, 3, 4]
-
-
-def test_a_way_that_fails_leaves_the_other_way_of_its_library(world, monkeypatch):
-    """The library is missing only if none of its ways ran."""
-    refused = Rival("refused", lambda _: raise_(RuntimeError("not in this version")))
-    taken = Rival("taken", lambda arrays: lambda: right(arrays))
-    both = attrs.evolve(refused, alternatives=(taken,))
-    result = timed(world, monkeypatch, lambda *_, **__: both, name="vendor")
-    assert [entry.name for entry in result.entries][1:] == ["taken"]
-    assert result.missing == {}
 
 
 def test_a_cudnn_without_the_gpu_costs_its_version_alone(monkeypatch):
@@ -206,36 +196,30 @@ def test_a_cudnn_without_the_gpu_costs_its_version_alone(monkeypatch):
 def test_results_may_be_returned(world, monkeypatch):
     """Libraries that allocate their results return them, and the check reads them instead of the arrays."""
     for factor in (1, 2):
-
-        def find(*_, factor=factor, **__):
-            return Rival("library", lambda a: lambda: factor * (a["x"] @ a["w"].T), lambda y: {"out": y})
-
-        result = timed(world, monkeypatch, find)
-        assert ("other" in result.times) == (factor == 1)
-        assert ("other" in result.missing) == (factor == 2)
+        way = Rival(
+            "library", lambda a, factor=factor: lambda: factor * (a["x"] @ a["w"].T), lambda y: {"out": y}
+        )  # fmt: skip
+        assert ("vendor" in timed(world, monkeypatch, way).times) == (factor == 1)
 
 
 def test_arrays_that_are_overwritten_are_restored(world, monkeypatch):
     """The check of a rival begins with the data that cubatch's began with."""
     case = cases.optimizer_step("adam", 500)
-    result = timed(world, monkeypatch, bound(lambda arrays: case.call(functional, arrays)), case)
-    assert "other" in result.times
+    assert "vendor" in timed(world, monkeypatch, bound(lambda arrays: case.call(functional, arrays)), case=case).times
 
 
-@pytest.mark.parametrize("name", EVERYBODY)
-def test_every_rival_is_right_in_every_case_that_it_takes(name, world, monkeypatch):
-    """On NumPy's arrays, and PyTorch's where it is installed; each takes at least one."""
-    monkeypatch.setitem(rivals.RIVALS, name, EVERYBODY[name])
+def test_the_vendor_is_right_in_every_case_that_it_takes(world):
+    """On NumPy's arrays, and PyTorch's where it is installed."""
     taken = 0
     for case in [*EVERY, GEMM, *(cases.gemm(9, 8, 7, layout=layout) for layout in ("nn", "tn"))]:
-        ways = [way for way in rivals.rivals(case, np) if way.name == name]
+        ways = rivals.rivals(case, np)
         result = measure.time_case(case, world.target(), Contest(world), seconds=0.0)
         if isinstance(ways[0], Missing):
-            assert result.missing[name] == ways[0].reason
+            assert result.no_rival == ways[0].reason
             assert "Error" not in ways[0].reason, case.name
         else:
-            done = {entry.name for entry in result.entries if entry.side == name}
-            assert done == {way.library for way in ways}, (case.name, result.missing)
+            done = {entry.name for entry in result.entries if entry.side == "vendor"}
+            assert done == {way.library for way in ways}, (case.name, result.no_rival)
             taken += 1
     assert taken
 
@@ -262,90 +246,6 @@ def test_a_fast_convolution_is_within_its_factor_and_other_padding_is_not():
     assert expected.check({**given, "out": fast}, factor=check.WINOGRAD).passed
     shifted = np.roll(fast, 1, axis=1)
     assert expected.check({**given, "out": shifted}, factor=check.WINOGRAD).worst > 10
-
-
-# --- tables, JSON, figures -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def second(world, monkeypatch):
-    """A world in which the vendor has a rival that only multiplies."""
-
-    def other(case, *_, **__):
-        if case.operation != "linear":
-            return Missing("it only multiplies")
-
-        def bind(arrays):
-            def step():
-                world.launched.append("other")
-                right(arrays)
-
-            return step
-
-        return Rival("other 1.0", bind)
-
-    world.seconds = {"vendor": 0.9e-3, "other": 2e-3}
-    monkeypatch.setattr(rivals, "_torch", lambda: None)
-    monkeypatch.setitem(rivals.RIVALS, "other", other)
-    return world
-
-
-@pytest.fixture
-def results(second):
-    """A product that both rivals do, and a convolution that none does."""
-    return [measure.time_case(case, second.target(), Contest(second), seconds=10.0) for case in (GEMM, CONV)]
-
-
-def test_cubatch_is_compared_with_each_rival_in_the_same_rounds(results):
-    """The slower of two rivals is not dropped: they do not compete with each other."""
-    product, convolution = results
-    assert [(entry.name, entry.side, entry.status) for entry in product.entries[1:]] == [
-        ("numpy.matmul", "vendor", "ok"), ("other 1.0", "other", "ok"),
-    ]  # fmt: skip
-    assert {name: entry.seconds for name, entry in product.times.items()} == {
-        "ours": 1e-3, "vendor": 0.9e-3, "other": 2e-3,
-    }  # fmt: skip
-    assert {name: ratio.value for name, ratio in product.best.ratios.items()} == pytest.approx(
-        {"vendor": 0.9, "other": 2}
-    )
-    assert product.best.ratios["other"].interval == pytest.approx((2, 2))
-    assert product.no_rival == ""
-    assert dict(convolution.missing) == {"vendor": "PyTorch with CUDA is not installed", "other": "it only multiplies"}
-
-
-def test_tables_json_and_figures_have_each_rival(results, tmp_path):
-    """A ratio for each variant; time, ratio and sum for a network; bars as long as the share of the roofline."""
-    assert tables.entries(results, title="t").columns[-3:] == ("ratio", "ratio to other", "note")
-    summary = tables.summary(results, title="t")
-    assert summary.columns[-5:] == ("vendor", "ratio", "other", "ratio to other", "note")
-    assert [*summary.rows[0][-5:-1]] == ["900 µs", "0.90 (0.90 to 0.90)", "2.00 ms", "2.00 (2.00 to 2.00)"]
-    assert "No other for some: it only multiplies." in summary.notes
-    facts = json.loads(json.dumps(results[0].to_mapping(), allow_nan=False))
-    ours, *others = facts["entries"]
-    assert ours["ratio"] == ours["ratios"]["vendor"]["value"] == pytest.approx(0.9)
-    assert ours["ratios"]["other"] == {"value": pytest.approx(2), "interval": [pytest.approx(2)] * 2}
-    assert [(entry["side"], entry["ratio"], entry["ratios"]) for entry in others] == [
-        ("vendor", None, {}), ("other", None, {}),
-    ]  # fmt: skip
-    floor = results[0].roofline_seconds
-    assert figure.shares(results[:1]) == {
-        name: {0: pytest.approx(floor / seconds)}
-        for name, seconds in (("ours", 1e-3), ("vendor", 0.9e-3), ("other", 2e-3))
-    }
-
-
-def test_a_rival_that_is_not_requested_is_not_called(world, monkeypatch):
-    """No rival of any name, and the reason."""
-    monkeypatch.setitem(rivals.RIVALS, "other", None)
-    result = measure.time_case(GEMM, world.target(), Contest(world), with_rivals=False)
-    assert dict(result.missing) == {"vendor": bench_results.NOT_ASKED, "other": bench_results.NOT_ASKED}
-
-
-def test_the_columns_of_a_new_rival_can_be_seen_without_a_gpu(second, capsys):
-    """By running the module of fakes, as the contributors' guide says."""
-    del second
-    bench_fakes.main()
-    assert "ratio to other" in capsys.readouterr().out
 
 
 # --- cuDNN, through a made-up PyTorch on NumPy's arrays -------------------------------------------------------------
@@ -398,7 +298,7 @@ def tensors_of(case):
 def calls_of(case):
     """Return what each way calls for one step."""
     calls, by_way = [], {}
-    for name, way in rivals._ways(fake_torch(calls), case, compiled=False).items():
+    for name, way in rivals._ways(fake_torch(calls), case, {}).items():
         way.make(tensors_of(case))()
         by_way[name] = [call[:2] for call in calls]
         calls.clear()
@@ -425,7 +325,7 @@ def test_bias_residual_and_relu_are_fused_by_cudnn_too():
     }
     case = cases.of_layer(biased, Pass.FPROP, 2, "float16", with_bias=True, ending=["residual"], relu=True)
     given = tensors_of(case)
-    rivals._ways(fake_torch(calls := []), case, compiled=False)["cuDNN (torch, fused)"].make(given)()
+    rivals._ways(fake_torch(calls := []), case, {})["cuDNN (torch, fused)"].make(given)()
     ((name, _, (w, residual, alpha, b, *geometry)),) = calls
     assert (name, alpha, geometry) == ("cudnn_convolution_add_relu", 1.0, [[1, 1], [1, 1], [1, 1], 1])
     for tensor, of in ((w, "w"), (residual, "residual"), (b, "b")):
@@ -455,9 +355,7 @@ def test_the_fastest_way_of_a_rival_counts(world, monkeypatch):
 
         return Rival(name, bind)
 
-    result = timed(
-        world, monkeypatch, lambda *_, **__: attrs.evolve(way("a"), alternatives=(way("b"), way("c"))), name="vendor"
-    )
+    result = timed(world, monkeypatch, way("a"), way("b"), way("c"))
     ours, *others = result.entries
     assert [(entry.name, entry.status) for entry in others] == [("a", "dropped"), ("b", "ok"), ("c", "dropped")]
     assert ours.ratio == pytest.approx(0.5)
@@ -476,7 +374,7 @@ def test_the_results_of_sets_lie_in_as_many_places():
         def __del__(self):
             blocks.insert(0, self.name)
 
-    steps = [eager.keeping(Block) for _ in range(3)]
+    steps = [rivals.keeping(Block) for _ in range(3)]
     for step in steps * 3:
         step()
     assert taken == list("abc") * 3

@@ -63,7 +63,10 @@ def test_the_table_of_products_leaves_out_what_was_wrong():
 def test_a_caption_names_the_commits_that_a_resumed_pass_kept_cases_of():
     """Two of three products were timed before it was resumed, by code of another commit; convolutions were not."""
     result = result_of(
-        gemm=([item_of(cases.gemm(n, 8, 8), [entry(1e-3, ratio=1.0)]) for n in (8, 16, 32)], 0),
+        gemm=(
+            [item_of(cases.gemm(n, 8, 8), [entry(1e-3, ratio=1.0), entry(1e-3, side="vendor")]) for n in (8, 16, 32)],
+            0,
+        ),
         layers=([item_of(conv_case(1), [entry(1e-3, ratio=1.0)])], 0),
     )
     before, _ = result["stages"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_pass, render
-from benchmarks.gpu import form, sweep
+from benchmarks.gpu import form
 from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu.resume import Earlier
 from cubatch.measure.records import Timing
@@ -134,17 +133,6 @@ def test_no_item_is_lost_whatever_becomes_of_its_stage(tmp_path):
         assert {item["name"] for item in run["items"]} | set(run["skipped"]) == {f"item {n}" for n in range(9)}
 
 
-def test_sweeps_go_into_a_table_beside_the_file(monkeypatch, tmp_path):
-    """One line for each layer, pass and batch size."""
-    row = dict.fromkeys(sweep.COLUMNS) | {"batch": 3, "ours_ms": 0.5}
-    stages = [attrs.evolve(stage_of(), name="sweep")]
-    run_all(monkeypatch, tmp_path, stages, {"sweep": [{"name": "x", "status": "ok", "rows": [row, row]}]})
-    with (tmp_path / "pass.csv").open() as file:
-        read = list(csv.DictReader(file))
-    assert [line["batch"] for line in read] == ["3", "3"]
-    assert set(read[0]) == set(sweep.COLUMNS)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -244,5 +232,5 @@ def test_an_item_is_a_line_and_its_timings_are_columns():
 def test_a_pass_that_is_read_and_written_again_is_the_same():
     """As a resumed one is: columns stay columns, stages without items lists."""
     run = {"name": "gemm", "items": [{"name": "a", "timings": [timing(0, 0.5)]}]}
-    text = form.text_of({"schema": 1, "stages": [run, {"name": "sweep", "items": []}]})
+    text = form.text_of({"schema": 1, "stages": [run, {"name": "steps", "items": []}]})
     assert form.text_of(json.loads(text)) == text

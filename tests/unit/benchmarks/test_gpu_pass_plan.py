@@ -1,21 +1,16 @@
-"""What a GPU pass would do: its dry run, its items and its sweeps."""
+"""What a GPU pass would do: its dry run and its items."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 
 from benchmarks import gpu_pass
 from benchmarks.gpu import cases as gpu_cases
-from benchmarks.gpu import plan, steps, sweep
+from benchmarks.gpu import plan, steps
 from benchmarks.gpu import stages as gpu_stages
-from cubatch.bench import cases, measure
-from cubatch.bench.contest import Contest
+from cubatch.bench import measure
 from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware import catalogue
-from cubatch.network import layers as kinds
-from cubatch.network.passes import Pass
 from tests.thorough import THOROUGH
 from tests.unit.benchmarks.passes import H200
 
@@ -24,7 +19,7 @@ from tests.unit.benchmarks.passes import H200
 
 def test_a_dry_run_lists_what_would_run(capsys):
     """With counts and guesses, and no problem where there is none."""
-    arguments = ["--dry-run", "--no-compile", "--stage", "gemm", "--stage", "sweep", "--only", "gemm|14x14x256"]
+    arguments = ["--dry-run", "--no-compile", "--stage", "gemm", "--stage", "steps", "--only", "gemm|14x14x256"]
     assert gpu_pass.main(arguments) == 0
     out = capsys.readouterr().out
     assert "Planned for NVIDIA H200" in out
@@ -93,34 +88,10 @@ def test_an_operation_of_several_steps_is_timed_once():
             assert item.case.multiplicity == len(item.case.layers) >= case.multiplicity
 
 
-# --- sweeps --------------------------------------------------------------------------------------------------------
-
-
-def test_a_sweep_times_every_size_on_parts_of_one_set_of_buffers(world):
-    """Its rows are ascending and tell what was run; the buffers of the largest batch are all there is."""
-    world.seconds = {"gemm_nt_a": 1e-3, "vendor": 2e-3}
-    found = sweep.sweep(_linear(9), world.target(), Contest(world), until=time.monotonic() + 60)
-    rows = found["rows"]
-    assert [row["batch"] for row in rows] == list(range(1, 10))
-    assert found["missing"] == []
-    assert all(set(row) == set(sweep.COLUMNS) for row in rows)
-    assert rows[4] | {"ours_kernel": "gemm_nt_a", "ours_blocks": 30, "ours_busiest_sm_blocks": 3} == rows[4]
-    assert rows[4]["ours_ms"] == pytest.approx(1.0)
-    assert rows[4]["vendor_ms"] == pytest.approx(2.0)
-    assert rows[4]["gflop"] == pytest.approx(2 * 5 * 6 * 4 / 1e9)
-    assert (rows[4]["vendor"], rows[4]["gpu"], rows[4]["num_sms"]) == ("numpy.matmul", "Test GPU", 10)
-
-
-def test_a_sweep_that_is_cut_off_says_what_is_missing(world):
-    """Nothing is made up for it."""
-    found = sweep.sweep(_linear(4, Pass.WGRAD), world.target(), Contest(world), until=0.0)
-    assert (found["rows"], found["missing"]) == ([], [1, 2, 3, 4])
-
-
 def test_a_rehearsal_runs_the_same_operations_on_small_arrays():
     """Of the same operation, pass and type, each some kilobytes; nothing is left as large as it was."""
     planned = set()
-    for stage in ("gemm", "steps", "sweep"):
+    for stage in ("gemm", "steps"):
         for item in gpu_stages.stage_named(stage).items(H200)[:: 1 if THOROUGH else 4]:
             found = gpu_cases.small(item.case)
             assert (found.operation, found.pass_, found.dtype, found.results[:1]) == (
@@ -134,7 +105,3 @@ def test_a_rehearsal_runs_the_same_operations_on_small_arrays():
             if found.name not in planned:
                 planned.add(found.name)
                 assert measure.plan(found, H200, compiled=False).entries
-
-
-def _linear(batch_size, pass_=Pass.FPROP):
-    return cases.of_layer(kinds.Linear(c=6, k=4), pass_, batch_size)

@@ -1,4 +1,8 @@
-"""PyTorch's own calls for operations that are no products: norms, activations, pooling, sums and optimizers."""
+"""
+PyTorch's own calls for operations that are no products: norms, activations, pooling, sums and optimizers.
+
+`cubatch.bench.rivals` has the products; both are checked and timed in the same way.
+"""
 
 from __future__ import annotations
 
@@ -9,73 +13,11 @@ from typing import Any
 import attrs
 
 from cubatch.bench.cases import Case
+from cubatch.bench.rivals import EPS, Step, Tensors, Way, Ways, ended
 from cubatch.engine.loss_scale import SKIPPED, UNSCALE
 
-_EPS = 1e-5  # the least that cuDNN takes; with less PyTorch uses another kernel
-
-Step = Callable[[], Any]
-Tensors = Mapping[str, Any]
-
-
-@attrs.frozen
-class Way:
-    """
-    A way to do a case with PyTorch.
-
-    Attributes:
-        make: Returns a step for tensors of the case, which returns its results.
-        names: Names of the results in their order; empty if the step writes into the tensors.
-        is_image: Whether tensors of four axes are seen as NCHW.
-        slack: Factor on the error bound.
-        stored: Number of further times that a result is stored for the next kernel.
-        is_forward: Whether it has no graph of its own, so that `torch.compile` takes it.
-    """
-
-    make: Callable[[Tensors], Step]
-    names: tuple[str, ...]
-    is_image: bool = True
-    slack: float = 1.0
-    stored: int = 0
-    is_forward: bool = True
-
-
-def keeping(work: Step) -> Step:
-    """
-    Return a step that keeps its last result until its next run.
-
-    Libraries allocate their results.  Without this the memory would be the same for every set of arrays and would stay
-    in the L2.
-    """
-    results: list[Any] = []
-
-    def step() -> Any:
-        results.clear()  # frees the memory that the next result of this set takes
-        results.append(work())
-        return results[0]
-
-    return step
-
-
-def ended(torch: Any, case: Case, y: Any, tensors: Tensors) -> Any:
-    """
-    Apply the terms of a case's epilogue after a bias as PyTorch's eager mode does: one kernel each.
-
-    Args:
-        torch: PyTorch.
-        case: The call.
-        y: Result with channels at axis 1; may be overwritten.
-        tensors: Tensors of the case, laid out as `y`.
-    """
-    scale, residual, positive = (tensors.get(name) for name in ("scale", "residual", "positive"))
-    if scale is not None:
-        # Statistics of nothing: a batch norm in inference is then the scale and the shift alone.
-        mean, variance = torch.zeros_like(scale), torch.full_like(scale, 1 - _EPS)
-        y = torch.nn.functional.batch_norm(y, mean, variance, scale, tensors["shift"], eps=_EPS)
-    if residual is not None:
-        y = y.add_(residual)
-    if positive is not None:
-        y = torch.ops.aten.threshold_backward(y, positive, 0)
-    return torch.relu_(y) if case.options.get("relu") else y
+COMPILED_OPERATIONS = {"batch_norm_train", "batch_norm_inference", "layer_norm", "activation", "activation_backward"}
+"""Those that `torch.compile` takes: they have no graph of their own."""
 
 
 def _activation(torch: Any, case: Case) -> dict[str, Way]:
@@ -108,7 +50,7 @@ def _activation(torch: Any, case: Case) -> dict[str, Way]:
 
 def _batch_norm(torch: Any, case: Case) -> dict[str, Way]:
     """Batch norm with parameters in float32, as mixed precision has them; its backward pass by autograd."""
-    norm, eps, is_training = torch.nn.functional.batch_norm, getattr(case.layer, "eps", _EPS), "mean" in case.operands
+    norm, eps, is_training = torch.nn.functional.batch_norm, getattr(case.layer, "eps", EPS), "mean" in case.operands
 
     def forward(t: Tensors) -> Step:
         gamma, beta, statistics = t["gamma"].float(), t["beta"].float(), (t.get("running_mean"), t.get("running_var"))
@@ -120,12 +62,12 @@ def _batch_norm(torch: Any, case: Case) -> dict[str, Way]:
         return lambda: torch.autograd.grad(y, leaves, t["dy"], retain_graph=True)
 
     if case.operation.endswith("backward"):
-        return {"torch": Way(backward, ("out", "dgamma", "dbeta"), is_forward=False)}
+        return {"torch": Way(backward, ("out", "dgamma", "dbeta"))}
     return {"torch": Way(forward, ("out",))}
 
 
 def _layer_norm(torch: Any, case: Case) -> dict[str, Way]:
-    norm, eps = torch.nn.functional.layer_norm, getattr(case.layer, "eps", _EPS)
+    norm, eps = torch.nn.functional.layer_norm, getattr(case.layer, "eps", EPS)
 
     def forward(t: Tensors) -> Step:
         return lambda: norm(t["x"], t["gamma"].shape, t["gamma"], t["beta"], eps)
@@ -136,7 +78,7 @@ def _layer_norm(torch: Any, case: Case) -> dict[str, Way]:
         return lambda: torch.autograd.grad(y, leaves, t["dy"], retain_graph=True)
 
     if case.operation.endswith("backward"):
-        return {"torch": Way(backward, ("out", "dgamma", "dbeta"), is_image=False, stored=4, is_forward=False)}
+        return {"torch": Way(backward, ("out", "dgamma", "dbeta"), is_image=False, stored=4)}
     return {"torch": Way(forward, ("out",), is_image=False)}
 
 
@@ -225,12 +167,11 @@ def _optimizer(torch: Any, case: Case) -> dict[str, Way]:
         return step_once
 
     return {
-        f"torch.optim ({how})": Way(functools.partial(make, how), (), is_image=False, is_forward=False)
-        for how in ("fused", "foreach")
+        f"torch.optim ({how})": Way(functools.partial(make, how), (), is_image=False) for how in ("fused", "foreach")
     }
 
 
-WAYS: Mapping[str, Callable[[Any, Case], dict[str, Way]]] = {
+WAYS: Ways = {
     **dict.fromkeys(("relu", "relu_backward", "activation", "activation_backward"), _activation),
     **dict.fromkeys(("batch_norm_train", "batch_norm_inference", "batch_norm_backward"), _batch_norm),
     **dict.fromkeys(("layer_norm", "layer_norm_backward"), _layer_norm),
@@ -240,3 +181,18 @@ WAYS: Mapping[str, Callable[[Any, Case], dict[str, Way]]] = {
     "add": _add,
 }
 """PyTorch's ways by operation; the first is as PyTorch's users have it."""
+
+
+def _with_compiled(find: Callable[[Any, Case], Mapping[str, Way]], torch: Any, case: Case) -> dict[str, Way]:
+    ways = dict(find(torch, case))
+    plain = next(iter(ways.values()))
+    return ways | {
+        "torch.compile": attrs.evolve(plain, make=lambda given: torch.compile(plain.make(given), dynamic=False))
+    }
+
+
+COMPILED: Ways = {
+    name: functools.partial(_with_compiled, find) if name in COMPILED_OPERATIONS else find
+    for name, find in WAYS.items()
+}
+"""The same and `torch.compile`, which compiles for seconds."""
