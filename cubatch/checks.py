@@ -78,7 +78,7 @@ def required_size(value: int) -> int:
 
 
 def required_text(value: str) -> str:
-    """Take text."""
+    """Return the value if it is a str; raise TypeError otherwise."""
     if not _is(value, str):
         raise TypeError(f"must be text, got {shown(value)}")
     return value
@@ -86,12 +86,12 @@ def required_text(value: str) -> str:
 
 # Named functions, because mypy's support for attrs takes no others.
 def number(value: float | None) -> float | None:
-    """Take a finite number or None."""
+    """Return the value if it is a finite number or None; raise TypeError or ValueError otherwise."""
     return None if value is None else required_number(value)
 
 
 def positive(value: float | None) -> float | None:
-    """Take a number above 0 or None."""
+    """Return the value if it is above 0 or None; raise TypeError or ValueError otherwise."""
     return None if value is None else required_positive(value)
 
 

@@ -84,7 +84,7 @@ def connect(
 
 
 def open_read_only(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    """Open a file for reading, also where nothing may be written."""
+    """Return a read-only connection, also in a folder without write permission."""
     mode, journal = "mode=ro", path.with_name(path.name + "-wal")
     if not os.access(path.parent, os.W_OK, effective_ids=True):  # WAL needs a file next to it
         mode = "immutable=1"  # SQLite then ignores the journal
@@ -145,7 +145,7 @@ def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) 
         raise _OldSchema(str(path), words, "The next run renames it and begins a new one.")
     statements = {row[0] for row in database.execute(f"SELECT CAST(sql AS BLOB) {own}")}
     if statements != {statement.strip().encode() for statement in schema.split(";") if statement.strip()}:
-        raise _damage("names of its tables or columns have changed", sqlite3.SQLITE_CORRUPT)
+        raise _damage("the tables or columns of the file are not those of cubatch", sqlite3.SQLITE_CORRUPT)
     report = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if report != "ok":
         code = re.search(r"error code[ =](\d+)", report)  # of a read that failed; without one it is damage

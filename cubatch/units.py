@@ -156,7 +156,7 @@ def format_tenths(fraction: float) -> str:
 
 def format_whole_percent(fraction: float, *, at_most: bool = False) -> str:
     """
-    Write a fraction as a whole percentage: the nearest, or for a bound one that it does not exceed.
+    Format a fraction as a whole percentage: rounded to nearest, or rounded up with `at_most`.
 
     Example:
         >>> format_whole_percent(0.034), *(format_whole_percent(share, at_most=True) for share in (0.034, 0.07))

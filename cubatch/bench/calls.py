@@ -113,7 +113,7 @@ class Blanks:
 
 
 def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Call:
-    """Describe a call by its arguments, which are arrays of `blanks`, lists of them, and options."""
+    """Describe a call of an operation: operands by argument name, options, and which operands it writes."""
     arrays: dict[str, str | tuple[str | None, ...]] = {}
     options: dict[str, Any] = {}
     operands: dict[str, Operand] = {}

@@ -24,7 +24,7 @@ def call(at: Bound, names: Sequence[str], given: dict[str, Any]) -> None:
     Call functions in order, each with those arguments that it has parameters for.
 
     Args:
-        at: The operation and its arrays.
+        at: The operation with its arrays, whose backend has the functions.
         names: Names of functions in `functional`.
         given: Arguments by name.
     """

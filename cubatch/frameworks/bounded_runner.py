@@ -146,7 +146,7 @@ class BoundedRunner(abc.ABC):
                 break
 
     def _measured_plan(self, top: int | None) -> MemoryPlan | None:
-        """Return a plan without a trace, from steps of a first size; None if their memory is unknown."""
+        """Run a first size and plan memory from what it took, for modules that cannot be traced; None if unknown."""
         if self.is_compiled:  # a first step would be compiled outside the budget
             return None
         share = (self._memory_limit - self.own_bytes) // 2  # until it is known, one sample more is as much as fits
@@ -207,7 +207,7 @@ class BoundedRunner(abc.ABC):
         return self._page_faults.rows if isinstance(self.meter, HostMeter) else []
 
     def report(self) -> MemoryReport:
-        """Return what is known about memory."""
+        """Return predicted and measured memory of the sizes that ran, the largest sizes that fit, and page faults."""
         return {
             "history": self.history, "forecast": self.forecast, "remarks": self.remarks,
             "page_faults": self.page_faults,

@@ -49,7 +49,7 @@ def is_owned() -> bool:
 
 
 def is_movable() -> bool:
-    """Return whether cubatch may set thresholds: malloc is glibc's, and the user has set none or the same."""
+    """Return whether cubatch may set malloc's thresholds: it is glibc's, and the user set none but `RAISED`."""
     return _is_glibc() and _user_variables() in ({}, RAISED)
 
 
@@ -65,7 +65,7 @@ def settings(device_kind: str) -> str | None:
 
 
 def is_raised(device_kind: str) -> bool:
-    """Return whether a worker times steps with the thresholds of `RAISED`, which the user has not set."""
+    """Return whether cubatch, not the user, sets malloc's thresholds in the worker that times steps."""
     return device_kind == "cpu" and is_movable() and not _user_variables()
 
 

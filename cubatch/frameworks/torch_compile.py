@@ -57,5 +57,7 @@ def compiled_only() -> Iterator[None]:
             yield
     except failures as error:
         limit = getattr(config, name)
-        given = f"of a module that is compiled for each batch size, which PyTorch does {limit} times ({name})"
-        raise InvalidArgument("compile", given, "of one that is compiled once for all", REMEDY) from error
+        given = f"True, but PyTorch compiles this module for each batch size and stops after {limit} ({name})"
+        raise InvalidArgument(
+            "compile", given, "used with a module that compiles once for all batch sizes", REMEDY
+        ) from error

@@ -281,7 +281,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def gpu_name(device: Device) -> str:
-    """Return the name by which winners are stored: that of a GPU, or of a MIG slice of it."""
+    """Return the name under which the fastest kernel variants are stored: that of a GPU or of its MIG slice."""
     return f"{device.name} {device.mig or ''}".strip()
 
 

@@ -154,7 +154,7 @@ def recorded_needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs | None:
 
 
 def recorded_figures() -> Recorded:
-    """Read the figures recorded with the sources."""
+    """Read registers, shared memory and instruction counts of each kernel from kernels/resources.toml."""
     return read(kernel_module.kernels_path() / "resources.toml")
 
 

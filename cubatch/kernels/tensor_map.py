@@ -110,7 +110,9 @@ class TensorMap:
         if not all(0 < extent <= _MOST_EXTENT for extent in self.dims):
             raise InvalidArgument("dims", self.dims, "from 1 to 2^32 each")
         if any(stride % ALIGNMENT or stride >= _MOST_STRIDE_BYTES for stride in self.strides):
-            raise InvalidArgument("dims", self.dims, f"with rows of a multiple of {ALIGNMENT} bytes, below 2^40")
+            raise InvalidArgument(
+                "dims", self.dims, f"with strides that are multiples of {ALIGNMENT} bytes and below 2^40 bytes"
+            )
         if self.box[0] * self.item_bytes != ROW_BYTES:
             raise InvalidArgument("box", self.box, f"with rows of {ROW_BYTES} bytes")
         if self.window is None:

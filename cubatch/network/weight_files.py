@@ -38,7 +38,7 @@ def save_weights(network: Network, path: str | Path) -> None:
 
     Args:
         network: With weights: trained by `cubatch train`, loaded, or imported.
-        path: Ends in .safetensors or .npz.
+        path: A .safetensors or .npz file.
 
     Raises:
         InvalidArgument: If the network has no weights, or the path ends otherwise.
@@ -59,14 +59,14 @@ def save_weights(network: Network, path: str | Path) -> None:
 
 def load_weights(network: Network, path: str | Path) -> Network:
     """
-    Return the network with the weights of a file: a cubatch file, or a PyTorch state dict in safetensors or npz.
+    Return a copy of a network with weights from a file of `save_weights` or a PyTorch state dict.
 
     Args:
         network: The network; the file must have exactly its tensors.
         path: Ends in .safetensors or .npz.
 
     Returns:
-        Network: The same with weights, in float32.
+        Network: The copy, with float32 weights.
 
     Raises:
         InvalidArgument: If the path ends otherwise.
@@ -130,10 +130,10 @@ def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
 
 def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
     """
-    Return a network's weights as the state dict of the PyTorch module that `from_state_dict` reads.
+    Return a network's weights as a PyTorch state dict with NumPy arrays, the inverse of `from_state_dict`.
 
     Args:
-        network: With weights.
+        network: A network with weights.
 
     Returns:
         dict[str, numpy.ndarray]: float32 arrays, and the int64 counters of batch norms, at 0.

@@ -249,7 +249,7 @@ class Grid:
                     yield Text("- ") + Text("\n  ").join(lines(item, "", width - 2).split())
 
     def _table(self, shape: Filled, width: int, *, is_narrow: bool) -> Table:
-        """Lay the table out: only the last column is wrapped, unless the terminal is too narrow for the others."""
+        """Make a rich table that wraps its last column, or all columns if the terminal is very narrow."""
         from rich.table import Table
         from rich.text import Text
 

@@ -120,7 +120,7 @@ class SearchState:
         return sorted(known | (allowed - set(inputs.closed)))
 
     def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
-        """Return whether the workload may accept a size, by the sizes that ran and those that raised an error."""
+        """Return False if an error is likely, because sizes with the same divisors raised errors."""
         if not self.inputs.extends:
             return True
         ran = [size for size in self.measured if size not in self.inputs.failed]

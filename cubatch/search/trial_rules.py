@@ -181,6 +181,6 @@ def _compared(state: SearchState) -> list[int]:
 
 
 def trials_wanted(state: SearchState, n: int) -> int:
-    """Return the number of trials that a recommendation needs: one more if two disagree."""
+    """Return how often a size is timed before it is recommended: once more if its first two trials disagree."""
     costs = trial_costs(state.measured[n], state.noise, state.goal)
     return CONFIRM_TRIALS + (len(costs) > 1 and max(costs) - min(costs) > DISAGREE)

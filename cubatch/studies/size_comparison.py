@@ -119,7 +119,7 @@ def list_verdicts(comparisons: Sequence[SizeComparison]) -> str:
 
 
 def answer_slower(comparisons: Sequence[SizeComparison]) -> str:
-    """Answer whether sizes are slower than their references: yes, no, unclear, or it depends; with all verdicts."""
+    """Summarize the comparisons as a sentence: yes if all sizes are slower, no, unclear, or it depends on the size."""
     verdicts = {c.verdict for c in comparisons}
     if not verdicts:
         return TOO_FEW_TRIALS

@@ -491,7 +491,7 @@ def _unpaired(result: TuningResult, posterior: Posterior) -> list[str]:
 
 
 def _largest(result: BatchSizeResult) -> list[str]:
-    """Return how far memory reaches by the plan, and what ran."""
+    """Return a sentence on the largest batch size that fits by the memory plan and the largest that ran."""
     largest, ran = result.largest_batch_size, getattr(result, "largest_measured", None)
     if largest is None:
         return []
@@ -679,7 +679,7 @@ def _longest_passes(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -
 
 
 def _wave(forecast: Forecast, layers: Mapping[str, Layer], groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
-    """Yield how the blocks of the longest product fall on the SMs."""
+    """Yield a sentence on the waves of the slowest matrix product: its blocks, SMs and the idle share."""
     share = next((group[0] for group in groups if group[0].blocks), None)
     if share is None or share.blocks is None:
         return

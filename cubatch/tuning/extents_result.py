@@ -52,7 +52,7 @@ class ExtentsResult(Shown):
     @property
     def token_budget(self) -> int | None:
         """
-        The smallest number of tokens per batch that is within the tolerance of the best rate at every extent.
+        The fewest tokens per batch that at every extent (sequence length) come within the tolerance of its best rate.
 
         A batch of that many tokens has `token_budget // extent` samples. None if no such number was measured.
         """

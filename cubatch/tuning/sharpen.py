@@ -179,7 +179,7 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
 
 
 def _at(case: Case, logs: Array) -> StepPrediction:
-    """Evaluate the model at logarithms of the scales."""
+    """Predict a step with the scales of compute and memory time, given as logarithms."""
     compute, memory = map(float, np.exp(logs))
     return step_of(*case, Scales(compute, memory))
 

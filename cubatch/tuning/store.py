@@ -390,7 +390,9 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
             try:
                 locks.enter_context(sqlite_file.locked(sqlite_file.place(path), name, 0.0))
             except TimeoutError:
-                raise StoreError(str(path), "a run in it is being measured", "Wait for it to end, or end it.") from None
+                raise StoreError(
+                    str(path), "another process is measuring a run of this store", "Wait until it ends, or stop it."
+                ) from None
         for number in chosen:
             store_tables.delete_run(database, number)
         return len(chosen)

@@ -30,7 +30,7 @@ Dims = tuple[tuple[Atom, ...], ...]
 
 def laid_out(layout: str, batch_size: int, extents: Extents) -> Dims:
     """
-    Return the axes of a tensor with one axis of cubatch on each.
+    Return the axes of a tensor whose layout names each axis once, as "nc" or "nhwc".
 
     Example:
         >>> laid_out("nc", 2, (1, 1, 64))

@@ -207,7 +207,7 @@ class Builder:
             order = places(atoms, extents)
             value = self._flatten(step, value)
         else:
-            raise self.refusal(step, f"its axis {axis} is not all channels of its input")
+            raise self.refusal(step, f"it works along axis {axis}, which is not the channel axis of its input")
         return value, None if order == list(range(len(order))) else order
 
     def is_read_once(self, value: Value) -> bool:

@@ -96,7 +96,9 @@ def _mean(build: Builder, step: Step) -> Value:
     axes = {axis % len(value.dims) for axis in step.options["axes"]}
     averaged = tuple(atom for axis in sorted(axes) for atom in value.dims[axis])
     if not is_whole(averaged, "hw", build.shapes[value.layer]):
-        raise build.refusal(step, "it averages over other axes than all of height and width")
+        raise build.refusal(
+            step, "it averages over other axes than both height and width; only global average pooling can be imported"
+        )
     rest = [() if axis in axes else dim for axis, dim in enumerate(value.dims)]
     dims = tuple(dim for axis, dim in enumerate(rest) if step.options["keep"] or axis not in axes)
     return build.add(step, layers.GlobalAvgPool(), value, dims=dims)

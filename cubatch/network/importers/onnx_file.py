@@ -245,7 +245,7 @@ class _Reader:
         return helper.make_graph([node], "constant", *values)
 
     def _steps(self, node: Any) -> list[Step]:
-        """Make a step of each result of a node."""
+        """Convert an ONNX node to import steps, one for each of its outputs."""
         name = node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
         attributes = {each.name: self._attribute(each) for each in node.attribute}
         pattern = self._patterns.match(node)

@@ -196,7 +196,7 @@ class _Reader:
         names = list(signature.user_outputs)
         outputs = [each for each in node.all_input_nodes if each.name in names]
         if len(outputs) == 1 and outputs[0] in self._known:
-            raise InvalidArgument("module", self._name, "one whose output depends on its input")
+            raise InvalidArgument("module", self._name, "a module whose output depends on its input")
         if len(names) != 1 or len(outputs) != 1 or outputs[0] not in self._values:
             raise InvalidArgument(
                 "module", self._name, f"one with a single tensor as its output, not {len(names)}", "Wrap it in another."

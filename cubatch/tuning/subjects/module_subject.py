@@ -144,7 +144,7 @@ class NamedModuleSubject(BoundedSubject):
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """The sources, the packages that they import, and how memory is kept."""
+        """Hashes of the sources, versions of the packages that they import, and settings of malloc and OpenMP."""
         facts: dict[str, Any] = {
             "omp_threads": os.environ.get("OMP_NUM_THREADS"), "malloc": heap.settings(self.device.kind),
         }  # fmt: skip

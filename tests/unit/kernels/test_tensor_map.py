@@ -13,7 +13,7 @@ IMAGE = {"dtype": "float16", "dims": (64, 9, 7, 2), "box": (64, 128), "window": 
 MATRIX = {"dtype": "float16", "dims": (64, 30), "box": (64, 128)}
 
 REFUSED = [
-    (MATRIX, {"dims": (60, 30)}, "rows of a multiple of 16 bytes"),
+    (MATRIX, {"dims": (60, 30)}, "multiples of 16 bytes"),
     (MATRIX, {"dims": (0, 30)}, "from 1 to"),
     (MATRIX, {"dims": (64, (1 << 32) + 1)}, "from 1 to"),
     (MATRIX, {"dims": (1 << 31, 1 << 10, 2), "box": (64, 1, 1)}, r"below 2\^40"),
