@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -202,16 +203,13 @@ def _command(make: Callable[..., tuple[str, list[Any]]]) -> None:
     own, shared = (inspect.signature(function, eval_str=True) for function in (make, _run))
     options = [option for name, option in shared.parameters.items() if name not in {*_OWN, *own.parameters}]
 
+    @functools.wraps(make)
     def command(**given: Any) -> None:
         title, cases = make(**{name: given[name] for name in own.parameters})
         _run(title, cases, **{name: value for name, value in given.items() if name in shared.parameters})
 
-    signature = inspect.Signature([*own.parameters.values(), *options])
-    vars(command).update(
-        __name__=make.__name__, __doc__=make.__doc__, __signature__=signature,
-        __annotations__={name: option.annotation for name, option in signature.parameters.items()},
-    )  # fmt: skip
-    app.command(make.__name__)(command)
+    vars(command)["__signature__"] = inspect.Signature([*own.parameters.values(), *options])
+    app.command()(command)
 
 
 def _run(
