@@ -91,7 +91,7 @@ def tune(
             raise
         result, rejected = error.partial, error
     payload = result.to_mapping()
-    tables = [fleet_table.compared(result, width=console.line_width())]
+    tables = [fleet_table.compared(result)]
     if share is not None:
         try:
             payload["shares"] = result.shares(share)

@@ -110,17 +110,15 @@ def predict(
         "mode": mode, "batch_sizes": sizes, "objective": objective, "tolerance": tolerance, "optimizer": optimizer,
         "max_batch_size": max_batch_size, "memory_limit": memory_limit, "latency_limit": latency_limit,
     }  # fmt: skip
-    width = console.line_width()
     if devices is None:
         predicted = ask(device=device, **options)
         forecasts, payload = [predicted], predicted.to_mapping()
-        tables = [forecast_table.fitted(predicted, width=width)]
-        tables += [forecast_table.layers(predicted, width=width)] if explain else []
+        tables = [forecast_table.prediction(predicted), *([forecast_table.layers(predicted)] if explain else [])]
     else:
         compared = ask(devices=devices.split(","), prices=hourly, **options)
         forecasts, payload = list(compared.forecasts.values()), compared.to_mapping()
         costs = compared.cost_per_million_samples
-        tables = [forecast_table.compared(forecasts, compared.failed, width=width, costs=costs)]
+        tables = [forecast_table.compared(forecasts, compared.failed, costs=costs)]
     console.emit(tables, payload, json)
     if plot is not None:
         forecast_curves.curves(forecasts, plot)

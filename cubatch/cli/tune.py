@@ -186,4 +186,4 @@ def _spec(model: str, library: str, input_shape: str | None, classes: int | None
 def _show(result: TuningResult, json_path: str | None) -> None:
     from cubatch.report.tables import result as result_table
 
-    console.emit([result_table.fitted(result, width=console.line_width())], result.to_mapping(), json_path)
+    console.emit([result_table.tuning_grid(result)], result.to_mapping(), json_path)

@@ -75,8 +75,7 @@ def _screen(*, is_live: bool) -> Iterator[Callable[[Grid], None]]:
     from rich.console import Console
     from rich.live import Live
 
-    width = console.line_width()
-    with Live(console=Console(width=width), auto_refresh=False, transient=True) as screen:
+    with Live(console=Console(), auto_refresh=False, transient=True) as screen:
         yield lambda grid: screen.update(grid, refresh=True)
 
 
@@ -84,6 +83,4 @@ def _grid(state: Mapping[str, Any]) -> Grid:
     from cubatch.report.tables import watch as table
 
     queries = f"{state['looks']} queries in {state['seconds']:.0f} s" if state["looks"] > 1 else "one query"
-    return table.watched(state["gpus"], title=f"GPUs of this machine, {queries}").fit(
-        console.line_width(), table.DISPENSABLE
-    )
+    return table.watched(state["gpus"], title=f"GPUs of this machine, {queries}")

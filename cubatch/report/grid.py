@@ -1,7 +1,7 @@
 """
 Tables as text: one record, `Grid`, for every command, laid out by rich.
 
-On a narrow terminal `fit` leaves columns out and shortens the lists in the last column.
+A narrow terminal shows fewer columns, and the first texts of a list in the last column.
 """
 
 from __future__ import annotations
@@ -31,22 +31,8 @@ _UNBROKEN = re.compile(r"(?<=\d) (?=\d{3}(?!\d))|(?<=±) (?=\d)|(?<=\d) (?=%)")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _GAP = 2  # blanks between columns
 _MIN_LAST = 16  # least width of a last column that is wrapped or shortened
-_ASCII = str.maketrans({
-    "→": "->", "≈": "~", "±": "+-", "µ": "u", "×": "x", "–": "-", "—": "-", "…": "...", "·": "*", "≤": "<=", "≥": ">=",  # noqa: RUF001
-    _NO_BREAK: " ", "\N{MINUS SIGN}": "-", "²": "2", "³": "3", "°": "deg ",
-    **dict(zip("▁▂▃▄▅▆▇█", "12345678", strict=True)),
-})  # fmt: skip
 
-
-def to_ascii(text: str) -> str:
-    """
-    Replace the signs of a text by ASCII.
-
-    Example:
-        >>> to_ascii("→ 3 ± 1 µs")
-        '-> 3 +- 1 us'
-    """
-    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+Cell = str | float | tuple[str, ...] | None
 
 
 def _as_line(text: str) -> str:
@@ -57,49 +43,20 @@ def _as_texts(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(_as_line, texts))
 
 
-def _as_numbers(numbers: Iterable[int]) -> frozenset[int]:
-    return frozenset(numbers)
+def _as_cell(cell: Cell) -> Cell:
+    return _as_line(cell) if isinstance(cell, str) else _as_texts(cell) if isinstance(cell, tuple) else cell
 
 
-@attrs.frozen
-class Listed:
-    """
-    A cell with several texts, of which a narrow column shows the first ones.
-
-    Example:
-        >>> reasons = Listed(("power of two", "coulom n=2", "memory limit"))
-        >>> str(reasons), reasons.within(20), reasons.within(10)
-        ('power of two, coulom n=2, memory limit', 'power of two, +2', 'power…, +2')
-    """
-
-    texts: tuple[str, ...] = attrs.field(converter=_as_texts)
-
-    def __str__(self) -> str:
-        """Return all texts."""
-        return ", ".join(self.texts)
-
-    def within(self, width: int) -> str | None:
-        """Return the texts that fit, and the number of the others; None without texts."""
-        if not self.texts or len(str(self)) <= width:
-            return str(self) or None
-        for count in range(len(self.texts) - 1, 0, -1):
-            text = f"{', '.join(self.texts[:count])}, +{len(self.texts) - count}"
-            if len(text) <= width:
-                return text
-        more = f", +{len(self.texts) - 1}" if len(self.texts) > 1 else ""
-        return f"{self.texts[0][: max(0, width - len(more) - 1)]}…{more}"
-
-
-Cell = str | float | Listed | None
-Row = tuple[Cell, ...]
-
-
-def _as_rows(rows: Iterable[Iterable[Cell]]) -> tuple[Row, ...]:
-    return tuple(tuple(_as_line(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
+def _as_rows(rows: Iterable[Iterable[Cell]]) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(tuple(map(_as_cell, row)) for row in rows)
 
 
 def _as_notes(notes: Iterable[str | Iterable[str]]) -> tuple[str | tuple[str, ...], ...]:
     return tuple(_as_line(note) if isinstance(note, str) else _as_texts(note) for note in notes)
+
+
+def _as_numbers(numbers: Iterable[int]) -> frozenset[int]:
+    return frozenset(numbers)
 
 
 @attrs.frozen(kw_only=True)
@@ -112,11 +69,12 @@ class Grid:
     Attributes:
         title: Above the table.
         columns: Headings.
-        rows: Cells: text, numbers, `Listed` texts, or None for an unknown value, which prints as a dash.  A column
+        rows: Cells: text, numbers, tuples of texts, or None for an unknown value, which prints as a dash.  A column
             without a known value is not shown.
         beneath: Texts right under the rows.
         notes: Paragraphs below; a sequence of texts is a bulleted list.
         marked: Indices of the rows to emphasize.
+        dispensable: Columns that a narrow terminal leaves out, in this order.
 
     Example:
         >>> grid = Grid(columns=["batch", "unknown", "why"], rows=[[8, None, "memory"], [16, None, None]])
@@ -125,119 +83,85 @@ class Grid:
         -----  ------
             8  memory
            16  –
-        >>> grid.without("why").columns
-        ('batch', 'unknown')
     """  # noqa: RUF002 - the dash of an empty cell
 
     title: str = attrs.field(default="", converter=_as_line)
     columns: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
-    rows: tuple[Row, ...] = attrs.field(default=(), converter=_as_rows)
+    rows: tuple[tuple[Cell, ...], ...] = attrs.field(default=(), converter=_as_rows)
     beneath: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
     notes: tuple[str | tuple[str, ...], ...] = attrs.field(default=(), converter=_as_notes)
     marked: frozenset[int] = attrs.field(default=frozenset(), converter=_as_numbers)
+    dispensable: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
 
     @rows.validator
-    def _check_rows(self, _: object, rows: tuple[Row, ...]) -> None:
+    def _check_rows(self, _: object, rows: Sequence[Sequence[Cell]]) -> None:
         for row in rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{len(self.columns)} columns and a row of {len(row)} cells: {row}")
 
-    def without(self, column: str) -> Grid:
-        """Return the grid without a column; an unknown name changes nothing."""
-        places = [place for place, name in enumerate(self.columns) if name != column]
-        rows = [[row[place] for place in places] for row in self.rows]
-        return attrs.evolve(self, columns=[self.columns[place] for place in places], rows=rows)
-
-    def replace_column(self, column: str, name: str, cells: Sequence[Cell]) -> Grid:
-        """Return the grid with another name and other cells of a column."""
-        place = self.columns.index(column)
-        rows = [(*row[:place], cell, *row[place + 1 :]) for row, cell in zip(self.rows, cells, strict=True)]
-        return attrs.evolve(self, columns=[*self.columns[:place], name, *self.columns[place + 1 :]], rows=rows)
-
-    def fit(self, width: int, dispensable: Sequence[str] = ()) -> Grid:
-        """
-        Return the grid with one line per row.
-
-        Args:
-            width: Characters per line.
-            dispensable: Columns to leave out, in this order, until the other columns fit.  Lists in the last column
-                are shortened to the width that the other columns leave, at least 16 characters.
-        """
-        grid = self
-        for name in dispensable:
-            if _spare(grid, width) >= 0:
-                break
-            grid = grid.without(name)
-        return grid.shortened(max(_spare(grid, width), 0) + _MIN_LAST)
-
-    def shortened(self, width: int) -> Grid:
-        """Return the grid with the lists in the last column shortened to a width."""
-        rows = [
-            [*row[:-1], last.within(width) if isinstance(last := row[-1], Listed) else last] if row else row
-            for row in self.rows
-        ]
-        return attrs.evolve(self, rows=rows)
-
-    def text(self, width: int | None = None, *, ascii_only: bool = False) -> str:
+    def text(self, width: int | None = None) -> str:
         """
         Return the table as plain text.
 
         Args:
             width: Characters per line of a terminal.  None is for a pipe or file: lines of 110 characters, and a longer
                 line where a row needs it.
-            ascii_only: Whether to replace signs by ASCII.
 
         Returns:
             The lines, without a final newline.
         """
         from rich.console import Console
 
-        grid = self._in_ascii() if ascii_only else self
-        width = max(WIDTH, grid.filled().narrowest) if width is None else width
+        width = max(WIDTH, self.shown(WIDTH).narrowest) if width is None else width
         written = io.StringIO()
-        Console(file=written, width=width, color_system=None, legacy_windows=False).print(grid, end="")
-        text = "\n".join(line.rstrip(" ") for line in written.getvalue().removesuffix("\n").split("\n"))
-        return to_ascii(text) if ascii_only else text
+        Console(file=written, width=width, color_system=None, legacy_windows=False).print(self, end="")
+        return "\n".join(line.rstrip(" ") for line in written.getvalue().removesuffix("\n").split("\n"))
 
-    def _in_ascii(self) -> Grid:
-        return attrs.evolve(
-            self,
-            title=to_ascii(self.title),
-            columns=map(to_ascii, self.columns),
-            rows=[[cell if cell is None else to_ascii(str(cell)) for cell in row] for row in self.rows],
-            beneath=map(to_ascii, self.beneath),
-            notes=[to_ascii(note) if isinstance(note, str) else map(to_ascii, note) for note in self.notes],
-        )
+    def shown(self, width: int | None = None) -> Shown:
+        """
+        Return the columns in which a value is known, as text.
 
-    def filled(self) -> Filled:
-        """Return every cell as text, without the columns in which no value is known."""
-        cells = [[str(cell) or None if isinstance(cell, Listed) else cell for cell in row] for row in self.rows]
+        Args:
+            width: Characters per line: dispensable columns are left out until the others fit, and lists in the last
+                column are shortened.  None keeps everything.
+        """
+        cells = [[", ".join(cell) or None if isinstance(cell, tuple) else cell for cell in row] for row in self.rows]
         places = [
             place
             for place in range(len(self.columns))
             if not cells or any(row[place] not in (None, "") for row in cells)
         ]
-        rows = tuple(tuple(_UNKNOWN if row[place] is None else str(row[place]) for place in places) for row in cells)
-        right = tuple(
-            all(row[number] == _UNKNOWN or _NUMBER.match(row[number]) for row in rows) for number in range(len(places))
-        )
-        return Filled(tuple(self.columns[place] for place in places), rows, right)
+        for name in self.dispensable:
+            if width is None or self._at(places, cells).narrowest <= width:
+                break
+            places = [place for place in places if self.columns[place] != name]
+        if width is not None and places:
+            left = max(width - self._at(places, cells).others, _MIN_LAST)
+            for row, texts in zip(self.rows, cells, strict=True):
+                if isinstance(last := row[places[-1]], tuple):
+                    texts[places[-1]] = _shortened(last, left)
+        return self._at(places, cells)
+
+    def _at(self, places: Sequence[int], cells: Sequence[Sequence[str | float | None]]) -> Shown:
+        rows = [[_UNKNOWN if row[place] is None else str(row[place]) for place in places] for row in cells]
+        return Shown([self.columns[place] for place in places], rows)
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text | Table]:
         """Yield title, table and notes: headings dim, marked rows and the first note beneath them emphasized."""
         from rich.text import Text
 
-        width, shape = min(options.max_width, WIDTH), self.filled()
+        width = min(options.max_width, WIDTH)
+        shown = self.shown(width)
 
         def lines(text: str, style: str, width: int = width) -> Text:
             return Text("\n".join(_wrap(text, width)), style=style, no_wrap=True, overflow="ignore")
 
         if self.title:
             yield lines(self.title, "bold")
-        if self.title and shape.columns:
+        if self.title and shown.columns:
             yield Text()
-        if shape.columns:
-            yield self._table(shape, width, is_narrow=shape.narrowest > options.max_width)
+        if shown.columns:
+            yield self._table(shown, width, is_narrow=shown.narrowest > options.max_width)
         for text in self.beneath:
             yield lines(text, "dim")
         for number, note in enumerate(self.notes):
@@ -248,39 +172,38 @@ class Grid:
                 for item in note:
                     yield Text("- ") + Text("\n  ").join(lines(item, "", width - 2).split())
 
-    def _table(self, shape: Filled, width: int, *, is_narrow: bool) -> Table:
+    def _table(self, shown: Shown, width: int, *, is_narrow: bool) -> Table:
         """Make a rich table that wraps its last column, or all columns if the terminal is very narrow."""
         from rich.table import Table
         from rich.text import Text
 
-        *others, last = shape.widths
-        last = min(last, max(width - sum(size + _GAP for size in others), _MIN_LAST))
+        last = min(shown.widths[-1], max(width - shown.others, _MIN_LAST))
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
-        for name, right in zip(shape.columns, shape.right, strict=True):
+        for name, right in zip(shown.columns, shown.right, strict=True):
             justify = "right" if right else "left"
             table.add_column(Text(name), justify=justify, no_wrap=not is_narrow, overflow="fold")  # type: ignore[arg-type]
         if not is_narrow:
-            table.add_row(*("-" * size for size in (*others, last)), style="dim")
-        for index, (*first, cell) in enumerate(shape.rows):
+            table.add_row(*("-" * size for size in (*shown.widths[:-1], last)), style="dim")
+        for index, (*first, cell) in enumerate(shown.rows):
             cells = [*first, cell if is_narrow else "\n".join(_wrap(cell, last))]
             table.add_row(*map(Text, cells), style="bold green" if index in self.marked else None)
         return table
 
 
 @attrs.frozen
-class Filled:
-    """
-    The visible part of a grid as text.
+class Shown:
+    """The visible headings and cells of a grid."""
 
-    Attributes:
-        columns: Headings.
-        rows: Cells.
-        right: Whether each column holds numbers and is aligned right.
-    """
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: tuple[bool, ...]
+    @property
+    def right(self) -> list[bool]:
+        """Whether each column holds numbers and is aligned right."""
+        return [
+            all(row[place] == _UNKNOWN or _NUMBER.match(row[place]) for row in self.rows)
+            for place in range(len(self.columns))
+        ]
 
     @property
     def widths(self) -> list[int]:
@@ -290,20 +213,31 @@ class Filled:
         return [max(map(cell_len, column)) for column in zip(self.columns, *self.rows, strict=True)]
 
     @property
+    def others(self) -> int:
+        """The characters of all columns but the last, with the gaps after them."""
+        return sum(size + _GAP for size in self.widths[:-1])
+
+    @property
     def narrowest(self) -> int:
         """The characters of a line if the last column is as narrow as possible; 0 without columns."""
-        if not self.columns:
-            return 0
-        *others, last = self.widths
-        return sum(size + _GAP for size in others) + min(last, _MIN_LAST)
+        return self.others + min(self.widths[-1], _MIN_LAST) if self.columns else 0
 
 
-def _spare(grid: Grid, width: int) -> int:
-    """Return the characters that a line leaves free; negative if it is too narrow."""
-    if not any(isinstance(row[-1], Listed) for row in grid.rows if row):
-        return width + _GAP - sum(size + _GAP for size in grid.filled().widths)
-    others = attrs.evolve(grid, columns=grid.columns[:-1], rows=[row[:-1] for row in grid.rows])
-    return width - _MIN_LAST - sum(size + _GAP for size in others.filled().widths)
+def _shortened(texts: Sequence[str], width: int) -> str | None:
+    """
+    Return the first texts of a list that fit, and the number of the others; None without texts.
+
+    Example:
+        >>> reasons = ("power of two", "coulom n=2", "memory limit")
+        >>> _shortened(reasons, 50), _shortened(reasons, 20), _shortened(reasons, 10)
+        ('power of two, coulom n=2, memory limit', 'power of two, +2', 'power…, +2')
+    """
+    for count in range(len(texts), 0, -1):
+        more = f", +{len(texts) - count}" if count < len(texts) else ""
+        text = ", ".join(texts[:count])
+        if len(text + more) <= width:
+            return text + more
+    return f"{texts[0][: max(0, width - len(more) - 1)]}…{more}" if texts else None
 
 
 def _wrap(text: str, width: int) -> list[str]:

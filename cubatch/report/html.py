@@ -156,7 +156,7 @@ def _figure(figure: Figure) -> str:
 
 
 def _table(grid: Grid, *, is_sticky: bool = False) -> str:
-    shape = grid.filled()
+    shape = grid.shown()
     aligned = ["n" if right else "" for right in shape.right]
     head = "".join(f'<th class="{c}">{escape(name)}</th>' for name, c in zip(shape.columns, aligned, strict=True))
     body = []

@@ -14,7 +14,6 @@ from cubatch.report.settings import tables_of
 from cubatch.report.tables.result import has_row, legend, list_sizes, status, tuning_grid
 from cubatch.tuning.results import BatchSizeResult, Measurement
 
-_REASONS = 80  # characters in the last column of the table
 _MAX_LINES = 12  # reasons below the table
 
 
@@ -39,7 +38,7 @@ def _article(result: BatchSizeResult) -> Article:
         reasons=result.reasons,
         sections=[
             Section(heading="The curve", figure=Figure(curve.title, style.data_url(figure) if figure else "")),
-            Section(heading="Every batch size", table=table.shortened(_REASONS), is_sticky=True),
+            Section(heading="Every batch size", table=table, is_sticky=True),
         ],
         facts=tables_of(result),
     )

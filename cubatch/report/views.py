@@ -40,12 +40,12 @@ def grids(record: Any) -> list[Grid]:
 
 @grids.register
 def _(record: TuningResult) -> list[Grid]:
-    return [result.fitted(record)]
+    return [result.tuning_grid(record)]
 
 
 @grids.register
 def _(record: Forecast) -> list[Grid]:
-    return [forecast.fitted(record)]
+    return [forecast.prediction(record)]
 
 
 @grids.register

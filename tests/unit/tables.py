@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cubatch.report.grid import Cell, Grid, Listed
+from cubatch.report.grid import Cell, Grid
 
 
 def rows_of(grid: Grid) -> list[dict[str, Cell]]:
     """Every row, its cells by the name of their column; of a list its texts with commas."""
-    shown = [[str(cell) if isinstance(cell, Listed) else cell for cell in row] for row in grid.rows]
+    shown = [[", ".join(cell) if isinstance(cell, tuple) else cell for cell in row] for row in grid.rows]
     return [dict(zip(grid.columns, row, strict=True)) for row in shown]
 
 

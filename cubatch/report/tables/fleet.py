@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
-from cubatch.report.grid import WIDTH, Grid
+from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_count, format_metric
 
 
-def compared(fleet: FleetResult, *, width: int = WIDTH) -> Grid:
-    """Return the table of a fleet, one line per distinct device, for a line width in characters."""
+def compared(fleet: FleetResult) -> Grid:
+    """Return the table of a fleet, one line per distinct device."""
     devices = fleet.devices
     rows = [
         (
@@ -28,8 +28,8 @@ def compared(fleet: FleetResult, *, width: int = WIDTH) -> Grid:
     columns = ("device", "workers", "batch", "samples/s", "memory", "per million samples", "status")
     notes = [f"{device.name}: {device.error}" for device in devices if device.error]
     measured = [place for place, device in enumerate(devices) if device.samples_per_second]
-    grid = Grid(title="By device", columns=columns, rows=rows, marked=measured[:1], notes=notes)
-    return grid.fit(width, ("memory", "workers"))
+    return Grid(title="By device", columns=columns, rows=rows, marked=measured[:1], notes=notes,
+                dispensable=["memory", "workers"])  # fmt: skip
 
 
 def shared(shares: Mapping[str, int]) -> Grid:

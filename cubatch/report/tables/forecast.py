@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 
-from cubatch.report.grid import WIDTH, Grid
+from cubatch.report.grid import Grid
 from cubatch.report.settings import setting_of
-from cubatch.report.tables import result as result_table
 from cubatch.report.tables.common import written
+from cubatch.report.tables.result import interval, tuning_grid
 from cubatch.tuning.forecast_record import Forecast, PassShare, alike
 from cubatch.tuning.results import Measurement
 from cubatch.units import (
@@ -32,17 +32,15 @@ from cubatch.units import (
 _KERNEL = re.compile(r"(?:_(f\dx\d))?_[a-z]+\d+_(simt|mma|hopper|winograd)_(\d\w*?)(?:_v\d+)?$")
 _FEWER_OPERATIONS = re.compile("winograd|fft|.*_winograd_")  # algorithms with fewer operations than FLOP
 _SHOWN_SHARE, _SHOWN_LINES = 0.95, 24  # share of the time, or lines, after which the other passes are summed up
-_PREDICTED, _INTERVAL, _COST = "predicted", "90 % interval", "per million"
+_PREDICTED = "predicted"
 
 _ROOFLINE_NOTE = (
     "Above 100 % of the roofline: Winograd and FFT algorithms need fewer operations than the roofline counts."
 )
-_COMPARED_NOTE = "Each line is a GPU at its recommended size"
-_EXPLAINED = {
-    "memory": "“memory” is the memory plan of that size",
-    "largest": "“largest” is the largest batch that fits",
-    "bound by": "“bound by” limits most of the predicted time",
-}
+_COMPARED_NOTE = (
+    "Each line is a GPU at its recommended size; “memory” is the memory plan of that size, “largest” is the largest "
+    "batch that fits, “bound by” limits most of the predicted time."
+)
 _LAYERS_NOTE = (
     "“+2” means two more layers with an equal pass, whose times are added. “bytes” is a pass that only moves data. "
     "“blocks” are those of a matrix product, “busiest SM” is their largest number on one SM, and “fill” is the share "
@@ -50,25 +48,17 @@ _LAYERS_NOTE = (
 )
 
 
-def fitted(result: Forecast, *, width: int = WIDTH) -> Grid:
-    """Return the table of a prediction for a line width in characters: each row has one line."""
-    measurements = result.sizes.values()
-    whole = result_table.tuning_grid(result)
-    whole = whole.replace_column("±", _INTERVAL, [_interval(m.throughput_interval) for m in measurements])
-    whole = whole.replace_column("status", "status", [_status(m) for m in measurements])
-    content = whole.fit(width, [_INTERVAL if name == "±" else name for name in result_table.DISPENSABLE])
-    over = any((m.roofline_fraction or 0) > 1 for m in measurements) and "roofline" in content.columns
+def prediction(result: Forecast) -> Grid:
+    """Return the table of a prediction."""
+    grid = tuning_grid(result)
+    over = any((m.roofline_fraction or 0) > 1 for m in result.sizes.values())
     spares = any(_FEWER_OPERATIONS.match(each.algorithm) for each in result.passes)
-    notes = [*content.notes, *([result.notes] if result.notes else [])]
-    return attrs.evolve(content, notes=[*notes, *([_ROOFLINE_NOTE] if over and spares else [])])
+    notes = [*grid.notes, *([result.notes] if result.notes else []), *([_ROOFLINE_NOTE] if over and spares else [])]
+    return attrs.evolve(grid, notes=notes)
 
 
 def compared(
-    results: Sequence[Forecast],
-    failed: Mapping[str, str],
-    *,
-    width: int = WIDTH,
-    costs: Mapping[str, float] = MappingProxyType({}),
+    results: Sequence[Forecast], failed: Mapping[str, str], *, costs: Mapping[str, float] = MappingProxyType({})
 ) -> Grid:
     """
     Return the table of predictions of one network on several GPUs, one line per GPU.
@@ -76,7 +66,6 @@ def compared(
     Args:
         results: At least one prediction, the best first; they differ in the GPU only.
         failed: Why a GPU has no prediction, by its name.
-        width: Characters per line.
         costs: Cost of a million samples by the name of the GPU, if known.
     """
     objective = results[0].objective
@@ -91,7 +80,7 @@ def compared(
             str(answer.batch_size),
             written(format_seconds, answer.latency_seconds),
             format_value(result.samples_per_second[answer.batch_size], "throughput"),
-            _interval(answer.throughput_interval),
+            interval(answer),
             format_percent(best / value if objective == "latency" else value / best),
             str(result.largest_batch_size),
             written(format_bytes, answer.predicted_peak_bytes),
@@ -100,25 +89,24 @@ def compared(
             _PREDICTED,
         ])  # fmt: skip
     rows += [["", name, *[None] * 9, "failed"] for name in failed]
-    names = ["", "device", "batch", "time", "samples/s", _INTERVAL, "of fastest", "largest", "memory", _COST]
-    names += ["bound by", "status"]
+    names = ["", "device", "batch", "time", "samples/s", "90 % interval", "of fastest", "largest", "memory"]
+    names += ["per million", "bound by", "status"]
     tied = any(row[0] == "≈" for row in rows)
     shared = setting_of(results[0], with_device=False)
-    whole = Grid(title=f"Predicted: {results[0].subject}, {shared}, by GPU", columns=names, rows=rows, marked=[0])
-    grid = whole.fit(width, ("bound by", "of fastest", "largest", "memory", "time"))
-    explained = [words for column, words in _EXPLAINED.items() if column in grid.columns]
     notes = [
         _verdict(answers, objective),
         *([_cheapest(costs, [_name(result) for result in results])] if costs else []),
         *([common] if (common := _distinct_notes(results)) else []),
         *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
-        f"{'; '.join([_COMPARED_NOTE, ', '.join(explained)] if explained else [_COMPARED_NOTE])}.",
+        _COMPARED_NOTE,
         f"→ fastest{', ≈ its predicted interval reaches that of the fastest' if tied else ''}.",
     ]
-    return attrs.evolve(grid, notes=notes)
+    title = f"Predicted: {results[0].subject}, {shared}, by GPU"
+    dispensable = ["bound by", "of fastest", "largest", "memory", "time"]
+    return Grid(title=title, columns=names, rows=rows, marked=[0], notes=notes, dispensable=dispensable)
 
 
-def layers(result: Forecast, *, width: int = WIDTH) -> Grid:
+def layers(result: Forecast) -> Grid:
     """Return the table of the passes of a step at the recommended size, longest first; equal ones share a line."""
     groups = alike(result.passes)
     rows, covered = [], 0.0
@@ -133,18 +121,8 @@ def layers(result: Forecast, *, width: int = WIDTH) -> Grid:
         rows.append([name, first.pass_, *_taken(group), *facts, _PREDICTED])
     names = ["layer", "pass", "time", "share", "runs as", "bound by", "blocks", "busiest SM", "fill", "status"]
     title = f"Predicted: where the time of a step goes at batch {result.batch_size}"
-    grid = Grid(title=title, columns=names, rows=rows, notes=[_LAYERS_NOTE])
-    return grid.fit(width, ("busiest SM", "blocks", "bound by", "share", "fill"))
-
-
-def _status(measurement: Measurement) -> str:
-    if measurement.status != "over_limit":
-        return _PREDICTED
-    return "does not fit" if measurement.latency_seconds is None else f"{_PREDICTED} too slow"
-
-
-def _interval(interval: Sequence[float] | None) -> str | None:
-    return None if interval is None else " to ".join(format_value(rate, "throughput") for rate in interval)
+    dispensable = ["busiest SM", "blocks", "bound by", "share", "fill"]
+    return Grid(title=title, columns=names, rows=rows, notes=[_LAYERS_NOTE], dispensable=dispensable)
 
 
 def _answer(result: Forecast) -> Measurement:

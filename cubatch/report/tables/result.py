@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cubatch.report.grid import WIDTH, Grid, Listed
+from cubatch.report.grid import Grid
 from cubatch.report.settings import setting_of
 from cubatch.report.tables.common import written
 from cubatch.tuning.results import BatchSizeResult, Measurement
-from cubatch.units import format_bytes, format_count, format_percent, format_seconds, format_tenths
+from cubatch.units import format_bytes, format_count, format_percent, format_seconds, format_tenths, format_value
 
-DISPENSABLE = ("roofline", "memory plan", "memory real", "±")
-"""Columns that a narrow terminal leaves out, in this order."""
 _MAX_LISTED = 12  # batch sizes in a line of text
 _MANY = 3  # more sizes that were not run have no rows
 _MARKS = {"→": "recommended", "▲": "fastest", "≈": "tied with the fastest", "~": "too noisy to tell"}
@@ -20,6 +18,7 @@ _MARKS = {"→": "recommended", "▲": "fastest", "≈": "tied with the fastest"
 def tuning_grid(result: BatchSizeResult) -> Grid:
     """Return the full table of a result, with the recommended row marked."""
     energy, marks, shares = result.objective == "energy", _marks(result), result.shares
+    half = "90 % interval" if result.predicted else "±"
     measurements = [m for m in result.sizes.values() if has_row(m, result)]
     rows = [
         [
@@ -27,18 +26,18 @@ def tuning_grid(result: BatchSizeResult) -> Grid:
             str(m.batch_size),
             written(format_seconds, m.latency_seconds),
             written(format_count, m.samples_per_second),
-            written(lambda share: f"± {format_tenths(share)}", m.half_width),
+            interval(m) if result.predicted else written(lambda share: f"± {format_tenths(share)}", m.half_width),
             written(format_percent, shares.get(m.batch_size)),
             written(format_count, value[0] if energy and (value := m.value("energy")) else None),
             written(format_bytes, m.predicted_peak_bytes),
             written(format_bytes, m.peak_bytes),
             written(format_percent, m.roofline_fraction),
             status(m, result),
-            Listed(m.reasons),
+            tuple(m.reasons),
         ]
         for m in measurements
     ]
-    names = ["", "batch", "time", "samples/s", "±", "of best", "samples/J", "memory plan", "memory real", "roofline"]
+    names = ["", "batch", "time", "samples/s", half, "of best", "samples/J", "memory plan", "memory real", "roofline"]
     word = "Predicted: " if result.predicted else ""
     first, *rest = result.reasons or ("",)
     return Grid(
@@ -47,18 +46,24 @@ def tuning_grid(result: BatchSizeResult) -> Grid:
         rows=rows,
         marked=[index for index, m in enumerate(measurements) if m.batch_size == result.batch_size],
         notes=[*([first] if first else []), *([rest] if rest else []), *legend(result)],
+        dispensable=["roofline", "memory plan", "memory real", half],
     )
 
 
-def fitted(result: BatchSizeResult, *, width: int = WIDTH) -> Grid:
-    """Return the table of a result for a line width in characters: each row has one line."""
-    return tuning_grid(result).fit(width, DISPENSABLE)
+def interval(measurement: Measurement) -> str | None:
+    """Return the interval of the samples per second as text."""
+    ends = measurement.throughput_interval
+    return None if ends is None else " to ".join(format_value(rate, "throughput") for rate in ends)
 
 
 def status(measurement: Measurement, result: BatchSizeResult) -> str:
     """Return a status in words; empty for a measured size without remark."""
+    if result.predicted:
+        is_over = measurement.status == "over_limit"
+        unfit = "does not fit" if measurement.latency_seconds is None else "predicted too slow"
+        return unfit if is_over else "predicted"
     if measurement.status == "ok":
-        return "predicted" if result.predicted else ""
+        return ""
     if measurement.status == "over_limit":
         return "over latency" if measurement.exceeds(result.limits.get("latency_seconds")) else "over memory"
     return measurement.status.replace("_", " ")

@@ -9,8 +9,7 @@ from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes
 
-DISPENSABLE = ("energy", "clock", "most °C", "most W", "most load", "course of memory")
-"""Columns that a narrow terminal leaves out, in this order."""
+_DISPENSABLE = ("energy", "clock", "most °C", "most W", "most load", "course of memory")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -28,7 +27,7 @@ def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
         "most °C", "energy", "slowed by", "name",
     ]  # fmt: skip
     notes = [line for gpu in gpus for line in _lines(gpu)]
-    return Grid(title=title, columns=columns, rows=rows, notes=[notes] if notes else [])
+    return Grid(title=title, columns=columns, rows=rows, notes=[notes] if notes else [], dispensable=_DISPENSABLE)
 
 
 def sparkline(shares: Iterable[float]) -> str:

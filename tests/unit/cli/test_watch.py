@@ -12,7 +12,6 @@ import pynvml
 import pytest
 
 from cubatch.cli import watch
-from cubatch.report.grid import to_ascii
 from tests.nvml import GIB, OTHER, Gpu, Library, a_slice
 
 
@@ -143,8 +142,3 @@ def test_on_a_terminal_each_look_takes_the_place_of_the_one_before(library, monk
     assert shown.count("GPUs of this machine") >= 2
     assert "\x1b[" in shown
     assert "NVIDIA H200" in shown.rpartition("GPUs of this machine")[2]
-
-
-def test_a_course_is_drawn_with_letters_that_every_terminal_has():
-    """In eighths, as digits."""
-    assert to_ascii("▁▅█ 61 °C") == "158 61 deg C"

@@ -141,7 +141,7 @@ def predict_page():
     limits = {"max_batch_size": None, "memory_bytes": 2**30, "latency_seconds": 0.03}
     result = predicted(fastest_batch_size=32, limits=limits)  # 64 is over the latency limit
     result = attrs.evolve(result, passes=(*result.passes[:2], kernel))
-    return grids(forecast.fitted(result), forecast.layers(result))
+    return grids(forecast.prediction(result), forecast.layers(result))
 
 
 def compare_page():
@@ -321,7 +321,7 @@ def extents_page():
 
 
 PAGES = {
-    "tune.txt": lambda: result.fitted(everything()).text(),
+    "tune.txt": lambda: result.tuning_grid(everything()).text(),
     "tune.html": lambda: re.sub('base64,[^"]*', "base64,...", html(everything())),
     "reasons.txt": explained.page,
     "memory.txt": memory_page,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cubatch.report.tables.result import fitted, legend, tuning_grid
+from cubatch.report.tables.result import legend, tuning_grid
 from cubatch.tuning.results import TuningResult
 from tests.unit.predictions import predicted
 from tests.unit.tables import row_of, rows_of
@@ -98,7 +98,7 @@ def test_the_table_keeps_to_its_width_with_one_line_for_each_size(width):
     """On a narrow terminal columns give way, lines do not break."""
     reasons = [f"crest {n} of layer{n}.0.very_long_name_of_a_convolution" for n in range(1, 9)]
     measurements = [measurement(2**k, 2**k / 1e6, peak_bytes=k * 10**9, reasons=reasons) for k in range(3, 21)]
-    text = fitted(result_of(measurements=measurements, batch_size=64), width=width).text(width)
+    text = tuning_grid(result_of(measurements=measurements, batch_size=64)).text(width)
 
     assert max(len(line) for line in text.split("\n")) <= width
     rows = [line for line in text.split("\n\n")[1].split("\n") if re.match(r"[→▲≈]?\s*\d+ ", line)]
@@ -133,7 +133,7 @@ def test_a_prediction_says_so_in_every_line():
     """Nobody may take a predicted figure for a measured one."""
     grid = tuning_grid(predicted())
     assert grid.title.startswith("Predicted: ")
-    assert [row["status"] for row in rows_of(grid)] == ["predicted"] * 3 + ["over memory"]
+    assert [row["status"] for row in rows_of(grid)] == ["predicted"] * 3 + ["does not fit"]
 
 
 def test_a_partial_result_has_a_table_and_no_answer():

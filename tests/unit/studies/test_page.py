@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from cubatch.choices import StudyName
 from cubatch.report import study_page as study
 from cubatch.report.plots import lines
-from cubatch.report.tables import study as table
 from cubatch.studies.run import STUDIES
 from tests.unit.studies import payloads
 
@@ -75,12 +74,3 @@ def test_nothing_known_is_a_page_too():
 def test_no_study_is_missing():
     """Each has a name on the command line and a payload here."""
     assert set(STUDIES) == set(get_args(StudyName)) == set(ALL)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_its_table_can_be_written_in_ascii(name):
-    """A terminal of few letters gets every number with its sign, and no question mark but those of the text."""
-    text = "\n".join(grid.text() for grid in table.grids(ALL[name]))
-    plain = "\n".join(grid.text(ascii_only=True) for grid in table.grids(ALL[name]))
-    assert plain.isascii()
-    assert plain.count("?") == text.count("?")
