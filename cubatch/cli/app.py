@@ -7,7 +7,6 @@ sense, 130 interrupted.  Commands import heavy modules when they run, so that `c
 
 from __future__ import annotations
 
-import errno
 import signal
 import sys
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cubatch import __version__
+from cubatch import __version__, files
 from cubatch.cli import (
     bench,
     candidates,
@@ -116,9 +115,10 @@ def main() -> None:
     try:
         command(prog_name="cubatch")
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.filename is not None:
             raise
-        console.say(f"cubatch: {console.stdout_error(error)}")  # Typer writes --help to stdout itself
+        console.say(f"cubatch: stdout cannot be written: {files.reason(error)}")
+        console.abandon_stdout()
         sys.exit(refusals.FAILED)
 
 

@@ -8,7 +8,6 @@ progress bars appear on terminals only; a log gets a line of progress every few 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -17,11 +16,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from cubatch import files, whole_file
+from cubatch import files
 from cubatch.errors import InvalidArgument, InvalidData
-from cubatch.report.grid import NARROWEST, WIDTH, Grid
+from cubatch.report.grid import NARROWEST, Grid
 from cubatch.units import visible
 
 if TYPE_CHECKING:
@@ -33,20 +32,16 @@ if TYPE_CHECKING:
 STDOUT = "-"
 INTERRUPTED = 130  # the exit code
 Show = Callable[[float, float, str], None]
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 LINE_SECONDS = 5.0
 """Seconds between lines of progress, and before the first one."""
 
 
 def say(text: str) -> None:
-    """Write a line to stderr; do nothing if that fails."""
-    if sys.stderr is not None:  # it was closed before the start
-        try:
-            sys.stderr.write(visible(text) + "\n")
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            _redirect_to_null(sys.stderr)
+    """Write a line to stderr; do nothing if that fails, also where it was closed before the start."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(visible(text) + "\n")
+        sys.stderr.flush()
 
 
 def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | None) -> None:
@@ -59,77 +54,52 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
         json_path: A file, "-" for stdout instead of the tables, or None.
 
     Raises:
-        InvalidArgument: If the file cannot be written.
-        InvalidData: If stdout cannot be written, or the disk of the file is full or fails.
+        InvalidData: If the file cannot be written.
     """
     if json_path == STDOUT:
         _write(_as_json(payload, _encoding()))
         return
     try:
-        _show(grids)
+        _write(_as_text(grids))
     finally:
         if json_path is not None:
-            write_text("--json", json_path, _as_json(payload, "utf-8"))
+            write_text("--json", json_path, _as_json(payload))
 
 
-def _as_json(payload: Mapping[str, Any], encoding: str | None) -> str:
+def _as_json(payload: Mapping[str, Any], encoding: str = "utf-8") -> str:
     text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
-    if _can_encode(text, encoding) and visible(text) == text:
+    if encoding.lower() in {"utf-8", "utf8"} and visible(text) == text:
         return text
     return json.dumps(payload, allow_nan=False, indent=1) + "\n"
 
 
-def _show(grids: Sequence[Grid]) -> None:
-    width = max(NARROWEST, _columns()) if is_terminal() else None
-    text = "\n\n".join(grid.text(width) for grid in grids) + "\n"
-    if not _can_encode(text, _encoding()):
-        text = "\n\n".join(grid.text(width, ascii_only=True) for grid in grids) + "\n"
-    elif width is not None:
-        from rich.console import Console
+def _as_text(grids: Sequence[Grid]) -> str:
+    if not is_terminal():
+        return "\n\n".join(grid.text() for grid in grids) + "\n"
+    from rich.console import Console
 
-        console = Console(width=width)
-        with console.capture() as captured:
-            for index, grid in enumerate(grids):
-                console.print(*([""] if index else []), grid, sep="\n")
-        text = captured.get()
-    _write(text)
-
-
-def _can_encode(text: str, encoding: str | None) -> bool:
-    try:
-        text.encode(encoding or "ascii")
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True
+    console = Console(width=max(NARROWEST, shutil.get_terminal_size().columns))
+    with console.capture() as captured:
+        for index, grid in enumerate(grids):
+            console.print(*([""] if index else []), grid, sep="\n")
+    return captured.get()
 
 
 def _write(text: str) -> None:
     """Write and flush, so that a closed pipe raises here and not when the interpreter ends."""
-    if sys.stdout is None:  # it was closed before the start
-        return
-    try:
-        sys.stdout.write(text)
+    if sys.stdout is not None:  # it was closed before the start
+        sys.stdout.write(text.encode(_encoding(), "replace").decode(_encoding()))
         sys.stdout.flush()
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader of the pipe ended, such as head
-            raise
-        raise stdout_error(error) from error
 
 
-def stdout_error(error: OSError) -> InvalidData:
-    """Return the error for a stdout that cannot be written, and give up on that stream."""
-    _redirect_to_null(sys.stdout)
-    return InvalidData("stdout", f"cannot be written: {files.reason(error)}")
-
-
-def _redirect_to_null(stream: TextIO) -> None:
-    """Redirect a stream to the null device: otherwise the interpreter would try to flush it at its end."""
+def abandon_stdout() -> None:
+    """Redirect stdout to the null device: otherwise the interpreter would try to flush it at its end."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _encoding() -> str | None:
-    return "utf-8" if sys.stdout is None else sys.stdout.encoding
+def _encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
 def is_terminal() -> bool:
@@ -137,58 +107,25 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def line_width() -> int:
-    """Return the characters per line: of the terminal, or the default of tables in a pipe."""
-    if not is_terminal():
-        return WIDTH
-    return max(NARROWEST, min(_columns(), WIDTH))
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size().columns
-
-
 def write_text(option: str, path: str, text: str) -> None:
-    """
-    Write a file atomically; a device or pipe is written directly.
-
-    Raises:
-        InvalidArgument, InvalidData: As for `writing`.
-    """
+    """Write a file; see `writing`."""
     with writing(option, path) as place:
-        if not files.is_special(place):
-            there = Path(os.path.realpath(place))
-            try:
-                with whole_file.replacing(there) as partial:
-                    partial.write_text(text, encoding="utf-8")
-                    if files.is_file(there):
-                        shutil.copymode(there, partial)
-            except OSError as error:
-                if error.errno in _DISK_ERRORS:
-                    raise
-            else:
-                return
         place.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def writing(option: str, path: str) -> Iterator[Path]:
     """
-    Turn errors of writing a file into errors that name the option and the reason.
+    Turn errors of writing a file into an error that names the option and the reason.
 
     Raises:
-        InvalidData: If the disk is full or fails.
-        InvalidArgument: If the file cannot be written for any other reason.
+        InvalidData: If the file cannot be written.
     """
     try:
         yield Path(path)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        cause = error.__cause__ if isinstance(error, InvalidArgument) else error
-        if isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
-            raise InvalidData(path, f"{option} cannot be written: {files.reason(cause)}") from error
-        if isinstance(error, InvalidArgument):
-            raise InvalidArgument(option, path, error.allowed, error.remedy) from error
-        raise InvalidArgument(option, path, "a file that can be written", f"{files.reason(error)}.") from error
+    except (OSError, InvalidArgument) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        raise InvalidData(path, f"{option} cannot be written: {files.reason(cause)}") from error
 
 
 def check_writable(**paths: str | None) -> None:
@@ -216,17 +153,13 @@ def check_writable(**paths: str | None) -> None:
         if not files.is_writable(path):
             raise InvalidArgument(f"--{option}", path, "a file that this user may write")
         first = places.setdefault(os.path.realpath(path), option)
-        if first != option and not files.is_special(path):  # /dev/null may be given twice
+        if first != option and path != os.devnull:
             raise InvalidArgument(f"--{option}", path, f"another file than the one of --{first}")
 
 
 def plain_warnings() -> None:
     """Show warnings as one line, without the source line that raised them."""
-
-    def formatted(message: object, *_: object, **__: object) -> str:
-        return visible(f"warning: {message}\n")
-
-    warnings.formatwarning = formatted
+    warnings.formatwarning = lambda message, *_, **__: visible(f"warning: {message}\n")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cubatch.cli import console
-from cubatch.errors import InvalidArgument
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.report.grid import Grid
 from cubatch.search.events import Event
 from cubatch.tuning.results import TuningResult
@@ -173,7 +173,7 @@ def test_a_pipe_that_knows_ascii_only_gets_ascii(arguments):
 def test_no_line_of_a_table_is_wider_than_the_terminal(run, monkeypatch, command):
     """A terminal folds what is wider in the middle of a row: then each row stands by itself."""
     grids = []
-    monkeypatch.setattr(console, "_show", grids.extend)
+    monkeypatch.setattr(console, "_as_text", lambda shown: grids.extend(shown) or "")
     assert run(*command)[0] == 0
     assert grids
     for width in (24, 25, 40, 63, 80, 110):
@@ -181,12 +181,10 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(run, monkeypatch, command
             assert max(map(len, grid.text(width).split("\n"))) <= width
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize(("columns", "is_folded"), [(60, True), (119, True), (120, False)])
-def test_a_wide_terminal_shows_a_wide_table(monkeypatch, capsys, columns, is_folded, encoding):
+def test_a_wide_terminal_shows_a_wide_table(monkeypatch, capsys, columns, is_folded):
     """Cells are folded where a row does not fit the terminal, and not in a pipe."""
     grid = Grid(columns=["first", "last"], rows=[["x" * 102, "y" * 15 + "µ"]])
-    monkeypatch.setattr(console, "_encoding", lambda: encoding)
     console.emit([grid], {}, None)
     assert "x" * 102 in capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -239,27 +237,11 @@ def test_only_json_is_written_to_stdout(run, tmp_path, monkeypatch):
     assert "--trace must be a file, got '-'. Only --json writes to stdout." in err
 
 
-def test_a_file_is_written_over_where_none_can_be_put_beside_it():
-    """In a folder that may only be read; a link stays one, and leads to the new content."""
-    with tempfile.TemporaryDirectory() as place:
-        file, link = Path(place) / "there.json", Path(place) / "link.json"
-        file.touch()
-        file.chmod(0o666)
-        link.symlink_to(file.name)
-        Path(place).chmod(0o555)
-        with as_nobody():
-            console.write_text("--json", str(link), "1")
-        Path(place).chmod(0o755)
-        console.write_text("--json", str(link), file.read_text() + "2")
-        assert (file.read_text(), link.is_symlink()) == ("12", True)
-
-
 def test_a_table_is_shown_where_its_file_cannot_be_written(capfd, tmp_path):
-    """The folder went away while it was measured: the numbers are not lost, and the error names the option once."""
-    with pytest.raises(InvalidArgument) as caught:
+    """The folder went away while it was measured: the numbers are not lost, and the error names the option."""
+    with pytest.raises(InvalidData, match="--json cannot be written: No such file"):
         console.emit([GRID], {"batch": 64}, str(tmp_path / "gone" / "a.json"))
     assert "what was measured" in capfd.readouterr().out
-    assert str(caught.value).count("must be") == 1
 
 
 def test_a_file_is_written_where_nobody_reads_the_table(monkeypatch, tmp_path):
