@@ -1,13 +1,11 @@
 """
-Tune on devices, in processes and on disks that fail, and check that no timing and no result is lost.
+Tune on devices and on disks that fail, and check that no timing and no result is lost.
 
-    python -m benchmarks.bench_faults --devices 1760 --processes 270 --jobs 6 --json benchmarks/results/faults.json
-    python -m benchmarks.bench_faults --kinds "worker killed;parent killed" --processes 20
+    python -m benchmarks.bench_faults --devices 1760 --jobs 6 --json benchmarks/results/faults.json
+    python -m benchmarks.bench_faults --kinds "killed and begun again;steps that hang" --devices 20
 
-Devices are fakes in virtual time.  Their memory runs out at random steps or is not monotone, and errors persist in a
-process.  Steps hang, workers die or are suspended, the tuner is killed, and disks are full or fail.  Processes are a
-real tuner and its worker, which are killed, stopped, interrupted and restarted.  Several tuners share one store, a
-limit of file sizes simulates a full disk, and reads fail with EIO (which needs a C compiler).
+Devices are fakes in virtual time with a real store.  Their memory runs out at random steps or is not monotone, and
+errors persist in a process.  Steps hang, workers die or are suspended, the tuner is killed, and disks are full or fail.
 
 Each run is restarted until it ends by itself, and then checked:
 
@@ -15,11 +13,9 @@ Each run is restarted until it ends by itself, and then checked:
     twice       timings that were taken again though they were cached
     no answer   runs without a result
     wrong       results that do not follow from the rows of the store, or are below 0.7 of the best of these
-    orphans     worker processes that are alive 5 s after their run
     late        runs that took longer than their deadlines allow
 
-The exit status is 1 if one of these is not zero.  Moments are drawn from the seed; what a real process does at such a
-moment depends on the machine.
+The exit status is 1 if one of these is not zero.  Moments are drawn from the seed.
 """
 
 from __future__ import annotations
@@ -38,40 +34,35 @@ from typing import Any
 
 import attrs
 
-from benchmarks.faults import devices, judging, processes
+from benchmarks.faults import devices, judging
 from benchmarks.faults.judging import Trial
 from benchmarks.provenance import provenance
 
-KINDS = (*devices.KINDS, *processes.KINDS)
+KINDS = tuple(devices.KINDS)
 
 
 def try_one(seed: int, kind: tuple[str, int]) -> Trial:
     """Run the trial of a kind and number; an exception counts as no result."""
     name, number = kind
     logging.disable(logging.WARNING)  # retries, by the thousand
-    place = devices if name in devices.KINDS else processes
     try:
-        return place.try_once(name, seed * 1_000_000 + number)
+        return devices.try_once(name, seed * 1_000_000 + number)
     except Exception as error:  # noqa: BLE001 - the worst that may happen
         return Trial(kind=name, faults=0, sessions=0, timings=0, no_answer=True, what=repr(error))
 
 
-def requests(kinds: Sequence[str], num_devices: int, num_processes: int) -> list[tuple[str, int]]:
-    """Return the trials on devices and in processes, whose kinds take turns."""
-    wanted = []
-    for known, count in ((devices.KINDS, num_devices), (processes.KINDS, num_processes)):
-        names = [name for name in known if name in kinds]
-        wanted += [(names[number % len(names)], number // len(names)) for number in range(count if names else 0)]
+def requests(kinds: Sequence[str], count: int) -> list[tuple[str, int]]:
+    """Return the trials, whose kinds take turns."""
+    wanted = [(kinds[number % len(kinds)], number // len(kinds)) for number in range(count)]
     return sorted(wanted, key=lambda kind: (KINDS.index(kind[0]), kind[1]))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--devices", type=int, default=200, help="runs in virtual time")
-    parser.add_argument("--processes", type=int, default=27, help="runs in real processes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="; ".join(KINDS), help="separated by ';'")
-    parser.add_argument("--jobs", type=int, default=1, help="trials at once; most of those in processes only sleep")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at once")
     parser.add_argument(
         "--json",
         type=Path,
@@ -99,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, began = _options(arguments), time.monotonic()
     before = _before(options.json, options.seed)
     known = {row["kind"] for row in before["summary"]}
-    wanted = [kind for kind in requests(options.kinds, options.devices, options.processes) if kind[0] not in known]
+    wanted = [kind for kind in requests(options.kinds, options.devices) if kind[0] not in known]
     ask = functools.partial(try_one, options.seed)
     if options.jobs < 2:
         trials = [ask(kind) for kind in wanted]
@@ -121,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **provenance(),
             "python": platform.python_version(),
             "seed": options.seed,
-            "virtual": list(devices.KINDS),
+            "virtual": list(KINDS),
             "summary": sorted([*before["summary"], *rows], key=lambda row: KINDS.index(row["kind"])),
             "bad": [*before["bad"], *bad],
         }

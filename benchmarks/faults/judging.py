@@ -1,4 +1,4 @@
-"""Promises of a run: no timing lost or taken twice, the result of the rule, no orphan, no endless wait."""
+"""Promises of a run: no timing lost or taken twice, the result of the rule, no endless wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Trial:
         twice: Timings of a size and round that had one already.
         no_answer: Whether there was no result, although some size of each device runs.
         wrong: Whether the result is not that of the rule for the rows, or far from the best timed size.
-        orphans: Processes that outlived the run.
         late: Whether it took longer than its deadlines allow.
         what: Description of a broken promise.
     """
@@ -48,14 +47,13 @@ class Trial:
     twice: int = 0
     no_answer: bool = False
     wrong: bool = False
-    orphans: int = 0
     late: bool = False
     what: str = ""
 
     @property
     def is_good(self) -> bool:
         """Whether everything held."""
-        return not (self.lost or self.twice or self.no_answer or self.wrong or self.orphans or self.late)
+        return not (self.lost or self.twice or self.no_answer or self.wrong or self.late)
 
 
 def kept_rows(path: Path) -> dict[int, Measured]:
@@ -114,7 +112,6 @@ def summarise(trials: Sequence[Trial]) -> list[Mapping[str, object]]:
             "twice": sum(trial.twice for trial in same_kind),
             "no_answer": sum(trial.no_answer for trial in same_kind),
             "wrong": sum(trial.wrong for trial in same_kind),
-            "orphans": sum(trial.orphans for trial in same_kind),
             "late": sum(trial.late for trial in same_kind),
         })  # fmt: skip
     return rows

@@ -19,8 +19,8 @@ from cubatch.network.passes import Pass
 SEED = 20261121
 STORED = ("float32", "float16", "bfloat16")
 TENSOR_DTYPES = ("float16", "bfloat16", "tf32")
-ELSEWHERE = {("batch_norm_merge", dtype) for dtype in STORED}
-"""Operations of moments that only fused products leave, which no case calls; tests/kernels checks them."""
+ELSEWHERE = {"batch_norm_merge", "copy_channels", "transpose"}
+"""Operations that no case calls, since only fused products or layouts need them; tests/kernels checks them."""
 
 NETWORK, BATCH_SIZE = "mnist-cnn", 4
 """Network and batch size of every item in a rehearsal."""

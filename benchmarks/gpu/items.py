@@ -7,50 +7,33 @@ The GPU is used through the `Session` only, so that this module can be imported 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import itertools
 import math
 import os
-import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
 import attrs
-import numpy as np
 
 from benchmarks.gpu import cases, eager
 from cubatch.bench import measure, rivals
 from cubatch.bench.bench_results import Result
-from cubatch.bench.cases import Case, gemm, of_layer
-from cubatch.bench.contest import OURS, Contest, Entrant
-from cubatch.bench.target import Target, fill, on_gpu, storage
-from cubatch.engine import backend
+from cubatch.bench.cases import Case, gemm
+from cubatch.bench.contest import Contest
+from cubatch.bench.target import Target, fill, on_gpu
 from cubatch.engine.conditions import environment
-from cubatch.engine.native import layout
-from cubatch.engine.native.context import Context
-from cubatch.engine.storage import encoded
 from cubatch.errors import CubatchError, DeviceFailed
-from cubatch.hardware import driver as cuda_driver
-from cubatch.hardware import probe, waves
+from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.hardware.nvml import Monitor
 from cubatch.kernels import variant as variants
-from cubatch.kernels.launch import set_shared_memory
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.variant import Kernel
-from cubatch.network.layers import ReLU
-from cubatch.network.passes import Pass
 from cubatch.report.tables.common import plain
 
 CASE_SECONDS = 0.3
-LAYOUTS = ("copy_channels", "transpose")
-"""Operations that `layouts` checks."""
-
-_PACES = 15
-_COPIED_MIB = (1, 4, 16, 32, 64, 128, 256, 1024)
 
 
 @attrs.define(slots=False)
@@ -175,48 +158,19 @@ def compile_units(session: Session) -> dict[str, Any]:
 
 def device_facts(device: Device) -> dict[str, Any]:
     """Return the facts of driver, NVML and installed packages, without a context and without a GPU library."""
-    state = pace = None
+    state = None
     with contextlib.suppress(CubatchError):
-        if device.uuid:
-            monitor = Monitor(device.uuid)
-            state, pace = monitor.snapshot(), pace_seconds(monitor)
+        state = Monitor(device.uuid).snapshot() if device.uuid else None
     return {
         "device": device.to_mapping(),
         "environment": environment(device),
         "monitor": plain(state) if state else None,
-        "pace_seconds": pace,
     }
-
-
-def pace_seconds(monitor: Monitor) -> float:
-    """Return the median seconds that NVML's queries take of every timing; they may be as long as the step."""
-    seconds = []
-    for _ in range(_PACES):
-        start = time.perf_counter()
-        monitor.pace()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 def libraries(_: Session) -> dict[str, Any]:
     """Return the versions of the vendor's libraries."""
     return dict(rivals.versions())
-
-
-def copies(session: Session) -> dict[str, Any]:
-    """Time copies of several sizes by the runtime, and cubatch's elementwise kernel at the largest."""
-    module, rows = session.target.module, []
-    for size in _COPIED_MIB[:2] if session.small else _COPIED_MIB:
-        source, target = (module.ones(size * 2**18, dtype="float32") for _ in range(2))
-        entrant = Entrant(f"{size} MiB", OURS, lambda source=source, target=target: module.copyto(target, source))
-        session.contest.run([entrant], 0.1)
-        seconds = entrant.seconds or float("nan")
-        rows.append({"mib": size, "seconds": seconds, "bytes_per_second": 2 * source.nbytes / seconds})
-    ours = measure.time_case(
-        session.sized(of_layer(ReLU(h=128, w=128, c=64), Pass.FPROP, 256)), session.target, session.contest,
-        with_rivals=False, copy_bytes_per_second=rows[-1]["bytes_per_second"],
-    )  # fmt: skip
-    return {"copies": rows, "ours": ours.to_mapping()}
 
 
 def timed(case: Case, session: Session, *, others: rivals.Ways = eager.WAYS) -> dict[str, Any]:
@@ -238,62 +192,3 @@ def _status(result: Result) -> str:
     if "wrong" in statuses:
         return "wrong"
     return "incomplete" if statuses else result.status
-
-
-def layouts(session: Session) -> dict[str, Any]:
-    """Check copies into other layouts, which are exact for numbers of 16 bits."""
-    context, wrong = Context(session.device, session.target.launcher), []
-    module, random = session.target.module, np.random.default_rng(0)
-    for dtype, channels, padding in itertools.product(("float32", "float16", "bfloat16"), (3, 37), (0, 5)):
-        numbers = encoded(random.integers(-127, 128, (231, channels)).astype(np.float32), storage(dtype))
-        narrow, wide = module.asarray(numbers), module.empty((231, channels + padding), dtype=numbers.dtype)
-        cut, turned = module.empty_like(narrow), module.empty((channels, 231), dtype=numbers.dtype)
-        layout.copy_channels(context, narrow, out=wide)
-        layout.copy_channels(context, wide, out=cut)
-        layout.transpose(context, narrow, out=turned)
-        for name, got, want in (
-            ("copy_channels, wider", wide, np.pad(numbers, ((0, 0), (0, padding)))),
-            ("copy_channels, narrower", cut, numbers),
-            ("transpose", turned, numbers.T),
-        ):
-            if not np.array_equal(backend.to_host(got), want):
-                wrong.append(f"{name}, {dtype}, {channels} channels padded by {padding}")
-    return {"status": "wrong" if wrong else "ok", "wrong": wrong}
-
-
-def occupancy(kernels: Sequence[Kernel], session: Session) -> dict[str, Any]:
-    """Compare registers, shared memory and blocks per SM, as computed and as the driver reports them."""
-    cupy = session.target.module  # makes a context, which the driver needs
-    driver, rows = cuda_driver.load(), []
-    for variant in kernels:
-        compiled = compiler.compile_kernel(variant, session.device.arch or "")
-        resources = compiled.resources[variant.entry]
-        function = cupy.RawModule(path=str(compiled.path)).get_function(variant.entry)
-        set_shared_memory(function, variant, resources, session.device.compute_capability or (0, 0))
-        blocks = ctypes.c_int()
-        status = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            ctypes.byref(blocks),
-            ctypes.c_void_p(int(function.kernel.ptr)),
-            variant.threads,
-            ctypes.c_size_t(variant.dynamic_shared_bytes),
-        )
-        computed = waves.occupancy(
-            compute_capability=session.device.compute_capability or (0, 0),
-            threads_per_block=variant.threads,
-            registers_per_thread=resources.registers,
-            shared_bytes_per_block=resources.shared_bytes + variant.dynamic_shared_bytes,
-        )
-        attributes = function.attributes
-        rows.append(
-            {
-                "kernel": variant.name,
-                "driver_status": status,
-                "blocks_per_sm": {"computed": computed.blocks_per_sm, "driver": blocks.value},
-                "registers": {"computed": resources.registers, "driver": attributes["num_regs"]},
-                "shared_bytes": {"computed": resources.shared_bytes, "driver": attributes["shared_size_bytes"]},
-                "local_bytes": {"computed": resources.stack_bytes, "driver": attributes["local_size_bytes"]},
-            }
-        )
-    names = ("blocks_per_sm", "registers", "shared_bytes", "local_bytes")
-    differing = [row["kernel"] for row in rows if any(row[name]["computed"] != row[name]["driver"] for name in names)]
-    return {"status": "differs" if differing else "ok", "differing": differing, "kernels": rows}

@@ -93,8 +93,7 @@ def _unchecked(launched: set[str], device: Device) -> list[str]:
         for kernel in variant.kernels()
         if kernel.runs_on(gpu_items.arch_of(device))
         and kernel.name not in launched
-        and (kernel.operation, kernel.dtype) not in cases.ELSEWHERE
-        and kernel.operation not in gpu_items.LAYOUTS
+        and kernel.operation not in cases.ELSEWHERE
     ]
 
 

@@ -19,8 +19,6 @@ from cubatch.bench.target import count_sets
 from cubatch.hardware import arithmetic
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
-from cubatch.kernels import variant
-from cubatch.kernels.variant import Kernel
 
 _TUNED = (
     ("resnet18", "training", "float16", "cubatch"),
@@ -133,17 +131,6 @@ def _checks(device: Device) -> list[Item]:
     return [
         Item(case.name, functools.partial(gpu_items.verified, case, seed), case, 0.05, 10.0)
         for seed, case in enumerate(odd, start=cases.SEED)
-    ] + [Item("layouts", gpu_items.layouts, seconds=0.5, limit_seconds=10.0)]
-
-
-def _occupancies(device: Device) -> list[Item]:
-    by_source: dict[str, list[Kernel]] = {}
-    for kernel in variant.kernels():
-        if kernel.runs_on(gpu_items.arch_of(device)):
-            by_source.setdefault(kernel.source, []).append(kernel)
-    return [
-        Item(source, functools.partial(gpu_items.occupancy, kernels), seconds=0.02 * len(kernels))
-        for source, kernels in by_source.items()
     ]
 
 
@@ -195,10 +182,7 @@ def _tunings(_: Device) -> list[Item]:
 
 
 def _facts(_: Device) -> list[Item]:
-    return [
-        Item("libraries", gpu_items.libraries),
-        Item("copies", gpu_items.copies, seconds=3.0),
-    ]
+    return [Item("libraries", gpu_items.libraries)]
 
 
 def _conformances(device: Device) -> list[Item]:
@@ -222,13 +206,12 @@ def _units(device: Device) -> list[Item]:
 
 STAGES = (
     Stage("compile", "every kernel for this GPU", 35, _units, always=True),
-    Stage("facts", "the device's copy bandwidth, versions of libraries", 8, _facts),
+    Stage("facts", "versions of the vendor's libraries", 4, _facts),
     Stage("conformance", "every instruction of the kernels against its twin on the CPU", 10, _conformances),
     Stage("correctness", "every variant against float64 on odd shapes", 60, _checks),
     Stage("gemm", "matrix products against cuBLAS", 55, _products),
     Stage("steps", "every operation of steps of networks, its floor and the time of the vendor", 162, _steps),
     Stage("training", "whole steps against PyTorch eager and torch.compile", 35, _trainings),
-    Stage("occupancy", "registers and blocks per SM against the driver", 6, _occupancies),
     Stage("memory", "the memory plan against the real peak", 25, _memories),
     Stage("tune", "autotune against a dense sweep around its answer", 35, _tunings),
 )  # fmt: skip

@@ -106,9 +106,12 @@ def hosts(result: dict[str, Any]) -> str:
 def faults(result: dict[str, Any]) -> str:
     """Return a row for each kind of fault: runs, faults, and how often a run broke a promise."""
     counts = ("runs", "sessions", "faults", "timings", *_MUST_BE_ZERO)
-    total = {name: sum(row[name] for row in result["summary"]) for name in counts}
+    total = {name: sum(row.get(name, 0) for row in result["summary"]) for name in counts}
     rows = [
-        [row["kind"] + (" *" if row["kind"] in result["virtual"] else ""), *(f"{row[name]:,}" for name in counts)]
+        [
+            row["kind"] + (" *" if row["kind"] in result["virtual"] else ""),
+            *(f"{row.get(name, 0):,}" for name in counts),
+        ]
         for row in result["summary"]
     ]
     rows.append(["**all**", *(f"**{total[name]:,}**" for name in counts)])

@@ -132,7 +132,7 @@ class Traits:
         self.behaviours: list[Behaviour] = [ORDINARY_START]
         self.load_seconds = log_uniform(rng, 0.05, 1.0)
         self.is_stationary = True
-        self.tells_clock, self.tells_reference = True, False
+        self.tells_clock = True
         self.prepare_seconds = log_uniform(rng, 0.005, 0.15)
         self.curve: Curve = affine(1e-3, 1e-5)
         self.goal = Goal(tolerance=TOLERANCE)
@@ -156,7 +156,6 @@ class Traits:
             noise_of_timings=self.noise_of_timings,
             is_stationary=self.is_stationary,
             tells_clock=self.tells_clock,
-            tells_reference=self.tells_reference,
             bytes_needed=lambda n: self.fixed_bytes + n * bytes_per_sample + self.workspace(n),
             memory_bytes=self.total_bytes,
             memory_fails_at=self.memory_fails_at,

@@ -131,32 +131,6 @@ class Bimodal(Behaviour):
         return self._random.expovariate(1.0 / (self.slow_seconds if self._is_slow else self.fast_seconds))
 
 
-@attrs.define
-class Scatters(Behaviour):
-    """
-    Steps take longer or shorter from one trial to the next, by the same factor within a trial.
-
-    Attributes:
-        spread: Standard deviation of the logarithm.
-        seed: Of what is drawn.
-    """
-
-    spread: float
-    seed: int
-    _random: random.Random = attrs.field(
-        init=False, default=attrs.Factory(lambda self: random.Random(self.seed), takes_self=True)
-    )
-    _factor: float = attrs.field(init=False, default=1.0)
-
-    def prepare(self, batch_size: int) -> None:  # noqa: ARG002
-        """Draw the factor of this trial."""
-        self._factor = math.exp(self._random.gauss(0.0, self.spread))
-
-    def factor(self) -> float:
-        """Slower or faster by what was drawn."""
-        return self._factor
-
-
 @attrs.frozen
 class SearchDevice(FakeDevice):
     """
@@ -166,13 +140,11 @@ class SearchDevice(FakeDevice):
         noise_of_timings: Noise of its timings; `noise` and `outliers` are not used.
         is_stationary: Whether its speed is constant, so that a timing has one true median.
         tells_clock: Whether timings come with the SM clock.
-        tells_reference: Whether a size can be held as the reference, which is timed before and after each timing.
     """
 
     noise_of_timings: Noise = attrs.field(default=Noise(), kw_only=True)
     is_stationary: bool = attrs.field(default=True, kw_only=True)
     tells_clock: bool = attrs.field(default=True, kw_only=True)
-    tells_reference: bool = attrs.field(default=False, kw_only=True)
 
     def __call__(self) -> Session:
         """Open a session."""
@@ -187,17 +159,9 @@ class QuickClock(FakeClock):
         self._session = session
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
-        """Run the step `repeats` times and read the stopwatch, between two reference blocks where one is held."""
-        session = self._session
-        before = session.reference_block()
+        """Run the step `repeats` times and read the stopwatch."""
         reading = self._read(step, repeats)
-        clock = reading.sm_clock_mhz if session.tells_clock else None
-        return attrs.evolve(
-            reading,
-            sm_clock_mhz=clock,
-            reference_before_seconds=before,
-            reference_after_seconds=session.reference_block(),
-        )
+        return reading if self._session.tells_clock else attrs.evolve(reading, sm_clock_mhz=None)
 
     def _read(self, step: Callable[[], None], repeats: int) -> Reading:
         session = self._session
@@ -224,7 +188,6 @@ class Session(FakeRunner):
         super().__init__(device)
         self._clock = QuickClock(self)
         self.tells_clock = device.tells_clock
-        self._reference: tuple[int, int] | None = None
         self._noise_of_timings = device.noise_of_timings
         self._is_stationary = device.is_stationary
         self._generator = np.random.default_rng(device.seed)
@@ -240,23 +203,6 @@ class Session(FakeRunner):
     def clock_mhz(self) -> float:
         """Return the present SM clock."""
         return BOOST_CLOCK_MHZ * math.prod(behaviour.clock() for behaviour in self.behaviours)
-
-    def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared size as the reference, on a device that can."""
-        if not self.device.tells_reference:
-            return False
-        self._reference = self._batch_size or 0, repeats
-        return True
-
-    def reference_block(self) -> float | None:
-        """Run a block of the reference and return seconds of a step; None where none is held."""
-        if self._reference is None:
-            return None
-        size, repeats = self._reference
-        speed = math.prod(each.factor() for each in self.behaviours if not isinstance(each, Scatters))
-        seconds = self.device.curve(size) * speed * self.draw_noise()
-        self._clock.spend(seconds * repeats, busy=True)
-        return seconds
 
     def leap(self, count: int) -> None:
         """Run `count` steps, some milliseconds at a time."""

@@ -76,7 +76,7 @@ def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult |
     try:
         measured = loop.measure(
             lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed, extend=Candidate,
-            on_host=case.device.tells_reference,
+            on_host=False,
         )  # fmt: skip
     except Exception as error:
         error.add_note(f"on a device of the class {case.kind}, with a budget of {budget:g} s")

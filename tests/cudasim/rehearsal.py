@@ -36,7 +36,7 @@ _MARK = "CUBATCH_REHEARSAL"
 _SECONDS = 900.0
 """Of a call, before it counts as hung: what it may take is for its own limits to see to."""
 
-_FACTS = ("facts", "compile", "conformance", "correctness", "occupancy")
+_FACTS = ("facts", "compile", "conformance", "correctness")
 _SPEEDS = ("gemm", "steps")
 _NETWORKS = ("training", "memory", "tune")
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -66,19 +65,6 @@ def test_the_file_says_what_it_is_of_though_no_stage_could_begin(monkeypatch, tm
     assert found["device"]["name"] == "NVIDIA H200"
     assert found["environment"]["numpy"] == np.__version__
     assert (found["environment"]["torch"], found["monitor"]) == (None, None)
-
-
-def test_the_facts_say_what_nvml_takes_of_a_timing(monkeypatch):
-    """The median of some queries, of which the first four take 50 ms and the others 2 ms."""
-    now, asked = [0.0], []
-
-    def pace():
-        asked.append(1)
-        now[0] += 0.05 if len(asked) < 5 else 0.002
-
-    monkeypatch.setattr(gpu_items, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert gpu_items.pace_seconds(SimpleNamespace(pace=pace)) == pytest.approx(0.002)
-    assert len(asked) >= 10
 
 
 def test_the_file_names_the_commit_that_it_is_told(tmp_path):
