@@ -1,0 +1,105 @@
+"""
+Check exported settings with the parser or schema of each target: Triton, Ray Serve, BentoML and lhotse.
+
+    pip install -e '.[torch]' 'ray[serve]' 'tritonclient[grpc]' bentoml lhotse
+    python -m benchmarks.check_exports
+
+It fails at the first setting that a target rejects or understands differently.  TorchServe parses its configuration in
+Java, fairseq and vLLM cannot be installed next to the others: their options are not checked here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bentoml
+import torch
+import yaml
+from google.protobuf import text_format
+from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
+from lhotse.testing.dummies import dummy_cut
+from ray.serve.schema import DeploymentSchema
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+import cubatch as cb
+from cubatch.serving.serving_plan import ServingPlan
+from cubatch.tuning.extents_result import ExtentsResult
+
+EXTENTS = (32, 64, 128)
+
+
+def make_plan() -> ServingPlan:
+    """Tune a small network and plan half the rate of its best size."""
+    result = cb.autotune("mnist-cnn", device="cpu", budget=10.0, store=False)
+    rate, size = result.samples_per_second, result.batch_size
+    if rate is None or size is None:
+        raise SystemExit("The network has no recommendation; repeat on a quiet machine.")
+    return cb.serving_plan(result, arrival_rate=rate / 2, p99=20 * size / rate)
+
+
+def make_extents() -> ExtentsResult:
+    """Tune a small text model at each extent."""
+    module = torch.nn.Sequential(torch.nn.Embedding(100, 32), torch.nn.Linear(32, 32))
+    batches = lambda n, *, sequence: torch.randint(100, (n, sequence))  # noqa: E731
+    return cb.autotune_extents(
+        module, {"sequence": EXTENTS}, batches=batches, budget=20.0, tolerance=0.2, max_batch_size=64
+    )
+
+
+def expect(understood: Any, planned: Any) -> None:
+    """Stop if a target understands a setting differently."""
+    if understood != planned:
+        raise SystemExit(f"understood {understood}, not {planned}")
+
+
+def check_triton(plan: ServingPlan) -> None:
+    """Parse the lines with Triton's protobuf schema."""
+    config = text_format.Parse(plan.to_triton(), ModelConfig())
+    expect(config.max_batch_size, plan.max_batch_size)
+    expect(config.dynamic_batching.max_queue_delay_microseconds, round(1e6 * plan.queue_delay))
+    expect([group.count for group in config.instance_group], [1])
+
+
+def check_ray_serve(plan: ServingPlan) -> None:
+    """Validate the deployment with Ray's schema."""
+    (settings,) = yaml.safe_load(plan.to_ray_serve("Classifier"))
+    deployment = DeploymentSchema.model_validate(settings)
+    expect((deployment.name, deployment.num_replicas), ("Classifier", plan.instances))
+    expect(deployment.user_config["max_batch_size"], plan.max_batch_size)
+
+
+def check_bentoml(plan: ServingPlan) -> None:
+    """Execute the decorators on a service."""
+    of_service, of_api = plan.to_bentoml().splitlines()
+    method = "def predict(self, x: list[float]) -> list[float]: return x"
+    names = {"bentoml": bentoml, "__name__": __name__}
+    exec(f"{of_service}\nclass Service:\n    {of_api}\n    {method}\n", names)  # noqa: S102 - the text is a program
+    service = names["Service"]
+    api = service.apis["predict"]
+    expect((service.config["workers"], api.batchable, api.max_batch_size), (plan.instances, True, plan.max_batch_size))
+
+
+def check_lhotse(result: ExtentsResult) -> None:
+    """Fill lhotse's batches with cuts of each length up to the sizes of their buckets."""
+    settings = yaml.safe_load(result.to_lhotse(tokens_per_unit=10.0))
+    bins, sizes = settings["bucket_duration_bins"], settings["bucket_batch_size"]
+    expect(bins, [extent / 10 for extent in EXTENTS])
+    for seconds, size in zip(bins, sizes, strict=True):
+        constraint = FixedBucketBatchSizeConstraint(max_seq_len_buckets=bins, batch_sizes=sizes)
+        for number in range(size):
+            constraint.add(dummy_cut(number, duration=seconds))
+        expect((constraint.exceeded(), constraint.close_to_exceeding()), (False, True))
+
+
+def main() -> None:
+    """Check all targets."""
+    plan, extents = make_plan(), make_extents()
+    check_triton(plan)
+    check_ray_serve(plan)
+    check_bentoml(plan)
+    check_lhotse(extents)
+    print("Triton, Ray Serve, BentoML and lhotse accept the settings.")
+
+
+if __name__ == "__main__":
+    main()
