@@ -3,7 +3,6 @@ Compare batch-size finders on devices whose true curve is known: cubatch at seve
 
     python -m benchmarks.bench_search --devices 360 --seed 0 --jobs 2 --json benchmarks/results/search-0.json
     python -m benchmarks.bench_search --devices 40 --kinds "plateau;sawtooth" --budgets 10 --rivals none --worst 9
-    python -m benchmarks.bench_search --devices 0 --kinds "networks, no prior;networks, wrong prior"
 
 Every finder gets every device in a fresh session with the same noise, in virtual time.  For each class of device and
 each finder the tables show
@@ -19,9 +18,7 @@ each finder the tables show
     gap         where memory or latency limits a rising throughput: how far the result is below the largest allowed
                 size; beyond: below the ideal size, which is up to 5 % smaller because of the tolerance
 
-Rivals that know only throughput skip devices where latency counts.  Real networks have a table and budgets of their
-own.
-With --against the search gets the seconds of a rival on the same device.
+Rivals that know only throughput skip devices where latency counts.
 """
 
 from __future__ import annotations
@@ -41,38 +38,20 @@ import numpy as np
 
 import cubatch as cb
 from benchmarks.provenance import provenance
-from benchmarks.search import networks, summary, tables
+from benchmarks.search import summary, tables
 from benchmarks.search.cases import TOLERANCE
 from benchmarks.search.fake_devices import KINDS, numbers
-from benchmarks.search.timed_rivals import KNOW_LATENCY
 from benchmarks.search.trials import FINDERS, Request, Trial, search_device
 
 BUDGETS = (2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-ALL_KINDS = (*KINDS, networks.NO_PRIOR, networks.WRONG_PRIOR)
 
 
 def requests(options: argparse.Namespace) -> list[Request]:
     """List what is to be tried."""
-    rivals, against = options.rivals, options.against
-    wanted = [
-        Request(seed=options.seed, index=index, budgets=options.budgets, rivals=rivals, against=against)
+    return [
+        Request(seed=options.seed, index=index, budgets=options.budgets, rivals=options.rivals)
         for index in numbers(options.devices, options.kinds)
     ]
-    plain = [name for name in rivals if name in KNOW_LATENCY]
-    for kind in (networks.NO_PRIOR, networks.WRONG_PRIOR):
-        if kind in options.kinds:
-            wanted += [
-                Request(
-                    seed=options.seed,
-                    index=number,
-                    networks=kind,
-                    budgets=networks.BUDGETS,
-                    rivals=plain,
-                    against=[name for name in against if name in KNOW_LATENCY],
-                )
-                for number in range(len(networks.NETWORKS))
-            ]
-    return wanted
 
 
 def search_all(wanted: Sequence[Request], jobs: int) -> Iterator[list[Trial]]:
@@ -118,14 +97,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--budgets", default=",".join(f"{budget:g}" for budget in BUDGETS), help="of cubatch, in seconds"
     )
     parser.add_argument(
-        "--kinds", default="all", help=f"classes, separated by ';': {'; '.join(ALL_KINDS)}".replace("%", "%%")
+        "--kinds", default="all", help=f"classes, separated by ';': {'; '.join(list(KINDS))}".replace("%", "%%")
     )
     parser.add_argument("--rivals", default="all", help="names separated by ';', or none")
-    parser.add_argument(
-        "--against",
-        default="none",
-        help="also give cubatch the seconds of these rivals: names separated by ';', or all",
-    )
     parser.add_argument(
         "--worst",
         type=int,
@@ -138,9 +112,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw regret against seconds")
     options = parser.parse_args(arguments)
     options.budgets = [float(budget) for budget in options.budgets.split(",")]
-    options.kinds = _names(options.kinds, ALL_KINDS, "class")
+    options.kinds = _names(options.kinds, list(KINDS), "class")
     options.rivals = _names(options.rivals, list(FINDERS), "rival")
-    options.against = _names(options.against, list(FINDERS), "rival")
     return options
 
 
@@ -150,8 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     trials = [trial for device_trials in search_all(requests(options), options.jobs) for trial in device_trials]
     rows = summary.summarise(trials, KINDS)
-    compared = summary.compare(trials, KINDS)
-    judged = summary.judge(rows, compared)
+    judged = summary.judge(rows)
     if options.json:
         content = {
             "schema": 2,
@@ -167,7 +139,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "tolerance": TOLERANCE,
             "goals": judged,
             "summary": rows,
-            "against": compared,
             "columns": [field.name for field in attrs.fields(Trial)],
         }
         options.json.write_text(_json(content, trials))
@@ -179,7 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables.by_class(rows),
         tables.coverage(rows) if any(row["kind"] == summary.ALL for row in rows) else "",
         tables.worst(trials, options.worst) if options.worst else "",
-        tables.against(compared) if compared else "",
         tables.goals(judged),
     ]
     sys.stdout.write(

@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import math
 import os
 import platform
-import re
 import shlex
 import signal
 import subprocess
@@ -29,9 +27,8 @@ from typing import IO, Any
 import attrs
 
 from benchmarks.gpu.process import END_SECONDS
-from cubatch import files, whole_file
-from cubatch.errors import InvalidData, InvalidSpec
-from cubatch.hardware import catalogue
+from cubatch import whole_file
+from cubatch.errors import InvalidData
 from cubatch.hardware.facts import Device
 
 ROOT = Path(__file__).parents[2]
@@ -76,36 +73,6 @@ NEEDS: Mapping[str, Callable[[Machine], str]] = {
 }
 
 
-def _names_gpu(need: str, slug: str) -> bool:
-    """Return whether "h100" or "h100-sxm" names the GPU "h100-sxm" of the catalogue."""
-    return f"{slug}-".startswith(f"{need}-")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _is_command(value: object) -> bool:
-    with contextlib.suppress(ValueError):  # a quotation mark is not closed
-        return _is_text(value) and len(words := shlex.split(str(value))) > 1 and words[0] == "python"
-    return False
-
-
-def _are_needs(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(need, str) and (need in NEEDS or any(_names_gpu(need, slug) for slug in catalogue.names()))
-        for need in value
-    )
-
-
-def _field(allowed: str, fits: Callable[[Any], bool], **options: Any) -> Any:
-    def check(item: Item, field: attrs.Attribute[Any], value: object) -> None:
-        if not fits(value):
-            raise InvalidSpec(f"item {item.name!r}: {field.name}", value, allowed, f"Correct `{field.name}`")
-
-    return attrs.field(validator=check, **options)
-
-
 @attrs.frozen
 class Item:
     """
@@ -120,15 +87,12 @@ class Item:
         needs: Keys of `NEEDS`, or names of GPUs such as "titan-x" or "h100-sxm".
     """
 
-    name: str = _field(
-        "lower-case letters, digits and hyphens",
-        lambda value: isinstance(value, str) and bool(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", value)),
-    )
-    command: str = _field('a command line that begins with "python"', _is_command)
-    minutes: float = _field("a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf)
-    expectation: str = _field("text", _is_text)
-    decision: str = _field("text", _is_text)
-    needs: Sequence[str] = _field(f"a list of GPU names or {', '.join(NEEDS)}", _are_needs, factory=list)
+    name: str
+    command: str
+    minutes: float
+    expectation: str
+    decision: str
+    needs: Sequence[str] = ()
 
     def arguments(self, out: Path) -> list[str]:
         """Return the arguments for Python; the item's own results go next to the file `out`."""
@@ -142,7 +106,8 @@ class Item:
             if need in NEEDS:
                 reason = NEEDS[need](machine)
             else:
-                reason = f"it needs {need}, and this is {slug}" if slug and not _names_gpu(need, slug) else ""
+                is_other = slug and not f"{slug}-".startswith(f"{need}-")  # "h100" names "h100-sxm" too
+                reason = f"it needs {need}, and this is {slug}" if is_other else ""
             if reason:
                 return reason
         if self.minutes > minutes_left:
@@ -155,30 +120,12 @@ def load(path: Path = LIST) -> list[Item]:
     Return the items of a list, in its order.
 
     Raises:
-        InvalidData: If the file cannot be read.
-        InvalidSpec: If an item lacks a field, or has an unknown field, an invalid value or the name of another item.
+        InvalidData: If the file cannot be read, or an item lacks a field or has an unknown one.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidData(str(path), f"it cannot be read: {files.reason(error)}") from error
-    tables = content.get("item")
-    if content.keys() != {"item"} or not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
-        raise InvalidData(str(path), f"its keys are {', '.join(content) or 'missing'}", "Write [[item]] tables only")
-    items: dict[str, Item] = {}
-    fields = attrs.fields_dict(Item)
-    for number, table in enumerate(tables, start=1):
-        label = f"item {table.get('name', number)!r}"
-        for key in sorted(table.keys() - fields.keys()):
-            raise InvalidSpec(f"{label}: key", key, f"one of {', '.join(fields)}", "Rename or remove the key")
-        for name, field in fields.items():
-            if field.default is attrs.NOTHING and name not in table:
-                raise InvalidSpec(f"{label}: {name}", None, "given", f"Add `{name} = ...` to the item")
-        item = Item(**table)
-        if item.name in items:
-            raise InvalidSpec(f"{label}: name", item.name, "unique in the list", "Rename one of the two items")
-        items[item.name] = item
-    return list(items.values())
+        return [Item(**table) for table in tomllib.loads(path.read_text(encoding="utf-8"))["item"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InvalidData(str(path), f"it cannot be read: {error}") from error
 
 
 def _records(items: Sequence[Item], out: Path, device_name: str = "") -> dict[tuple[str, str], Record]:

@@ -1,4 +1,4 @@
-"""From trials to figures: by class, finder and budget, over all classes, and against rivals at equal seconds."""
+"""From trials to figures: by class, finder and budget, and over all classes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from typing import Any
 import attrs
 import numpy as np
 
-from benchmarks.search.networks import NO_PRIOR, WRONG_PRIOR
 from benchmarks.search.trials import OURS, Trial
 
 ALL = "all classes"
-EQUAL = 5e-4  # means of regret that differ by less are equal
 Row = dict[str, Any]
 
 
 def summarise(trials: Sequence[Trial], kinds: Iterable[str]) -> list[Row]:
     """Summarise by class, finder and budget, in the order of the trials; ALL holds every fake device."""
     rows = []
-    ways = list(dict.fromkeys((trial.finder, trial.budget) for trial in trials if trial.against is None))
+    ways = list(dict.fromkeys((trial.finder, trial.budget) for trial in trials))
     ways.sort(key=lambda way: (way[0] != OURS, way[1] or 0.0))
-    for kind in (ALL, *kinds, NO_PRIOR, WRONG_PRIOR):
+    for kind in (ALL, *kinds):
         for finder, budget in ways:
             chosen = [
                 trial
                 for trial in trials
-                if (trial.finder, trial.budget, trial.against) == (finder, budget, None)
-                and (trial.kind == kind or (kind == ALL and trial.kind not in (NO_PRIOR, WRONG_PRIOR)))
+                if (trial.finder, trial.budget) == (finder, budget) and kind in (ALL, trial.kind)
             ]
             if chosen:
                 rows.append({"kind": kind, "finder": finder, "budget": budget} | figures(chosen))
@@ -83,36 +80,6 @@ def _counted(held: Iterable[bool | None]) -> tuple[int, int]:
     return sum(known), len(known)
 
 
-def compare(trials: Sequence[Trial], kinds: Iterable[str]) -> list[Row]:
-    """Compare cubatch with each rival by class, with the seconds that the rival used on the same device."""
-    rows = []
-    for rival in dict.fromkeys(trial.against for trial in trials if trial.against is not None):
-        theirs = {(t.kind, t.device): t for t in trials if t.finder == rival}
-        ours = {(t.kind, t.device): t for t in trials if t.against == rival}
-        for kind in (ALL, *kinds, NO_PRIOR, WRONG_PRIOR):
-            fake = kind == ALL
-            keys = [key for key in ours if key[0] == kind or (fake and key[0] not in (NO_PRIOR, WRONG_PRIOR))]
-            if not keys:
-                continue
-            regret, rival_regret = ([by_case[key].regret for key in keys] for by_case in (ours, theirs))
-            rows.append({
-                "kind": kind,
-                "rival": rival,
-                "devices": len(keys),
-                "seconds": statistics.fmean(theirs[key].seconds for key in keys),
-                "rival_regret": statistics.fmean(rival_regret),
-                "regret": statistics.fmean(regret),
-                "verdict": _verdict(statistics.fmean(regret), statistics.fmean(rival_regret)),
-            })  # fmt: skip
-    return rows
-
-
-def _verdict(ours: float, theirs: float) -> str:
-    if abs(ours - theirs) <= EQUAL:
-        return "equal"
-    return "better" if ours < theirs else "worse"
-
-
 @attrs.frozen(kw_only=True)
 class Target:
     """
@@ -142,7 +109,6 @@ class Target:
         return None if value is None else float(value)
 
 
-LOST = "classes lost to a rival in its own seconds"
 _MEAN_REGRET, _MEAN_SECONDS = ("regret", "mean"), ("seconds", "mean")
 GOALS = (
     *(
@@ -151,11 +117,6 @@ GOALS = (
     ),
     Target(what="mean seconds, 60 s", budget=60.0, path=_MEAN_SECONDS, high=10.0),
     Target(what="mean seconds on a plateau, 60 s", kind="plateau", budget=60.0, path=_MEAN_SECONDS, high=5.0),
-    *(
-        Target(what=f"mean regret on {kind}, {budget:.0f} s", kind=kind, budget=budget, path=_MEAN_REGRET, high=high)
-        for kind in (NO_PRIOR, WRONG_PRIOR)
-        for budget, high in ((20.0, 0.005), (10.0, 0.01))
-    ),
     Target(what="mean gap to a limit beyond the tolerance, 60 s", budget=60.0, path=("gap", "beyond"), high=0.02),
     *(
         Target(
@@ -170,12 +131,9 @@ GOALS = (
 )
 
 
-def judge(rows: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]] = ()) -> list[Row]:
+def judge(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Return for each measured goal whether it is met."""
     figures = [(target.what, target.value(rows), target.low, target.high) for target in GOALS]
-    if compared:
-        lost = sum(row["verdict"] == "worse" for row in compared if row["kind"] != ALL)
-        figures.append((LOST, float(lost), 0.0, 0.0))
     return [
         {"what": what, "value": value, "low": low, "high": high, "met": low <= value <= high}
         for what, value, low, high in figures

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.search.summary import ALL, LOST
+from benchmarks.search.summary import ALL
 from benchmarks.search.trials import OURS, Trial
 from cubatch.report.grid import Grid
 
-VERDICTS = ("better", "equal", "worse")
-_MOST_SHOWN = 2
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -70,43 +68,20 @@ def coverage(rows: Rows) -> str:
     return Grid(title="90 % intervals that hold the true median", columns=columns, rows=cells).text()
 
 
-def against(rows: Rows) -> str:
-    """Return a table of cubatch with the seconds of each rival, and the classes in which it is worse."""
-    cells = []
-    for rival in dict.fromkeys(row["rival"] for row in rows):
-        own = [row for row in rows if row["rival"] == rival]
-        counts = {verdict: [r for r in own if r["kind"] != ALL and r["verdict"] == verdict] for verdict in VERDICTS}
-        worst = sorted(counts["worse"], key=lambda row: row["rival_regret"] - row["regret"])[:_MOST_SHOWN]
-        total = next((row for row in own if row["kind"] == ALL), own[0])
-        worse = "; ".join(f"{row['kind']} {percent(row['regret'])} > {percent(row['rival_regret'])}" for row in worst)
-        cells.append([
-            rival, figure(total["seconds"]), percent(total["rival_regret"]), percent(total["regret"]),
-            *(str(len(counts[verdict])) for verdict in VERDICTS), worse,
-        ])  # fmt: skip
-    columns = ["rival", "seconds", "its regret", "cubatch", *VERDICTS, "worst"]
-    return Grid(title="cubatch with the seconds of each rival", columns=columns, rows=cells).text()
-
-
 def goals(rows: Rows) -> str:
     """Write which goals are met."""
     lines = []
     for row in rows:
-        show = _shown(row["what"])
+        show = figure if row["what"].startswith("mean seconds") else percent
         span = f"{show(row['low'])} to {show(row['high'])}" if row["low"] else f"<= {show(row['high'])}"
         lines.append(f"{'met   ' if row['met'] else 'MISSED'}  {row['what']}: {show(row['value'])}, goal {span}")
     return "\n".join(lines)
 
 
-def _shown(what: str) -> Callable[[float], str]:
-    if what == LOST:
-        return lambda value: f"{value:.0f}"
-    return figure if what.startswith("mean seconds") else percent
-
-
 def worst(trials: Sequence[Trial], count: int) -> str:
     """Return a table of the devices with the highest regret of cubatch, for each budget."""
     cells = []
-    own = [trial for trial in trials if trial.finder == OURS and trial.against is None]
+    own = [trial for trial in trials if trial.finder == OURS]
     for budget in sorted({trial.budget or 0.0 for trial in own}):
         chosen = sorted((t for t in own if t.budget == budget and t.regret > 0), key=lambda trial: -trial.regret)
         cells += [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from benchmarks.search import fake_devices, networks
+from benchmarks.search import fake_devices
 from benchmarks.search.cases import Case
 from benchmarks.search.finders import RIVALS, Rival
 from benchmarks.search.sessions import Session
@@ -29,7 +29,6 @@ class Trial:
     Attributes:
         kind, device, finder: Class and number of the device, name of the finder.
         budget: Budget of cubatch in seconds; None for a rival, which has none.
-        against: The rival whose seconds the budget is; None for a budget of the table.
         batch_size: The result, or None.
         best_batch_size, knee, largest: The best, the ideal answer, the largest allowed; all by the truth.
         regret: Beyond the tolerance; 1 if the result cannot be used.
@@ -37,7 +36,6 @@ class Trial:
         over_maximum, never_ran: Defects of the answer.
         gap: Where the ideal answer lies at a limit: the share of the largest allowed that the answer falls short.
         beyond: The same of the ideal answer: what the tolerance gives away is no gap.
-        by_latency: The size is to be as large as it may.
         trials: How often a size was prepared.
         seconds: Virtual seconds.
         stationary: Whether the device is.
@@ -49,7 +47,6 @@ class Trial:
     device: int
     finder: str
     budget: float | None
-    against: str | None
     batch_size: int | None
     best_batch_size: int
     knee: int
@@ -60,7 +57,6 @@ class Trial:
     never_ran: bool
     gap: float | None
     beyond: float | None
-    by_latency: bool
     trials: int
     seconds: float
     stationary: bool
@@ -87,12 +83,12 @@ def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult |
         return None
 
 
-def try_ours(case: Case, index: int, budget: float, against: str | None = None) -> Trial:
+def try_ours(case: Case, index: int, budget: float) -> Trial:
     """Run cubatch's search on a device with a budget in seconds."""
     runner = case.device()
     result = cubatch_search(runner, case, budget)
     trial = _trial(case, index, OURS, runner, result.batch_size if result else None)
-    trial = attrs.evolve(trial, budget=budget, against=against)
+    trial = attrs.evolve(trial, budget=budget)
     if result is None:
         return trial
     holds = {
@@ -122,7 +118,6 @@ def _trial(case: Case, index: int, finder: str, runner: Session, batch_size: int
         device=index,
         finder=finder,
         budget=None,
-        against=None,
         batch_size=batch_size,
         best_batch_size=case.best_batch_size,
         knee=case.knee,
@@ -133,7 +128,6 @@ def _trial(case: Case, index: int, finder: str, runner: Session, batch_size: int
         never_ran=batch_size is not None and batch_size not in runner.ran,
         gap=_short(batch_size, case.largest) if usable and case.is_limited else None,
         beyond=_short(batch_size, case.knee) if usable and case.is_limited else None,
-        by_latency=case.goal.objective == "latency",
         trials=len(runner.prepared),
         seconds=runner.clock.now(),
         stationary=case.device.is_stationary,
@@ -151,23 +145,12 @@ def understands(name: str, case: Case) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """
-    The searches of one device; it can be sent to another process.
-
-    Attributes:
-        seed, index: The device.
-        networks: NO_PRIOR or WRONG_PRIOR: `index` is that of a real network; None: of a fake device.
-        budgets: Budgets of cubatch in seconds.
-        rivals: Names of those that search it.
-        against: Rivals whose seconds cubatch gets as a budget.
-    """
+    """The searches of one device: cubatch with budgets in seconds, and rivals by their names."""
 
     seed: int
     index: int
-    networks: str | None = None
     budgets: Sequence[float] = ()
     rivals: Sequence[str] = ()
-    against: Sequence[str] = ()
 
 
 def search_device(request: Request) -> list[Trial]:
@@ -180,16 +163,6 @@ def search_device(request: Request) -> list[Trial]:
 
 
 def _search_device(request: Request) -> list[Trial]:
-    if request.networks is None:
-        case = fake_devices.make(request.seed, request.index)
-    else:
-        case = networks.make(request.networks, request.seed, request.index)
+    case = fake_devices.make(request.seed, request.index)
     trials = [try_ours(case, request.index, budget) for budget in request.budgets]
-    for name in dict.fromkeys([*request.rivals, *request.against]):
-        if not understands(name, case):
-            continue
-        trial = try_rival(name, case, request.index)
-        trials.append(trial)
-        if name in request.against and trial.seconds > 0:  # who measures nothing leaves nothing to measure in
-            trials.append(try_ours(case, request.index, trial.seconds, against=name))
-    return trials
+    return trials + [try_rival(name, case, request.index) for name in request.rivals if understands(name, case)]

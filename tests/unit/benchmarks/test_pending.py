@@ -25,7 +25,7 @@ from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import pending
 from benchmarks.gpu.pending import Item, Machine
 from cubatch.cli import app
-from cubatch.errors import CubatchError, InvalidData
+from cubatch.errors import InvalidData
 from cubatch.hardware import catalogue, probe
 from tests.pending_commands import IMPORT_PYTORCH, LISTED, parse_benchmark
 from tests.unit.benchmarks.passes import H200
@@ -81,6 +81,19 @@ def test_a_listed_command_exists_and_takes_its_options(item, monkeypatch, tmp_pa
         assert value == "torch.distributed.run"
 
 
+def test_the_listed_items_can_be_told_apart_and_planned():
+    """Names are parts of file names, limits are positive, and each need is known."""
+    assert len({each.name for each in LISTED}) == len(LISTED)
+    for each in LISTED:
+        assert re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", each.name)
+        assert each.minutes > 0
+        assert each.command.startswith("python ")
+        assert each.expectation.strip()
+        assert each.decision.strip()
+        for need in each.needs:
+            assert need in pending.NEEDS or any(f"{slug}-".startswith(f"{need}-") for slug in catalogue.names())
+
+
 def test_a_listed_pass_chooses_some_items():
     """The expression of each listed pass finds items in every stage that it names."""
     for item in LISTED:
@@ -114,35 +127,7 @@ def written(folder, *tables, head=""):
     return path
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"minutes": 0}, ["'first': minutes", "above 0", "got 0"]),
-        ({"minutes": "2"}, ["'first': minutes", "above 0", "2"]),
-        ({"command": "nvidia-smi -L"}, ["'first': command", "python", "nvidia-smi"]),
-        ({"command": "python -c 'print"}, ["'first': command", "python -c"]),
-        ({"decision": " "}, ["'first': decision", "text"]),
-        ({"name": "First item"}, ["First item", "name", "lower-case"]),
-        ({"needs": ["h100000"]}, ["'first': needs", "two GPUs", "h100000"]),
-        ({"minute": 2}, ["'first': key", "minute", "Rename or remove"]),
-        ({"name": None}, ["item 1: name", "Add `name"]),
-    ],
-)
-def test_an_invalid_item_is_named(tmp_path, changes, parts):
-    """The message names the item, the field and the value, and what to do."""
-    table = {name: value for name, value in ({"name": "first"} | FIELDS | changes).items() if value is not None}
-    with pytest.raises(CubatchError) as error:
-        pending.load(written(tmp_path, table))
-    assert [part for part in parts if part.lower() not in str(error.value).lower()] == []
-
-
-def test_two_items_of_one_name_are_refused(tmp_path):
-    """Results are kept by name, so a name must be unique."""
-    with pytest.raises(CubatchError, match=r"'twice'.*unique.*Rename"):
-        pending.load(written(tmp_path, {"name": "twice"} | FIELDS, {"name": "twice"} | FIELDS))
-
-
-@pytest.mark.parametrize("text", ["", "item = [1]", "x = 1\n[[item]]", "[[item"])
+@pytest.mark.parametrize("text", ["", "item = [1]", "[[item", "[[item]]\nname = 'a'", "[[item]]\nminute = 2"])
 def test_a_file_that_is_no_list_is_refused(tmp_path, text):
     """The message names the file."""
     with pytest.raises(InvalidData, match=r"list\.toml"):

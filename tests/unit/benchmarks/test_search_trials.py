@@ -16,11 +16,9 @@ from benchmarks.search.fake_devices import make, numbers
 from benchmarks.search.sessions import Session
 from benchmarks.search.trials import FINDERS, OURS, Trial, try_rival
 
-PLAIN = "5 timings each"
-
 DONE = Trial(
-    kind="plateau", device=0, finder="ludwig", budget=None, against=None, batch_size=8, best_batch_size=16, knee=4,
-    largest=16, regret=0.02, usable=True, over_maximum=False, never_ran=False, gap=None, beyond=None, by_latency=False,
+    kind="plateau", device=0, finder="ludwig", budget=None, batch_size=8, best_batch_size=16, knee=4,
+    largest=16, regret=0.02, usable=True, over_maximum=False, never_ran=False, gap=None, beyond=None,
     trials=3, seconds=1.0, stationary=True,
 )  # fmt: skip
 OWN = attrs.evolve(DONE, finder=OURS, budget=10.0, intervals=10, held=9, answer_held=True, fastest_held=False)
@@ -89,12 +87,12 @@ def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path, capsys: 
     """A run over two classes gives tables, a picture, goals, and JSON that the README's table is made of."""
     path, figure = tmp_path / "search.json", tmp_path / "search.png"
     bench_search.main([
-        "--devices", "2", "--kinds", "plateau;latency limit", "--budgets", "2,10", "--against", PLAIN, "--worst", "1",
+        "--devices", "2", "--kinds", "plateau;latency limit", "--budgets", "2,10", "--worst", "1",
         "--json", str(path), "--figure", str(figure),
     ])  # fmt: skip
     content = json.loads(path.read_text(), parse_constant=pytest.fail)
     found = [dict(zip(content["columns"], row, strict=True)) for row in content["trials"]]
-    own = [(trial["kind"], trial["budget"]) for trial in found if trial["finder"] == OURS and not trial["against"]]
+    own = [(trial["kind"], trial["budget"]) for trial in found if trial["finder"] == OURS]
     assert content["schema"] == 2
     assert sorted(own) == [("latency limit", 2.0), ("latency limit", 10.0), ("plateau", 2.0), ("plateau", 10.0)]
     assert {trial["finder"] for trial in found} == {OURS, *FINDERS}
