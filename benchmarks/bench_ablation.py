@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import multiprocessing
 import statistics
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import bench_hosts
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 from benchmarks.search import fake_devices, trials
 from cubatch.search import trial_rules
 
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.json:
                 about = {"schema": 1, "benchmark": "ablation", **provenance(), "devices": options.devices}
                 about |= {"hosts": options.hosts, "seed": options.seed, "spread": SPREAD}
-                options.json.write_text(json.dumps({**about, "rows": rows}, indent=1, allow_nan=False) + "\n")
+                write(options.json, {**about, "rows": rows})
 
 
 if __name__ == "__main__":

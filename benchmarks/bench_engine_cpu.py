@@ -12,7 +12,6 @@ layout of PyTorch.  OPENBLAS_CORETYPE is removed from the environment: it would 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
@@ -26,7 +25,7 @@ from typing import Any
 import attrs
 
 from benchmarks import torch_network
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 from cubatch.engine.conditions import environment
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
@@ -134,8 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "environment": environment(device) | {"torch": torch.__version__},
             "rounds": options.rounds, "goal": GOAL, "worst_goal": WORST_GOAL, "networks": networks,
         }  # fmt: skip
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        write(options.json, facts)
     ratios = [row["ratio"] for case in networks for row in case["rows"]]
     return 0 if all(case["mean_ratio"] >= GOAL for case in networks) and min(ratios) >= WORST_GOAL else 1
 

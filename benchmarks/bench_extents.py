@@ -11,7 +11,6 @@ recommended size from the fastest; the error compares the reported rate with tha
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -26,7 +25,7 @@ import torch
 from torch import nn
 
 import cubatch as cb
-from benchmarks.provenance import on_cpu
+from benchmarks.provenance import on_cpu, write
 
 WORDS = 1000
 EXTENT_FACTOR = 1.5  # budget of all extents together, in budgets of one
@@ -186,7 +185,7 @@ def main() -> None:
                 flush=True,
             )
     if options.out:
-        options.out.write_text(json.dumps({**on_cpu("extents"), "rows": rows}, indent=1) + "\n")
+        write(options.out, {**on_cpu("extents"), "rows": rows})
 
 
 if __name__ == "__main__":

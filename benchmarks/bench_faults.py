@@ -36,7 +36,7 @@ import attrs
 
 from benchmarks.faults import devices, judging
 from benchmarks.faults.judging import Trial
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 
 KINDS = tuple(devices.KINDS)
 
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "summary": sorted([*before["summary"], *rows], key=lambda row: KINDS.index(row["kind"])),
             "bad": [*before["bad"], *bad],
         }
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        write(options.json, content)
     return 1 if bad else 0
 
 

@@ -11,7 +11,6 @@ allocations are also replayed by `cubatch.memory.caching_allocator`, which must 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 
 import cubatch as cb
 from benchmarks.modules import zoo
-from benchmarks.provenance import run_on
+from benchmarks.provenance import run_on, write
 from cubatch.frameworks.torch_module import MODES
 from cubatch.hardware import nvml, probe
 from cubatch.hardware.facts import Device
@@ -98,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{name} {mode} {batch_size}: reserved {reserved}, {errors}")
                 if options.json:
                     content = {**run_on(device, "footprint"), "rows": rows}
-                    options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+                    write(options.json, content)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import multiprocessing
 import statistics
 import sys
@@ -28,7 +27,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 from benchmarks.search.hosts import TOLERANCE, Host, Ratios, Session
 from cubatch.search import loop
 from cubatch.tuning import answer, ladder
@@ -221,8 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "ratios": options.ratios,
         }
         about |= {"family": options.family, "budget": options.budget, "tolerance": TOLERANCE}
-        text = json.dumps({**about, "summary": summary, "goals": judged}, indent=1, allow_nan=False)
-        options.json.write_text(f"{text}\n", encoding="utf-8")
+        write(options.json, {**about, "summary": summary, "goals": judged})
     return 0 if all(row["met"] for row in judged) else 1
 
 

@@ -7,14 +7,13 @@ Time `import cubatch` and `cubatch --help` in a fresh interpreter.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -62,8 +61,7 @@ def main() -> int:
             "rows": rows,
             "seconds": seconds,
         }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        write(arguments.json, facts)
     return 0
 
 

@@ -23,10 +23,7 @@ repeats loops that failed.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import hashlib
 import importlib
-import importlib.metadata
 import json
 import os
 import random
@@ -39,14 +36,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.pages.training_loops import lines
-from benchmarks.provenance import on_cpu
+from benchmarks.provenance import ROOT, begun, write
 from cubatch.errors import CubatchError
 from cubatch.frameworks import heap
 
 if TYPE_CHECKING:
     from benchmarks.loops.plain_loop import Block, Loop
 
-ROOT = Path(__file__).parent.parent
 LOOPS = {
     "vision": "image_loops", "mobile": "image_loops", "mlp": "tabular_loops", "text": "text_loops",
     "encoder": "text_loops", "causal_lm": "text_loops", "lstm": "text_loops", "siamese": "image_loops",
@@ -153,32 +149,6 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {**row, **plain}
 
 
-def _source() -> str:
-    """Return a digest of the Python files of package and loops: a commit does not name uncommitted changes."""
-    files = [*ROOT.joinpath("cubatch").rglob("*.py"), *ROOT.joinpath("benchmarks", "loops").glob("*.py")]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:12]
-
-
-def _begin(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the content of the file so far, or new content; exit where the file is of something else."""
-    about = on_cpu("loops")
-    for name in ("torch", "lightning", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            about["environment"][name] = importlib.metadata.version(name)
-    conditions = {
-        "source": _source(), "budget_seconds": options.budget, "turn_seconds": options.seconds,
-        "rounds": options.rounds,
-    }  # fmt: skip
-    new = {**about, **conditions, "loops": []}
-    if options.out is None or not options.out.exists():
-        return new
-    content = json.loads(options.out.read_text(encoding="utf-8"))
-    different = [key for key in ("benchmark", "commit", "device", *conditions) if content.get(key) != new[key]]
-    if different:
-        sys.exit(f"{options.out} differs in {', '.join(different)}. Name another file, or delete this one.")
-    return content
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print a line for each loop."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
@@ -193,7 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         task, name, rest = json.loads(options.task)
         print("\n" + json.dumps(TASKS[task](name, **rest), allow_nan=False))
         return
-    content = _begin(options)
+    content = begun(
+        options.out, "loops", "loops", sources=ROOT.joinpath("benchmarks", "loops").glob("*.py"),
+        packages=["torch", "lightning", "transformers"], budget_seconds=options.budget, turn_seconds=options.seconds,
+        rounds=options.rounds,
+    )  # fmt: skip
     for name in options.loop:
         if any(row["loop"] == name and not row["error"] for row in content["loops"]):
             continue
@@ -201,9 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         content["loops"] = [*(each for each in content["loops"] if each["loop"] != name), row]
         content["loops"].sort(key=lambda each: list(LOOPS).index(each["loop"]))
         if options.out:
-            part = options.out.with_suffix(".part")
-            part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            part.replace(options.out)
+            write(options.out, content)
         print(" | ".join(lines(row)), flush=True)
 
 

@@ -13,13 +13,12 @@ busy machine does not disturb this benchmark.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 from cubatch.engine.conditions import environment
 from cubatch.errors import CubatchError, DoesNotFit
 from cubatch.hardware import memory_limit as hardware_memory
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         "threads": device.threads, "environment": environment(device), "steps": STEPS,
                         "optimizer": options.optimizer, "rows": rows,
                     }  # fmt: skip
-                    options.json.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+                    write(options.json, content)
 
 
 def _line(row: dict[str, Any]) -> str:

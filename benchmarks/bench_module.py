@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
-import json
 import os
 import random
 import statistics
@@ -38,7 +37,7 @@ from benchmarks.modules import zoo
 from benchmarks.modules.paired_rounds import reached, samples_per_second
 from benchmarks.modules.rivals import RIVALS, Unguarded, ask, task_of
 from benchmarks.pages.modules import CLOSE
-from benchmarks.provenance import run_on
+from benchmarks.provenance import run_on, write
 from cubatch.errors import CubatchError
 from cubatch.frameworks import heap, module_worker
 from cubatch.frameworks.module_runner import ModuleRunner
@@ -257,7 +256,7 @@ def _write(options: argparse.Namespace, device: Device, rows: Sequence[dict[str,
         "budget_seconds": options.budget, "max_batch_size": options.top,
         "memory_limit": options.limit * MIB, "rows": rows,
     }  # fmt: skip
-    options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write(options.json, content)
 
 
 def _summary(rows: Sequence[dict[str, Any]], finders: Sequence[str]) -> None:

@@ -14,7 +14,6 @@ does not disturb this benchmark.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.modules import zoo
-from benchmarks.provenance import run_on
+from benchmarks.provenance import run_on, write
 from cubatch.errors import OverLimit
 from cubatch.frameworks import module_worker
 from cubatch.frameworks.torch_module import MODES
@@ -107,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()
             if options.json:
                 content = {**run_on(device, "module_memory"), "image": zoo.IMAGE, "rows": rows}
-                options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+                write(options.json, content)
     if not rows:
         return
     errors = sorted(abs(row["error"]) for row in rows)

@@ -10,13 +10,12 @@ first round, which is not counted, fills the caches.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
 import cubatch as cb
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import probe
 from cubatch.network import models
@@ -68,8 +67,7 @@ def main() -> None:
             "goal": GOAL,
             "device": {"name": device.name, "threads": device.threads}, "rounds": arguments.rounds, "rows": rows,
         }  # fmt: skip
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        write(arguments.json, facts)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -34,13 +32,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages.repeatability import lines
-from benchmarks.provenance import on_cpu
+from benchmarks.provenance import ROOT, begun, write
 from benchmarks.repeatability.finder_runs import FINDERS, LIGHTNING, OURS, POWERS
 from benchmarks.repeatability.paired_judge import judge, judged_sizes, sizes_to_judge
 from benchmarks.repeatability.repeat_summary import BUSY_GOALS, QUIET_GOALS, summarize
 from benchmarks.repeatability.workloads import WORKLOADS
 
-ROOT = Path(__file__).parent.parent
 BUSY_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
 
 
@@ -119,32 +116,6 @@ def measure(case: dict[str, Any], options: argparse.Namespace, save: Callable[[]
     save()
 
 
-def _source() -> str:
-    """Return a digest of the package's Python files: a commit does not name uncommitted changes."""
-    files = sorted(ROOT.joinpath("cubatch").rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
-
-
-def _begin(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the content of the file so far, or new content; exit where the file is of something else."""
-    about = on_cpu("repeatability")
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        about["environment"]["torch"] = importlib.metadata.version("torch")
-    conditions = {
-        "source": _source(), "budget_seconds": options.budget, "busy": options.busy,
-        "judge_seconds": options.judge_seconds, "judge_is_quiet": options.judge_quiet or not options.busy,
-        "goals": BUSY_GOALS if options.busy else QUIET_GOALS,
-    }  # fmt: skip
-    new = {**about, **conditions, "workloads": []}
-    if options.json is None or not options.json.exists():
-        return new
-    content = json.loads(options.json.read_text(encoding="utf-8"))
-    different = [key for key in ("benchmark", "commit", "device", *conditions) if content.get(key) != new[key]]
-    if different:
-        sys.exit(f"{options.json} differs in {', '.join(different)}. Name another file, or delete this one.")
-    return content
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print a line for each run and a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
@@ -161,13 +132,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.task:
         print("\n" + json.dumps(_do(*json.loads(options.task)), allow_nan=False))
         return
-    content = _begin(options)
+    content = begun(
+        options.json, "repeatability", "workloads", packages=["torch"], budget_seconds=options.budget,
+        busy=options.busy, judge_seconds=options.judge_seconds,
+        judge_is_quiet=options.judge_quiet or not options.busy, goals=BUSY_GOALS if options.busy else QUIET_GOALS,
+    )  # fmt: skip
 
     def save() -> None:
         if options.json:
-            part = options.json.with_suffix(".part")
-            part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            part.replace(options.json)
+            write(options.json, content)
 
     for name in options.workloads:
         case = next((case for case in content["workloads"] if case["workload"] == name), None)

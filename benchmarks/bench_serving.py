@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import cubatch as cb
-from benchmarks.provenance import on_cpu
+from benchmarks.provenance import on_cpu, write
 
 WIDTH, LAYERS = 4096, 8
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32)
@@ -184,7 +184,7 @@ def main() -> None:
                   f"{default['p99'] * 1e3:.1f} ms with the defaults", flush=True)  # fmt: skip
     if options.out:
         times = {str(m.batch_size): m.latency_seconds for m in result.measurements}
-        options.out.write_text(json.dumps({**on_cpu("serving"), "step_seconds": times, "plans": rows}, indent=1) + "\n")
+        write(options.out, {**on_cpu("serving"), "step_seconds": times, "plans": rows})
 
 
 if __name__ == "__main__":

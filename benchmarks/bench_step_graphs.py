@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import statistics
 import sys
 from pathlib import Path
 
 import attrs
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 from cubatch.engine.conditions import environment
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
@@ -95,8 +94,7 @@ def main() -> int:
             "environment": environment(device), "model": arguments.model, "mode": arguments.mode,
             "dtype": arguments.dtype, "rounds": ROUNDS, "rows": rows,
         }  # fmt: skip
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        write(arguments.json, facts)
     return 0
 
 

@@ -47,6 +47,7 @@ from benchmarks.gpu.process import Run, end_with, run_stage
 from benchmarks.gpu.resume import Earlier
 from benchmarks.gpu.stages import Stage
 from benchmarks.provenance import provenance
+from cubatch import whole_file
 from cubatch.errors import CubatchError, DeviceFailed, InvalidData
 from cubatch.hardware import catalogue, probe
 from cubatch.hardware.facts import Device
@@ -149,7 +150,7 @@ def run_all(
             result["stages"] = earlier.joined([attrs.asdict(run) for run in runs], result["commit"])
             result["seconds_spent"] = time.monotonic() - begun
             result["environment"] = {**facts["environment"], **libraries_of(result["stages"])}
-            atomically(out, text_of(result))
+            whole_file.write(out, text_of(result).encode())
             last = time.monotonic()
 
     save(always=True)
@@ -183,13 +184,6 @@ def libraries_of(stages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the versions of the vendor's libraries from the stage `facts`."""
     items = {item["name"]: item for run in stages if run["name"] == "facts" for item in run["items"]}
     return {name: items.get("libraries", {}).get(name) for name in ("torch", "cudnn")}
-
-
-def atomically(path: Path, text: str) -> None:
-    """Replace a file at once."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
 
 
 def _line(run: Run) -> str:

@@ -12,13 +12,12 @@ sums, master weights and statistics.  A CPU is rejected.  DIR holds MNIST's four
 from __future__ import annotations
 
 import argparse
-import json
 import struct
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, write
 from cubatch.engine.conditions import environment
 from cubatch.engine.data import read_idx
 from cubatch.engine.train import train
@@ -85,8 +84,7 @@ def main() -> int:
             "goal": GOAL,
             "rows": rows,
         }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        write(arguments.json, facts)
     return 0 if worst <= GOAL else 1
 
 

@@ -252,10 +252,10 @@ def main() -> None:
     if not scores:
         parser.error(f"{arguments.data} holds none of the files of {', '.join(published.SOURCES)}")
     if arguments.out:
-        from benchmarks.provenance import provenance
+        from benchmarks.provenance import provenance, write
 
         facts = {"schema": 1, "benchmark": "predictor", **provenance(), "goals": GOALS, "scores": other_scores | scores}
-        arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
+        write(arguments.out, facts)
 
 
 if __name__ == "__main__":

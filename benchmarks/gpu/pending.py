@@ -27,11 +27,10 @@ from typing import IO, Any
 import attrs
 
 from benchmarks.gpu.process import END_SECONDS
-from cubatch import whole_file
+from benchmarks.provenance import ROOT, write
 from cubatch.errors import InvalidData
 from cubatch.hardware.facts import Device
 
-ROOT = Path(__file__).parents[2]
 LIST = ROOT / "benchmarks" / "pending.toml"
 MINUTES = 12.0
 _TAIL = 4000
@@ -176,8 +175,7 @@ def run_items(items: Sequence[Item], out: Path, machine: Machine, minutes: float
     result: Record = {"schema": 1, "benchmark": "gpu_pending", **facts, "minutes": minutes}
 
     def save() -> None:
-        text = json.dumps(result | {"items": list(records.values())}, indent=1) + "\n"
-        whole_file.write(out, text.encode())
+        write(out, result | {"items": list(records.values())})
 
     save()
     for item in items:

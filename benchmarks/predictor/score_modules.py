@@ -254,10 +254,10 @@ def main() -> None:
     for name, score in scores.items():
         print(name, score)
     if arguments.out:
-        from benchmarks.provenance import provenance
+        from benchmarks.provenance import provenance, write
 
         facts = {"schema": 1, "benchmark": "predictor-modules", **provenance(), "scores": scores}
-        arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
+        write(arguments.out, facts)
 
 
 if __name__ == "__main__":
