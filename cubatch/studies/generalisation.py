@@ -7,6 +7,7 @@ Keskar et al. (2016, arXiv:1609.04836) found that large batches converge to shar
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
@@ -25,7 +26,6 @@ from cubatch.errors import InvalidArgument
 from cubatch.measure import kernel_context, stopping
 from cubatch.network.graph import Network, as_network
 from cubatch.network.weight_files import load_weights
-from cubatch.report.tables.common import plain
 from cubatch.studies.sharpness import sharpness
 from cubatch.studies.study_cache import StudyCache
 from cubatch.studies.study_request import TOO_FEW_TRIALS, Findings, Study, StudyRequest, training_facts
@@ -96,11 +96,9 @@ def run(request: StudyRequest, budget: float) -> Findings:
     cells = list(dict.fromkeys(group[k] for k in range(seeds) for group in groups.values()))
     spent = 0.0
     for number, cell in enumerate(cells):
-        if cell.name not in cache.findings:
-            if spent >= budget:
-                continue
-            cache.add(cell.name, _train(request, network, images, epochs, cell=cell, progress=(number, len(cells))))
-        spent += cache.findings[cell.name]["spent_seconds"]
+        if cell.name in cache.findings or spent < budget:
+            train = functools.partial(_train, request, network, images, epochs, cell, (number, len(cells)))
+            spent += cache.get(cell.name, train)["spent_seconds"]
     rows = [
         summarize(policy, group[0], runs)
         for (policy, _), group in groups.items()
@@ -153,11 +151,10 @@ def _train(
     network: Network,
     images: tuple[Dataset, Dataset],
     epochs: int,
-    *,
     cell: Cell,
     progress: tuple[int, int],
 ) -> dict[str, Any]:
-    """Train one cell, `progress` = (cells done, all cells), and return its finding in JSON form."""
+    """Train one cell, `progress` = (cells done, all cells), and return its finding."""
     device, start = request.work.device, time.monotonic()
 
     def show(step: Step) -> None:
@@ -167,28 +164,17 @@ def _train(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.npz"
         trained = engine.train(
-            network,
-            data=images,
-            batch_size=cell.batch_size,
-            device=device,
-            dtype=request.dtype,
-            epochs=epochs,
-            learning_rate=cell.learning_rate,
-            optimizer=request.optimizer,
-            seed=cell.seed,
-            save=path,
-            context=kernel_context.usual_context(device, request.dtype),
-            stepped=show,
-        )
+            network, data=images, batch_size=cell.batch_size, device=device, dtype=request.dtype, epochs=epochs,
+            learning_rate=cell.learning_rate, optimizer=request.optimizer, seed=cell.seed, save=path,
+            context=kernel_context.usual_context(device, request.dtype), stepped=show,
+        )  # fmt: skip
         samples, labels = images[0].batch(slice(0, SHARPNESS_IMAGES[request.quick]))
         sharp = None
         if not trained.diverged:
             sharp = sharpness(load_weights(network, path), samples, labels, device=device, seed=cell.seed)
     last = trained.epochs[-1]
-    finding = {
-        "batch_size": cell.batch_size,
-        "learning_rate": cell.learning_rate,
-        "seed": cell.seed,
+    return {
+        **attrs.asdict(cell),
         "updates": len(trained.epochs) * (len(images[0]) // cell.batch_size),
         "test_accuracy": last.test_accuracy,
         "training_loss": last.loss,
@@ -197,7 +183,6 @@ def _train(
         "seconds": sum(epoch.seconds for epoch in trained.epochs),
         "spent_seconds": time.monotonic() - start,
     }
-    return dict(plain(finding))
 
 
 def summarize(policy: str, cell: Cell, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

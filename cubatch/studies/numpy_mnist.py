@@ -7,16 +7,17 @@ The published question is about 5 epochs of a CNN in plain NumPy on MNIST.  They
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from cubatch.engine import data as files
 from cubatch.engine import train as engine
+from cubatch.engine.training_run import Training
 from cubatch.measure import kernel_context, step_profile
 from cubatch.network.graph import as_network
 from cubatch.report.tables import profile as table
-from cubatch.report.tables.common import plain
 from cubatch.studies.study_cache import StudyCache
 from cubatch.studies.study_request import Findings, Study, StudyRequest, training_facts
 from cubatch.units import format_seconds
@@ -74,22 +75,18 @@ def run(request: StudyRequest, budget: float) -> Findings:
 def _profile_sizes(
     request: StudyRequest, sizes: Sequence[int], budget: float, cache: StudyCache
 ) -> list[dict[str, Any]]:
-    work = request.work
+    work, profiles = request.work, []
+
+    def profile(size: int) -> Mapping[str, Any]:
+        return step_profile.profile(
+            work.spec, size, device=work.device, mode="training", dtype=cast("Any", request.dtype),
+            optimizer=cast("Any", request.optimizer), seed=request.seed, budget=budget / len(sizes),
+        ).to_mapping()  # fmt: skip
+
     for number, size in enumerate(sizes):
         request.show(number, len(sizes), f"profiling batch size {size}")
-        if f"step {size}" not in cache.findings:
-            profile = step_profile.profile(
-                work.spec,
-                size,
-                device=work.device,
-                mode="training",
-                dtype=cast("Any", request.dtype),
-                optimizer=cast("Any", request.optimizer),
-                seed=request.seed,
-                budget=budget / len(sizes),
-            )
-            cache.add(f"step {size}", plain(profile.to_mapping()))
-    return [cache.findings[f"step {size}"] for size in sizes]
+        profiles.append(cache.get(f"step {size}", functools.partial(profile, size)))
+    return profiles
 
 
 def _train_epochs(
@@ -110,27 +107,23 @@ def _train_epochs(
     for number, size in turns:
         request.show(spent, total, f"epoch {number + 1} at batch size {size}", "s")
         name = f"epoch {number} at {size}"
-        if name not in cache.findings:
-            if spent + expected[size] > budget:
-                continue
-            start = time.monotonic()
-            (epoch,) = engine.train(
-                as_network(work.spec),
-                data=images,
-                batch_size=size,
-                device=work.device,
-                dtype=request.dtype,
-                epochs=1,
-                learning_rate=_LEARNING_RATE,
-                optimizer=request.optimizer,
-                seed=request.seed + number,
-                context=context,
-            ).epochs
-            cache.add(name, {"seconds": epoch.seconds, "with_test": time.monotonic() - start})
-        done.setdefault(size, []).append(cache.findings[name]["seconds"])
-        spent += cache.findings[name]["with_test"]
+        if name not in cache.findings and spent + expected[size] > budget:
+            continue
+        train = functools.partial(
+            engine.train, as_network(work.spec), data=images, batch_size=size, device=work.device, dtype=request.dtype,
+            epochs=1, learning_rate=_LEARNING_RATE, optimizer=request.optimizer, seed=request.seed + number,
+            context=context,
+        )  # fmt: skip
+        finding = cache.get(name, functools.partial(_timed, train))
+        done.setdefault(size, []).append(finding["seconds"])
+        spent += finding["with_test"]
         expected[size] = sum(done[size]) / len(done[size])
     return done
+
+
+def _timed(train: Callable[[], Training]) -> dict[str, float]:
+    start = time.monotonic()
+    return {"seconds": train().epochs[0].seconds, "with_test": time.monotonic() - start}
 
 
 def _epochs(profile: Mapping[str, Any], trained: Sequence[float], request: StudyRequest, count: int) -> dict[str, Any]:

@@ -24,14 +24,7 @@ ENOUGH = 0.01  # an eigenvalue is known where it cannot be further from the esti
 
 @attrs.frozen(kw_only=True)
 class Sharpness:
-    """
-    How sharp a minimum is.
-
-    Attributes:
-        eigenvalue: The largest of the Hessian of the mean loss.
-        iterations: Of the method of Lanczos.
-        settled: Whether an eigenvalue is known to lie within a hundredth of it.
-    """
+    """The largest eigenvalue, iterations of Lanczos's method, and whether one is known to lie within a hundredth."""
 
     eigenvalue: float
     iterations: int
@@ -40,21 +33,10 @@ class Sharpness:
 
 def sharpness(network: Network, images: Any, labels: Any, *, device: Device, seed: int = 0) -> Sharpness | None:
     """
-    Return the largest eigenvalue of the Hessian of the mean loss over some samples.
+    Return the largest eigenvalue of the Hessian of the mean loss over some samples; None for a network with dropout.
 
     Cohen et al. (2021, arXiv:2103.00065) call it sharpness.  The Lanczos method (1950) computes it.  Its products of
-    the Hessian with a direction v are differences of gradients, (g(w + e v) - g(w - e v)) / 2e.  Compare only weights
-    of one network, trained in one way: rescaling weights changes the curvature (Dinh et al., 2017, arXiv:1703.04933).
-
-    Args:
-        network: With its weights.
-        images: (samples, h, w, c), all of which go through together.
-        labels: (samples,), their classes.
-        device: A device in this machine.
-        seed: Draws the direction that the iteration begins with.
-
-    Returns:
-        Sharpness, or None of a network with dropout, whose loss is another at each step.
+    the Hessian with a direction v are differences of gradients, (g(w + e v) - g(w - e v)) / 2e.
 
     Example:
         A layer of two inputs and two classes, without weights yet: p (1 - p) |x|^2 and more, with p = 1/2.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ class StudyCache:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = Path(folder.name, "cells.jsonl")
-        >>> StudyCache(path, {"seed": 0}).add("batch 16", {"seconds": 2.5})
+        >>> StudyCache(path, {"seed": 0}).get("batch 16", lambda: {"seconds": 2.5})
+        {'seconds': 2.5}
         >>> StudyCache(path, {"seed": 0}).findings, StudyCache(path, {"seed": 1}).findings
         ({'batch 16': {'seconds': 2.5}}, {})
         >>> folder.cleanup()
@@ -43,9 +43,7 @@ class StudyCache:
         self._key = hashlib.sha256(json.dumps(plain(key), sort_keys=True).encode()).hexdigest()
         self.findings: dict[str, Any] = {}
         try:
-            content = path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            content = ""
+            content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         except OSError as error:
             raise InvalidArgument("out", str(path), "a file that can be read", f"{files.reason(error)}.") from error
         for line in content.splitlines():
@@ -56,17 +54,17 @@ class StudyCache:
             except (ValueError, TypeError, KeyError):  # a line that a kill cut off
                 continue
 
-    def add(self, name: str, finding: Mapping[str, Any]) -> None:
-        """Add a finding; it is on the disk when this returns."""
-        self.findings[name] = plain(finding)
-        line = json.dumps({"key": self._key, "name": name, "finding": self.findings[name]})
-        try:
-            with self._path.open("ab") as file:
-                file.write(f"\n{line}\n".encode())  # the first newline ends a line that a kill cut off
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise not_writable(self._path.parent, error) from error
+    def get(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return a finding in JSON form; measure it and append it to the file if it is missing."""
+        if name not in self.findings:
+            self.findings[name] = plain(measure())
+            line = json.dumps({"key": self._key, "name": name, "finding": self.findings[name]})
+            try:
+                with self._path.open("ab") as file:
+                    file.write(f"\n{line}\n".encode())  # the first newline ends a line that a kill cut off
+            except OSError as error:
+                raise not_writable(self._path.parent, error) from error
+        return dict(self.findings[name])
 
 
 def not_writable(folder: Path, error: OSError) -> InvalidArgument:

@@ -17,7 +17,6 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.memory import fit
 from cubatch.network.models import SpecLike
-from cubatch.search.events import Event
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune
 from cubatch.workload import Workload
@@ -95,14 +94,6 @@ class StudyRequest:
             optimizer=cast("Any", self.optimizer), memory_limit=self.memory_limit, budget=budget, seed=self.seed,
             store=self.folder / STORE, **options,
         )  # fmt: skip
-
-    def measure_rounds(self, sizes: Sequence[int], rounds: int, *, budget: float, tolerance: float) -> TuningResult:
-        """Measure every size once per round, in random order."""
-
-        def watch(event: Event) -> None:
-            self.show(event.done, event.total, event.message, "s")
-
-        return self.tune(budget=budget, batch_sizes=sizes, sweeps=rounds, tolerance=tolerance, progress=watch)
 
 
 @attrs.frozen(kw_only=True)

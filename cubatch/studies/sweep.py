@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from cubatch.errors import InvalidArgument, NothingMeasured
+from cubatch.search.events import Event
 from cubatch.studies.size_comparison import TOLERANCE, SizeComparison, answer_slower, compare, doubts
 from cubatch.studies.study_request import Findings, Study, StudyRequest, tuning_facts
 from cubatch.tuning.results import TuningResult
@@ -15,68 +16,77 @@ from cubatch.units import format_percent, format_seconds, join_words
 
 
 @attrs.frozen(kw_only=True)
-class Conclusion:
-    """An answer, further sentences, and further numbers in JSON form."""
-
-    answer: str
-    points: Sequence[str]
-    details: Mapping[str, Any] = attrs.field(factory=dict)
-
-
-@attrs.frozen(kw_only=True)
-class SweepPlan:
+class Sweep:
     """
-    The sizes of one sweep and what to conclude from them.
+    Sizes that were measured equally often, and compared.
 
     Attributes:
-        sizes: Batch sizes to measure, ascending.
-        pairs: Sizes to compare: the size, its reference, and the rule by which they are compared.
-        conclude: Concludes from the result and the comparisons.
-        method, notes: Paragraphs about these sizes, for the method and for the question.
+        result: The measurements.
+        comparisons: Pairs with enough trials.
+        missing: The other pairs: size and reference.
+        rounds: Trials of each size, at most.
     """
 
-    sizes: Sequence[int]
-    pairs: Sequence[tuple[int, int, str]]
-    conclude: Callable[[TuningResult, Sequence[SizeComparison]], Conclusion]
-    method: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    result: TuningResult
+    comparisons: Sequence[SizeComparison]
+    missing: Sequence[tuple[int, int]]
+    rounds: int
 
-
-def sweep(*, rounds: tuple[int, int], plan: Callable[[StudyRequest], SweepPlan], **record: Any) -> Study:
-    """
-    Return a study that measures the sizes of a plan equally often and compares its pairs.
-
-    Args:
-        rounds: Trials of each size, at most: of the full and of the quick study.
-        plan: Chooses the sizes.
-        record: The other fields of the study.
-    """
-
-    def run(request: StudyRequest, budget: float) -> Findings:
-        chosen, count = plan(request), rounds[request.quick]
-        result = request.measure_rounds(chosen.sizes, count, budget=budget, tolerance=TOLERANCE)
-        measured = {m.batch_size: m for m in result.measurements}
-        compared = {pair: compare(measured[pair[0]], measured[pair[1]], rule=pair[2]) for pair in chosen.pairs}
-        comparisons = [c for c in compared.values() if c is not None]
-        missing = [(size, reference) for (size, reference, _), c in compared.items() if c is None]
-        conclusion = chosen.conclude(result, comparisons)
+    def findings(
+        self, answer: str, points: Sequence[str], *, method: Sequence[str] = (), notes: Sequence[str] = (),
+        **details: Any,
+    ) -> Findings:  # fmt: skip
+        """Return the findings of a study with these sentences and further numbers in JSON form."""
+        measured = {
+            "tolerance": TOLERANCE,
+            "rounds": self.rounds,
+            "comparisons": [c.to_mapping() for c in self.comparisons],
+            "missing": [list(pair) for pair in self.missing],
+        }
         return Findings(
-            facts=tuning_facts(result),
-            answer=conclusion.answer,
-            points=[*conclusion.points, *doubts(comparisons, missing)],
-            method=[*_method(count), *chosen.method],
-            notes=chosen.notes,
-            details={
-                "tolerance": TOLERANCE,
-                "rounds": count,
-                "comparisons": [c.to_mapping() for c in comparisons],
-                "missing": [list(pair) for pair in missing],
-                **conclusion.details,
-                "result": result.to_mapping(),
-            },
+            facts=tuning_facts(self.result),
+            answer=answer,
+            points=[*points, *doubts(self.comparisons, self.missing)],
+            method=[*_method(self.rounds), *method],
+            notes=notes,
+            details=measured | details | {"result": self.result.to_mapping()},
         )
 
-    return Study(run=run, **record)
+
+def sweep(
+    request: StudyRequest,
+    budget: float,
+    sizes: Iterable[int],
+    *,
+    rounds: tuple[int, int],
+    pairs: Iterable[tuple[int, int, str]] = (),
+) -> Sweep:
+    """
+    Measure sizes equally often, and compare pairs of them.
+
+    Args:
+        request: The request.
+        budget: Seconds of measuring.
+        sizes: Batch sizes.
+        rounds: Trials of each size, at most: of the full and of the quick study.
+        pairs: Sizes to compare: the size, its reference, and the rule by which they are compared.
+    """
+    count = rounds[request.quick]
+
+    def watch(event: Event) -> None:
+        request.show(event.done, event.total, event.message, "s")
+
+    result = request.tune(
+        budget=budget, batch_sizes=sorted(sizes), sweeps=count, tolerance=TOLERANCE, progress=watch
+    )  # fmt: skip
+    measured = {m.batch_size: m for m in result.measurements}
+    compared = {pair: compare(measured[pair[0]], measured[pair[1]], rule=pair[2]) for pair in pairs}
+    return Sweep(
+        result=result,
+        comparisons=[c for c in compared.values() if c is not None],
+        missing=[(size, reference) for (size, reference, _), c in compared.items() if c is None],
+        rounds=count,
+    )
 
 
 def _method(rounds: int) -> list[str]:
@@ -130,30 +140,26 @@ def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
     }
 
 
-def _plan_powers(request: StudyRequest) -> SweepPlan:
+def _run_powers(request: StudyRequest, budget: float) -> Findings:
     groups = powers_and_neighbors(request.largest(_PUBLISHED_POWERS[-1] + 1))
     published = PUBLISHED if (request.model.lower(), request.mode) == (_PUBLISHED_MODEL, "training") else {}
-
-    def conclude(_: TuningResult, comparisons: Sequence[SizeComparison]) -> Conclusion:
-        neighbors = [c for c in comparisons if abs(c.batch_size - c.reference) == 1]
-        differing = [
-            str(c.batch_size)
-            for c in comparisons
-            if c.verdict != "unclear" and published.get(c.batch_size, c.verdict) != c.verdict
-        ]
-        points = [f"Unlike what was published: {join_words(differing)}."] if differing else []
-        rows = [c.to_mapping() | {"published": published.get(c.batch_size)} for c in comparisons]
-        return Conclusion(answer=answer_slower(neighbors), points=points, details={"comparisons": rows})
-
-    return SweepPlan(
-        sizes=sorted({*groups, *(n for others in groups.values() for n in others)}),
-        pairs=[(n, power, "") for power, others in groups.items() for n in others],
-        conclude=conclude,
+    pairs = [(n, power, "") for power, others in groups.items() for n in others]
+    swept = sweep(request, budget, {*groups, *(n for n, _, _ in pairs)}, rounds=(11, 5), pairs=pairs)
+    comparisons = swept.comparisons
+    differing = [
+        str(c.batch_size)
+        for c in comparisons
+        if c.verdict != "unclear" and published.get(c.batch_size, c.verdict) != c.verdict
+    ]
+    return swept.findings(
+        answer_slower([c for c in comparisons if abs(c.batch_size - c.reference) == 1]),
+        [f"Unlike what was published: {join_words(differing)}."] if differing else [],
         notes=[_PUBLISHED_NOTE] if published else [],
+        comparisons=[c.to_mapping() | {"published": published.get(c.batch_size)} for c in comparisons],
     )
 
 
-powers_of_two = sweep(
+powers_of_two = Study(
     title="Is a power of two faster?",
     question=(
         "Many people train with batches of 32, 64, 128: powers of two reportedly suit memory pages, alignment and "
@@ -163,8 +169,7 @@ powers_of_two = sweep(
     model=_PUBLISHED_MODEL,
     modes=("training",),
     budgets=(600.0, 30.0),
-    rounds=(11, 5),
-    plan=_plan_powers,
+    run=_run_powers,
 )
 
 # --- small-batch-floor --------------------------------------------------------------------------------------------
@@ -219,29 +224,22 @@ def answer_floor(floor: int | None, seconds: Mapping[int, float]) -> str:
     return "Unknown: batch 2 was not measured. A larger --budget or --max-batch-size may allow it."
 
 
-def _plan_floor(request: StudyRequest) -> SweepPlan:
+def _run_floor(request: StudyRequest, budget: float) -> Findings:
     limit = request.largest(_FLOOR_LIMITS[request.quick])
-
-    def conclude(result: TuningResult, _: Sequence[SizeComparison]) -> Conclusion:
-        seconds = {m.batch_size: m.latency_seconds for m in result.measurements if m.latency_seconds is not None}
-        sizes = floor_of(seconds)
-        points = [
-            f"A step of one sample takes {format_seconds(seconds[1])}.",
-            f"Batch {sizes['half']} has half of the best samples per second (Hockney's n1/2).",
-            f"Of the measured sizes, batch {sizes['enough']} is the smallest within 5 % of the best."
-            + (" It is the largest measured: --max-batch-size." if sizes["enough"] == max(seconds) else ""),
-        ]
-        return Conclusion(answer=answer_floor(sizes["floor"], seconds), points=points, details=sizes)
-
-    return SweepPlan(
-        sizes=[2**k for k in range(limit.bit_length())],
-        pairs=[],
-        conclude=conclude,
-        method=["Only powers of two are measured: the floor may lie up to twice as high."],
-    )
+    swept = sweep(request, budget, [2**k for k in range(limit.bit_length())], rounds=(7, 3))
+    seconds = {m.batch_size: m.latency_seconds for m in swept.result.measurements if m.latency_seconds is not None}
+    sizes = floor_of(seconds)
+    points = [
+        f"A step of one sample takes {format_seconds(seconds[1])}.",
+        f"Batch {sizes['half']} has half of the best samples per second (Hockney's n1/2).",
+        f"Of the measured sizes, batch {sizes['enough']} is the smallest within 5 % of the best."
+        + (" It is the largest measured: --max-batch-size." if sizes["enough"] == max(seconds) else ""),
+    ]
+    method = ["Only powers of two are measured: the floor may lie up to twice as high."]
+    return swept.findings(answer_floor(sizes["floor"], seconds), points, method=method, **dict[str, Any](sizes))
 
 
-small_batch_floor = sweep(
+small_batch_floor = Study(
     title="Below which batch is nothing gained?",
     question=(
         "A step of a few samples does not fill a machine of many cores: calls, launches and waiting take a fixed "
@@ -251,6 +249,5 @@ small_batch_floor = sweep(
     model="mnist-cnn",
     modes=("inference",),
     budgets=(300.0, 20.0),
-    rounds=(7, 3),
-    plan=_plan_floor,
+    run=_run_floor,
 )

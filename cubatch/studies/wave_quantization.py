@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import attrs
 
@@ -19,10 +18,9 @@ from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
 from cubatch.memory.plan import plan
 from cubatch.network.graph import as_network
 from cubatch.report.tables.study import signed
-from cubatch.studies.size_comparison import SizeComparison, answer_slower, list_verdicts
-from cubatch.studies.study_request import StudyRequest
-from cubatch.studies.sweep import Conclusion, SweepPlan, sweep
-from cubatch.tuning.results import TuningResult
+from cubatch.studies.size_comparison import answer_slower, list_verdicts
+from cubatch.studies.study_request import Findings, Study, StudyRequest
+from cubatch.studies.sweep import Sweep, sweep
 from cubatch.tuning.wave_peaks import slowest, wave_peaks
 from cubatch.workload import Workload
 
@@ -165,11 +163,10 @@ def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, 
     return pairs
 
 
-def conclude(
-    distribution: Distribution, sizes: Sequence[int], result: TuningResult, comparisons: Sequence[SizeComparison]
-) -> Conclusion:
+def conclude(distribution: Distribution, sizes: Sequence[int], swept: Sweep) -> Findings:
     """Answer whether the sizes just past the full waves are slower, and how sizes of common rules compare."""
-    measured = {m.batch_size: m for m in result.measurements}
+    measured = {m.batch_size: m for m in swept.result.measurements}
+    unit, items = distribution.unit, distribution.items
     tops, points = [], []
     for full in distribution.full_waves:
         rule_ratio = distribution.rate(full + 1) / distribution.rate(full)
@@ -182,63 +179,54 @@ def conclude(
         predicted = "" if predicted_ratio is None else f", the time model predicts {signed(predicted_ratio - 1)}"
         points.append(f"{full + 1} vs {full}: the rule expects {signed(rule_ratio - 1)} samples/s{predicted}.")
     for rule in (COULOM, POWER, MULTIPLES):
-        of_rule = [c for c in comparisons if c.rule == rule]
+        of_rule = [c for c in swept.comparisons if c.rule == rule]
         if of_rule:
             points.append(f"{rule[0].upper()}{rule[1:]} vs nearest full wave: {list_verdicts(of_rule)}.")
     first = distribution.full_waves[0]
-    first_rate = measured[first].samples_per_second
-    rows: list[dict[str, Any]] = []
-    for n in sizes:
-        seconds_predicted = measured[n].predicted_seconds
-        rule_rate = None
-        if first_rate is not None:
-            rule_rate = first_rate * distribution.rate(n) / distribution.rate(first)
-        rows.append(
-            {
-                "batch_size": n,
-                "busiest": distribution.busiest(n),
-                "samples_per_second": measured[n].samples_per_second,
-                "interval": measured[n].throughput_interval,
-                "predicted": n / seconds_predicted if seconds_predicted else None,
-                "rule": rule_rate,
-                "marks": marks(n, distribution),
-            }
-        )
-    return Conclusion(
-        answer=answer_slower([c for c in comparisons if c.rule == PAST_FULL_WAVE]),
-        points=points,
-        details={
-            "distribution": {name: getattr(distribution, name) for name in ("items", "unit", "count")},
-            "full_waves": tops,
-            "sizes": rows,
-        },
-    )
-
-
-def _plan(request: StudyRequest) -> SweepPlan:
-    limit = request.largest(_LIMIT)
-    distribution = distribute(request.work, limit)
-    sizes = sorted({n for top in distribution.full_waves for n in window(top, _AROUND[request.quick], limit)})
+    scale = (measured[first].samples_per_second or 0) / distribution.rate(first)
+    rows = [
+        {
+            "batch_size": n,
+            "busiest": distribution.busiest(n),
+            "samples_per_second": measured[n].samples_per_second,
+            "interval": measured[n].throughput_interval,
+            "predicted": n / step if (step := measured[n].predicted_seconds) else None,
+            "rule": scale * distribution.rate(n) or None,
+            "marks": marks(n, distribution),
+        }
+        for n in sizes
+    ]
     method = [
         (
-            f"The {distribution.items} are distributed over {distribution.count} {distribution.unit}s. A full wave is "
-            f"the largest batch before the busiest {distribution.unit} gets more. Every batch around the full waves is "
-            f"measured. The rule in the figure: samples/s proportional to the batch over the {distribution.items} of "
-            f"the busiest {distribution.unit}, drawn through the first full wave."
+            f"The {items} are distributed over {distribution.count} {unit}s. A full wave is the largest batch before "
+            f"the busiest {unit} gets more. Every batch around the full waves is measured. The rule in the figure: "
+            f"samples/s proportional to the batch over the {items} of the busiest {unit}, drawn through the first full "
+            "wave."
         )
     ]
     if distribution.coulom:
         method.append("Coulom's sizes are int(n x 16384 x SMs / (h x w x c)) of the convolution with most FLOP.")
-    return SweepPlan(
-        sizes=sizes,
-        pairs=_pairs(sizes, distribution),
-        conclude=lambda result, comparisons: conclude(distribution, sizes, result, comparisons),
+    return swept.findings(
+        answer_slower([c for c in swept.comparisons if c.rule == PAST_FULL_WAVE]),
+        points,
         method=method,
-        notes=[_CPU_NOTE] if distribution.unit == "thread" else [],
+        notes=[_CPU_NOTE] if unit == "thread" else [],
+        distribution={name: getattr(distribution, name) for name in ("items", "unit", "count")},
+        full_waves=tops,
+        sizes=rows,
     )
 
 
-waves = sweep(
+def _run(request: StudyRequest, budget: float) -> Findings:
+    limit = request.largest(_LIMIT)
+    distribution = distribute(request.work, limit)
+    sizes = sorted({n for top in distribution.full_waves for n in window(top, _AROUND[request.quick], limit)})
+    return conclude(
+        distribution, sizes, sweep(request, budget, sizes, rounds=(7, 3), pairs=_pairs(sizes, distribution))
+    )
+
+
+waves = Study(
     title="Does one sample too many cost a wave?",
     question=(
         "A GPU distributes the blocks of a layer over its SMs, and a step lasts as long as the busiest SM. A batch at "
@@ -249,6 +237,5 @@ waves = sweep(
     model="go-net",
     modes=("inference",),
     budgets=(600.0, 30.0),
-    rounds=(7, 3),
-    plan=_plan,
+    run=_run,
 )

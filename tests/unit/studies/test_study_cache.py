@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 from cubatch.errors import InvalidArgument
-from cubatch.studies import study_cache
 from cubatch.studies.study_cache import StudyCache
 
 
 def test_findings_return_for_the_same_question_only(tmp_path):
     """Also with tuples and infinities in the key, which JSON does not have."""
     path, key = tmp_path / "cells.jsonl", {"shape": (1, 2), "limit": math.inf, 3: None}
-    StudyCache(path, key).add("a", {"seconds": 1.5})
-    StudyCache(path, key | {"seed": 1}).add("a", {"seconds": 7})
-    StudyCache(path, key).add("b", {"seconds": math.nan})
+    StudyCache(path, key).get("a", lambda: {"seconds": 1.5})
+    StudyCache(path, key | {"seed": 1}).get("a", lambda: {"seconds": 7})
+    StudyCache(path, key).get("b", lambda: {"seconds": math.nan})
     assert StudyCache(path, key).findings == {"a": {"seconds": 1.5}, "b": {"seconds": None}}
     assert StudyCache(path, key | {"seed": 1}).findings == {"a": {"seconds": 7}}
 
@@ -26,26 +23,11 @@ def test_findings_return_for_the_same_question_only(tmp_path):
 def test_a_line_that_a_kill_cut_off_costs_nothing_else(tmp_path):
     """What was added before and after it returns."""
     path = tmp_path / "cells.jsonl"
-    StudyCache(path, {}).add("a", {"seconds": 1})
-    StudyCache(path, {}).add("b", {"seconds": 2})
+    StudyCache(path, {}).get("a", lambda: {"seconds": 1})
+    StudyCache(path, {}).get("b", lambda: {"seconds": 2})
     path.write_bytes(path.read_bytes()[:-9])
-    StudyCache(path, {}).add("c", {"seconds": 3})
+    StudyCache(path, {}).get("c", lambda: {"seconds": 3})
     assert set(StudyCache(path, {}).findings) == {"a", "c"}
-
-
-def add_all(path, name):
-    """Add twenty findings."""
-    cache = StudyCache(path, {})
-    for number in range(20):
-        cache.add(f"{name} {number}", {"seconds": number})
-
-
-def test_two_processes_lose_nothing_of_each_other(tmp_path):
-    """Twenty findings each at the same time: all forty return."""
-    path = tmp_path / "cells.jsonl"
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(add_all, [path] * 2, "ab"))
-    assert len(StudyCache(path, {}).findings) == 40
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
@@ -57,17 +39,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     assert (caught.value.field, caught.value.value) == ("out", str(path))
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    """As the study's folder; earlier findings stay."""
-    path = tmp_path / "cells.jsonl"
-    StudyCache(path, {}).add("a", {})
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(study_cache.os, "fsync", full)
-        with pytest.raises(InvalidArgument, match="No space left") as caught:
-            StudyCache(path, {}).add("b", {})
-    assert (caught.value.field, caught.value.value) == ("out", str(tmp_path))
-    assert "a" in StudyCache(path, {}).findings
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    """As the study's folder, which was removed here."""
+    cache = StudyCache(tmp_path / "gone" / "cells.jsonl", {})
+    with pytest.raises(InvalidArgument, match="No such file") as caught:
+        cache.get("a", dict)
+    assert (caught.value.field, caught.value.value) == ("out", str(tmp_path / "gone"))

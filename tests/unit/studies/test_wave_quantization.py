@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import attrs
 import pytest
 from hypothesis import given
@@ -14,8 +12,10 @@ from cubatch.hardware import probe
 from cubatch.measure.records import PER_TRIAL
 from cubatch.studies import wave_quantization as waves
 from cubatch.studies.size_comparison import compare
+from cubatch.studies.sweep import Sweep
 from cubatch.tuning.results import Measurement
 from cubatch.workload import Workload
+from tests.unit.tuned import result_of
 
 CONVOLUTION = {
     "name": "board",
@@ -115,8 +115,11 @@ def test_the_conclusion_follows_the_size_just_past_the_crest(slowdown, word):
         (29, 28, "past full wave"), (24, 28, "multiple of 8"), (32, 28, "power of two"),
     }  # fmt: skip
     comparisons = [compare(by_size[size], by_size[reference], rule=rule) for size, reference, rule in pairs]
-    result = SimpleNamespace(measurements=[*by_size.values()])
-    conclusion = waves.conclude(distribution, sizes, result, comparisons)
+    result = result_of(measurements=[])
+    swept = Sweep(
+        result=attrs.evolve(result, measurements=by_size.values()), comparisons=comparisons, missing=[], rounds=7
+    )
+    conclusion = waves.conclude(distribution, sizes, swept)
     assert conclusion.answer.startswith(word)
     assert conclusion.details["full_waves"][0]["rule_ratio"] == pytest.approx(29 / 28 / 2)
     rule = {row["batch_size"]: row["rule"] for row in conclusion.details["sizes"]}
