@@ -1,24 +1,20 @@
-"""What the GPU pass does on tensor cores: its lists, the families it may leave out, its tables."""
+"""What the GPU pass does on tensor cores: its lists, and the families it may leave out."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-import attrs
 import pytest
 
 from benchmarks import gpu_pass, render
 from benchmarks.gpu import cases as gpu_cases
 from benchmarks.gpu import items
 from benchmarks.gpu import stages as gpu_stages
-from benchmarks.pages import gpu
 from cubatch.bench import cases, measure
 from cubatch.bench.implementations import TENSOR_FAMILIES
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
-from cubatch.network import layers as kinds
-from cubatch.network.passes import Pass
-from tests.unit.benchmarks.passes import FACTS, conv_case, entry, item_of, result_of
+from tests.unit.benchmarks.passes import FACTS
 
 H200, V100 = catalogue.find("h200-sxm"), catalogue.find("v100-sxm2-16gb")
 
@@ -114,69 +110,3 @@ def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):
             stages[0], start=0, seconds=5.0, only="gemm nt 4096", lines=lines, without=["hopper"], skipped=["bad"]
         )
     assert opened == [{"without": ["hopper"], "skipped": ["bad"], "small": False}]
-
-
-# --- tables --------------------------------------------------------------------------------------------------------
-
-
-def tensor_case(dtype, batch_size=256, pass_=Pass.FPROP):
-    """A convolution of the goal's network."""
-    layer = kinds.Conv2d(h=8, w=8, c=8, k=8, r=3, s=3, pad=1)
-    return attrs.evolve(cases.of_layer(layer, pass_, batch_size, dtype), layers=("resnet50/a",))
-
-
-def of_family(family, seconds, ratio):
-    """An entry of a family."""
-    return entry(seconds, ratio=ratio) | {"label": f"{family} 128x128x64"}
-
-
-STEP = {
-    "name": "resnet50, batch 256, float16", "status": "ok", "network": "resnet50", "dtype": "float16",
-    "batch_size": 256, "images_per_second": {"cubatch": 2560.4, "PyTorch": 3200.0}, "ratio": 0.8,
-    "ratio_interval": [0.79, 0.81], "timings": {},
-}  # fmt: skip
-HOPPER, SLOW = of_family("hopper", 1e-3, 2.0), of_family("hopper", 4e-3, 0.5)
-SYNTHETIC = result_of(
-    gemm=(
-        [
-            item_of(cases.gemm(64, 64, 64), [entry(1e-3, ratio=0.5)]),
-            item_of(
-                cases.gemm(64, 64, 64, dtype="float16"), [of_family("hopper", 1e-3, 2.0), of_family("mma", 2e-3, 1.0)]
-            ),
-            item_of(
-                cases.gemm(64, 64, 32, dtype="float16"), [of_family("hopper", 4e-3, 0.5), of_family("mma", 2e-3, 1.0)]
-            ),
-            item_of(cases.gemm(64, 64, 64, dtype="bfloat16"), [of_family("hopper", 1e-3, 0.9)]),
-        ],
-        0,
-    ),
-    layers=(
-        [
-            item_of(tensor_case("float16"), [of_family("hopper", 1e-3, 1.1)]),
-            item_of(tensor_case("float16", pass_=Pass.WGRAD), [of_family("mma", 1e-3, 0.7)]),
-            item_of(tensor_case("bfloat16"), [of_family("mma", 1e-3, 9.0)]),
-            item_of(conv_case(3), [entry(1e-3, ratio=0.4)]),
-        ],
-        0,
-    ),
-    fused=([item_of(tensor_case("float16"), [of_family("hopper", 1e-3, 1.1)])], 2),
-    training=([STEP, STEP | {"dtype": "bfloat16", "ratio": 1.5}, STEP | {"status": "error"}], 0),
-)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "| matrix products, float32: mean ratio to cuBLAS | 0.95 | 0.500 | 1 | **no** |",
-        "| matrix products, float16: mean ratio to cuBLAS | 1.00 | 1.414 | 2 | yes |",
-        "| matrix products, bfloat16: mean ratio to cuBLAS | 1.00 | 0.900 | 1 | **no** |",
-        "| resnet50, float16, batch 256, fprop: mean ratio to cuDNN | 1.00 | 1.100 | 1 | yes |",
-        "| resnet50, float16, batch 256, wgrad: mean ratio to cuDNN | 1.00 | 0.700 | 1 | **no** |",
-        "| resnet50, float16, batch 256, fused: mean ratio to cuDNN and separate kernels | 1.15 | 1.100 | 1 | **no** |",
-        "| training step of resnet50, float16, batch 256: ratio to PyTorch eager | 1.00 | 0.800 | 1 | **no** |",
-    ],
-)
-def test_goals_of_a_type_are_judged_by_that_type_alone(line):
-    """The best of our families in each case, geometric mean; what has no case has no line."""
-    assert line in gpu.goals(SYNTHETIC)
-    assert "batch 32" not in gpu.goals(SYNTHETIC)
