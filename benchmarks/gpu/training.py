@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +15,10 @@ from benchmarks.gpu import cases
 from benchmarks.gpu.items import Session
 from benchmarks.gpu.steps import Step
 from cubatch.bench import rivals
-from cubatch.bench.contest import OURS, Contest, Entrant
+from cubatch.bench.contest import OURS, Contest, Entrant, time_ratio
 from cubatch.bench.target import Target
 from cubatch.hardware.nvml import Monitor
 from cubatch.measure.runner import Clock
-from cubatch.measure.stopping import paired_interval
 from cubatch.memory import step_footprint
 from cubatch.network import models
 from cubatch.report.tables.common import plain
@@ -76,16 +74,6 @@ def memory_of(step: Step, library: str, session: Session) -> dict[str, Any]:
         }
     finally:
         runner.close()
-
-
-def _ratio(ours: Entrant, rival: Entrant) -> dict[str, Any]:
-    """Return the seconds of a rival's step divided by cubatch's, with a confidence interval from the rounds of both."""
-    by_round = [{timing.round: timing.seconds for timing in entrant.used} for entrant in (rival, ours)]
-    interval = paired_interval(*by_round)
-    return {
-        "ratio": (rival.seconds or float("nan")) / (ours.seconds or float("nan")),
-        "ratio_interval": None if interval is None else [math.exp(end) for end in interval],
-    }
 
 
 def whole_step(step: Step, rival_names: Sequence[str], session: Session) -> dict[str, Any]:
@@ -166,7 +154,8 @@ def compared_with_rivals(
         failure = entrant.reason if entrant.status == "error" else None
         results[rival] |= {"failure": failure}
         if failure is None:
-            results[rival] |= _figures(entrant, batch_size) | _ratio(ours, entrant)
+            ratio, interval = time_ratio(entrant, ours)
+            results[rival] |= _figures(entrant, batch_size) | {"ratio": ratio, "ratio_interval": interval}
     return {"cubatch": _figures(ours, batch_size), "rivals": results}
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import attrs
 
 from cubatch.bench.cases import Case
-from cubatch.bench.contest import OURS, Entrant
+from cubatch.bench.contest import OURS, Entrant, time_ratio
 from cubatch.bench.implementations import Launch
-from cubatch.bench.rivals import VENDOR
 from cubatch.errors import MissingDependency
 from cubatch.hardware import waves
 from cubatch.hardware.facts import Device
@@ -21,7 +20,6 @@ from cubatch.kernels.resources import Figures, recorded_figures
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Timing
-from cubatch.measure.stopping import paired_interval
 
 NOT_ASKED = "not requested"
 """Reason for no rival."""
@@ -198,15 +196,22 @@ class Result:
 
 
 def entered(
-    entry: Entry, entrant: Entrant, case: Case, roofline_seconds: float | None, copy_bytes_per_second: float | None
+    entry: Entry,
+    entrant: Entrant,
+    case: Case,
+    *,
+    roofline_seconds: float | None,
+    copy_bytes_per_second: float | None,
+    rival: Entrant | None,
 ) -> Entry:
-    """Return an entry with the times of its entrant."""
+    """Return an entry with the times of its entrant, compared with the fastest rival's if it is of cubatch."""
     seconds = entrant.seconds
     if entrant.status == "error":
         return attrs.evolve(entry, status="error", reason=entrant.reason)
     if seconds is None:
         return attrs.evolve(entry, status="error", reason="no timing was taken")
     moved = case.moved_bytes / seconds
+    ratio, ratio_interval = time_ratio(rival, entrant) if rival and entrant.side == OURS else (None, None)
     return attrs.evolve(
         entry,
         status=entrant.status,
@@ -218,24 +223,8 @@ def entered(
         bytes_per_second=moved,
         roofline_fraction=None if roofline_seconds is None else roofline_seconds / seconds,
         copy_fraction=None if copy_bytes_per_second is None else moved / copy_bytes_per_second,
-    )
-
-
-def compared(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Compare every cubatch entry with the vendor's fastest, round by round."""
-    timed = [entry for entry in entries if entry.side == VENDOR and entry.seconds]
-    if not timed:
-        return tuple(entries)
-    rival = min(timed, key=lambda each: each.seconds or math.inf)
-    return tuple(_compared(entry, rival) if entry.side == OURS and entry.seconds else entry for entry in entries)
-
-
-def _compared(entry: Entry, rival: Entry) -> Entry:
-    interval = paired_interval(_by_round(rival), _by_round(entry))
-    return attrs.evolve(
-        entry,
-        ratio=(rival.seconds or math.nan) / (entry.seconds or math.nan),
-        ratio_interval=interval and (math.exp(interval[0]), math.exp(interval[1])),
+        ratio=ratio,
+        ratio_interval=ratio_interval,
     )
 
 
@@ -248,11 +237,6 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
         (1.0, None)
     """
     return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios)) if ratios else None
-
-
-def _by_round(entry: Entry) -> dict[int, float]:
-    used = [timing for timing in entry.timings if not timing.throttled] or entry.timings
-    return {timing.round: timing.seconds for timing in used}
 
 
 def _plain(value: Any) -> Any:

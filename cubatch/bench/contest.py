@@ -2,33 +2,35 @@
 Several ways to do the same work, timed in turns until the fastest is known.
 
 Each round times every entrant once in a new random order, so that a falling clock affects all alike.  An entrant that
-is clearly slower than another of its side is dropped.  The stopping rules are those of batch sizes.
+is clearly slower than another of its side is dropped.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
 import attrs
 
 from cubatch.measure.budget import repeats_for
-from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.measure.runner import Clock, Reading
-from cubatch.measure.stopping import MAX_ROUNDS, StopRule, is_clearly_worse, median, median_interval
+from cubatch.measure.stopping import MIN_ROUNDS, median, median_interval
 from cubatch.measure.stopwatch import WARM_SECONDS
 from cubatch.measure.throttling import HighestClocks
+from cubatch.units import format_percent
+
+OURS = "ours"
+"""Side of the cubatch kernels."""
 
 SPAN_SECONDS = 0.002
 """A timing spans at least this: hundreds of times the distance of two events without work between them."""
 
-TARGET_WIDTH = 0.01
-_GOAL = Goal(objective="latency", tolerance=TARGET_WIDTH)
-
-
-OURS = "ours"
-"""Side of the cubatch kernels."""
+TARGET_WIDTH = 0.01  # of the interval of a median, as a share of it
+MAX_ROUNDS = 30  # more rounds do not average out noise that 30 leave
+_MIN_ROUNDS_TO_DROP = 3
+_CLEARLY = 1.06  # times as slow: the target and 5 %, because three timings are few
 
 
 @attrs.define
@@ -51,7 +53,6 @@ class Entrant:
     timings: list[Timing] = attrs.field(factory=list, init=False)
     status: str = attrs.field(default="ok", init=False)
     reason: str = attrs.field(default="", init=False)
-    rule: StopRule = attrs.field(factory=lambda: StopRule(TARGET_WIDTH), init=False)
     repeats: int = attrs.field(default=1, init=False)
 
     @property
@@ -68,6 +69,53 @@ class Entrant:
     def interval(self) -> tuple[float, float] | None:
         """90 % confidence interval of the median; `None` for fewer than five timings."""
         return median_interval([timing.seconds for timing in self.used])
+
+    @property
+    def width(self) -> float:
+        """Width of the interval as a share of the median; infinite without an interval."""
+        return math.inf if self.interval is None else (self.interval[1] - self.interval[0]) / (self.seconds or math.nan)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the median is known well enough; of throttled timings alone twice as many are taken."""
+        if len(self.timings) >= MAX_ROUNDS:
+            return True
+        if all(timing.throttled for timing in self.timings):
+            return len(self.timings) >= 2 * MIN_ROUNDS
+        return self.width <= TARGET_WIDTH
+
+    def is_clearly_slower(self, other: Entrant) -> bool:
+        """Return whether its fastest credible time is more than a margin above the slowest credible one of another."""
+        if min(len(self.used), len(other.used)) < _MIN_ROUNDS_TO_DROP:
+            return False
+        return self._range[0] > _CLEARLY * other._range[1]
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        seconds = [timing.seconds for timing in self.used]
+        return self.interval or (min(seconds), max(seconds))
+
+    def __str__(self) -> str:
+        known = "no interval" if self.interval is None else f"the median is known to {format_percent(self.width)}"
+        throttled = sum(timing.throttled for timing in self.timings)
+        return f"{known} after {len(self.timings)} timings" + (f", {throttled} of them throttled" if throttled else "")
+
+
+def time_ratio(rival: Entrant, entrant: Entrant) -> tuple[float | None, tuple[float, float] | None]:
+    """
+    Return the time of a rival divided by that of an entrant, with a 90 % confidence interval.
+
+    The interval is that of the median ratio of rounds, which changes between rounds do not affect.  It is the whole
+    range for few rounds, and `None` without a common round.
+    """
+    if not rival.seconds or not entrant.seconds:
+        return None, None
+    theirs, ours = ({timing.round: timing.seconds for timing in each.used} for each in (rival, entrant))
+    logs = [math.log(theirs[number] / ours[number]) for number in theirs.keys() & ours.keys()]
+    if not logs:
+        return rival.seconds / entrant.seconds, None
+    low, high = median_interval(logs) or (min(logs), max(logs))
+    return rival.seconds / entrant.seconds, (math.exp(low), math.exp(high))
 
 
 @attrs.define
@@ -115,7 +163,7 @@ class Contest:
                 self._time(entrant, number)
             running = [entrant for entrant in running if self._continues(entrant, entrants)]
         for entrant in entrants:
-            entrant.reason = entrant.reason or entrant.rule.reason
+            entrant.reason = entrant.reason or str(entrant)
 
     def _read(self, entrant: Entrant, repeats: int) -> Reading | None:
         """Take a timing; a rival that fails gets the status "error"."""
@@ -153,15 +201,14 @@ class Contest:
                 sm_clock_mhz=clock, event_reasons=reading.event_reasons,
             )
         )  # fmt: skip
-        entrant.rule.add(reading.seconds, throttled=throttled)
 
     def _continues(self, entrant: Entrant, entrants: Sequence[Entrant]) -> bool:
         if entrant.status == "error":
             return False
         for other in entrants:
             is_rival = other.side == entrant.side and other is not entrant and other.status != "error"
-            if is_rival and is_clearly_worse(entrant.rule, other.rule, _GOAL):
+            if is_rival and entrant.is_clearly_slower(other):
                 entrant.status, entrant.reason = "dropped", f"clearly slower than {other.name}"
                 return False
         # While a pair is compared both go on, or there would be no rounds in common.
-        return not all(other.rule.is_finished() for other in entrants if other.status == "ok")
+        return not all(other.is_known for other in entrants if other.status == "ok")

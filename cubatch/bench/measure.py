@@ -185,13 +185,16 @@ def time_case(
         contest.run([*entrants.values()], seconds)
     except MemoryError:
         return attrs.evolve(planned, status="out_of_memory")
+    timed = [entrant for entrant in entrants.values() if entrant.side == VENDOR and entrant.status != "error"]
+    fastest = min(timed, key=lambda entrant: entrant.seconds or math.inf, default=None)
     for index, entrant in entrants.items():
         entries[index] = bench_results.entered(
-            entries[index], entrant, case, planned.roofline_seconds, copy_bytes_per_second
-        )
+            entries[index], entrant, case, roofline_seconds=planned.roofline_seconds,
+            copy_bytes_per_second=copy_bytes_per_second, rival=fastest,
+        )  # fmt: skip
     is_cold = len(checked.sets) * case.num_bytes >= COLD * (target.device.l2_bytes or 0)
     return attrs.evolve(
-        planned, entries=bench_results.compared(entries), sets=len(checked.sets), l2="cold" if is_cold else "warm",
+        planned, entries=tuple(entries), sets=len(checked.sets), l2="cold" if is_cold else "warm",
         no_rival="" if any(entry.side == VENDOR for entry in entries) else "; ".join(missing),
     )  # fmt: skip
 

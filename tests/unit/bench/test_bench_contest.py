@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from cubatch.bench import contest
 from cubatch.bench.contest import Contest, Entrant
 from cubatch.measure.clocks import HEAD_START, MAX_QUEUED, KernelClock
+from cubatch.measure.records import Timing
 from tests.unit import bench_fakes
 from tests.unit.bench.building import Paced
 
@@ -175,3 +178,59 @@ def test_who_draws_more_is_not_flagged_for_the_power_limit():
     """Products at 1.3 GHz beside a copy at 1.98: each is held against itself, and every timing counts."""
     found = flags(lambda name, _: {"a": 1300.0, "v": 1980.0}[name], a=0.0001, v=0.0002)
     assert not any(any(timings) for timings in found.values())
+
+
+# --- when a median is known --------------------------------------------------------------------------------------
+
+
+def entrant_of(*seconds, throttled=0):
+    """An entrant with these timings, of which the last are throttled."""
+    found = Entrant("a", "ours", None)
+    clear = len(seconds) - throttled
+    found.timings += [
+        Timing(batch_size=1, round=n, seconds=each, throttled=n >= clear) for n, each in enumerate(seconds)
+    ]
+    return found
+
+
+def test_a_median_is_known_after_five_timings_whose_interval_is_narrow():
+    """Four equal timings are not enough; a range of 2 % after five is not 1 %, until ten more agree."""
+    assert not entrant_of(*[1.0] * 4).is_known
+    assert entrant_of(*[1.0] * 5).is_known
+    spread = (1.0, 1.005, 1.01, 1.015, 1.02)
+    assert not entrant_of(*spread).is_known
+    assert entrant_of(*spread, *[1.01] * 10).is_known
+
+
+def test_noise_that_never_settles_ends_after_thirty_rounds():
+    noise = [*itertools.islice(itertools.cycle((1.0, 1.5)), contest.MAX_ROUNDS - 1), 1.5]
+    assert not entrant_of(*noise[:-1]).is_known
+    assert entrant_of(*noise).is_known
+    assert str(entrant_of(*noise)) == "the median is known to 40.0 % after 30 timings"
+
+
+def test_throttled_timings_count_only_without_others():
+    """No rows of NaN (nvbench#231): ten throttled timings and no other are used."""
+    mixed = entrant_of(*[1.0] * 5, 9.0, throttled=1)
+    assert (mixed.seconds, mixed.is_known) == (1.0, True)
+    assert "1 of them throttled" in str(mixed)
+    assert not entrant_of(*[2.0] * 9, throttled=9).is_known
+    assert entrant_of(*[2.0] * 10, throttled=10).is_known
+    assert entrant_of(*[2.0] * 10, throttled=10).seconds == 2.0
+
+
+@pytest.mark.parametrize(("best", "expected"), [(1.061, True), (1.059, False)])
+def test_dropping_needs_a_gap_beyond_the_margin_and_three_timings(best, expected):
+    """The fastest timing must take over 1.06 times the other's slowest; nobody is slower than itself."""
+    leader, other = entrant_of(0.9, 0.95, 1.0), entrant_of(best, 2.0, 2.0)
+    assert other.is_clearly_slower(leader) is expected
+    assert not entrant_of(9.0, 9.0).is_clearly_slower(leader)
+    assert not entrant_of(9.0, 9.0, 9.0).is_clearly_slower(entrant_of(1.0, 1.0))
+    assert not other.is_clearly_slower(other)
+
+
+def test_ratios_cancel_what_changes_between_rounds():
+    """Rounds that differ tenfold still show a constant ratio of 1.1 exactly."""
+    slow, fast = entrant_of(1.1, 11.0, 110.0, 1.1, 11.0), entrant_of(1.0, 10.0, 100.0, 1.0, 10.0, 5.0)
+    assert contest.time_ratio(slow, fast)[1] == pytest.approx((1.1, 1.1))
+    assert contest.time_ratio(entrant_of(), fast) == (None, None)

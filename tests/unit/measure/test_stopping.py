@@ -1,4 +1,4 @@
-"""The rules that say when enough has been measured, with made-up histories put before them."""
+"""Intervals of medians and shifts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.measure import stopping
-from cubatch.measure.goal import Goal
-from cubatch.measure.stopping import MAX_ROUNDS, MIN_ROUNDS, StopRule
 
 COSTS = st.floats(min_value=1e-9, max_value=1e9)
-
-
-def rule_of(*costs: float, width: float = 0.01) -> StopRule:
-    """Give a rule that has heard these costs."""
-    rule = StopRule(width)
-    for cost in costs:
-        rule.add(cost)
-    return rule
 
 
 def rank_interval(n: int, k: int) -> float:
@@ -86,93 +76,7 @@ def test_too_few_values_have_no_interval(n: int) -> None:
     assert stopping.median_interval([1.0] * n) is None
 
 
-def test_a_rule_needs_the_minimum_of_rounds_even_of_equal_timings() -> None:
-    """Four equal timings are not enough, the fifth is."""
-    rule = rule_of(*[1.0] * (MIN_ROUNDS - 1))
-    assert not rule.is_finished()
-    rule.add(1.0)
-    assert rule.is_finished()
-
-
-def test_a_rule_goes_on_until_the_interval_is_narrow() -> None:
-    """A range of 2 % after five timings is not the 1 % asked for; ten more that agree make the interval narrow."""
-    rule = rule_of(1.0, 1.005, 1.01, 1.015, 1.02)
-    assert not rule.is_finished()
-    for _ in range(10):
-        rule.add(1.01)
-    assert rule.is_finished()
-    assert "after 15 timings" in rule.reason
-
-
-def test_a_rule_gives_up_after_the_maximum_of_rounds_and_says_both_widths() -> None:
-    """Noise that never settles ends at MAX_ROUNDS, with what was reached and what was asked."""
-    rule = rule_of(*itertools.islice(itertools.cycle((1.0, 1.5)), MAX_ROUNDS - 1))
-    assert not rule.is_finished()
-    rule.add(1.5)
-    assert rule.is_finished()
-    assert rule.reason == "the median is known to 40.0 % after 30 timings, the target is 1 %"
-
-
-def test_throttled_timings_do_not_count_where_there_are_others() -> None:
-    """Five clear timings decide, whatever the throttled ones say, and the reason counts those set aside."""
-    rule = rule_of(*[1.0] * 5)
-    rule.add(9.0, throttled=True)
-    assert rule.median == 1.0
-    assert rule.is_finished()
-    assert rule.reason.endswith("1 more were throttled and do not count")
-
-
-def test_throttled_timings_count_where_there_are_no_others() -> None:
-    """No rows of NaN (nvbench#231): ten throttled timings and no other are used, and it says so."""
-    rule = StopRule(0.01)
-    for _ in range(2 * MIN_ROUNDS):
-        assert not rule.is_finished()
-        rule.add(2.0, throttled=True)
-    assert rule.is_finished()
-    assert rule.median == 2.0
-    assert "all of them were throttled" in rule.reason
-
-
-def test_a_missing_reading_is_an_attempt_and_no_cost() -> None:
-    """A timing without an energy reading neither counts nor keeps the rule from ending."""
-    rule = StopRule(0.01)
-    for _ in range(MAX_ROUNDS):
-        rule.add(None)
-    assert rule.is_finished()
-    assert rule.median is None
-
-
-@pytest.mark.parametrize(
-    ("worst_best", "expected"), [(1.0 / 0.99 * 1.05 * 1.001, True), (1.0 / 0.99 * 1.05 * 0.999, False)]
-)
-def test_dropping_needs_a_gap_beyond_tolerance_and_margin(worst_best: float, expected: bool) -> None:
-    """With a tolerance of 1 % and a margin of 5 %, the best timing must cost over 1.05 / 0.99 of the leader's worst."""
-    leader, other = rule_of(0.9, 0.95, 1.0), rule_of(worst_best, 2.0, 2.0)
-    assert stopping.is_clearly_worse(other, leader, Goal(tolerance=0.01)) is expected
-
-
-def test_dropping_needs_three_timings_of_both() -> None:
-    """However bad two timings are, and however good two of the leader's, they drop nobody."""
-    assert not stopping.is_clearly_worse(rule_of(9.0, 9.0), rule_of(1.0, 1.0, 1.0), Goal())
-    assert not stopping.is_clearly_worse(rule_of(9.0, 9.0, 9.0), rule_of(1.0, 1.0), Goal())
-
-
-@given(st.lists(COSTS, min_size=3, max_size=12))
-def test_nobody_is_dropped_for_its_own_timings(costs: list[float]) -> None:
-    """A candidate with the leader's own timings is never clearly worse than it."""
-    assert not stopping.is_clearly_worse(rule_of(*costs), rule_of(*costs), Goal(tolerance=0.0))
-
-
-def test_paired_differences_cancel_what_changes_between_rounds() -> None:
-    """Rounds that differ tenfold still show a constant ratio of 1.1 exactly."""
-    slow = {0: 1.1, 1: 11.0, 2: 110.0, 3: 1.1, 4: 11.0}
-    fast = {0: 1.0, 1: 10.0, 2: 100.0, 3: 1.0, 4: 10.0, 7: 5.0}
-    low, high = stopping.paired_interval(slow, fast) or (0.0, 0.0)
-    assert (low, high) == pytest.approx((math.log(1.1), math.log(1.1)))
-    assert stopping.paired_interval({0: 1.0}, {1: 1.0}) is None
-
-
-# --- stopping.shift_interval ------------------------------------------------------------------------------------
+# --- shift_interval ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "m"), [(3, 3), (4, 3), (5, 5), (4, 6)])
