@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 
-from cubatch import sqlite_file
+from cubatch import sqlite_file, whole_file
 from cubatch.errors import CubatchError
 from cubatch.hardware import architectures, nvml
 from cubatch.hardware.facts import Device
@@ -69,9 +68,7 @@ def record(device: Device, measured_bytes: int) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(cached | {key: measured_bytes}, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        whole_file.write(path, json.dumps(cached | {key: measured_bytes}, indent=1).encode())
 
 
 def folder() -> Path:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from cubatch import files
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import architectures, catalogue
@@ -21,70 +19,47 @@ from cubatch.hardware.facts import DTYPES, Device
 from cubatch.units import is_visible, visible
 
 SUFFIX = ".toml"
-_LONGEST_TEXT = 1000
 _LEAST, _MOST = 1e-6, 2**53  # plausible values of any figure, in the unit of its key
-
-
-@attrs.frozen
-class _Kind:
-    """The allowed values of a key, in words and as a test."""
-
-    allowed: str
-    fits: Callable[[Any], bool]
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= _MOST
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and [_is_whole(part, 0) for part in value] == [True, True]
+_Fits = Callable[[Any], bool]
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value.strip()) <= _LONGEST_TEXT and is_visible(value)
+    return isinstance(value, str) and bool(value.strip()) and is_visible(value)
 
 
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
+def _is_amount(value: object, least: float = _LEAST) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= _MOST
 
 
-def _is_rates(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_positive, value.values()))
+def _is_count(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and _is_amount(value, least)
 
 
-_TEXT = _Kind(f"a line of text that is not empty, of at most {_LONGEST_TEXT} characters", _is_text)
-_TEXTS = _Kind("a list of texts", _is_texts)
-_COUNT = _Kind("a whole number of at least 1", lambda value: _is_whole(value, 1))
-_COUNT_OR_NONE = _Kind("a whole number, 0 for none", lambda value: _is_whole(value, 0))
-_AMOUNT = _Kind("a number above 0", _is_positive)
-_KINDS: Mapping[str, _Kind] = {
-    "name": _TEXT,
-    "aliases": _TEXTS,
-    "shared_names": _TEXTS,
-    "architecture": _TEXT,
-    "chip": _TEXT,
-    "compute_capability": _Kind("[major, minor], such as [8, 6]", _is_pair),
-    "num_sms": _COUNT,
-    "cuda_cores": _COUNT,
-    "tensor_cores": _COUNT_OR_NONE,
-    "base_clock_mhz": _AMOUNT,
-    "boost_clock_mhz": _AMOUNT,
-    "memory_gib": _AMOUNT,
-    "usable_mib": _AMOUNT,
-    "memory_type": _TEXT,
-    "memory_bus_bits": _COUNT,
-    "bandwidth_gb_per_second": _AMOUNT,
-    "l2_mib": _AMOUNT,
-    "peak_tflops": _Kind("a table of numbers above 0, such as { float32 = 12.7 }", _is_rates),
-    "tdp_watts": _AMOUNT,
-    "source": _TEXT,
-    "note": _TEXT,
-}
+_KINDS: Mapping[str, tuple[str, _Fits]] = {
+    **dict.fromkeys(
+        ("name", "architecture", "chip", "memory_type", "source", "note"),
+        ("a line of text that is not empty", _is_text),
+    ),
+    **dict.fromkeys(
+        ("aliases", "shared_names"),
+        ("a list of texts", lambda value: isinstance(value, list) and all(map(_is_text, value))),
+    ),
+    **dict.fromkeys(("num_sms", "cuda_cores", "memory_bus_bits"), ("a whole number of at least 1", _is_count)),
+    **dict.fromkeys(
+        ("base_clock_mhz", "boost_clock_mhz", "memory_gib", "usable_mib", "bandwidth_gb_per_second", "l2_mib",
+         "tdp_watts"),
+        ("a number above 0", _is_amount),
+    ),
+    "tensor_cores": ("a whole number, 0 for none", lambda value: _is_count(value, 0)),
+    "compute_capability": (
+        "[major, minor], such as [8, 6]",
+        lambda value: isinstance(value, list) and [_is_count(part, 0) for part in value] == [True, True],
+    ),
+    "peak_tflops": (
+        "a table of numbers above 0, such as { float32 = 12.7 }",
+        lambda value: isinstance(value, dict) and all(map(_is_amount, value.values())),
+    ),
+}  # fmt: skip
 _RATE = "peak_flops_per_second["
 _KEYS = {
     "clock_hz": "boost_clock_mhz",
@@ -124,23 +99,22 @@ def read(name: str) -> Device:
     for key, value in facts.items():
         if key not in _KINDS:
             raise UnknownName(f"key in {name}", key, _KINDS)
-        if not _KINDS[key].fits(value):
-            raise InvalidArgument(f"{key} in {name}", value, _KINDS[key].allowed, _REMEDY)
+        allowed, fits = _KINDS[key]
+        if not fits(value):
+            raise InvalidArgument(f"{key} in {name}", value, allowed, _REMEDY)
     for dtype in facts.get("peak_tflops", {}):
         if dtype not in DTYPES:
             raise UnknownName(f"key of peak_tflops in {name}", dtype, DTYPES)
     whole = 1024 * facts.get("memory_gib", 0)
     if not facts.get("usable_mib", 0) <= whole:
-        allowed = (
-            f"at most memory_gib, {whole:g} MiB: what nvidia-smi prints of it, less than all where ECC takes its share"
-        )
+        allowed = f"at most memory_gib, {whole:g} MiB: what nvidia-smi prints, less where ECC takes its share"
         raise InvalidArgument(f"usable_mib in {name}", facts["usable_mib"], allowed, _REMEDY)
     if "compute_capability" not in facts:
         remedy = "It decides the resources of an SM: [7, 0] is a V100, [8, 6] an RTX 3090."
         raise InvalidArgument(f"compute_capability in {name}", None, "given as [major, minor]", remedy)
     major, minor = facts["compute_capability"]
     defaults = {
-        "name": visible(path.stem[:_LONGEST_TEXT], keep=""),
+        "name": visible(path.stem, keep=""),
         "architecture": architectures.like((major, minor)).name,
     }
     return catalogue.device_of(defaults | facts | {"source": name})

