@@ -31,7 +31,7 @@ def predict(
         Literal["throughput", "latency"],
         typer.Option("--objective", help="throughput: most samples per second; latency: shortest step."),
     ] = "throughput",
-    tolerance: opt.ToleranceOption = 0.01,
+    tolerance: opt.ToleranceOption = 0.03,
     batch_sizes: opt.SizesOption = None,
     max_batch_size: opt.MaxOption = None,
     memory_limit: opt.MemoryOption = None,

@@ -50,7 +50,7 @@ def predict(
     library: Modelled = "vendor",
     anchors: Iterable[TuningResult | str | Path] | None = None,
     objective: Objective = "throughput",
-    tolerance: float = 0.01,
+    tolerance: float = 0.03,
     max_batch_size: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
@@ -85,7 +85,8 @@ def predict(
         anchors: Tuning results, or paths to their JSON, that correct the prediction (see `sharpen`). They were measured
             on this GPU or another. At most 100, with 1000 measured batch sizes in total.
         objective: "throughput" or "latency".
-        tolerance: Share of the best value that may be given up for a smaller batch.
+        tolerance: Share of the best value that may be given up for a smaller batch. The default is larger than that of
+            `autotune`, because a model cannot tell apart sizes that differ by less.
         max_batch_size: Propose nothing larger.
         memory_limit: Bytes, "8GiB", or "80%" of the GPU's memory.
         latency_limit: Longest allowed step in seconds.

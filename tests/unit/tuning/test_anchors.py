@@ -188,7 +188,7 @@ def test_gathered_convolutions_are_no_vendors_convolutions():
     [
         ({"device": {"name": "Xeon", "kind": "cpu", "num_sms": None}}, "measured on a CPU"),
         ({"spec": None, "mode": None, "dtype": None}, "callable"),
-        ({"device": here(V100, name="GeForce 9999")}, "in the catalogue"),
+        ({"device": here(V100, name="GeForce 9999")}, "`cubatch devices` lists"),
         ({"device": here(V100, name="Titan X")}, "Several devices"),
         ({"device": here(V100, num_sms=14, mig="1g.5gb")}, "measured on 14"),
         ({"measurements": [measurement(64, None, "out_of_memory")]}, '"ok"'),
