@@ -1,22 +1,15 @@
 """
 The style sheet of pages and of outputs in a notebook, for light and dark themes.
 
-All rules are limited to elements of the class `cubatch`, so that the notebook's own style does not change.  They depend
-on the width of that element, since an output is narrower than the window.
+All rules are nested in those of the class `cubatch`, so that the notebook's own style does not change.  They depend on
+the width of that element, since an output is narrower than the window.
 """
 
-from __future__ import annotations
-
-import re
-
-_LIGHT = """color-scheme: light; --ink: #1d2126; --soft: #5c6670; --rule: #dde2e7; --paper: #ffffff; --card: #f4f7fa;
-  --orange: #c24e00; --red: #b22222; --mark: #fff3e6;"""
-_DARK = """color-scheme: dark; --ink: #e6e9ec; --soft: #9aa5b0; --rule: #343b43; --paper: #15181c; --card: #1f242a;
-  --orange: #ff9d4d; --red: #ff7b7b; --mark: #33271a;"""
-# Themes of JupyterLab, VS Code and Colab; they override the theme of the system.
-_LIGHT_THEMES = 'body[data-jp-theme-light="true"] .cubatch, body.vscode-light .cubatch, html[theme="light"] .cubatch'
-_DARK_THEMES = 'body[data-jp-theme-light="false"] .cubatch, body.vscode-dark .cubatch, html[theme="dark"] .cubatch'
-_RULES = """
+STYLE = """
+.cubatch { color-scheme: light dark; container-type: inline-size; background: var(--paper); color: var(--ink);
+--ink: light-dark(#1d2126, #e6e9ec); --soft: light-dark(#5c6670, #9aa5b0); --rule: light-dark(#dde2e7, #343b43);
+--paper: light-dark(#ffffff, #15181c); --card: light-dark(#f4f7fa, #1f242a); --orange: light-dark(#c24e00, #ff9d4d);
+--red: light-dark(#b22222, #ff7b7b); --mark: light-dark(#fff3e6, #33271a); font: 16px/1.5 system-ui, sans-serif;
 * { box-sizing: border-box; }
 h1, .title { margin: 0; font-size: 1.5rem; } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem; }
 .title { font-size: 1.15rem; font-weight: 600; }
@@ -40,49 +33,21 @@ ul.soft { padding-left: 1.2rem; font-size: .86rem; overflow-wrap: anywhere; }
 summary { margin: 1rem 0 .5rem; font-weight: 600; cursor: pointer; }
 .figure { width: 100%; max-width: 60rem; height: auto; background: #ffffff; border-radius: 4px; }
 pre { background: var(--card); padding: .6rem .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-"""
-_NARROW = """
+@container (max-width: 36rem) {
 th, td { padding: .3rem .4rem; }
 .wide th { white-space: normal; vertical-align: bottom; }
 .sticky th:nth-child(-n+2), .sticky td:nth-child(-n+2) { position: sticky; left: 0; background: var(--paper); }
 .sticky th:nth-child(2), .sticky td:nth-child(2) { left: 1.6rem; } .sticky tr.mark td { background: var(--mark); }
 .sticky td:last-child { white-space: nowrap; } .sticky table { border-collapse: separate; border-spacing: 0; }
-"""
-_PRINTED = """
+}
+@media print {
 .wide { overflow: visible; } h2 { break-after: avoid; } tr, img, pre, .answer { break-inside: avoid; }
-"""
-
-
-def _inside(rules: str) -> str:
-    """
-    Return rules that are limited to elements of the class.
-
-    Example:
-        >>> _inside("th, td { margin: 0; }")
-        '.cubatch th, .cubatch td { margin: 0; }'
-    """
-
-    def confined(rule: re.Match[str]) -> str:
-        selectors = ", ".join(f".cubatch {selector.strip()}" for selector in rule[1].split(","))
-        return f"{selectors} {{{rule[2]}}}"
-
-    return re.sub(r"\s*([^{}]+?)\s*\{([^{}]*)\}", lambda rule: f"\n{confined(rule)}", rules).strip()
-
-
-STYLE = f"""
-.cubatch {{ {_LIGHT} container-type: inline-size; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }}
-@media (prefers-color-scheme: dark) {{ .cubatch {{ {_DARK} }} }}
-{_LIGHT_THEMES} {{ {_LIGHT} }}
-{_DARK_THEMES} {{ {_DARK} }}
-body.cubatch {{ margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 70rem; }}
-div.cubatch {{ padding: .8rem 1rem; font-size: 14px; }}
-{_inside(_RULES)}
-@media (max-width: 38rem) {{ body.cubatch {{ padding: 1.25rem .8rem 2rem; }} }}
-@container (max-width: 36rem) {{
-{_inside(_NARROW)}
-}}
-@media print {{
-{_inside(_PRINTED)}
-}}
+}
+}
+/* Themes of JupyterLab, VS Code and Colab; they override the theme of the system. */
+body[data-jp-theme-light="true"] .cubatch, .vscode-light .cubatch, html[theme="light"] .cubatch { color-scheme: light; }
+body[data-jp-theme-light="false"] .cubatch, .vscode-dark .cubatch, html[theme="dark"] .cubatch { color-scheme: dark; }
+body.cubatch { margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 70rem; }
+div.cubatch { padding: .8rem 1rem; font-size: 14px; }
+@media (max-width: 38rem) { body.cubatch { padding: 1.25rem .8rem 2rem; } }
 """

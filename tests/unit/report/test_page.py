@@ -118,7 +118,7 @@ def test_the_page_stands_alone_and_holds_the_reasons_the_curve_and_every_size():
     assert "@import" not in text
     assert "The curve is flat from batch 64 on." in page.text
     assert "needs 1.20 GiB, 1.00 GiB may be used" in page.text
-    assert "prefers-color-scheme: dark" in text
+    assert "color-scheme: light dark" in text
 
 
 @pytest.mark.parametrize(
