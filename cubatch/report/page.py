@@ -7,10 +7,10 @@ import attrs
 from cubatch.measure.records import TIMED
 from cubatch.report import html as writer
 from cubatch.report import plot
-from cubatch.report.curve import curve_of
+from cubatch.report.curve import Curve
 from cubatch.report.html import Article, Figure, Section
 from cubatch.report.plots import style
-from cubatch.report.settings import tables_of
+from cubatch.report.settings import setting_of, tables_of
 from cubatch.report.tables.result import has_row, legend, list_sizes, status, tuning_grid
 from cubatch.tuning.results import BatchSizeResult, Measurement
 
@@ -28,13 +28,13 @@ def notebook(result: BatchSizeResult) -> str:
 
 
 def _article(result: BatchSizeResult) -> Article:
-    curve, failed = curve_of(result), _stop_reasons(result)
-    figure = plot.figure_of(curve, result.objective, titled=False) if style.is_installed() else None
+    curve, failed = Curve(result), _stop_reasons(result)
+    figure = plot.figure_of(curve, titled=False) if style.is_installed() else None
     table = attrs.evolve(tuning_grid(result), notes=[*([failed] if failed else []), *legend(result)])
     return Article(
         title=curve.title,
-        subtitle=curve.subtitle,
-        predicted=curve.predicted,
+        subtitle=setting_of(result),
+        predicted=result.predicted,
         reasons=result.reasons,
         sections=[
             Section(heading="The curve", figure=Figure(curve.title, style.data_url(figure) if figure else "")),

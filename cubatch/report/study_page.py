@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cubatch.report import html, plot
-from cubatch.report.curve import Curve, curve_of
+from cubatch.report.curve import Curve
 from cubatch.report.plots import lines, style
 from cubatch.report.plots.lines import Dot, Lines, Series
 from cubatch.report.settings import setting, tables
@@ -64,14 +64,14 @@ def _for_page(figure: Lines | Curve) -> html.Figure:
 
 def _drawn(figure: Lines | Curve, head: tuple[str, str] | None = None) -> Figure:
     if isinstance(figure, Curve):
-        return plot.figure_of(figure, "throughput", titled=head is not None)
+        return plot.figure_of(figure, titled=head is not None)
     return lines.figure_of(figure, head)
 
 
 def figures(payload: Mapping[str, Any]) -> Sequence[Lines | Curve]:
     """Return the figures of a study; none if nothing was measured."""
     if payload["study"] in {"small-batch-floor", "hyperparameter"}:
-        return [curve_of(TuningResult.from_mapping(payload["result"]))]
+        return [Curve(TuningResult.from_mapping(payload["result"]))]
     return [figure for figure in _FIGURES[payload["study"]](payload) if figure.series]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cubatch.report.curve import Curve, Point, curve_of, ticks
-from cubatch.report.plots import style
+from cubatch.report.curve import Curve
+from cubatch.report.plots import lines, style
+from cubatch.report.plots.lines import Dot
 from cubatch.report.settings import setting_of
 from cubatch.tuning.forecast_record import Forecast
 from cubatch.units import format_bytes
@@ -34,16 +35,16 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
         path: A .png, .svg or .pdf file.
     """
     style.check(path)
-    shown, objective = [curve_of(forecast) for forecast in forecasts], forecasts[0].objective
+    shown, objective = [Curve(forecast) for forecast in forecasts], forecasts[0].objective
     figure, axes = style.sheet(9.0, _INCHES + _INCHES_PER_GPU * len(shown))
-    where = setting_of(forecasts[0], with_device=False) if len(shown) > 1 else shown[0].subtitle
+    where = setting_of(forecasts[0], with_device=len(shown) == 1)
     style.head(axes, shown[0].title, f"{where}\n{_MARKS}", pad=38)
     _scale(axes, shown, objective)
     axes.set_ylabel(shown[0].y_label)
     style.rule(axes)
     looks = itertools.cycle(itertools.product(style.DASHES, style.COLORS))
     for forecast, curve, (dash, color) in zip(forecasts, shown, looks, strict=False):
-        _draw(axes, curve, dash, color, _legend(forecast, curve))
+        _draw(axes, curve, dash, color, _legend(forecast, curve.answer))
     style.legend(figure, loc="outside lower left", ncols=1)
     style.save(figure, path)
 
@@ -51,8 +52,8 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
 def _scale(axes: Axes, shown: Sequence[Curve], objective: str) -> None:
     """Scale the axes: from zero, or logarithmic if the GPUs differ much."""
     points = [point for curve in shown for point in curve.points]
-    x_low, x_high = min(curve.x_low for curve in shown), max(curve.x_high for curve in shown)
-    style.batch_axis(axes, x_low, x_high, ticks([point.batch_size for point in points], x_low, x_high))
+    lows, highs = zip(*(curve.x_range for curve in shown), strict=True)
+    style.batch_axis(axes, [point.batch_size for point in points], min(lows), max(highs))
     bests = [max(point.value for point in curve.points) for curve in shown]
     is_wide = any(curve.log_y for curve in shown) or max(bests) > _LOG_SPAN * min(bests)
     style.value_axis(axes, objective, 1.08 * max(point.high for point in points), log=is_wide)
@@ -61,11 +62,11 @@ def _scale(axes: Axes, shown: Sequence[Curve], objective: str) -> None:
 def _draw(axes: Axes, curve: Curve, dash: str, color: str, label: str) -> None:
     valid = [point for point in curve.points if point.is_ok]
     over = [point for point in curve.points if not point.is_ok]
-    sizes, values = _xy(valid)
+    sizes, values = lines.xy(valid)
     axes.fill_between(sizes, [point.low for point in valid], [point.high for point in valid], color=color, alpha=0.16,
                       linewidth=0)  # fmt: skip
     axes.plot(sizes, values, color=color, linewidth=1.6, linestyle=dash, marker="o", markersize=3.5, label=label)
-    axes.plot(*_xy(over), "o", markersize=4, color=color, mfc="white")
+    axes.plot(*lines.xy(over), "o", markersize=4, color=color, mfc="white")
     if curve.limit is not None:
         axes.axvline(curve.limit[0], color=color, linestyle=":", linewidth=1.2)
     if curve.answer is not None:
@@ -75,12 +76,8 @@ def _draw(axes: Axes, curve: Curve, dash: str, color: str, label: str) -> None:
                       fontweight="bold", color=color, zorder=6)  # fmt: skip
 
 
-def _legend(forecast: Forecast, curve: Curve) -> str:
+def _legend(forecast: Forecast, answer: Dot | None) -> str:
     """Return the GPU, its recommended size and the largest batch that fits."""
-    parts = [f"recommended: {curve.answer.label}"] if curve.answer else []
+    parts = [f"recommended: {lines.label(answer, forecast.objective)}"] if answer else []
     memory, largest = forecast.limits["memory_bytes"], forecast.largest_batch_size
     return "; ".join([style.plain(forecast.device.name), *parts, f"up to {largest} fit in {format_bytes(memory)}"])
-
-
-def _xy(points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    return [point.batch_size for point in points], [point.value for point in points]

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from cubatch.report.curve import ticks
 from cubatch.report.plots import style
-from cubatch.units import format_count
+from cubatch.units import format_count, format_objective
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,12 +27,14 @@ class Dot:
         batch_size: Samples per step.
         value: The value on the y axis.
         low, high: Ends of its interval; equal to the value if unknown.
+        is_ok: Whether the size can be recommended.
     """
 
     batch_size: int
     value: float
     low: float
     high: float
+    is_ok: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +74,16 @@ class Lines:
     log_y: bool = False
 
 
+def xy(points: Sequence[Dot]) -> tuple[list[int], list[float]]:
+    """Return batch sizes and values of some points."""
+    return [point.batch_size for point in points], [point.value for point in points]
+
+
+def label(point: Dot, objective: str) -> str:
+    """Return a point as text: "batch 64: 27 462 samples/s"."""
+    return f"batch {point.batch_size}: {format_objective(point.value, objective)}"
+
+
 def figure_of(lines: Lines, head: tuple[str, str] | None = None) -> Figure:
     """Draw a figure, with a title and subtitle if given."""
     figure, axes = style.sheet(8.5, 4.4 + 0.24 * len(lines.marks))
@@ -87,7 +98,7 @@ def _draw(axes: Axes, lines: Lines) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for series, color in zip(lines.series, style.COLORS, strict=False):
-        sizes, values = [dot.batch_size for dot in series.dots], [dot.value for dot in series.dots]
+        sizes, values = xy(series.dots)
         if series.is_computed:
             axes.plot(sizes, values, ":", color=color, linewidth=1.4, label=series.label)
         else:
@@ -96,8 +107,7 @@ def _draw(axes: Axes, lines: Lines) -> None:
             axes.vlines(sizes, lows, highs, color=color, linewidth=1.2)
     sizes = sorted({dot.batch_size for series in lines.series for dot in series.dots})
     if lines.log_x:
-        low, high = sizes[0] / 1.2, sizes[-1] * 1.2
-        style.batch_axis(axes, low, high, ticks(sizes, low, high))
+        style.batch_axis(axes, sizes, sizes[0] / 1.2, sizes[-1] * 1.2)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("batch size")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -28,6 +29,7 @@ COLORS = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", "#000000", "#e69f00")
 DASHES = ("-", "--", "-.")
 _SUBTITLE, _RULE = "#444444", "#e4e4e4"
 _LONGEST_LINE = 160  # characters of a title; longer ones leave the figure
+_MAX_TICKS = 12
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -79,11 +81,32 @@ def rule(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
     axes.set_axisbelow(True)
 
 
-def batch_axis(axes: Axes, low: float, high: float, ticks: Sequence[int]) -> None:
-    """Make the x axis logarithmic to base 2, with these batch sizes as ticks."""
+def ticks(sizes: Sequence[int], x_low: float, x_high: float) -> tuple[int, ...]:
+    """
+    Return the batch sizes at the ticks of a log2 axis: powers of two, or the sizes themselves on a short axis.
+
+    Example:
+        >>> ticks([1, 64], 0.7, 90), ticks([96, 100, 104, 112], 90, 120)
+        ((1, 2, 4, 8, 16, 32, 64), (96, 100, 104, 112))
+    """
+    powers = [2**k for k in range(max(0, math.ceil(math.log2(x_low))), math.floor(math.log2(x_high)) + 1)]
+    if len(powers) >= 4:  # noqa: PLR2004 - fewer ticks do not show a logarithmic axis
+        step = math.ceil(len(powers) / _MAX_TICKS)
+        return tuple(powers[::step])
+    gap = math.log2(x_high / x_low) / _MAX_TICKS
+    chosen: list[int] = []
+    for size in sorted(set(sizes)):
+        if not chosen or math.log2(size / chosen[-1]) >= gap:
+            chosen.append(size)
+    return tuple(chosen)
+
+
+def batch_axis(axes: Axes, sizes: Sequence[int], low: float, high: float) -> None:
+    """Make the x axis logarithmic to base 2, with the ticks of these batch sizes."""
     axes.set_xscale("log", base=2)
     axes.set_xlim(low, high)
-    axes.set_xticks(ticks, [str(size) for size in ticks])
+    places = ticks(sizes, low, high)
+    axes.set_xticks(places, [str(size) for size in places])
     axes.tick_params(axis="x", which="minor", bottom=False)
     axes.set_xlabel("batch size")
 

@@ -7,7 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubatch.report.curve import RULED_OUT, curve_of, ticks
+from cubatch.report.curve import RULED_OUT, Curve
+from cubatch.report.plots.style import ticks
 from tests.unit.tuned import measurement, result_of, tuned
 
 SIZES = st.lists(st.integers(1, 2**20), min_size=1, max_size=12, unique=True)
@@ -16,12 +17,14 @@ SIZES = st.lists(st.integers(1, 2**20), min_size=1, max_size=12, unique=True)
 @given(SIZES)
 def test_every_size_lies_inside_the_axis_and_ticks_are_few(sizes):
     """Whatever was measured can be seen, and at most a dozen or so numbers stand beneath."""
-    shown = curve_of(result_of(measurements=[measurement(n, n * 1e-3) for n in sizes], largest_batch_size=None))
+    shown = Curve(result_of(measurements=[measurement(n, n * 1e-3) for n in sizes], largest_batch_size=None))
 
-    assert shown.x_low < min(sizes)
-    assert shown.x_high > max(sizes)
-    assert 1 <= len(shown.ticks) <= 13
-    assert all(shown.x_low <= tick <= shown.x_high for tick in shown.ticks)
+    low, high = shown.x_range
+    assert low < min(sizes)
+    assert high > max(sizes)
+    marked = ticks(sizes, low, high)
+    assert 1 <= len(marked) <= 13
+    assert all(low <= tick <= high for tick in marked)
 
 
 @given(SIZES)
@@ -35,8 +38,8 @@ def test_ticks_are_powers_of_two_or_measured_sizes(sizes):
 
 def test_the_band_is_the_tolerance_below_the_fastest_and_above_the_lowest_latency():
     """1 % below 3020 samples/s; 1 % above 16 ms."""
-    throughput = curve_of(result_of()).band
-    latency = curve_of(result_of(objective="latency", fastest_batch_size=16)).band
+    throughput = Curve(result_of()).band
+    latency = Curve(result_of(objective="latency", fastest_batch_size=16)).band
 
     assert math.isclose(throughput[0], 0.99 * 3020)
     assert math.isclose(throughput[1], 3020)
@@ -53,7 +56,7 @@ def test_a_peak_is_labelled_with_its_crest_and_a_fall_with_what_it_is_past():
         128: ["power of two"],
         512: ["asked for", "past crest 4 of conv1"],
     }
-    shown = curve_of(
+    shown = Curve(
         result_of(
             measurements=[measurement(n, n / rate, reasons=reasons.get(n, [])) for n, rate in rates.items()],
             batch_size=4096, fastest_batch_size=4096, tied_with=[],
@@ -68,26 +71,24 @@ def test_the_label_of_the_answer_clears_the_intervals_beside_it():
     """The interval of 32, a neighbour of the answer, reaches higher than the answer's own."""
     wide = measurement(32, 32 / 2000, throughput_interval=[1000, 9000])
 
-    assert (
-        curve_of(result_of(measurements=[wide, measurement(64, 64 / 3000), measurement(2**20, 1)])).label_above == 9000
-    )
+    assert Curve(result_of(measurements=[wide, measurement(64, 64 / 3000), measurement(2**20, 1)])).label_above == 9000
 
 
 def test_no_limit_is_drawn_where_a_size_below_it_ran_out_of_memory():
     """256 did, of the 300 that the plan allows: it says nothing of what fits."""
-    assert curve_of(result_of(largest_batch_size=300)).limit is None
+    assert Curve(result_of(largest_batch_size=300)).limit is None
 
 
 def test_a_limit_far_to_the_right_is_left_out():
     """A hundred-fold room of memory would squeeze the curve into a corner."""
     ran = [m for m in tuned()["measurements"] if m["status"] != "out_of_memory"]
-    found = curve_of(result_of(largest_batch_size=300, measurements=ran))
+    found = Curve(result_of(largest_batch_size=300, measurements=ran))
     assert found.limit == (300, "largest that fits in 1.00 GiB: 300")
-    assert curve_of(result_of(largest_batch_size=30_000)).limit is None
+    assert Curve(result_of(largest_batch_size=30_000)).limit is None
 
 
 def test_a_size_dropped_without_a_timing_is_ruled_out_and_not_called_slow():
     """Nothing was measured of it."""
-    shown = curve_of(result_of(measurements=[measurement(32, status="dropped"), measurement(64, 0.02)]))
+    shown = Curve(result_of(measurements=[measurement(32, status="dropped"), measurement(64, 0.02)]))
 
-    assert shown.absent == ((32, RULED_OUT),)
+    assert shown.absent == [(32, RULED_OUT)]
