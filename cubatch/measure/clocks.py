@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from cubatch.errors import CubatchError, DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import driver, gpu_library, host
 from cubatch.hardware.nvml import Snapshot
@@ -131,24 +133,31 @@ class EventClock(GpuHostClock):
         end.record()
         if _wait_for(last):  # work of a library in streams without these events
             end.record()
-        # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
-        pace = self._monitor.pace() if self._monitor else None
-        with gpu_library.translating("waiting for what was timed"):
-            end.synchronize()
+        reading = self._wait_between(start, end, repeats)
         after = self._monitor.energy_joules() if self._monitor else None
         vitals = self._monitor.vitals() if self._monitor else Snapshot()
         # The counter is constant between its ticks: equal values are no measurement.
         joules = (after - before) / repeats if before is not None and after is not None and after > before else None
-        return Reading(
-            seconds=self._elapsed_seconds(start, end) / repeats,
-            sm_clock_mhz=pace.sm_clock_mhz if pace else None,
-            throttled=bool(pace and pace.throttled),
-            event_reasons=pace.event_reasons if pace else None,
+        return attrs.evolve(
+            reading,
             joules=joules,
             temperature_celsius=vitals.temperature_celsius,
             power_watts=vitals.power_watts,
             utilization_percent=vitals.utilization_percent,
             used_bytes=vitals.used_bytes,
+        )
+
+    def _wait_between(self, start: Any, end: Any, repeats: int) -> Reading:
+        """Wait for the second event; return the seconds of a step, and the clock of the GPU."""
+        # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
+        pace = self._monitor.pace() if self._monitor else None
+        with gpu_library.translating("waiting for what was timed"):
+            end.synchronize()
+        return Reading(
+            seconds=self._elapsed_seconds(start, end) / repeats,
+            sm_clock_mhz=pace.sm_clock_mhz if pace else None,
+            throttled=bool(pace and pace.throttled),
+            event_reasons=pace.event_reasons if pace else None,
         )
 
 
@@ -198,11 +207,11 @@ def _attribute(item: object, name: str) -> object:
 def cupy_clock(uuid: str | None) -> EventClock:
     """Return a clock of CuPy's events for the current device."""
     cupy: Any = gpu_library.cupy()
+    return EventClock(cupy.cuda.Event, _cupy_seconds, monitor_of(uuid))
 
-    def elapsed(start: Any, end: Any) -> float:
-        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
 
-    return EventClock(cupy.cuda.Event, elapsed, monitor_of(uuid))
+def _cupy_seconds(start: Any, end: Any) -> float:
+    return float(gpu_library.cupy().cuda.get_elapsed_time(start, end)) * 1e-3
 
 
 def torch_clock(index: int) -> EventClock:
@@ -263,15 +272,13 @@ FILLER_BYTES = 1 << 28
 """Size of each of two arrays whose copy is the filler work: it lasts many times longer than its launch."""
 
 
-class KernelClock(GpuHostClock):
+class KernelClock(EventClock):
     """
     CUDA events around steps that the device runs without waiting for the host.
 
     Args:
-        make_event: Function that makes an event with `record()` and `synchronize()`.
-        elapsed_seconds: Function that returns the seconds between two recorded events.
+        make_event, elapsed_seconds, monitor: As of `EventClock`.
         occupy: Function that enqueues filler work for at least the given seconds.
-        monitor: Reads the state of the GPU; None without NVML.
         host_seconds: The host's clock.
     """
 
@@ -283,9 +290,8 @@ class KernelClock(GpuHostClock):
         monitor: Monitor | None,
         host_seconds: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(monitor)
-        self._make_event, self._elapsed_seconds, self._occupy = make_event, elapsed_seconds, occupy
-        self._host_seconds = host_seconds
+        super().__init__(make_event, elapsed_seconds, monitor)
+        self._occupy, self._host_seconds = occupy, host_seconds
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """Time `repeats` steps back to back on the device, or as many as the stream can queue."""
@@ -305,17 +311,7 @@ class KernelClock(GpuHostClock):
             step()
         enqueueing = self._host_seconds() - begun
         end.record()
-        # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
-        pace = self._monitor.pace() if self._monitor else None
-        with gpu_library.translating("waiting for what was timed"):
-            end.synchronize()
-        reading = Reading(
-            seconds=self._elapsed_seconds(start, end) / repeats,
-            sm_clock_mhz=pace.sm_clock_mhz if pace else None,
-            throttled=bool(pace and pace.throttled),
-            event_reasons=pace.event_reasons if pace else None,
-        )
-        return reading, enqueueing
+        return self._wait_between(start, end, repeats), enqueueing
 
 
 def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> KernelClock:
@@ -332,9 +328,6 @@ def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> Ker
     with cupy.cuda.using_allocator(None):
         source, target = (cupy.zeros(filler_bytes, dtype=cupy.uint8) for _ in range(2))
 
-    def elapsed(start: Any, end: Any) -> float:
-        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e-3
-
     def copy() -> None:
         cupy.copyto(target, source)
 
@@ -344,10 +337,10 @@ def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> Ker
     copy()
     end.record()
     end.synchronize()
-    each = elapsed(start, end)
+    each = _cupy_seconds(start, end)
 
     def occupy(seconds: float) -> None:
         for _ in range(math.ceil(seconds / each)):
             copy()
 
-    return KernelClock(cupy.cuda.Event, elapsed, occupy, monitor_of(uuid))
+    return KernelClock(cupy.cuda.Event, _cupy_seconds, occupy, monitor_of(uuid))

@@ -1,4 +1,4 @@
-"""The answers of a worker, one line of JSON each, which the other side checks."""
+"""Errors of a worker as JSON values, and back."""
 
 from __future__ import annotations
 
@@ -11,24 +11,6 @@ from typing import Any
 from cubatch import errors
 from cubatch.errors import CubatchError, OutOfMemory, WorkerFailed, is_out_of_memory
 from cubatch.units import message_of, visible
-
-_FACTS = {"type": str, "text": str, "traceback": str, "out_of_memory": bool, "args": list | None}
-
-
-def parse_reply(line: bytes) -> dict[str, Any]:
-    """Return an answer: {"ok": value}, or {"error": facts} for `rebuild_error`."""
-    try:
-        reply = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(reply, dict) or not reply.keys() & {"ok", "error"}:
-        raise ValueError("neither an answer nor an error")
-    facts = reply.get("error", {})
-    if "error" in reply and not (
-        isinstance(facts, dict) and all(name in facts and isinstance(facts[name], of) for name, of in _FACTS.items())
-    ):
-        raise ValueError("an error without its facts")
-    return reply
 
 
 def describe_error(error: Exception) -> dict[str, Any]:

@@ -249,24 +249,15 @@ class Stopwatch:
     def _timing(
         self, batch_size: int, number: int, reading: Reading, repeats: int, memory: tuple[int | None, int | None]
     ) -> Timing:
+        throttled = reading.throttled or self._clocks.is_lowered(batch_size, reading.sm_clock_mhz)
         return Timing(
             batch_size=batch_size,
             round=number,
-            seconds=reading.seconds,
             repeats=repeats,
-            throttled=reading.throttled or self._clocks.is_lowered(batch_size, reading.sm_clock_mhz),
-            sm_clock_mhz=reading.sm_clock_mhz,
-            joules=reading.joules,
             peak_bytes=memory[0],
             peak_device_bytes=memory[1],
-            event_reasons=reading.event_reasons,
-            temperature_celsius=reading.temperature_celsius,
-            power_watts=reading.power_watts,
-            utilization_percent=reading.utilization_percent,
-            used_bytes=reading.used_bytes,
             reference_batch_size=None if reading.reference_before_seconds is None else self.reference_batch_size,
-            reference_before_seconds=reading.reference_before_seconds,
-            reference_after_seconds=reading.reference_after_seconds,
+            **attrs.asdict(attrs.evolve(reading, throttled=throttled)),
         )
 
     def rest(self, timing: Timing) -> None:

@@ -24,13 +24,11 @@ import typer
 from hypothesis import strategies as st
 
 import cubatch as cb
-from cubatch import array_file, worker
+from cubatch import array_file
 from cubatch.cli import app
 from cubatch.engine import checkpoint, data
 from cubatch.errors import CubatchError
 from cubatch.hardware import device_file
-from cubatch.measure import replies
-from cubatch.measure.runner import Reading
 from cubatch.network import models
 from cubatch.network.specfile import load_spec
 from cubatch.tuning.candidate_layers import explain
@@ -123,51 +121,6 @@ def try_result(document):
             result.plot(Path(folder) / "a.svg")
             assert result._repr_html_()
     ours(cb.predict, "mlp", device="t4", batch_sizes=[1, 8], anchors=[result])
-
-
-# --- the measuring process -----------------------------------------------------------------------------------
-
-
-class Pretending:
-    """A runner and its clock, which do nothing."""
-
-    peak_bytes = peak_device_bytes = None
-
-    def __init__(self):
-        self.clock = self
-
-    def prepare(self, batch_size):
-        """Be ready."""
-
-    def step(self):
-        """Do nothing."""
-
-    def time(self, step, repeats):
-        """Say how long that took."""
-        return Reading(seconds=1e-3)
-
-    def release(self):
-        """Be no longer ready."""
-
-    close = release
-
-
-def try_line(line):
-    """Take a line as a request of the user's process, and as an answer of the worker's."""
-    asked = worker._Worker()
-    asked._runner = Pretending()
-    _, answer = worker._serve(asked, line)
-    reply = replies.parse_reply(answer)  # what the worker says is always an answer
-    if "error" in reply:
-        assert str(replies.rebuild_error(reply["error"], "fuzzing", ""))
-    with contextlib.suppress(ValueError):
-        reply = replies.parse_reply(line)
-        if "error" in reply:
-            assert len(str(replies.rebuild_error(reply["error"], "fuzzing", ""))) < 1e6
-
-
-LINES = [json.dumps(line).encode() for line in documents("protocol")]
-LINE = st.one_of(edited(documents("protocol")).map(lambda one: json.dumps(one).encode()), bitten(LINES), st.binary())
 
 
 # --- files ---------------------------------------------------------------------------------------------------
@@ -267,7 +220,6 @@ TARGETS = {
     "specs": Target(edited(documents("specs")), try_spec),
     "spec-files": Target(SPEC_FILE, try_spec_file),
     "results": Target(edited(documents("results")), try_result),
-    "protocol": Target(LINE, try_line),
     "files": Target(FILE, try_file),
     "commands": Target(command_lines(), try_command),
 }

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.fuzz.edits import CORPUS, documents
-from tests.fuzz.targets import BINARY, LINES, TARGETS, TEXTS, run, try_command
+from tests.fuzz.targets import BINARY, TARGETS, TEXTS, run, try_command
 from tests.thorough import examples
 
 WHOLE = {
     "specs": documents("specs"),
     "spec-files": [(path.suffix, content) for path, content in TEXTS.items()],
     "results": documents("results"),
-    "protocol": LINES,
     "files": [(path.suffix, content) for path, content in BINARY.items()],
     "commands": [],
 }

@@ -1,4 +1,4 @@
-"""Answers of the measuring process: those of the protocol, and whatever else may stand on a line."""
+"""Errors of the measuring process, as the other side raises them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from cubatch import worker
 from cubatch.errors import InvalidArgument, OutOfMemory, WorkerFailed
 from cubatch.measure import remote, replies
 
@@ -20,8 +19,7 @@ class Mute(Exception):
 
 def described(error):
     """Send an error from one side to the other."""
-    reply = replies.parse_reply(json.dumps({"error": replies.describe_error(error)}).encode())
-    return replies.rebuild_error(reply["error"], "batch size 8", "Retry.")
+    return replies.rebuild_error(json.loads(json.dumps(replies.describe_error(error))), "batch size 8", "Retry.")
 
 
 def test_errors_of_ours_arrive_as_themselves_and_others_as_what_they_mean():
@@ -39,17 +37,6 @@ def test_an_exception_that_cannot_be_printed_is_still_told():
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b"", b"[]", b'{"okay": 1}', b'{"error": null}', b'{"error": {"type": "X"}}', b"\xff"],
-    ids=lambda line: line[:20],
-)  # fmt: skip
-def test_what_is_no_answer_is_told_apart(line):
-    """Whatever it is, it is one exception, by which the worker is ended."""
-    with pytest.raises(ValueError, match=r"."):
-        replies.parse_reply(line)
-
-
-@pytest.mark.parametrize(
     ("name", "args"),
     [("UnknownName", ["a", 5, 7]), ("OutOfMemory", ["x", "many"]), ("OutOfMemory", []), ("difflib", ["a"]),
      ("sys", None), ("CubatchError", None), ("near_names", ["a", ["b"]]), ("no such", [])],
@@ -60,15 +47,6 @@ def test_an_error_that_cannot_be_made_again_is_a_failure_of_the_worker(name, arg
     error = replies.rebuild_error(facts, "batch size 8", "Retry.")
     assert type(error) is WorkerFailed
     assert str(error).endswith(f"raised {name}: said. Retry.")
-
-
-@pytest.mark.parametrize(
-    "line", [b"", b"7", b"{}", b'{"do": "__init__"}', b'{"do": [1]}', b'{"do": "prepare", "n": 1}', b'{"do": "facts"}']
-)
-def test_a_request_that_makes_no_sense_is_answered(line):
-    """Nothing on a line ends the worker, and only the protocol's words are obeyed."""
-    _, answer = worker._serve(worker._Worker(), line)
-    assert replies.parse_reply(answer)["error"]["text"]
 
 
 @pytest.mark.parametrize(

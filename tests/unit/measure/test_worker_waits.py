@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cubatch.errors import TimedOut, WorkerDied, WorkerFailed
+from cubatch.errors import TimedOut, WorkerDied
 from cubatch.measure import remote
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
@@ -113,19 +113,6 @@ def test_an_interrupt_does_not_end_a_worker(start):
     runner.step()
     assert runner.worker_pid == pid
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_an_answer_of_another_kind_is_refused(start, monkeypatch):
-    """What another process says is checked before it is believed."""
-    runner = start(fake())
-    monkeypatch.setattr(RemoteRunner, "_ask", lambda *_: {"second": 1.0})
-    with pytest.raises(WorkerFailed, match="not a timing"):
-        runner.time(1)
-    for answer in ({"free": 1}, -1, "many"):
-        monkeypatch.setattr(RemoteRunner, "_ask", lambda *_, said=answer: said)
-        with pytest.raises(WorkerFailed, match="not a number of bytes"):
-            runner.clock.free_bytes()
-    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("at", ["prepare", "step"])
