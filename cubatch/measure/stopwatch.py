@@ -8,7 +8,9 @@ and the device rests before the next one.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -16,11 +18,11 @@ import attrs
 
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, repeats_for, timings_for
-from cubatch.measure.hang_warning import HangWarning
 from cubatch.measure.records import PER_TRIAL, Timing
 from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
+from cubatch.units import format_seconds
 
 # A timing spans at least this: a thousand times a kernel launch, a thread wake-up or a tick of the clock, and short
 # compared with a round.
@@ -47,6 +49,9 @@ SPILLED = 2.5
 HANG_FACTOR, HANG_SECONDS = 20.0, 30.0
 HANG_SHARE = 0.25  # share of the seconds left, instead of the 30 s, after a step has hung
 LONGER = "A larger budget allows longer steps."
+_HANGS = "%s has not returned for %s. Press Ctrl-C to end the run, or use isolation, which ends such steps."
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -80,7 +85,6 @@ class Stopwatch:
             a few after a step that compiled.
         span_seconds: Least seconds of a timing.
         clocks_mhz: SM clocks of earlier runs.
-        watch: Warns if a step hangs; None for a runner that ends such a step itself.
 
     Attributes:
         reference_batch_size: Batch size of the reference step around each timing; None without one.
@@ -96,9 +100,8 @@ class Stopwatch:
         *,
         span_seconds: float,
         clocks_mhz: Iterable[float] = (),
-        watch: HangWarning | None = None,
     ) -> None:
-        self.runner, self.budget, self.span_seconds, self._watch = runner, budget, span_seconds, watch
+        self.runner, self.budget, self.span_seconds = runner, budget, span_seconds
         self.reference_batch_size: int | None = None
         self.around_seconds = 0.0
         self.prepare_seconds: dict[int, float] = {}
@@ -350,23 +353,28 @@ class Stopwatch:
     @contextlib.contextmanager
     def _waiting(self, what: str, seconds: float) -> Iterator[None]:
         """
-        Wait for the runner, with a warning if it takes longer than `seconds`.
+        Wait for the runner; warn after `seconds` if it runs in this process, which cannot end a step.
 
         The first hang and the first death of a worker do not count: they may last longer than the whole budget.
         """
         before = self.budget.spent()
+        warning = _HANGS, what, format_seconds(seconds)
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), _log.warning, warning)
+        timer.daemon = True
+        if not isinstance(self.runner, HasStepLimit):
+            timer.start()
         try:
-            with contextlib.nullcontext() if self._watch is None else self._watch.over(what, seconds):
-                yield
+            yield
         except (TimedOut, WorkerDied) as error:
             if type(error) not in self._forgiven:
                 self.budget.forgive(self.budget.spent() - before)
             self._forgiven.add(type(error))
             raise
+        finally:
+            timer.cancel()
 
 
 def _agree(steps: Sequence[Reading]) -> bool:
-    """Return whether the last step is not clearly faster than the one before."""
     return len(steps) > 1 and steps[-1].seconds >= steps[-2].seconds * (1 - AGREE)
 
 

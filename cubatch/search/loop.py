@@ -23,10 +23,9 @@ from threadpoolctl import ThreadpoolController
 from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDied, is_out_of_memory
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, trial_seconds
 from cubatch.measure.goal import Goal
-from cubatch.measure.hang_warning import HangWarning
 from cubatch.measure.records import PER_TRIAL, Candidate, Keeper, Measured, Outcome, Recorder, Timing
 from cubatch.measure.runner import RunnerFactory
-from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, HasStepLimit, Stopwatch
+from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
 from cubatch.search import trial_rules, verdicts
 from cubatch.search.curve_posterior import usual_errors
 from cubatch.search.events import Event, EventReporter
@@ -156,7 +155,6 @@ class _Run:
         self.span_seconds = MIN_ENERGY_SPAN_SECONDS if goal.objective == "energy" else MIN_SPAN_SECONDS
         self.clocks_mhz = [timing.sm_clock_mhz for timing in earlier.timings if timing.sm_clock_mhz]
         self.stopwatch: Stopwatch | None = None
-        self.resources = contextlib.ExitStack()
         self.candidates = {c.batch_size: c for c in sorted((*ladder, *earlier.added), key=lambda c: c.batch_size)}
         self.timings: dict[int, list[Timing]] = {n: [] for n in self.candidates}
         for timing in earlier.timings:
@@ -383,10 +381,7 @@ class _Run:
     def open_runner(self) -> Stopwatch:
         runner = self.factory()
         self.budget.start(runner.clock.now)
-        watch = None if isinstance(runner, HasStepLimit) else self.resources.enter_context(HangWarning())
-        self.stopwatch = Stopwatch(
-            runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz, watch=watch
-        )
+        self.stopwatch = Stopwatch(runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz)
         return self.stopwatch
 
     def close_runner(self) -> None:
@@ -398,8 +393,6 @@ class _Run:
             self.stopwatch.runner.close()
         except Exception as error:  # noqa: BLE001 - all timings are stored already
             _log.warning("closing the runner failed: %s", error)
-        finally:
-            self.resources.close()
 
     # --- outcomes ---
 

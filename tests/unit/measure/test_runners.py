@@ -12,9 +12,10 @@ import weakref
 
 import pytest
 
+from cubatch import autotune_callable
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, OutOfMemory, UnsupportedLayer
 from cubatch.hardware import context_overhead, probe
-from cubatch.measure import clocks, kernel_context
+from cubatch.measure import clocks, kernel_context, stopwatch
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner, network_runner
 from cubatch.measure.runner import FactoryRef
@@ -420,6 +421,33 @@ def test_what_make_step_raises_is_not_touched():
 
     with pytest.raises(MemoryError, match="7"):
         CallableRunner(make_step).prepare(7)
+
+
+@pytest.mark.parametrize("where", ["step", "make_step"])
+def test_a_callable_that_hangs_is_told(monkeypatch, where):
+    """The one that does not come back, while it does not; nothing ends it, and once it is back the run goes on."""
+    told, messages, before = threading.Event(), [], threading.active_count()
+
+    def warn(text, *values):
+        messages.append(text % values)
+        if "batch size 4" in messages[-1]:
+            told.set()
+
+    monkeypatch.setattr(stopwatch, "HANG_SECONDS", 0.01)
+    monkeypatch.setattr(stopwatch._log, "warning", warn)
+
+    def make_step(n):
+        if n == 4 and where == "make_step":
+            assert told.wait(60)
+        return (lambda: told.wait(60)) if n == 4 and where == "step" else lambda: sum(range(100 * n))
+
+    result = autotune_callable(make_step, max_batch_size=8, batch_sizes=[1, 4, 8], device="cpu", budget=5.0)
+    what = "a step of" if where == "step" else "preparing"
+    assert any(
+        message.startswith(f"{what} batch size 4 has not returned for ") and "Ctrl-C" in message for message in messages
+    )
+    assert result.batch_size in {1, 4, 8}
+    assert threading.active_count() <= before + 1  # a timer that was canceled may still be ending
 
 
 def test_make_step_must_give_something_to_call():
