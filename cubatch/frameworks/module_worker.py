@@ -6,7 +6,6 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from cubatch import user_code
@@ -113,22 +112,8 @@ def place_of(device: str) -> str:
 
 
 def runner(
-    *,
-    build: str,
-    inputs: Any,
-    device: str,
-    mode: str,
-    loss: str | None,
-    optimizer: str,
-    autocast: str | None,
-    channels_last: bool,
-    compiled: bool,
-    constant_inputs: Sequence[str | int],
-    sizes: Sequence[int],
-    memory_limit: int,
-    seed: int,
-    accumulate: int = 1,
-) -> ModuleRunner:
+    *, build: str, inputs: Any, device: str, memory_limit: int, seed: int, **options: Any
+) -> ModuleRunner:  # fmt: skip
     """
     Build the module, move it to its device, and return a runner of its steps.
 
@@ -136,10 +121,9 @@ def runner(
         build: "package.module:build", a function without arguments that returns a torch.nn.Module.
         inputs: As `pack` wrote them.
         device: Where it runs, as `Device.address`.
-        mode, loss, optimizer, autocast, channels_last, compiled, accumulate: As for `TorchModule`.
-        constant_inputs, sizes: As for `TorchModule`.
         memory_limit: Bytes that a step may take.
         seed: Seeds PyTorch's generator before the module is built, and draws the inputs.
+        options: Further arguments of `TorchModule`.
     """
     import torch
 
@@ -151,11 +135,7 @@ def runner(
             "module", f"{build}, which returns {type(module).__name__}", "a function that returns a torch.nn.Module"
         )
     place = place_of(device)
-    subject = TorchModule(
-        module.to(place), unpack(inputs), mode=mode, loss=loss, optimizer=optimizer, autocast=autocast,
-        channels_last=channels_last, compiled=compiled, accumulate=accumulate, constant_inputs=constant_inputs,
-        sizes=sizes, place=place,
-    )  # fmt: skip
+    subject = TorchModule(module.to(place), unpack(inputs), place=place, **options)
     subject.ready()
     garbage.freeze_objects()
     return subject.runner(memory_limit, seed)
