@@ -25,7 +25,6 @@ from cubatch.network.passes import Pass
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 INPUT = "input"
-MOST_LAYERS = 10_000  # ten times the layers of the deepest published networks, and planned within seconds
 
 
 class SuspiciousSpec(UserWarning):
@@ -59,8 +58,6 @@ def check_input_shape(value: object) -> Extents:
 def _layers(value: object) -> tuple[Layer, ...]:
     if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
         raise InvalidSpec("layers", value, "a list of layers")
-    if len(value) > MOST_LAYERS:
-        raise InvalidSpec("number of layers", len(value), f"at most {MOST_LAYERS}")
     return tuple(item if isinstance(item, Layer) else layer_of(item, f"layers[{i}]") for i, item in enumerate(value))
 
 
@@ -196,7 +193,6 @@ def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any
 
 
 def _trained(nodes: Sequence[Node]) -> frozenset[str]:
-    """Return the layers whose output depends on parameters."""
     trained: set[str] = set()
     for node in nodes:
         if node.layer.parameter_shapes or trained.intersection(node.inputs):
