@@ -247,5 +247,4 @@ def _work(grid: Grid) -> float:
 
 
 def _drop(before: Grid, after: Grid) -> float:
-    """Return the share of the throughput that is lost at the next batch size."""
     return 1 - after.batch_size / before.batch_size * _work(before) / _work(after)

@@ -136,7 +136,6 @@ def _chosen(
     library: str,
     choose: Choose = first_ranked,
 ) -> tuple[Problem, Kernel, int] | None:
-    """Return a pass as a problem, its kernel and slices; None if no cubatch kernel is known to compute it."""
     problem = problem_of(layer, pass_, batch_size, dtype) if library == "cubatch" else None
     if problem is None or device.num_sms is None or device.compute_capability is None:
         return None

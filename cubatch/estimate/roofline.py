@@ -111,7 +111,6 @@ def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer | None, Pass,
 def _roofs(
     layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, *, more: int = 0
 ) -> tuple[float, float] | None:
-    """Return the seconds of arithmetic and the seconds of bytes."""
     peak, flops = peak_flops_per_second(device, dtype), layer.pass_flops(pass_, batch_size)
     moving = _moved_seconds(layer.traffic(pass_, batch_size) + batch_size * more, device, dtype)
     if moving is None or (flops and peak is None):

@@ -293,7 +293,6 @@ def _is_plain(value: Any, known: Collection[int]) -> bool:
 
 
 def _items_of(value: Any) -> list[Any] | None:
-    """Return the first keys and values, or items, of a collection; None for another object."""
     if isinstance(value, dict):
         return [*itertools.islice(value.keys(), _MOST_PARTS), *itertools.islice(value.values(), _MOST_PARTS)]
     is_collection = isinstance(value, list | tuple | deque | set | frozenset)
@@ -301,13 +300,11 @@ def _items_of(value: Any) -> list[Any] | None:
 
 
 def _state_of(value: Any) -> list[Any]:
-    """Return the values of an object's attributes, and of its slots."""
     state = object.__getstate__(value)
     return [each for part in (state if isinstance(state, tuple) else (state,)) if part for each in part.values()]
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    """Yield the tensors that an attribute is or holds directly."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -233,7 +233,6 @@ def run_loop(
 
 
 def _epochs(loader: Any) -> Iterator[Any]:
-    """Yield the batches of a loader, epoch after epoch, until one is empty."""
     is_empty = False
     while not is_empty:
         is_empty = True

@@ -167,7 +167,6 @@ class OnnxGraph:
         raise self.refused(f"one whose output {value.name} is a tensor of numbers, not {words}", remedy)
 
     def _set_dims(self, values: list[Any], dims: Mapping[str, int]) -> None:
-        """Set open axes to the extents that the user chose."""
         every = [dim for value in values for dim in value.type.tensor_type.shape.dim]
         names = {dim.dim_param for dim in every if dim.dim_param}
         for name in dims.keys() - names:

@@ -163,7 +163,6 @@ class OnnxRuntimeRunner(BoundedRunner):
             raise self._graph.fixed_by(self._graph.fixing_node() or unknown)
 
     def _translate_errors(self, call: Callable[[], Any], what: str) -> Any:
-        """Call ONNX Runtime and translate out-of-memory errors."""
         try:
             return call()
         except Exception as error:

@@ -101,7 +101,6 @@ def merged(operators: Sequence[Operator]) -> list[Operator]:
 def _written(
     function: Any, arguments: Sequence[Any], options: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> list[Any]:
-    """Return the tensors that a call makes, and those that it writes to."""
     given = {_storage(tensor) for tensor in inputs}
     made = [tensor for tensor in outputs if _storage(tensor) not in given]
     return [*made, *_changed(function, arguments, options)]
@@ -143,7 +142,6 @@ def _dtype(tensor: Any) -> str:
 
 
 def _flops(function: Any, arguments: Sequence[Any], options: Mapping[str, Any], result: Any) -> int:
-    """Return the FLOP of a call by PyTorch's formulas; 0 for one without."""
     from torch.utils.flop_counter import flop_registry
 
     formula = flop_registry.get(function._overloadpacket)  # noqa: SLF001
@@ -218,13 +216,11 @@ def _recurrent(whole: Operator, arguments: list[Any], _outputs: list[Any]) -> It
 
 
 def _gemm(rows: int, features: int, inputs: int, pass_: Pass) -> Gemm:
-    """Return the product of a pass of a linear layer."""
     m, n, k = product_extents(pass_, outputs=rows, inputs=rows, c=inputs, k=features)
     return Gemm(m=m, n=n, k=k)
 
 
 def _of_gemm(gemm: Gemm, whole: Operator, pass_: Pass) -> Operator:
-    """Return one product of a call."""
     size = {"float32": 4, "float64": 8}.get(whole.dtype, 2)
     return attrs.evolve(
         whole, kind="product", pass_=pass_, dtype=_product_dtype(whole.dtype), extents=(of_product(gemm, pass_),),

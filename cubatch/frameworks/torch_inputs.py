@@ -560,7 +560,6 @@ def is_shape(example: Any) -> bool:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Map every tensor in nested tuples, lists, mappings and dataclasses."""
     return _mapped_at(tree, lambda tensor, _: change(tensor))
 
 

@@ -244,7 +244,6 @@ class TorchModule:
 
     @contextlib.contextmanager
     def _in_mode(self) -> Iterator[None]:
-        """Set the mode of steps in the block."""
         with kept_attributes(self._module):
             if not (self._kind.training and self._bare.training):
                 self._set_mode()
@@ -325,7 +324,6 @@ def _check_walkable(module: Any) -> None:
 
 
 def _is_compiled(part: Any) -> bool:
-    """Return whether it was compiled, by torch.compile or in place."""
     return hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
 
 

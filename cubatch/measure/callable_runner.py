@@ -128,7 +128,6 @@ class CallableRunner:
 
 
 def _gpu_libraries() -> tuple[Any, Any]:
-    """Return PyTorch and CuPy, each None unless it is loaded and has a GPU."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     return (
         torch if torch is not None and torch.cuda.is_available() else None,

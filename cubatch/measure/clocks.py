@@ -70,7 +70,6 @@ class HostClock:
         return Reading(seconds=seconds, reference_before_seconds=before, reference_after_seconds=after)
 
     def _time_steps(self, step: Callable[[], object], repeats: int) -> float:
-        """Run `repeats` steps and return the mean seconds of one."""
         if self._synchronize:
             self._synchronize()
         begun = time.perf_counter_ns()

@@ -124,7 +124,6 @@ class StepProfile:
 
 
 def _spans(calls: Sequence[Call]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Return begin and end of each operation, by thread and operation."""
     spans: dict[tuple[int, int], tuple[float, float]] = {}
     for call in calls:
         begin, end = spans.get((call.rank, call.operation), (call.begin, call.end))

@@ -233,7 +233,6 @@ class RankGroup:
         return WorkerFailed(f"its ranks ended at their start; their last output: {self._last_output()}", _REMEDY)
 
     def _death(self, rank: int, method: str, kills_before: int | None) -> CubatchError:
-        """End the other ranks and return why a rank ended."""
         tail, kills = self._last_output(), oom_kills()
         self.close()
         if kills_before is not None and kills is not None and kills > kills_before:

@@ -128,7 +128,6 @@ Order = np.ndarray[Any, Any] | None
 
 
 def _orders(network: Network) -> dict[str, Order]:
-    """Return the order of the channels of the input and of each layer's output."""
     orders: dict[str, Order] = {INPUT: np.arange(network.input_shape[2])}
     for node in network.nodes:
         orders[node.name] = _order_after(network, node, [orders[name] for name in node.inputs])
@@ -182,7 +181,6 @@ def _order_of(network: Network, node: Node, name: str, shape: tuple[int, ...], o
 
 
 def _modules(network: Network) -> dict[str, str]:
-    """Return PyTorch's name of each layer's module."""
     for start, rule in _RULES.items():
         if network.name in models.names() and network.name.startswith(start):
             return dict(rule(network.nodes))

@@ -159,7 +159,6 @@ def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _convert(network: Network, state: Mapping[str, Any], source: str) -> Network:
-    """Return the network with the weights of a state dict."""
     tensors = {tensor.key: tensor for tensor in pytorch.tensors(network)}
     arrays = {key: array for key, array in state.items() if key in tensors or not pytorch.is_left_out(key)}
     shapes = {key: tuple(array.shape) for key, array in arrays.items()}

@@ -317,7 +317,6 @@ def working_phases(shape: ConvShape) -> tuple[Phase, ...]:
 
 
 def _taps_by_phase(axis: Axis) -> dict[int, list[int]]:
-    """Return the taps of each phase, by its first source position."""
     phases: dict[int, list[int]] = {}
     for tap in range(axis.taps):
         phases.setdefault((axis.offset + tap * axis.step) % axis.stride, []).append(tap)

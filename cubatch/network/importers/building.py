@@ -138,7 +138,6 @@ class Builder:
         return True
 
     def _make_output(self, name: str) -> str:
-        """Return the layer of the network's output."""
         self._complete(name)
         output = self.values[name]
         if self._is_incomplete(output) or output.pad != NO_PAD:
@@ -355,7 +354,6 @@ def _in_a_row(dims: Dims) -> tuple[Atom, ...]:
 
 
 def _live_steps(source: Source) -> list[Step]:
-    """Return the steps that the output depends on, in order."""
     live, steps = {source.output}, []
     for step in reversed(source.steps):
         if step.result in live:

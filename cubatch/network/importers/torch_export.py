@@ -95,7 +95,6 @@ def _checked_shape(value: object) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _in_eval_mode(module: Any) -> Iterator[None]:
-    """Put all modules into eval mode, and restore their modes at the end."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -333,7 +332,6 @@ class _Reader:
 
 
 def _live(graph: Any) -> set[Any]:
-    """Return the nodes that the outputs of a graph depend on."""
     live: set[Any] = set()
     due = [node for node in graph.nodes if node.op == "output"]
     while due:
@@ -365,5 +363,4 @@ def _is_all_of(node: Any, other: Any) -> bool:
 
 
 def _operator(node: Any) -> str:
-    """Return the operator of a node without its overload: "aten.add" of "aten.add.Tensor"."""
     return str(node.target).rpartition(".")[0]
