@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from hypothesis import strategies as st
 
-from cubatch.engine.native.product import Fused
+from cubatch.engine.native.operands import Fused
 from tests.kernels import cases
 
 PARTS = st.sampled_from([(), ("residual",), ("mask",), ("residual", "mask")])

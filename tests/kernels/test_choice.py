@@ -7,7 +7,7 @@ import pytest
 
 from cubatch.engine import backend
 from cubatch.engine.native import conv, gemm
-from cubatch.engine.native.product import Fused
+from cubatch.engine.native.operands import Fused
 from cubatch.errors import DeviceFailed
 from cubatch.kernels.choice import TimedChoice, Winners
 from cubatch.measure.clocks import HostClock

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.product import Fused
+from cubatch.engine.native.operands import Fused
 from cubatch.kernels import tensor_map
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import most_partial_bytes, ranked

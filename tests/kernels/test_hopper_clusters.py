@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import conv, gemm
-from cubatch.engine.native.product import Fused
+from cubatch.engine.native.operands import Fused
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubatch.engine.native import conv, gemm
-from cubatch.engine.native.product import Fused, statistics_tiles
+from cubatch.engine.native.operands import Fused
+from cubatch.engine.native.product import statistics_tiles
 from cubatch.hardware.facts import Device
 from cubatch.kernels import ranking, variant
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import conv
-from cubatch.engine.native.product import Fused
+from cubatch.engine.native.operands import Fused
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.workspace.product_scratch import conv2d_workspace

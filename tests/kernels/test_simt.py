@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.engine.native import conv, gemm, linear
-from cubatch.engine.native.product import Fused, divisor
+from cubatch.engine.native.operands import Fused, divisor
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.ranking import SplitKernel

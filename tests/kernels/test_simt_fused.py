@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.engine.native import activation_functions, batch_norm, conv, gemm
-from cubatch.engine.native.product import Fused, statistics_tiles
+from cubatch.engine.native.operands import Fused
+from cubatch.engine.native.product import statistics_tiles
 from cubatch.network.windows import conv_shape
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels import cases, epilogues

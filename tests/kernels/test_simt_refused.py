@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import conv, gemm, linear
-from cubatch.engine.native.product import Fused
+from cubatch.engine.native.operands import Fused, geometry
 from cubatch.errors import InvalidArgument
 from cubatch.network.windows import conv_shape
 from tests.kernels.tiles import context
@@ -34,7 +34,7 @@ def test_what_does_not_go_together_is_refused_before_a_launch(launcher):
         conv.conv2d_wgrad(where, x, dy, dw=launcher.put(np.ones((4, 1, 1, 4), np.float32)), workspace=small)
     huge = conv_shape((1 << 15, 1 << 15, 2), (2, 1, 1, 2), (1, 1), (0, 0, 0, 0), (1, 1))
     with pytest.raises(InvalidArgument, match="2\\^31"):
-        conv.geometry(huge, (1, 1), (1, 1))
+        geometry(huge)
 
 
 def test_a_pass_refuses_what_its_layer_cannot_mean(launcher):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import gemm, product
-from cubatch.engine.native.product import Fused
+from cubatch.engine.native.operands import Fused
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant

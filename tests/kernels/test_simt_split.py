@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import conv, gemm
-from cubatch.engine.native.product import Fused
+from cubatch.engine.native.operands import Fused
 from tests.checks import assert_within
 from tests.kernels import cases, epilogues
 from tests.kernels.tiles import chooser, context

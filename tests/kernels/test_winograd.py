@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubatch.engine.native import conv
-from cubatch.engine.native.product import Fused, statistics_tiles
+from cubatch.engine.native.operands import Fused
+from cubatch.engine.native.product import statistics_tiles
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.kernels import winograd_plan

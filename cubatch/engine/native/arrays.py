@@ -1,4 +1,4 @@
-"""Arrays as arguments of kernels: type of the elements, width of loads, rows of a block."""
+"""Arrays as arguments of kernels: checks, width of loads, scratch memory, and grids over rows and elements."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ from cubatch.kernels.ranking import MOST_IN_YZ
 from cubatch.kernels.workspace.misc import VECTOR_BYTES, ColumnTiles, element_blocks
 
 _shared: ContextVar[list[Any] | None] = ContextVar("shared", default=None)
-_STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
-
-
-def dtype_of(array: Any) -> str:
-    """
-    Return the dtype of an array's elements; bfloat16 is stored as its bits, in uint16.
-
-    Example:
-        >>> dtype_of(np.zeros(1, np.float16)), dtype_of(np.zeros(1, np.uint16))
-        ('float16', 'bfloat16')
-    """
-    name = str(array.dtype)
-    if name not in _STORAGE:
-        raise InvalidArgument("dtype", name, "float32, float16 or uint16 (the bits of bfloat16)")
-    return _STORAGE[name]
 
 
 def in_memory(like: Any, value: Any, kind: Any) -> Any:
@@ -131,10 +116,7 @@ def floats(workspace: Any, count: int, *, start: int = 0) -> Any:
 
 def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]:
     """Return the extents in the order in which the kernels over tiles of rows take them."""
-    return [
-        np.int64(rows), np.int32(tiles.rows_per_tile), np.int32(channels), np.int32(tiles.lanes),
-        np.int32(tiles.vector),
-    ]  # fmt: skip
+    return [np.int64(rows), tiles.rows_per_tile, channels, tiles.lanes, tiles.vector]
 
 
 def element_grid(array: Any) -> tuple[int, int, int]:

@@ -1,20 +1,21 @@
 """
 Batch norm on hand-written kernels: moments of tiles of rows, merged in one order, then one pass over the elements.
 
-On a GPU one member receives the whole batch: `count` is its number of positions, and `reduce` is never called.
+Statistics are float32, parameters have x's type. On a GPU one member receives the whole batch: `count` is its number of
+positions, and `reduce` is never called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace, tile_arguments, vector_width
-from cubatch.engine.native.context import Context
-from cubatch.engine.native.reductions import FINISH_COLUMNS
+from cubatch.engine.native.arrays import check, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.context import Context, dtype_of
+from cubatch.engine.native.operation import operation
+from cubatch.engine.native.reductions import finish_gradients, finish_grid
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.resources import resident_blocks
@@ -30,77 +31,35 @@ from cubatch.kernels.workspace.misc import (
 _MOMENTS = 3
 
 
-def batch_norm_train(
-    context: Context,
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    *,
-    mean: Any,
-    inv_std: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    count: int | None = None,
-    reduce: Callable[[Any], object] | None = None,  # noqa: ARG001 - see above
-    residual: Any = None,
-    relu: bool = False,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
-    """
-    Launch the kernels of `functional.batch_norm_train`; statistics are float32, parameters have x's type.
-
-    The workspace has `workspace.misc.batch_norm_workspace` bytes.
-    """
-    dtype, channels = dtype_of(x), x.shape[-1]
-    y = of(x).empty_like(x) if out is None else out
-    rows = _whole_batch(x, count)
+@operation(out=lambda given: given.x.shape)
+def batch_norm_train(context: Context, given: SimpleNamespace) -> Any:
+    """Launch the kernels, with `workspace.misc.batch_norm_workspace` bytes."""
+    x, gamma, beta, dtype, channels = given.x, given.gamma, given.beta, dtype_of(given.x), given.x.shape[-1]
+    rows = _whole_batch(x, given.count)
+    statistics = {name: getattr(given, name) for name in ("mean", "inv_std")}
+    running = {name: getattr(given, name) for name in ("running_mean", "running_var")}
     # All that the three steps check, before the first is launched.
-    check(x.dtype, x.shape, x=x, residual=residual, out=y)
+    check(x.dtype, x.shape, x=x, residual=given.residual)
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
-    check(np.float32, (channels,), mean=mean, inv_std=inv_std, running_mean=running_mean, running_var=running_var)
+    check(np.float32, (channels,), **statistics, **running)
     tiles = summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
-    workspace = take_workspace(workspace, x, batch_norm_workspace(rows, channels, dtype, context.device))
+    workspace = take_workspace(given.workspace, x, batch_norm_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * _MOMENTS * channels)
-    context.launch(
-        variant.find("batch_norm_statistics", dtype),
-        (tiles.tiles, tiles.blocks, 1),
-        [x, partials, *tile_arguments(rows, channels, tiles)],
-    )
+    grid = (tiles.tiles, tiles.blocks, 1)
+    context.run("batch_norm_statistics", x, grid, x, partials, *tile_arguments(rows, channels, tiles))
     batch_norm_finish(
-        context,
-        partials,
-        tiles.tiles,
-        dtype=dtype,
-        origin=x.reshape(-1)[:channels],
-        mean=mean,
-        inv_std=inv_std,
-        running_mean=running_mean,
-        running_var=running_var,
-        momentum=momentum,
-        eps=eps,
-        workspace=workspace[4 * partials.size :],
+        context, partials, tiles.tiles, dtype=dtype, origin=x.reshape(-1)[:channels], **statistics, **running,
+        momentum=given.momentum, eps=given.eps, workspace=workspace[4 * partials.size :],
+    )  # fmt: skip
+    return batch_norm_apply(
+        context, x, gamma, beta, **statistics, residual=given.residual, relu=given.relu, out=given.out
     )
-    return batch_norm_apply(context, x, gamma, beta, mean=mean, inv_std=inv_std, residual=residual, relu=relu, out=y)
 
 
 def batch_norm_finish(
-    context: Context,
-    partials: Any,
-    tiles: int,
-    *,
-    dtype: str,
-    origin: Any = None,
-    mean: Any,
-    inv_std: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    workspace: Any = None,
-) -> None:
+    context: Context, partials: Any, tiles: int, *, dtype: str, origin: Any = None, mean: Any, inv_std: Any,
+    running_mean: Any = None, running_var: Any = None, momentum: float = 0.1, eps: float = 1e-5, workspace: Any = None,
+) -> None:  # fmt: skip
     """
     Merge the moments of tiles into the batch's statistics.
 
@@ -108,8 +67,9 @@ def batch_norm_finish(
         context: Where it runs.
         partials: Count, mean and sum of squared deviations: float32 (tiles, 3, c), flat.
         tiles: Tiles of rows.
+        dtype: Type of the activations.
         origin: What the means in `partials` are distances to: (c,), of the activations' type.
-        mean, inv_std, running_mean, running_var, momentum, eps: As in `batch_norm_train`.
+        mean, inv_std, running_mean, running_var, momentum, eps: As in `functional.batch_norm_train`.
         workspace: 1-D uint8 array of `workspace.misc.batch_norm_finish_workspace` bytes. None allocates one.
     """
     channels = len(mean)
@@ -117,25 +77,15 @@ def batch_norm_finish(
     check(np.float32, (channels,), mean=mean, inv_std=inv_std, running_mean=running_mean, running_var=running_var)
     if origin is not None:
         check(origin.dtype, (channels,), origin=origin)
-    columns = -(-channels // FINISH_COLUMNS)
-    slices, per_slice = merged_tiles(tiles)
+    grid, (slices, per_slice) = finish_grid(channels), merged_tiles(tiles)
     if slices:
         workspace = take_workspace(workspace, partials, batch_norm_finish_workspace(tiles, channels))
         merged = floats(workspace, slices * _MOMENTS * channels)
-        context.launch(
-            variant.find("batch_norm_merge", dtype),
-            (columns, slices, 1),
-            [partials, np.int32(tiles), np.int32(per_slice), np.int32(channels), merged],
-        )
+        numbers = [partials, tiles, per_slice, channels, merged]
+        context.launch(variant.find("batch_norm_merge", dtype), (grid[0], slices, 1), numbers)
         partials, tiles = merged, slices
-    context.launch(
-        variant.find("batch_norm_finish", dtype),
-        (columns, 1, 1),
-        [
-            partials, origin, np.int32(tiles), np.int32(channels), mean, inv_std, running_mean, running_var,
-            np.float32(momentum), np.float32(eps),
-        ],
-    )  # fmt: skip
+    statistics = [mean, inv_std, running_mean, running_var, float(momentum), float(eps)]
+    context.launch(variant.find("batch_norm_finish", dtype), grid, [partials, origin, tiles, channels, *statistics])
 
 
 def batch_norm_apply(
@@ -143,48 +93,27 @@ def batch_norm_apply(
     relu: bool = False, out: Any = None,
 ) -> Any:  # fmt: skip
     """Normalise by given statistics: y = gamma * (x - mean) * inv_std + beta; arguments as in training."""
-    statistics = {"mean": mean, "spread": inv_std, "is_variance": False}
-    return _apply(context, x, gamma, beta, **statistics, eps=0.0, residual=residual, relu=relu, out=out)
+    return _apply(context, (x, residual, out, mean, inv_std, gamma, beta), eps=0.0, is_variance=False, relu=relu)
 
 
-def batch_norm_inference(
-    context: Context,
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    *,
-    running_mean: Any,
-    running_var: Any,
-    eps: float = 1e-5,
-    residual: Any = None,
-    relu: bool = False,
-    out: Any = None,
-) -> Any:
-    """Launch the kernel of `functional.batch_norm_inference`."""
-    statistics = {"mean": running_mean, "spread": running_var, "is_variance": True}
-    return _apply(context, x, gamma, beta, **statistics, eps=eps, residual=residual, relu=relu, out=out)
+@operation(out=lambda given: given.x.shape)
+def batch_norm_inference(context: Context, given: SimpleNamespace) -> Any:
+    arrays = (
+        given.x, given.residual, given.out, given.running_mean, given.running_var, given.gamma, given.beta
+    )  # fmt: skip
+    return _apply(context, arrays, eps=given.eps, is_variance=True, relu=given.relu)
 
 
-def _apply(
-    context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, spread: Any, is_variance: bool, eps: float,
-    residual: Any, relu: bool, out: Any,
-) -> Any:  # fmt: skip
-    y = of(x).empty_like(x) if out is None else out
+def _apply(context: Context, arrays: tuple[Any, ...], *, eps: float, is_variance: bool, relu: bool) -> Any:
+    x, residual, y, mean, spread, gamma, beta = arrays
     channels = x.shape[-1]
     check(x.dtype, x.shape, x=x, residual=residual, out=y)
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
     check(np.float32, (channels,), mean=mean, spread=spread)
-    rows = x.size // channels
-    vector = vector_width(context, channels, *(array for array in (x, residual, y) if array is not None))
+    rows, vector = x.size // channels, vector_width(context, channels, x, residual, y)
     tiles = walked_tiles(rows, channels, vector, x.itemsize, context.device)
-    context.launch(
-        variant.find("batch_norm_apply", dtype_of(x)),
-        (tiles.tiles, tiles.blocks, 1),
-        [
-            x, residual, y, mean, spread, gamma, beta, *tile_arguments(rows, channels, tiles), np.float32(eps),
-            np.int32(is_variance), np.int32(relu),
-        ],
-    )  # fmt: skip
+    numbers = *tile_arguments(rows, channels, tiles), float(eps), is_variance, relu
+    context.run("batch_norm_apply", x, (tiles.tiles, tiles.blocks, 1), *arrays, *numbers)
     return y
 
 
@@ -196,20 +125,11 @@ _FOLDS = np.dtype([("norms", _FOLD, (_FOLDED_AT_ONCE,))])
 _FOLD_THREADS = 256
 
 
-def fold_batch_norms(
-    context: Context,
-    gammas: Sequence[Any],
-    betas: Sequence[Any],
-    biases: Sequence[Any],
-    *,
-    means: Sequence[Any],
-    variances: Sequence[Any],
-    epsilons: Sequence[float],
-    scales: Sequence[Any],
-    shifts: Sequence[Any],
-) -> None:
-    """Launch the kernel of `functional.fold_batch_norms` for each 32 norms; all but parameters is float32."""
-    rows = list(zip(gammas, betas, biases, means, variances, scales, shifts, epsilons, strict=True))
+@operation()
+def fold_batch_norms(context: Context, given: SimpleNamespace) -> None:
+    """Launch the kernel for each 32 norms; all but parameters is float32."""
+    columns = (given.gammas, given.betas, given.biases, given.means, given.variances, given.scales, given.shifts)
+    rows = list(zip(*columns, given.epsilons, strict=True))
     for *arrays, _ in rows:
         stored, wide = arrays[:3], arrays[3:]
         check(arrays[0].dtype, arrays[0].shape, **dict(zip(_POINTERS[:3], stored, strict=True)))
@@ -220,57 +140,28 @@ def fold_batch_norms(
         for at, (*arrays, eps) in enumerate(part):
             record["norms"][at] = (*(context.address(array) for array in arrays), len(arrays[0]), eps)
         blocks = -(-max(len(arrays[0]) for arrays in part) // _FOLD_THREADS)
-        context.launch(variant.find("batch_norm_fold", dtype_of(part[0][0])), (blocks, len(part), 1), [record[()]])
+        context.run("batch_norm_fold", part[0][0], (blocks, len(part), 1), record[()])
 
 
-def batch_norm_backward(
-    context: Context,
-    dy: Any,
-    x: Any,
-    gamma: Any,
-    *,
-    mean: Any,
-    inv_std: Any,
-    dgamma: Any,
-    dbeta: Any,
-    count: int | None = None,
-    reduce: Callable[[Any], object] | None = None,  # noqa: ARG001 - see above
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
-    """
-    Launch the kernels of `functional.batch_norm_backward`; statistics are float32, parameters have x's type.
-
-    The workspace has `workspace.misc.batch_norm_backward_workspace` bytes.
-    """
-    dtype, channels = dtype_of(x), x.shape[-1]
-    dx = of(dy).empty_like(dy) if out is None else out
-    rows = _whole_batch(x, count)
+@operation(out=lambda given: given.dy.shape)
+def batch_norm_backward(context: Context, given: SimpleNamespace) -> Any:
+    """Launch the kernels, with `workspace.misc.batch_norm_backward_workspace` bytes."""
+    dy, x, gamma, mean, inv_std, dx = given.dy, given.x, given.gamma, given.mean, given.inv_std, given.out
+    dtype, channels, rows = dtype_of(x), x.shape[-1], _whole_batch(x, given.count)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
-    check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma, dbeta=dbeta)
+    check(x.dtype, (channels,), gamma=gamma, dgamma=given.dgamma, dbeta=given.dbeta)
     check(np.float32, (channels,), mean=mean, inv_std=inv_std)
     sums, vector = variant.find("batch_norm_backward_sums", dtype), vector_width(context, channels, dy, x)
     resident = resident_blocks(sums, context.device.compute_capability)
     tiles = summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
-    workspace = take_workspace(workspace, x, batch_norm_backward_workspace(rows, channels, dtype, context.device))
-    means = floats(workspace, 2 * channels)
-    partials = floats(workspace, tiles.tiles * 2 * channels, start=2 * channels)
-    context.launch(
-        sums,
-        (tiles.tiles, tiles.blocks, 1),
-        [dy, x, mean, inv_std, partials, *tile_arguments(rows, channels, tiles)],
-    )
-    context.launch(
-        variant.find("batch_norm_backward_finish", dtype),
-        (-(-2 * channels // FINISH_COLUMNS), 1, 1),
-        [partials, np.int32(tiles.tiles), np.int32(channels), np.float32(1 / max(rows, 1)), dgamma, dbeta, means],
-    )
+    need = batch_norm_backward_workspace(rows, channels, dtype, context.device)
+    partials = floats(take_workspace(given.workspace, x, need), (1 + tiles.tiles) * 2 * channels)
+    numbers = tile_arguments(rows, channels, tiles)
+    context.launch(sums, (tiles.tiles, tiles.blocks, 1), [dy, x, mean, inv_std, partials[2 * channels :], *numbers])
+    means = finish_gradients(context, x, tiles, partials, given.dgamma, given.dbeta)
     tiles = walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
-    context.launch(
-        variant.find("batch_norm_backward_apply", dtype),
-        (tiles.tiles, tiles.blocks, 1),
-        [dy, x, dx, mean, inv_std, gamma, means, *tile_arguments(rows, channels, tiles)],
-    )
+    numbers, grid = tile_arguments(rows, channels, tiles), (tiles.tiles, tiles.blocks, 1)
+    context.run("batch_norm_backward_apply", x, grid, dy, x, dx, mean, inv_std, gamma, means, *numbers)
     return dx
 
 

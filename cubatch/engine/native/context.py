@@ -10,13 +10,17 @@ import attrs
 import numpy as np
 
 from cubatch.engine import backend
+from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
-from cubatch.kernels import ranking
+from cubatch.kernels import ranking, variant
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import Prepare, SplitKernel
 from cubatch.kernels.variant import Kernel
 
 Grid = tuple[int, int, int]
+
+_STORAGE = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
+_BY_VALUE: dict[type, Callable[[Any], np.generic]] = {bool: np.int32, int: np.int32, float: np.float32}
 
 
 class Launcher(Protocol):
@@ -79,9 +83,18 @@ class Context:
         return next((SplitKernel.modelled(problem, other, self.device) for other in others), chosen)
 
     def launch(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> None:
-        """Launch now, or with every repetition inside `backend.prepare`; an empty grid is not launched."""
+        """
+        Launch now, or with every repetition inside `backend.prepare`; an empty grid is not launched.
+
+        Python's whole numbers and truths are passed as int32, its floats as float32.
+        """
         if all(grid):
-            backend.call(self.launcher.bind(kernel, grid, tuple(arguments)))
+            values = (_BY_VALUE[type(value)](value) if type(value) in _BY_VALUE else value for value in arguments)
+            backend.call(self.launcher.bind(kernel, grid, tuple(values)))
+
+    def run(self, operation: str, like: Any, grid: Grid, *arguments: object) -> None:
+        """Launch the only kernel of an operation for an array's type, see `launch`."""
+        self.launch(variant.find(operation, dtype_of(like)), grid, arguments)
 
     @staticmethod
     def address(array: Any) -> int:
@@ -94,3 +107,17 @@ class Context:
     def aligned(cls, array: Any, num_bytes: int) -> bool:
         """Return whether an array starts at a multiple of `num_bytes`; None does."""
         return cls.address(array) % num_bytes == 0
+
+
+def dtype_of(array: Any) -> str:
+    """
+    Return the dtype of an array's elements; bfloat16 is stored as its bits, in uint16.
+
+    Example:
+        >>> dtype_of(np.zeros(1, np.float16)), dtype_of(np.zeros(1, np.uint16))
+        ('float16', 'bfloat16')
+    """
+    name = str(array.dtype)
+    if name not in _STORAGE:
+        raise InvalidArgument("dtype", name, "float32, float16 or uint16 (the bits of bfloat16)")
+    return _STORAGE[name]

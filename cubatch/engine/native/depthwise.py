@@ -7,12 +7,13 @@ Arguments are those of `functional.conv2d` and its gradients, with the shape of 
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cubatch.engine.native.arrays import check, check_shape, dtype_of, floats, take_workspace
-from cubatch.engine.native.context import Context
+from cubatch.engine.native.arrays import check, check_shape, floats, take_workspace
+from cubatch.engine.native.context import Context, dtype_of
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.variant import find
 from cubatch.kernels.workspace.depthwise_grid import (
@@ -76,11 +77,9 @@ def wgrad(context: Context, shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: A
         context.launch(kernel, (sums.blocks, sums.slabs, 1), (x, dy, partials, window))
     else:
         grid = (sums.blocks, sums.slabs, shape.taps + (db is not None))
-        context.launch(kernel, grid, (x, dy, partials, window, np.int32(taps), np.int32(down)))
-    reduce = find("depthwise_wgrad_reduce", dtype)
+        context.launch(kernel, grid, (x, dy, partials, window, taps, down))
     grid = (-(-shape.c // REDUCE_CHANNELS), shape.taps + (db is not None), 1)
-    numbers = (np.int32(number) for number in (sums.blocks, shape.c, shape.taps))
-    context.launch(reduce, grid, (partials, dw, db, *numbers))
+    context.run("depthwise_wgrad_reduce", x, grid, partials, dw, db, sums.blocks, shape.c, shape.taps)
     return dw
 
 
@@ -147,13 +146,13 @@ def _convolve(
         raise InvalidArgument("x", x.shape, f"of fewer samples: {threads} threads are more than a launch can number")
     grid = (-(-threads // DEPTHWISE_THREADS), slabs, 1)
     filter_, stride = shape.vertical.taps, shape.vertical.stride
-    floor, turn = np.float32(0 if relu else -np.inf), np.int32(turned)
+    floor = 0.0 if relu else -math.inf
     if vector == 1:
-        steps = (np.int32(number) for number in (filter_, rows.up, stride // rows.up))
-        context.launch(find("depthwise_each", dtype_of(x)), grid, (x, w, bias, y, window, floor, turn, *steps))
+        steps = filter_, rows.up, stride // rows.up
+        context.run("depthwise_each", x, grid, x, w, bias, y, window, floor, turned, *steps)
     elif stride == 1:
         kernel = find("depthwise_s1", dtype_of(x), FILTER=filter_)
-        context.launch(kernel, grid, (x, w, bias, y, window, floor, turn))
+        context.launch(kernel, grid, (x, w, bias, y, window, floor, turned))
     elif turned:
         context.launch(find("depthwise_dgrad_s2", dtype_of(x), FILTER=filter_), grid, (x, w, y, window))
     else:

@@ -7,7 +7,8 @@ from typing import Any
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.product import PLAIN, Fused, launch, product_dtype, vector_of
+from cubatch.engine.native.operands import PLAIN, Fused, Operands
+from cubatch.engine.native.product import launch, product_dtype, vector_of
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.problem import Problem
 
@@ -40,12 +41,9 @@ def gemm(
     """
     problem = gemm_problem(context, a, b, layout=layout)
     result = of(a).empty((problem.m, problem.n), dtype=a.dtype) if out is None else out
-    check(a.dtype, a.shape, a=a)
-    check(a.dtype, b.shape, b=b)
+    check(a.dtype, a=a, b=b)
     check(a.dtype, (problem.m, problem.n), out=result)
-    launch(
-        context, problem, a, b, result, bias=bias, rows=problem.m, columns=problem.n, fused=fused, workspace=workspace
-    )  # fmt: skip
+    launch(context, Operands(problem=problem, a=a, b=b, out=result, bias=bias, fused=fused, workspace=workspace))
     return result
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.engine.native.arrays import check, dtype_of
-from cubatch.engine.native.context import Context
+from cubatch.engine.native.arrays import check
+from cubatch.engine.native.context import Context, dtype_of
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.attention_launches import find
 from cubatch.kernels.workspace.attention_scratch import HEADS_TILE

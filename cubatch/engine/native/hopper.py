@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine.native.activation_functions import activation_code
-from cubatch.engine.native.arrays import dtype_of
-from cubatch.engine.native.context import Context
+from cubatch.engine.native.context import Context, dtype_of
+from cubatch.engine.native.operands import Operands
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.cost_model import BOX_CHANNELS, tiles
 from cubatch.kernels.problem import Problem
@@ -41,35 +41,28 @@ Launch = tuple[TensorMap, TensorMap, dict[str, int]]
 """Maps of A and B, and what of the walk is not zero."""
 
 
-def launch(
-    context: Context, chosen: Kernel, problem: Problem, a: Any, b: Any, *, ends: tuple[Any, ...], partials: Any,
-    output: Any, conv: Any, batch: int,
-) -> None:  # fmt: skip
+def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: Any, output: Any) -> None:
     """
     Launch a variant of kernels/hopper; of a strided gradient the phases that change something, four in a launch.
 
     Args:
         context: Where it runs.
         chosen: The variant.
-        problem: Extents.
-        a, b: Left and right operand; in tf32, B is contiguous along gemm_k.
-        ends: out, bias, scale, shift, residual, mask.
+        operands: The operands; in tf32, B is contiguous along gemm_k.
         partials: Receives the slices of a split product; None if it is not split.
         output: A record `structs.OUTPUT`.
-        conv: Of a convolution, its `product.geometry`.
-        batch: Of a convolution, its samples.
     """
-    if problem.operation.startswith("gemm"):
+    problem, shape, ends, a, b = operands.problem, operands.shape, operands.ends, operands.a, operands.b
+    if shape is None or problem.operation.startswith("gemm"):
         launches = [_gemm(chosen, problem, a, b)]
     elif problem.operation == "conv2d_fprop":
-        launches = [_fprop(chosen, problem, a, b, _shape(conv), batch=batch)]
+        launches = [_fprop(chosen, problem, a, b, shape)]
     elif problem.operation == "conv2d_wgrad":
-        launches = [_wgrad(chosen, problem, a, b, _shape(conv), batch=batch)]
+        launches = [_wgrad(chosen, problem, a, b, shape)]
     else:
-        shape = _shape(conv)
         # Where no tap reads, zeros would be added to what is there.
         needed = working_phases(shape) if _adds_to_itself(context, ends, output) else phases(shape)
-        launches = [_dgrad(chosen, a, b, shape, phase, batch=batch) for phase in needed]
+        launches = [_dgrad(chosen, a, b, shape, phase) for phase in needed]
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]
     maps = _stored_maps(context, problem, ends, output, tile)
@@ -149,44 +142,44 @@ def _gemm(chosen: Kernel, problem: Problem, a: Any, b: Any) -> Launch:
     return a_map, b_map, {"m": problem.m, "n": problem.n, "steps": -(-problem.k // tile.k)}
 
 
-def _fprop(chosen: Kernel, problem: Problem, x: Any, w: Any, shape: ConvShape, *, batch: int) -> Launch:
+def _fprop(chosen: Kernel, problem: Problem, x: Any, w: Any, shape: ConvShape) -> Launch:
     tile, _, share = _tile(chosen)
     depth = -(-shape.c // tile.k)
     walk = {"m": problem.m, "n": shape.k, "steps": shape.taps * depth, "depth": depth}
     filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (tile.k, 1, share))
     box = (tile.k, tile.m)
     return (
-        _image(chosen, x, shape.c, (shape.vertical, shape.horizontal), batch, box=box),
+        _image(chosen, x, shape.c, (shape.vertical, shape.horizontal), box=box),
         filters,
         walk | _gathered(shape.vertical, shape.horizontal),
     )
 
 
-def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape, *, batch: int) -> Launch:
+def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape) -> Launch:
     tile, _, _ = _tile(chosen)
     box = (BOX_CHANNELS, tile.k)
     walk = {"m": shape.k, "n": shape.c, "steps": -(-problem.k // tile.k), "depth": -(-shape.c // BOX_CHANNELS)}
     gradient = TensorMap(dy, chosen.dtype, (shape.k, problem.k), box)
     return (
         gradient,
-        _image(chosen, x, shape.c, (shape.vertical, shape.horizontal), batch, box=box),
+        _image(chosen, x, shape.c, (shape.vertical, shape.horizontal), box=box),
         walk | _gathered(shape.vertical, shape.horizontal),
     )
 
 
-def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, *, batch: int) -> Launch:
+def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase) -> Launch:
     """Return the launch of one phase: a convolution of dy at stride 1 with the taps that the phase reads."""
     tile, _, share = _tile(chosen)
     depth = -(-shape.k // tile.k)
     taps_w = shape.horizontal.taps
     walk = {
-        "m": batch * phase.vertical.out * phase.horizontal.out, "n": shape.c, "steps": phase.taps * depth,
+        "m": len(dy) * phase.vertical.out * phase.horizontal.out, "n": shape.c, "steps": phase.taps * depth,
         "depth": depth, "first_tap": phase.rows.start * taps_w + phase.columns.start,
         "tap_step_h": (phase.rows.step or 0) * taps_w, "tap_step_w": phase.columns.step or 0,
         "out_h": shape.vertical.size, "out_w": shape.horizontal.size, "out_stride_h": shape.vertical.stride,
         "out_stride_w": shape.horizontal.stride, "out_top": phase.top, "out_left": phase.left,
     }  # fmt: skip
-    gradient = _image(chosen, dy, shape.k, (phase.vertical, phase.horizontal), batch, box=(tile.k, tile.m))
+    gradient = _image(chosen, dy, shape.k, (phase.vertical, phase.horizontal), box=(tile.k, tile.m))
     if chosen.dtype == "tf32":
         filters = TensorMap(w, chosen.dtype, (shape.k, shape.c, shape.taps), (tile.k, share, 1))
     else:
@@ -194,14 +187,12 @@ def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase, *, b
     return gradient, filters, walk | _gathered(phase.vertical, phase.horizontal)
 
 
-def _image(
-    chosen: Kernel, array: Any, channels: int, axes: tuple[Axis, Axis], batch: int, *, box: tuple[int, int]
-) -> TensorMap:
+def _image(chosen: Kernel, array: Any, channels: int, axes: tuple[Axis, Axis], *, box: tuple[int, int]) -> TensorMap:
     """Return the map of images of which the pixels under a window's taps are gathered."""
     vertical, horizontal = axes
     works = vertical.taps and horizontal.taps  # else nothing is copied, and any map will do
     window = window_of(vertical, horizontal) if works else Window((1, 1), (0, 0), (0, 0))
-    return TensorMap(array, chosen.dtype, (channels, horizontal.size, vertical.size, batch), box, window)
+    return TensorMap(array, chosen.dtype, (channels, horizontal.size, vertical.size, len(array)), box, window)
 
 
 def _gathered(vertical: Axis, horizontal: Axis) -> dict[str, int]:
@@ -211,11 +202,3 @@ def _gathered(vertical: Axis, horizontal: Axis) -> dict[str, int]:
         "origin_h": vertical.offset, "origin_w": horizontal.offset, "step_h": vertical.step,
         "step_w": horizontal.step,
     }  # fmt: skip
-
-
-def _shape(conv: Any) -> ConvShape:
-    """Return the convolution that `product.geometry` packed for the kernels."""
-    facts = {name: int(conv[name]) for name in ("h", "w", "c", "p", "q", "k", "r", "s", "top", "left")}
-    vertical = Axis(facts["h"], facts["p"], facts["r"], int(conv["stride_h"]), int(conv["step_h"]), -facts["top"])
-    horizontal = Axis(facts["w"], facts["q"], facts["s"], int(conv["stride_w"]), int(conv["step_w"]), -facts["left"])
-    return ConvShape(vertical, horizontal, facts["c"], facts["k"], 1)

@@ -2,62 +2,42 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace, tile_arguments, vector_width
-from cubatch.engine.native.context import Context
-from cubatch.engine.native.reductions import FINISH_COLUMNS
-from cubatch.kernels import variant
+from cubatch.engine.native.arrays import check, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.context import Context, Grid, dtype_of
+from cubatch.engine.native.operation import operation
+from cubatch.engine.native.reductions import finish_gradients
 from cubatch.kernels.workspace.misc import batch_norm_backward_workspace, row_blocks, row_lanes, summed_tiles
 
 
-def layer_norm(
-    context: Context,
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    *,
-    eps: float = 1e-6,
-    statistics: Any = None,
-    out: Any = None,
-) -> Any:
-    """Launch the kernel of `functional.layer_norm`; statistics are float32."""
-    y, channels = of(x).empty_like(x) if out is None else out, x.shape[-1]
-    check(x.dtype, x.shape, x=x, out=y)
+@operation(out=lambda given: given.x.shape)
+def layer_norm(context: Context, given: SimpleNamespace) -> Any:
+    """Launch the kernel; statistics are float32."""
+    x, gamma, beta, y, channels = given.x, given.gamma, given.beta, given.out, given.x.shape[-1]
+    statistics = None if given.statistics is None else given.statistics.reshape(-1)
+    check(x.dtype, x=x)
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
-    if statistics is not None:
-        statistics = statistics.reshape(-1)
-        check(np.float32, (2 * (x.size // channels),), statistics=statistics)
-    grid, arguments = _row_grid(context, x, y)
-    kernel = variant.find("layer_norm", dtype_of(x))
-    context.launch(kernel, grid, [x, gamma, beta, y, statistics, *arguments, np.float32(eps)])
+    check(np.float32, (2 * (x.size // channels),), statistics=statistics)
+    grid, numbers = _row_grid(context, x, y)
+    context.run("layer_norm", x, grid, x, gamma, beta, y, statistics, *numbers, float(given.eps))
     return y
 
 
-def layer_norm_backward(
-    context: Context,
-    dy: Any,
-    x: Any,
-    gamma: Any,
-    *,
-    statistics: Any,
-    dgamma: Any,
-    dbeta: Any,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
-    """Launch the kernels of `functional.layer_norm_backward`, with `batch_norm_backward_workspace` bytes."""
-    dx, channels = of(dy).empty_like(dy) if out is None else out, x.shape[-1]
-    statistics = statistics.reshape(-1)
+@operation(out=lambda given: given.dy.shape)
+def layer_norm_backward(context: Context, given: SimpleNamespace) -> Any:
+    """Launch the kernels, with `batch_norm_backward_workspace` bytes."""
+    dy, x, gamma, dgamma, dbeta, dx = given.dy, given.x, given.gamma, given.dgamma, given.dbeta, given.out
+    channels, statistics = x.shape[-1], given.statistics.reshape(-1)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
     check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma, dbeta=dbeta)
     check(np.float32, (2 * (x.size // channels),), statistics=statistics)
-    parameter_sums(context, dy, x, statistics=statistics, dgamma=dgamma, dbeta=dbeta, workspace=workspace)
-    grid, arguments = _row_grid(context, dy, x, dx)
-    context.launch(variant.find("layer_norm_backward", dtype_of(x)), grid, [dy, x, gamma, statistics, dx, *arguments])
+    parameter_sums(context, dy, x, statistics=statistics, dgamma=dgamma, dbeta=dbeta, workspace=given.workspace)
+    grid, numbers = _row_grid(context, dy, x, dx)
+    context.run("layer_norm_backward", x, grid, dy, x, gamma, statistics, dx, *numbers)
     return dx
 
 
@@ -75,28 +55,21 @@ def parameter_sums(
         dgamma, dbeta: Receive the sums (c,).
         workspace: 1-D uint8 array of `workspace.misc.batch_norm_backward_workspace` bytes. None allocates one.
     """
-    dtype, channels = dtype_of(x), x.shape[-1]
+    channels = x.shape[-1]
     rows = x.size // channels
     tiles = summed_tiles(rows, channels, vector_width(context, channels, dy, x), x.itemsize, context.device)
-    workspace = take_workspace(workspace, x, batch_norm_backward_workspace(rows, channels, dtype, context.device))
-    means = floats(workspace, 2 * channels)
-    partials = floats(workspace, tiles.tiles * 2 * channels, start=2 * channels)
-    context.launch(
-        variant.find("layer_norm_sums", dtype),
-        (tiles.tiles, tiles.blocks, 1),
-        [dy, x, statistics, partials, *tile_arguments(rows, channels, tiles)],
-    )
-    context.launch(
-        variant.find("batch_norm_backward_finish", dtype),
-        (-(-2 * channels // FINISH_COLUMNS), 1, 1),
-        [partials, np.int32(tiles.tiles), np.int32(channels), np.float32(1 / max(rows, 1)), dgamma, dbeta, means],
-    )
+    need = batch_norm_backward_workspace(rows, channels, dtype_of(x), context.device)
+    partials = floats(take_workspace(workspace, x, need), (1 + tiles.tiles) * 2 * channels)
+    numbers = tile_arguments(rows, channels, tiles)
+    grid = (tiles.tiles, tiles.blocks, 1)
+    context.run("layer_norm_sums", x, grid, dy, x, statistics, partials[2 * channels :], *numbers)
+    finish_gradients(context, x, tiles, partials, dgamma, dbeta)
 
 
-def _row_grid(context: Context, *arrays: Any) -> tuple[tuple[int, int, int], list[object]]:
+def _row_grid(context: Context, *arrays: Any) -> tuple[Grid, list[object]]:
     """Return the grid over rows of arrays (..., c), and rows, channels, lanes and vector."""
     channels = arrays[0].shape[-1]
     rows, vector = arrays[0].size // channels, vector_width(context, channels, *arrays)
     lanes = row_lanes(rows, channels // vector, context.device)
     grid = (row_blocks(rows, channels // vector, context.device), 1, 1)
-    return grid, [np.int64(rows), np.int32(channels), np.int32(lanes), np.int32(vector)]
+    return grid, [np.int64(rows), channels, lanes, vector]

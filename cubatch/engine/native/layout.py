@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.engine.native.arrays import check, dtype_of
+from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context
-from cubatch.kernels import variant
 from cubatch.kernels.workspace.misc import THREADS
 
 _TILE = 32  # of kernels/misc/layout.cu
@@ -20,11 +19,7 @@ def copy_channels(context: Context, x: Any, *, out: Any) -> Any:
     check(x.dtype, x.shape, x=x)
     check(x.dtype, (*x.shape[:-1], wanted), out=out)
     rows = x.size // channels
-    context.launch(
-        variant.find("copy_channels", dtype_of(x)),
-        (-(-rows // THREADS), 1, 1),
-        [x, out, np.int64(rows), np.int32(channels), np.int32(wanted)],
-    )
+    context.run("copy_channels", x, (-(-rows // THREADS), 1, 1), x, out, np.int64(rows), channels, wanted)
     return out
 
 
@@ -34,5 +29,5 @@ def transpose(context: Context, x: Any, *, out: Any) -> Any:
     check(x.dtype, x.shape, x=x)
     check(x.dtype, (columns, rows), out=out)
     grid = (-(-columns // _TILE), -(-rows // _TILE), 1)
-    context.launch(variant.find("transpose", dtype_of(x)), grid, [x, out, np.int32(rows), np.int32(columns)])
+    context.run("transpose", x, grid, x, out, rows, columns)
     return out

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from cubatch.engine.backend import of, view
-from cubatch.engine.native.arrays import check, dtype_of, take_workspace
+from cubatch.engine.native.arrays import check, take_workspace
 from cubatch.engine.native.context import Context
-from cubatch.kernels import variant
+from cubatch.engine.native.operation import operation
 from cubatch.kernels.workspace.misc import row_blocks, row_lanes, softmax_cross_entropy_workspace
 
 
-def softmax(context: Context, x: Any, *, out: Any = None) -> Any:
-    """Launch the kernel of `functional.softmax`."""
-    y = of(x).empty_like(x) if out is None else out
-    softmax_rows(context, x, x.shape[-1], out=y)
-    return y
+@operation(out=lambda given: given.x.shape)
+def softmax(context: Context, given: SimpleNamespace) -> Any:
+    softmax_rows(context, given.x, given.x.shape[-1], out=given.out)
+    return given.out
 
 
 def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
@@ -31,66 +31,48 @@ def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
         out: Receives the probabilities: of x's shape, may be x.
     """
     check(x.dtype, x.shape, x=x, out=out)
-    rows, stride = _extents(x)
-    grid = (row_blocks(rows, columns, context.device), 1, 1)
-    arguments = [x, out, *_arguments(context, rows, columns), np.int32(stride)]
-    context.launch(variant.find("softmax", dtype_of(x)), grid, arguments)
+    _run_rows(context, "softmax", (x, out), columns)
 
 
-def softmax_backward(context: Context, dy: Any, y: Any, *, out: Any = None) -> Any:
-    """Launch the kernel of `functional.softmax_backward`."""
-    dx = of(dy).empty_like(dy) if out is None else out
-    softmax_rows_backward(context, dy, y, dy.shape[-1], out=dx)
-    return dx
+@operation(out=lambda given: given.dy.shape)
+def softmax_backward(context: Context, given: SimpleNamespace) -> Any:
+    softmax_rows_backward(context, given.dy, given.y, given.dy.shape[-1], out=given.out)
+    return given.out
 
 
 def softmax_rows_backward(context: Context, dy: Any, y: Any, columns: int, *, out: Any) -> None:
     """Compute the gradient by the input of `softmax_rows`, whose `columns` these are; `out` may be dy."""
     check(dy.dtype, dy.shape, dy=dy, y=y, out=out)
-    rows, stride = _extents(dy)
+    _run_rows(context, "softmax_backward", (dy, y, out), columns)
+
+
+def _run_rows(context: Context, name: str, arrays: tuple[Any, ...], columns: int) -> None:
+    rows, stride = _extents(arrays[0])
     grid = (row_blocks(rows, columns, context.device), 1, 1)
-    arguments = [dy, y, out, *_arguments(context, rows, columns), np.int32(stride)]
-    context.launch(variant.find("softmax_backward", dtype_of(dy)), grid, arguments)
+    context.run(name, arrays[0], grid, *arrays, *_numbers(context, rows, columns), stride)
 
 
-def softmax_cross_entropy(
-    context: Context,
-    logits: Any,
-    labels: Any,
-    *,
-    loss: Any = None,
-    dlogits: Any = None,
-    count: int | None = None,
-    scale: Any = None,
-    workspace: Any = None,
-) -> Any:
+@operation()
+def softmax_cross_entropy(context: Context, given: SimpleNamespace) -> Any:
     """
-    Launch the kernels of `functional.softmax_cross_entropy`; labels are int32, the scale is float32.
+    Launch the kernels; labels are int32, the scale is float32.
 
     The workspace has `workspace.misc.softmax_cross_entropy_workspace` bytes.
     """
-    xp = of(logits)
-    loss = xp.empty(1, dtype=np.float64) if loss is None else loss
-    gradient = xp.empty_like(logits) if dlogits is None else dlogits
+    logits, labels, scale, xp = given.logits, given.labels, given.scale, of(given.logits)
+    loss = xp.empty(1, dtype=np.float64) if given.loss is None else given.loss
+    gradient = xp.empty_like(logits) if given.dlogits is None else given.dlogits
     check(logits.dtype, logits.shape, logits=logits, dlogits=gradient)
     check(np.int32, logits.shape[:-1], labels=labels)
     check(np.float64, (1,), loss=loss)
     check(np.float32, (1,), scale=scale)
     rows, classes = _extents(logits)
-    share = 1 / (rows if count is None else count)
-    blocks = row_blocks(rows, classes, context.device)
-    workspace = take_workspace(workspace, logits, softmax_cross_entropy_workspace(rows, classes, context.device))
-    losses = view(workspace, (blocks,), np.float64)
-    context.launch(
-        variant.find("softmax_cross_entropy", dtype_of(logits)),
-        (blocks, 1, 1),
-        [logits, labels, gradient, losses, *_arguments(context, rows, classes), np.float32(share), scale],
-    )
-    context.launch(
-        variant.find("softmax_cross_entropy_finish", dtype_of(logits)),
-        (1, 1, 1),
-        [losses, np.int32(blocks), loss, np.float64(share)],
-    )
+    share, blocks = 1 / (rows if given.count is None else given.count), row_blocks(rows, classes, context.device)
+    need = softmax_cross_entropy_workspace(rows, classes, context.device)
+    losses = view(take_workspace(given.workspace, logits, need), (blocks,), np.float64)
+    numbers = *_numbers(context, rows, classes), share, scale
+    context.run("softmax_cross_entropy", logits, (blocks, 1, 1), logits, labels, gradient, losses, *numbers)
+    context.run("softmax_cross_entropy_finish", logits, (1, 1, 1), losses, blocks, loss, np.float64(share))
     return loss
 
 
@@ -99,5 +81,5 @@ def _extents(scores: Any) -> tuple[int, int]:
     return int(scores.size) // classes, classes
 
 
-def _arguments(context: Context, rows: int, classes: int) -> list[object]:
-    return [np.int64(rows), np.int32(classes), np.int32(row_lanes(rows, classes, context.device))]
+def _numbers(context: Context, rows: int, classes: int) -> tuple[object, ...]:
+    return np.int64(rows), classes, row_lanes(rows, classes, context.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Never
@@ -22,24 +21,14 @@ from cubatch.engine.native import (
     self_attention,
     tokens,
     window_pooling,
-)  # fmt: skip
+)
 from cubatch.engine.native.context import Context
 from cubatch.errors import UnsupportedLayer
 
 _MODULES = (
-    activation_functions,
-    self_attention,
-    conv,
-    layer_norm,
-    linear,
-    losses,
-    batch_norm,
-    optim,
-    pointwise,
-    window_pooling,
-    scaling,
-    tokens,
-)
+    activation_functions, batch_norm, conv, layer_norm, linear, losses, optim, pointwise, scaling, self_attention,
+    tokens, window_pooling,
+)  # fmt: skip
 
 
 def written() -> dict[str, Callable[..., Any]]:
@@ -57,14 +46,8 @@ def operations(context: Context) -> SimpleNamespace:
         context: The device, the launcher and the choice of variants.
     """
     missing = {name: functools.partial(_has_no_kernel, name) for name in functional.__all__}
-    bound = {name: functools.partial(_run, function, context) for name, function in written().items()}
+    bound = {name: functools.partial(function, context) for name, function in written().items()}
     return SimpleNamespace(**missing | bound)
-
-
-def _run(function: Callable[..., Any], context: Context, *args: Any, workspace: Any = None, **options: Any) -> Any:
-    if "workspace" in inspect.signature(function).parameters:
-        options["workspace"] = workspace
-    return function(context, *args, **options)
 
 
 def _has_no_kernel(name: str, *_: object, **__: object) -> Never:

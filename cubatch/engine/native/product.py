@@ -8,7 +8,6 @@ up its slices.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,18 +17,17 @@ import numpy as np
 from cubatch.engine import backend
 from cubatch.engine.native import hopper, winograd
 from cubatch.engine.native.activation_functions import activation_code
-from cubatch.engine.native.arrays import check, dtype_of, floats, take_workspace
-from cubatch.engine.native.context import Context
+from cubatch.engine.native.arrays import check, floats, take_workspace
+from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.layout import transpose
+from cubatch.engine.native.operands import Operands, divisor
 from cubatch.errors import DeviceFailed, InvalidArgument
-from cubatch.kernels import variant
 from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, vectors
 from cubatch.kernels.ranking import MOST_IN_YZ, SplitKernel, can_run, ranked, transposed_bytes
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.product_scratch import product_workspace
-from cubatch.network.windows import ConvShape
 
 PIECE = 4
 """Neighbouring elements that the epilogue handles at once."""
@@ -47,41 +45,9 @@ _TAKEN_BY = {
 _FEW_COLUMNS = 16
 _BAND = 16
 _MOST_X = (1 << 31) - 1
-_LIMIT = 1 << 31
 
 _log = logging.getLogger(__name__)
-_NO_CONV = np.zeros((), dtype=CONV)[()]
 _WIDEST = 1 << 30  # pixels of a row of an image: positions further on are counted in 32 bits too
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Fused:
-    """
-    Further terms of a product, applied before it is stored; None leaves a term out.
-
-    y = activation(scale * product + shift + bias + residual), and zero where mask is not positive.
-
-    A forward pass (fprop, nt) takes all terms but the mask. The gradient of an input (dgrad, nn) takes residual and
-    mask, the gradient of a filter (wgrad, tn) the residual.
-
-    Attributes:
-        scale, shift: float32 (columns,), both or none: a folded batch norm.
-        residual: Added; of the output's shape and type. May be the output.
-        activation: "none", "relu", ...
-        mask: Saved output of a ReLU, of the output's shape: its gradient passes where that was positive.
-        statistics: Receives count, mean and sum of squared deviations of product + bias for each tile of rows.
-            float32 (`statistics_tiles`, 3, columns), as `batch_norm_finish` takes them.
-    """
-
-    scale: Any = None
-    shift: Any = None
-    residual: Any = None
-    activation: str = "none"
-    mask: Any = None
-    statistics: Any = None
-
-
-PLAIN = Fused()
 
 
 def statistics_tiles(context: Context, problem: Problem) -> int:
@@ -105,45 +71,6 @@ def vector_of(context: Context, extents: tuple[int, ...], *operands: Any) -> int
     )
 
 
-def divisor(number: int) -> tuple[int, int, int]:
-    """
-    Return the number, and the multiplier and shift that divide by it: see divide() in kernels/common/conv_geometry.cuh.
-
-    Args:
-        number: From 1 to 2^31 - 1; the kernels treat 1 separately.
-
-    Example:
-        >>> number, multiplier, shift = divisor(7)
-        >>> [(x * multiplier >> 32 + shift) for x in (6, 7, 2**31 - 1)] == [0, 1, (2**31 - 1) // 7]
-        True
-    """
-    shift = max(0, (number - 1).bit_length() - 1)
-    multiplier = -(-(1 << 32 + shift) // number) if number > 1 else 0
-    return number, multiplier, shift
-
-
-def geometry(shape: ConvShape, rows: tuple[int, int], short_rows: tuple[int, int]) -> Any:
-    """
-    Describe a convolution to the kernels.
-
-    Args:
-        shape: The convolution.
-        rows: Rows and columns of pixels that gemm_m counts: p and q, or those of a gradient's first phase.
-        short_rows: Those of a gradient's last phase.
-    """
-    v, h = shape.vertical, shape.horizontal
-    padded = (v.span(v.out) + max(0, -v.offset)) * (h.span(h.out) + max(0, -h.offset)) * shape.c
-    largest = max(padded, v.size * h.size * shape.c, v.out * h.out * shape.k, shape.filter_elements)
-    if largest >= _LIMIT:
-        raise InvalidArgument("shape", shape, "one image, its padding and the filter below 2^31 elements each")
-    extents = (v.size, h.size, shape.c, v.out, h.out, shape.k, v.taps, h.taps)
-    steps = (v.stride, h.stride, v.step, h.step, -v.offset, -h.offset, shape.c // shape.groups, shape.k // shape.groups)
-    common = math.gcd(v.stride, v.step), math.gcd(h.stride, h.step)
-    phase = (v.stride // common[0], h.stride // common[1], v.step // common[0], h.step // common[1])
-    divisors = tuple(divisor(max(1, count)) for count in rows + short_rows)
-    return np.array(extents + steps + phase + divisors, dtype=CONV)[()]
-
-
 def _as_convolution(problem: Problem) -> tuple[Any, int]:
     """
     Return a product as the geometry of a 1x1 convolution, and its number of images.
@@ -161,42 +88,26 @@ def _as_convolution(problem: Problem) -> tuple[Any, int]:
     return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=CONV)[()], images
 
 
-def launch(
-    context: Context, problem: Problem, a: Any, b: Any, out: Any, *, bias: Any = None,
-    rows: int, columns: int, fused: Fused = PLAIN, conv: Any = _NO_CONV, batch: int = 0, workspace: Any = None,
-) -> None:  # fmt: skip
+def launch(context: Context, operands: Operands) -> None:
     """
-    Compute a product into `out`.
-
-    Args:
-        context: Where it runs.
-        problem: Extents.
-        a, b: Left and right operand.
-        out: Receives the result.
-        bias: (columns,), or None.
-        rows: Rows of the whole output.
-        columns: Columns of the whole output, all groups.
-        fused: Further terms.
-        conv: Of a convolution, its `geometry`.
-        batch: Of a convolution, its samples.
-        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes; None allocates one if needed.
+    Compute a product into its output.
 
     Raises:
         InvalidArgument: If arrays do not fit, the pass does not take a term, there are too many blocks, or the
             workspace is too small.
     """
-    _check(problem.operation, out, bias, fused, rows=rows, columns=columns)
+    problem, fused = operands.problem, operands.fused
+    _check(operands)
 
     def run(chosen: SplitKernel) -> None:
-        _launch(
-            context, chosen, problem, a, b, out=out, bias=bias,
-            rows=rows, columns=columns, fused=fused, conv=conv, batch=batch, workspace=workspace,
-        )  # fmt: skip
+        _launch(context, chosen, operands)
 
     if fused.statistics is not None:
         run(SplitKernel(_of_height(context, problem, fused.statistics)))  # whole sums in the block that owns them
     else:  # a trial would overwrite operands in the output's memory
-        in_place = any(context.address(array) == context.address(out) for array in (fused.residual, fused.mask))
+        in_place = any(
+            context.address(array) == context.address(operands.out) for array in (fused.residual, fused.mask)
+        )
         _run_what_is_taken(context, problem, run, try_out=backend.is_preparing() or not in_place)
 
 
@@ -229,12 +140,10 @@ def _with_statistics(context: Context, problem: Problem) -> list[Kernel]:
     return [each for each in candidates if each.winograd is None]
 
 
-def _launch(
-    context: Context, split: SplitKernel, problem: Problem, a: Any, b: Any, *, out: Any, bias: Any,
-    rows: int, columns: int, fused: Fused, conv: Any, batch: int, workspace: Any,
-) -> None:  # fmt: skip
+def _launch(context: Context, split: SplitKernel, operands: Operands) -> None:
     """Launch one variant, and the sum of its slices."""
-    chosen, count = split.kernel, split.slices
+    chosen, count, problem, fused = split.kernel, split.slices, operands.problem, operands.fused
+    out, b, ends, columns = operands.out, operands.b, operands.ends, operands.columns
     tiles_m, tiles_n = tiles(problem, chosen)
     grid_x = tiles_m * tiles_n * problem.phases
     if grid_x > _MOST_X or problem.groups * count > MOST_IN_YZ:
@@ -242,59 +151,54 @@ def _launch(
     if fused.statistics is not None:
         check(np.float32, (tiles_m, 3, columns), statistics=fused.statistics)
     transposed = transposed_bytes(problem, chosen) // 4
-    summed = count * rows * columns if count > 1 else 0
+    summed = count * out.size if count > 1 else 0
+    workspace = operands.workspace
     if transposed or summed:  # a forced variant may need more than the plan has
         needed = max(product_workspace(problem, context.device), 4 * (transposed + summed))
         workspace = take_workspace(workspace, out, needed)
     partials = floats(workspace, summed, start=transposed) if summed else None
-    stored = (out, bias, fused.residual, fused.mask)
+    stored = (out, operands.bias, fused.residual, fused.mask)
     wide = columns % PIECE == problem.n % PIECE == 0 and all(
         context.aligned(array, PIECE * size)
         for arrays, size in ((stored, out.itemsize), ((fused.scale, fused.shift, partials), 4))
         for array in arrays
     )
-    band = 1 if tiles_n <= _FEW_COLUMNS else _BAND
-    numbers = (rows * columns, columns, activation_code(fused.activation), wide, count)
-    output, ends = (
-        np.array(numbers, dtype=OUTPUT)[()],
-        (out, bias, fused.scale, fused.shift, fused.residual, fused.mask),
-    )
+    numbers = (out.size, columns, activation_code(fused.activation), wide, count)
+    output = np.array(numbers, dtype=OUTPUT)[()]
     if chosen.winograd is not None:
-        winograd.launch(context, chosen, problem, a, b, ends=ends, output=output, conv=conv, workspace=workspace)
+        winograd.launch(context, chosen, operands, output)
         return
+    conv, batch = operands.conv, operands.batch
     if chosen.entry != chosen.operation:
         if not can_run(problem, chosen):
             raise InvalidArgument("kernel", chosen.name, "one that can count the rows and the right operand")
         conv, batch = _as_convolution(problem)
-    extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
-    product = np.array(extents, dtype=PRODUCT)[()]
     if chosen.family == "hopper":
         if transposed:  # along gemm_k, the first axis of B: a filter (k, r, s, c) becomes (r, s, c, k)
             turned = floats(workspace, b.size).reshape(-1, len(b))
             b = transpose(context, b.reshape(len(b), -1), out=turned).reshape(-1)
-        hopper.launch(
-            context, chosen, problem, a, b, ends=ends, partials=partials, output=output, conv=conv, batch=batch
-        )
+        hopper.launch(context, chosen, attrs.evolve(operands, b=b), partials=partials, output=output)
     else:
+        band = 1 if tiles_n <= _FEW_COLUMNS else _BAND
+        extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
+        structs = np.array(extents, dtype=PRODUCT)[()], output, conv
         grid = (grid_x, 1, problem.groups * count)
-        context.launch(chosen, grid, (a, b, *ends, fused.statistics, partials, product, output, conv))
+        context.launch(chosen, grid, (operands.a, b, *ends, fused.statistics, partials, *structs))
     if count > 1:
-        reduce = variant.find("split_k_reduce", dtype_of(out))
         owned = _REDUCED_OF_MANY if count >= _MANY_SLICES else _REDUCED
-        context.launch(reduce, (-(-rows * columns // owned), 1, 1), (*ends, partials, output))
+        context.run("split_k_reduce", out, (-(-out.size // owned), 1, 1), *ends, partials, output)
 
 
-def _check(operation: str, out: Any, bias: Any, fused: Fused, *, rows: int, columns: int) -> None:
+def _check(operands: Operands) -> None:
+    operation, out, bias, fused = operands.problem.operation, operands.out, operands.bias, operands.fused
     given = {"bias": bias, "activation": None if fused.activation == "none" else fused.activation}
     for name, operations in _TAKEN_BY.items():
         value = given[name] if name in given else getattr(fused, name)
         if value is not None and operation not in operations:
             raise InvalidArgument(name, f"given to {operation}", "given to " + " or ".join(operations) + " alone")
-    check(out.dtype, (columns,), bias=bias)
-    check(np.float32, (columns,), scale=fused.scale, shift=fused.shift)
+    check(out.dtype, (operands.columns,), bias=bias)
+    check(np.float32, (operands.columns,), scale=fused.scale, shift=fused.shift)
     check(out.dtype, out.shape, residual=fused.residual, mask=fused.mask)
-    if out.size != rows * columns:
-        raise InvalidArgument("out", out.shape, f"of {rows} rows and {columns} columns")
     if (fused.scale is None) != (fused.shift is None):
         raise InvalidArgument("scale", fused.scale, "given together with shift")
     if fused.statistics is not None and fused.scale is not None:

@@ -1,24 +1,13 @@
-"""Sums over rows: the gradient of a bias."""
+"""Sums over rows: the gradient of a bias, and the two of a norm's parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import (
-    check,
-    column_grid,
-    dtype_of,
-    floats,
-    take_workspace,
-    tile_arguments,
-    vector_width,
-)
-from cubatch.engine.native.context import Context
-from cubatch.kernels import variant
-from cubatch.kernels.workspace.misc import column_sums_workspace, summed_tiles
+from cubatch.engine.native.arrays import check, column_grid, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.context import Context, dtype_of
+from cubatch.kernels.workspace.misc import ColumnTiles, column_sums_workspace, summed_tiles
 
 FINISH_COLUMNS = 8
 """Columns of partial results that a block of a finishing kernel adds up: FINISH_LANES of kernels/common/columns.cuh."""
@@ -36,20 +25,38 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
     """
     dtype, channels = dtype_of(x), x.shape[-1]
     sums = of(x).empty(channels, dtype=x.dtype) if out is None else out
-    check(x.dtype, x.shape, x=x)
+    check(x.dtype, x=x)
     check(x.dtype, (channels,), out=sums)
     rows = x.size // channels
     tiles = summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
     workspace = take_workspace(workspace, x, column_sums_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * channels)
-    context.launch(
-        variant.find("column_sums", dtype),
-        column_grid(tiles),
-        [x, partials, *tile_arguments(rows, channels, tiles)],
-    )
-    context.launch(
-        variant.find("column_sums_finish", dtype),
-        (-(-channels // FINISH_COLUMNS), 1, 1),
-        [partials, np.int32(tiles.tiles), np.int32(channels), sums],
-    )
+    context.run("column_sums", x, column_grid(tiles), x, partials, *tile_arguments(rows, channels, tiles))
+    context.run("column_sums_finish", x, finish_grid(channels), partials, tiles.tiles, channels, sums)
     return sums
+
+
+def finish_grid(columns: int) -> tuple[int, int, int]:
+    """Return the grid of a kernel that adds up partial results of columns."""
+    return -(-columns // FINISH_COLUMNS), 1, 1
+
+
+def finish_gradients(context: Context, x: Any, tiles: ColumnTiles, partials: Any, dgamma: Any, dbeta: Any) -> Any:
+    """
+    Add up two sums for each tile and channel into the gradients of a norm's parameters.
+
+    Args:
+        context: Where it runs.
+        x: Activations (..., c).
+        tiles: Tiles of its rows.
+        partials: float32, flat: means to write (2, c), then the sums (tiles, 2, c).
+        dgamma, dbeta: Receive the sums (c,).
+
+    Returns:
+        The means over all rows, (2, c), flat.
+    """
+    channels = x.shape[-1]
+    means, sums, share = partials[: 2 * channels], partials[2 * channels :], 1 / max(x.size // channels, 1)
+    numbers = tiles.tiles, channels, share
+    context.run("batch_norm_backward_finish", x, finish_grid(2 * channels), sums, *numbers, dgamma, dbeta, means)
+    return means

@@ -9,17 +9,17 @@ stored with the type of the activations; the softmax overwrites the scores. Thei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from cubatch.engine.backend import of, view
-from cubatch.engine.native.arrays import check, dtype_of, take_workspace
-from cubatch.engine.native.context import Context
+from cubatch.engine.backend import view
+from cubatch.engine.native.arrays import check, take_workspace
+from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.heads import Heads, multiply_heads
 from cubatch.engine.native.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.engine.native.losses import softmax_rows, softmax_rows_backward
+from cubatch.engine.native.operation import operation
 from cubatch.engine.native.product import product_dtype
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.attention_launches import find
@@ -34,41 +34,30 @@ from cubatch.kernels.workspace.attention_scratch import (
 )
 
 
-def attention(
-    context: Context,
-    x: Any,
-    w_in: Any,
-    w_out: Any,
-    *,
-    b_in: Any = None,
-    b_out: Any = None,
-    heads: int,
-    keep: Sequence[Any] | None = None,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+@operation(out=lambda given: given.x.shape)
+def attention(context: Context, given: SimpleNamespace) -> Any:
     """
-    Launch the kernels of `functional.attention`; rows of the weights in `keep` have `stored_row` elements.
+    Launch the kernels; rows of the weights in `keep` have `stored_row` elements.
 
     The workspace has `attention_scratch.attention_workspace` bytes.
     """
+    x, y, keep, heads = given.x, given.out, given.keep, given.heads
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
-    y = of(x).empty_like(x) if out is None else out
-    check(x.dtype, x.shape, x=x, out=y)
+    check(x.dtype, x=x)
     need = attention_workspace((n, t, c), heads, dtype, context.device, saves=keep is not None)
-    workspace = take_workspace(workspace, x, need)
+    workspace = take_workspace(given.workspace, x, need)
     stores = stores_weights(c, heads, saves=keep is not None)
     if keep is None:
         queries_at, weights_at, mixed_at = saved_bytes((n, t, c), heads, dtype)
         sizes = queries_at, weights_at * stores, mixed_at
         keep, workspace = list(_cut(workspace, sizes, x.dtype)), workspace[sum(sizes) :]
     qkv, mixed = _as(keep[0], (n, t, 3 * c)), _as(keep[2], (n, t, c))
-    linear(context, x.reshape(n, t, c), w_in, b_in, out=qkv, workspace=workspace)
+    linear(context, x.reshape(n, t, c), given.w_in, given.b_in, out=qkv, workspace=workspace)
     if stores:
         _mix_by_weights(context, qkv, _as(keep[1], (n, heads, t, stored_row(t))), mixed)
     else:
         attend(context, qkv, heads=heads, out=mixed)
-    linear(context, mixed, w_out, b_out, out=y.reshape(n, t, c), workspace=workspace)
+    linear(context, mixed, given.w_out, given.b_out, out=y.reshape(n, t, c), workspace=workspace)
     return y
 
 
@@ -99,43 +88,26 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     check(out.dtype, (n, t, 3 * c), qkv=qkv)
     check(out.dtype, out.shape, out=out)
     grid = (n * -(-t // QUERIES), heads, 1)
-    extents = np.int32(t), np.int32(c), np.int32(width), np.float32(1 / math.sqrt(width))
-    context.launch(find("attend", dtype_of(out), context.device), grid, [qkv, out, *extents])
+    numbers = t, c, width, 1 / math.sqrt(width)
+    context.launch(find("attend", dtype_of(out), context.device), grid, [qkv, out, *numbers])
 
 
-def attention_backward(
-    context: Context,
-    dy: Any,
-    x: Any,
-    w_in: Any,
-    w_out: Any,
-    *,
-    heads: int,
-    saved: Sequence[Any],
-    dw_in: Any,
-    dw_out: Any,
-    db_in: Any = None,
-    db_out: Any = None,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
-    """
-    Launch the kernels of `functional.attention_backward`.
-
-    The workspace has `attention_scratch.attention_backward_workspace` bytes.
-    """
-    n, t, c = len(x), math.prod(x.shape[1:-1]), x.shape[-1]
-    dx, width, dtype = of(dy).empty_like(dy) if out is None else out, c // heads, product_dtype(context, x)
+@operation(out=lambda given: given.dy.shape)
+def attention_backward(context: Context, given: SimpleNamespace) -> Any:
+    """Launch the kernels, with `attention_scratch.attention_backward_workspace` bytes."""
+    dy, x, w_in, dx, heads = given.dy, given.x, given.w_in, given.out, given.heads
+    n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
-    workspace = take_workspace(workspace, x, attention_backward_workspace((n, t, c), heads, dtype, context.device))
+    need, width = attention_backward_workspace((n, t, c), heads, dtype, context.device), c // heads
+    workspace = take_workspace(given.workspace, x, need)
     sizes = saved_bytes((n, t, c), heads, dtype)
     shapes = (n, t, 3 * c), (n, heads, t, stored_row(t)), (n, t, c)
     gradients, rest = _cut(workspace, sizes, x.dtype), workspace[sum(sizes) :]
     dqkv, dweights, dmixed = (_as(array, shape) for array, shape in zip(gradients, shapes, strict=True))
-    qkv, weights, mixed = (_as(array, shape) for array, shape in zip(saved, shapes, strict=True))
+    qkv, weights, mixed = (_as(array, shape) for array, shape in zip(given.saved, shapes, strict=True))
     errors = dy.reshape(n, t, c)
-    linear_wgrad(context, mixed, errors, dw=dw_out, db=db_out, workspace=rest)
-    linear_dgrad(context, errors, w_out, out=dmixed, workspace=rest)
+    linear_wgrad(context, mixed, errors, dw=given.dw_out, db=given.db_out, workspace=rest)
+    linear_dgrad(context, errors, given.w_out, out=dmixed, workspace=rest)
     queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
     dqueries, dkeys, dvalues = (Heads.side_by_side(dqkv, heads, width, part) for part in range(3))
     of_weights, of_scores = Heads.one_by_one(weights, t), Heads.one_by_one(dweights, t)
@@ -145,7 +117,7 @@ def attention_backward(
     softmax_rows_backward(context, dweights, weights, t, out=dweights)
     multiply_heads(context, "nn", of_scores, keys, dqueries, factor=factor)
     multiply_heads(context, "tn", of_scores, queries, dkeys, factor=factor)
-    linear_wgrad(context, x.reshape(n, t, c), dqkv, dw=dw_in, db=db_in, workspace=rest)
+    linear_wgrad(context, x.reshape(n, t, c), dqkv, dw=given.dw_in, db=given.db_in, workspace=rest)
     linear_dgrad(context, dqkv, w_in, out=dx.reshape(n, t, c), workspace=rest)
     return dx
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, dtype_of, vector_width
+from cubatch.engine.native.arrays import check, vector_width
 from cubatch.engine.native.context import Context, Grid
+from cubatch.engine.native.operation import operation
 from cubatch.engine.native.scaling import sample_sums_grid, sample_walk_grid
 from cubatch.errors import InvalidArgument
-from cubatch.kernels import variant
 from cubatch.kernels.workspace.misc import THREADS
 from cubatch.network.layers.pooling_layers import MOST_TAPS
 from cubatch.network.windows import Window, pool_axes
@@ -28,114 +28,72 @@ _SHAPE = np.dtype(
 )  # fmt: skip
 
 
-def max_pool2d(
-    context: Context, x: Any, window: Window, *, relu: bool = False, out: Any = None, argmax: Any = None
-) -> Any:
-    """Launch the kernel of `functional.max_pool2d`."""
+def _pooled(x_shape: tuple[int, ...], window: Window) -> tuple[int, int, int, int]:
+    vertical, horizontal = pool_axes((x_shape[1], x_shape[2]), window)
+    return x_shape[0], vertical.out, horizontal.out, x_shape[3]
+
+
+@operation(out=lambda given: _pooled(given.x.shape, given.window))
+def max_pool2d(context: Context, given: SimpleNamespace) -> Any:
+    x, window, argmax, y = given.x, given.window, given.argmax, given.out
     taps = window.r * window.s
     if taps > MOST_TAPS:
         raise InvalidArgument("r * s", taps, f"at most {MOST_TAPS}", "The winning tap is kept in one byte.")
-    axes = pool_axes(x.shape[1:3], window)
-    y = _output(x, axes, out)
+    check(x.dtype, x=x)
     check(np.uint8, y.shape, argmax=argmax)
     vector = _vector(context, x, y, argmax)
-    first_wins = not (relu or any(axis.reaches_out for axis in axes))  # it has no competitor, even if it is a NaN
-    context.launch(
-        variant.find("max_pool2d", dtype_of(x)),
-        _grid(y.shape, vector),
-        [x, y, argmax, _shape(x.shape, axes, window), np.int32(first_wins), np.int32(relu), np.int32(vector)],
-    )
+    reaches_out = any(axis.reaches_out for axis in pool_axes(x.shape[1:3], window))
+    first_wins = not (given.relu or reaches_out)  # it has no competitor, even if it is a NaN
+    numbers = _shape(x.shape, window), first_wins, given.relu, vector
+    context.run("max_pool2d", x, _grid(y.shape, vector), x, y, argmax, *numbers)
     return y
 
 
-def max_pool2d_backward(
-    context: Context, dy: Any, argmax: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None
-) -> Any:
-    """Launch the kernel of `functional.max_pool2d_backward`."""
-    axes = pool_axes(x_shape[1:3], window)
-    dx = _gradient(dy, x_shape, axes, out)
+@operation(out=lambda given: given.x_shape)
+def max_pool2d_backward(context: Context, given: SimpleNamespace) -> Any:
+    dy, argmax, dx = given.dy, given.argmax, given.out
+    check(dy.dtype, _pooled(dx.shape, given.window), dy=dy)
     check(np.uint8, dy.shape, argmax=argmax)
     vector = _vector(context, dy, dx, argmax)
-    context.launch(
-        variant.find("max_pool2d_backward", dtype_of(dy)),
-        _grid(x_shape, vector),
-        [dy, argmax, dx, _shape(x_shape, axes, window), np.int32(vector)],
-    )
+    shape = _shape(dx.shape, given.window)
+    context.run("max_pool2d_backward", dy, _grid(dx.shape, vector), dy, argmax, dx, shape, vector)
     return dx
 
 
-def avg_pool2d(context: Context, x: Any, window: Window, *, out: Any = None) -> Any:
-    """Launch the kernel of `functional.avg_pool2d`."""
-    axes = pool_axes(x.shape[1:3], window)
-    y = _output(x, axes, out)
+@operation(out=lambda given: _pooled(given.x.shape, given.window))
+def avg_pool2d(context: Context, given: SimpleNamespace) -> Any:
+    x, y = given.x, given.out
+    check(x.dtype, x=x)
     vector = _vector(context, x, y)
-    context.launch(
-        variant.find("avg_pool2d", dtype_of(x)),
-        _grid(y.shape, vector),
-        [x, y, _shape(x.shape, axes, window), np.int32(vector)],
-    )
+    context.run("avg_pool2d", x, _grid(y.shape, vector), x, y, _shape(x.shape, given.window), vector)
     return y
 
 
-def avg_pool2d_backward(
-    context: Context, dy: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None
-) -> Any:
-    """Launch the kernel of `functional.avg_pool2d_backward`."""
-    axes = pool_axes(x_shape[1:3], window)
-    dx = _gradient(dy, x_shape, axes, out)
+@operation(out=lambda given: given.x_shape)
+def avg_pool2d_backward(context: Context, given: SimpleNamespace) -> Any:
+    dy, dx = given.dy, given.out
+    check(dy.dtype, _pooled(dx.shape, given.window), dy=dy)
     vector = _vector(context, dy, dx)
-    context.launch(
-        variant.find("avg_pool2d_backward", dtype_of(dy)),
-        _grid(x_shape, vector),
-        [dy, dx, _shape(x_shape, axes, window), np.int32(vector)],
-    )
+    context.run("avg_pool2d_backward", dy, _grid(dx.shape, vector), dy, dx, _shape(dx.shape, given.window), vector)
     return dx
 
 
-def global_avg_pool(context: Context, x: Any, *, out: Any = None) -> Any:
-    """Launch the kernel of `functional.global_avg_pool`."""
-    n, h, w, c = x.shape
-    y = of(x).empty((n, c), dtype=x.dtype) if out is None else out
-    check(x.dtype, x.shape, x=x)
-    check(x.dtype, (n, c), out=y)
-    vector = vector_width(context, c, x)
-    grid, arguments = sample_sums_grid(context, x.shape, vector, x.itemsize)
-    context.launch(variant.find("global_avg_pool", dtype_of(x)), grid, [x, y, np.int32(h * w), *arguments])
-    return y
+@operation(out=lambda given: (given.x.shape[0], given.x.shape[3]))
+def global_avg_pool(context: Context, given: SimpleNamespace) -> Any:
+    x, (_, h, w, c) = given.x, given.x.shape
+    check(x.dtype, x=x)
+    grid, numbers = sample_sums_grid(context, x.shape, vector_width(context, c, x), x.itemsize)
+    context.run("global_avg_pool", x, grid, x, given.out, h * w, *numbers)
+    return given.out
 
 
-def global_avg_pool_backward(context: Context, dy: Any, *, x_shape: tuple[int, int, int, int], out: Any = None) -> Any:
-    """Launch the kernel of `functional.global_avg_pool_backward`."""
-    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
-    check(dy.dtype, (x_shape[0], x_shape[3]), dy=dy)
-    check(dy.dtype, x_shape, out=dx)
-    vector = vector_width(context, x_shape[3], dy, dx)
-    grid, arguments = sample_walk_grid(context, x_shape, vector, dy.itemsize)
-    context.launch(
-        variant.find("global_avg_pool_backward", dtype_of(dy)),
-        grid,
-        [dy, dx, np.int32(x_shape[1] * x_shape[2]), *arguments],
-    )
+@operation(out=lambda given: given.x_shape)
+def global_avg_pool_backward(context: Context, given: SimpleNamespace) -> Any:
+    dy, dx, (n, h, w, c) = given.dy, given.out, given.x_shape
+    check(dy.dtype, (n, c), dy=dy)
+    grid, numbers = sample_walk_grid(context, dx.shape, vector_width(context, c, dy, dx), dy.itemsize)
+    context.run("global_avg_pool_backward", dy, grid, dy, dx, h * w, *numbers)
     return dx
-
-
-def _outputs(x_shape: tuple[int, ...], axes: Any) -> tuple[int, int, int, int]:
-    return x_shape[0], axes[0].out, axes[1].out, x_shape[3]
-
-
-def _gradient(dy: Any, x_shape: tuple[int, int, int, int], axes: Any, out: Any) -> Any:
-    dx = of(dy).empty(x_shape, dtype=dy.dtype) if out is None else out
-    check(dy.dtype, _outputs(x_shape, axes), dy=dy)
-    check(dy.dtype, x_shape, out=dx)
-    return dx
-
-
-def _output(x: Any, axes: Any, out: Any) -> Any:
-    shape = _outputs(x.shape, axes)
-    y = of(x).empty(shape, dtype=x.dtype) if out is None else out
-    check(x.dtype, x.shape, x=x)
-    check(x.dtype, shape, out=y)
-    return y
 
 
 def _vector(context: Context, first: Any, second: Any, argmax: Any = None) -> int:
@@ -149,9 +107,9 @@ def _grid(shape: tuple[int, ...], vector: int) -> Grid:
     return (n * -(-rows * columns * (channels // vector) // THREADS), 1, 1)
 
 
-def _shape(x_shape: tuple[int, ...], axes: Any, window: Window) -> Any:
+def _shape(x_shape: tuple[int, ...], window: Window) -> Any:
     _, h, w, c = x_shape
-    v, u = axes
+    v, u = pool_axes((h, w), window)
     top, bottom, left, right = window.pad
     counted = (-top, h + bottom, -left, w + right) if window.count_include_pad else (0, h, 0, w)
     values = (h, w, c, v.out, u.out, v.taps, u.taps, v.stride, u.stride, top, left, *counted)
