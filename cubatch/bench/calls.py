@@ -16,8 +16,8 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from cubatch.engine import functional, layer_passes
-from cubatch.engine.layers import TABLE
+from cubatch.engine import functional
+from cubatch.engine.layers import TABLE, arguments
 from cubatch.engine.place import Bound, Place
 from cubatch.kernels.padding import stored_saved_elements
 from cubatch.memory.schedule_records import Op
@@ -236,7 +236,7 @@ def calls_of(
         op, layer, {role: arrays[role] for role in op.reads}, {role: arrays[role] for role in op.writes}, None, place,
         is_training,
     )  # fmt: skip
-    TABLE[type(layer)].run(bound, layer_passes.arguments(bound))
+    TABLE[type(layer)].run(bound, arguments(bound))
     return [call_of(operation, arguments, blanks) for operation, arguments in recorder.calls]
 
 

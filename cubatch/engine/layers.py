@@ -3,18 +3,20 @@ What each layer does in a step: an operation of the schedule, bound to its array
 
 Binding resolves views, shapes and options in advance (`backend.prepare`). At small batches, that would otherwise take
 as long as the operations. `TABLE` has a row for every kind of layer, the same for the array library's own calls and
-for the hand-written kernels.
+for the hand-written kernels: names of functions of `functional`. Each is called with the arguments that its parameters
+name. Most parameters have the same name in every layer, see `arguments`; functions of the table add the others.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from cubatch.engine import backend, layer_passes
+from cubatch.engine import backend, functional
 from cubatch.engine.place import Bound, Place
 from cubatch.errors import UnsupportedLayer
 from cubatch.memory.schedule_records import Op
@@ -22,6 +24,8 @@ from cubatch.network import layers
 from cubatch.network.layer import Layer
 
 Work = Callable[[], object]
+
+_SAVED = ("qkv", "weights", "mixed")
 
 
 @attrs.frozen(eq=False)
@@ -38,14 +42,24 @@ class Ops:
 
     forward: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
-    more: Callable[[Bound], dict[str, Any]] = layer_passes.nothing_more
+    more: Callable[[Bound], dict[str, Any]] | None = None
     inference: tuple[str, ...] = ()
     draws: bool = False
 
     def run(self, at: Bound, given: dict[str, Any]) -> None:
         """Call the functions of an operation's pass, with the given arguments and those of this kind."""
         names = self.backward if at.op.kind == "backward" else self.forward
-        layer_passes.call(at, names if at.training else self.inference or names, given | self.more(at))
+        given = given | self.more(at) if self.more else given
+        for name in names if at.training else self.inference or names:
+            if name.endswith("_dgrad") and "out" not in given:
+                continue  # of the first layer: nothing reads the gradient by its input
+            options = {parameter: given[parameter] for parameter in _parameters(name) if parameter in given}
+            getattr(at.place.operations, name)(**options)
+
+
+@functools.cache
+def _parameters(name: str) -> tuple[str, ...]:
+    return tuple(inspect.signature(getattr(functional, name)).parameters)
 
 
 def check(layer: Layer, name: str) -> None:
@@ -84,7 +98,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     reads = {role: view(role, number) for role, number in op.reads.items()}
     writes = {role: view(role, number) for role, number in op.writes.items()}
     bound = Bound(op, layer, reads, writes, place.arena.workspace(op.workspace), place, training)
-    ops, given = TABLE[type(layer)], layer_passes.arguments(bound)
+    ops, given = TABLE[type(layer)], arguments(bound)
     if ops.draws and op.kind == "forward" and place.numbers is None:
         return functools.partial(ops.run, bound, given)
     return backend.prepare(ops.run, bound, given)
@@ -118,6 +132,80 @@ def _fold(op: Op, place: Place) -> None:
     )
 
 
+def arguments(at: Bound) -> dict[str, Any]:
+    """Return the options, arrays, parameters and gradients of a layer by the names of `functional`."""
+    op, layer = at.op, at.layer
+    given = {field.name: getattr(layer, field.name) for field in attrs.fields(type(layer))}
+    given |= {"kind": layer.type, "window": getattr(layer, "window", None), "relu": op.relu}
+    given |= {"x_shape": at.x_shape, "workspace": at.workspace}
+    given |= {**at.parameters} | {f"d{name}": array for name, array in at.gradients.items()}
+    if op.norm:
+        given.pop("b", None)  # the folded norm contains it
+    if "folded" in at.reads:
+        given["scale"], given["shift"] = at.reads["folded"]
+    roles = {"x0": ("x",), "x1": ("s",), "dx0": ("out", "dx"), "dx1": ("ds",)}
+    for role, array in at.reads.items():
+        given |= dict.fromkeys(roles.get(role, (role,)), array)
+    for role, array in at.writes.items():
+        given |= dict.fromkeys(("out",) if role == "y" else roles.get(role, (role,)), array)
+    return given
+
+
+# Each function below returns the arguments whose names are particular to a kind of layer.
+
+
+def _batch_norm2d(at: Bound) -> dict[str, Any]:
+    """Add the statistics of the batch, or in inference the running ones."""
+    place, state = at.place, at.place.states[at.name]
+    running = {"running_mean": state["mean"], "running_var": state["var"]}
+    if not at.training:
+        return running
+    mean, inv_std = (at.reads | at.writes)["statistics"]
+    whole_batch = {"count": at.positions, "reduce": functools.partial(place.team.sum, place.rank)}
+    updates = place.rank == 0 and not at.op.replay
+    return {"mean": mean, "inv_std": inv_std} | whole_batch | (running if updates else {})
+
+
+def _global_avg_pool(at: Bound) -> dict[str, Any]:
+    """Add the array with one value for each sample and channel, without axes of pixels."""
+    name, array = ("out", at.writes["y"]) if at.op.kind == "forward" else ("dy", at.reads["dy"])
+    return {name: array.reshape(len(array), -1)}
+
+
+def _activation(at: Bound) -> dict[str, Any]:
+    """Add the array that the layer's `backward_reads` names."""
+    return {"saved": at.reads.get("y", at.reads.get("x0"))}
+
+
+def _add(at: Bound) -> dict[str, Any]:
+    """Add the branches; one that the sum overwrites is the first, since it would be lost before it is read."""
+    target = at.op.writes["y"]
+    roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
+    return {"branches": [at.reads[role] for role in roles]}
+
+
+def _concat(at: Bound) -> dict[str, Any]:
+    """Add the branches, or their gradients."""
+    numbers = range(len(at.layer.channels))
+    if at.op.kind == "forward":
+        return {"branches": [at.reads[f"x{i}"] for i in numbers]}
+    return {"channels": at.layer.channels, "outs": [at.writes.get(f"dx{i}") for i in numbers]}
+
+
+def _dropout(at: Bound) -> dict[str, Any]:
+    """Add the seed, which names layer and shard, so that a recomputation draws the mask of the first pass."""
+    place = at.place
+    step = place.clock[0] if place.numbers is None else place.numbers.passes
+    return {"seed": (place.seed, place.first + place.begin, *at.name.encode()), "step": step}
+
+
+def _attention(at: Bound) -> dict[str, Any]:
+    """Add the arrays that the forward pass keeps for the backward pass."""
+    if at.op.kind == "forward":
+        return {"keep": [at.writes[role] for role in _SAVED] if at.training else None}
+    return {"saved": [at.reads[role] for role in _SAVED]}
+
+
 NO_OPERATION = Ops()
 """For a kind whose output is its input's memory: the schedule has no operation for it."""
 
@@ -125,7 +213,7 @@ NOT_WRITTEN = Ops()
 """For a kind that the engine cannot compute: UnsupportedLayer."""
 
 
-def _ops(name: str, more: Callable[[Bound], dict[str, Any]] = layer_passes.nothing_more, **options: Any) -> Ops:
+def _ops(name: str, more: Callable[[Bound], dict[str, Any]] | None = None, **options: Any) -> Ops:
     """Return the row of a kind whose gradients are computed by one function."""
     return Ops((name,), (f"{name}_backward",), more, **options)
 
@@ -135,27 +223,25 @@ TABLE: dict[type[Layer], Ops] = {
     layers.Linear: Ops(("linear",), ("linear_wgrad", "linear_dgrad")),
     layers.MaxPool2d: _ops("max_pool2d"),
     layers.AvgPool2d: _ops("avg_pool2d"),
-    layers.GlobalAvgPool: _ops("global_avg_pool", layer_passes.global_avg_pool),
-    layers.BatchNorm2d: Ops(
-        ("batch_norm_train",), ("batch_norm_backward",), layer_passes.batch_norm2d, ("batch_norm_inference",)
-    ),
+    layers.GlobalAvgPool: _ops("global_avg_pool", _global_avg_pool),
+    layers.BatchNorm2d: Ops(("batch_norm_train",), ("batch_norm_backward",), _batch_norm2d, ("batch_norm_inference",)),
     layers.LayerNorm: _ops("layer_norm"),
     layers.LayerScale: _ops("layer_scale"),
     layers.ReLU: _ops("relu"),
     **dict.fromkeys(
         (layers.ReLU6, layers.HardSwish, layers.HardSigmoid, layers.Sigmoid, layers.SiLU, layers.GELU),
-        _ops("activation", layer_passes.activation),
+        _ops("activation", _activation),
     ),
     layers.Softmax: _ops("softmax"),
-    layers.Dropout: _ops("dropout", layer_passes.dropout, draws=True),
+    layers.Dropout: _ops("dropout", _dropout, draws=True),
     layers.Flatten: NO_OPERATION,
-    layers.Add: Ops(("add",), more=layer_passes.add),  # each branch's gradient is the sum's
+    layers.Add: Ops(("add",), more=_add),  # each branch's gradient is the sum's
     layers.Scale: _ops("scale"),
-    layers.Concat: _ops("concat", layer_passes.concat),
+    layers.Concat: _ops("concat", _concat),
     layers.Slice: _ops("slice_channels"),
     layers.Tokens: _ops("tokens"),
     layers.ClassToken: _ops("class_token"),
-    layers.Attention: _ops("attention", layer_passes.attention),
+    layers.Attention: _ops("attention", _attention),
     layers.Opaque: NOT_WRITTEN,
 }
 """The functions of each kind of layer, in the order of `LAYERS`."""

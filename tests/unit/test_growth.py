@@ -31,7 +31,7 @@ WITHOUT_BOUND = {
     "kernels.toolchain.nvrtc._load": "a library of this machine",
     "bench.bench_results._figures": "one of our own kernels",
     "hardware.gpu_library._check": "CuPy",
-    "engine.layer_passes._parameters": "one of our own functions",
+    "engine.layers._parameters": "one of our own functions",
     "frameworks.attributes._is_own_file": "an imported module",
     "hardware.architectures.like": "a compute capability",
     "estimate.vendor.fitted.shipped": "one of our own models",
