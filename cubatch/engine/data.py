@@ -7,27 +7,24 @@ number, then the elements. gzip around it is recognised by its content, not its 
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import http.client
 import math
 import struct
-import tempfile
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import attrs
 import numpy as np
 
-from cubatch import files
+from cubatch import files, whole_file
 from cubatch.errors import InvalidArgument, InvalidData
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_UNSIGNED_BYTE = 0x08
+_GZIP_MAGIC, _IDX_MAGIC = b"\x1f\x8b", b"\0\0\x08"  # the third byte is the type: unsigned bytes
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 # SHA-256 of the decompressed files, which do not depend on the compressor.
 _MNIST_SHA256 = {
@@ -39,7 +36,6 @@ _MNIST_SHA256 = {
 _TIMEOUT_SECONDS = 30
 _MOST_DIMENSIONS = 8
 _CHUNK = 2**20
-_MOST_PACKED = 16 * 2**20  # bytes of a packed file of MNIST
 
 
 @attrs.frozen(eq=False)
@@ -92,25 +88,19 @@ class Dataset:
 
 def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
     """Read one IDX file of unsigned bytes, plain or gzip."""
-    path = Path(path)
-    with _opened(path) as file:
-        begun = file.read(4)
-        if len(begun) < 4 or begun[:2] != b"\0\0":  # noqa: PLR2004
-            raise InvalidData(str(path), "is no IDX file: it does not start with two zero bytes")
-        kind, dimensions = begun[2], begun[3]
-        if kind != _UNSIGNED_BYTE:
-            raise InvalidData(str(path), f"holds elements of type 0x{kind:02x}, only unsigned bytes (0x08) are read")
-        if dimensions > _MOST_DIMENSIONS:
-            raise InvalidData(str(path), f"has {dimensions} dimensions, at most {_MOST_DIMENSIONS} are read")
-        extents = file.read(4 * dimensions)
-        if len(extents) < 4 * dimensions:
-            raise InvalidData(str(path), f"ends inside its header ({4 + len(extents)} of {4 + 4 * dimensions} bytes)")
-        shape = struct.unpack(f">{dimensions}I", extents)
-        count = math.prod(shape)
-        content = file.read()
-        if len(content) != count:
-            raise InvalidData(str(path), f"should hold {count} elements of shape {shape}, holds {len(content)}")
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    content = _unpacked(Path(path))
+    dimensions = content[len(_IDX_MAGIC)] if len(content) > len(_IDX_MAGIC) else 0
+    if not content.startswith(_IDX_MAGIC) or dimensions > _MOST_DIMENSIONS:
+        wanted = f"it should begin with the bytes 00 00 08 and at most {_MOST_DIMENSIONS} dimensions"
+        raise InvalidData(str(path), f"is no IDX file of unsigned bytes: {wanted}")
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise InvalidData(str(path), f"ends inside its header ({len(content)} of {header} bytes)")
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    if len(content) - header != math.prod(shape):
+        wanted = f"{math.prod(shape)} elements of shape {shape}"
+        raise InvalidData(str(path), f"should hold {wanted}, holds {len(content) - header}")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
@@ -170,9 +160,8 @@ def download_mnist(folder: Path | str) -> None:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        missing = [name for name in _MNIST_SHA256 if not _is_there(folder, name)]
-        for name in missing:
-            _fetch(name, folder)
+        for name in [name for name in _MNIST_SHA256 if not _is_there(folder, name)]:
+            whole_file.write(folder / name, _fetched(name, folder))
     except OSError as error:
         raise InvalidData(str(folder), f"cannot be written: {error}", "Name another folder.") from error
 
@@ -181,52 +170,32 @@ def _is_there(folder: Path, name: str) -> bool:
     """Return whether a folder has one of MNIST's files; another file of that name is rejected."""
     present = [path for path in (folder / name.removesuffix(".gz"), folder / name) if path.exists()]
     for path in present:
-        if _digest(path) != _MNIST_SHA256[name]:
+        if hashlib.sha256(_unpacked(path)).hexdigest() != _MNIST_SHA256[name]:
             remedy = "Name another folder, or delete the file if it is damaged."
             raise InvalidData(str(path), "is not MNIST's, and is not replaced", remedy)
     return bool(present)
 
 
-def _fetch(name: str, folder: Path) -> None:
-    """Download a file next to its place, check it, and move it there."""
-    expected = _MNIST_SHA256[name]
+def _fetched(name: str, folder: Path) -> bytes:
+    """Download a file and check its content."""
     url, remedy = _MNIST_URL + name, f"Fetch it by other means into {folder}."
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https
-            content = answer.read(_MOST_PACKED + 1)
-    except (OSError, http.client.HTTPException) as error:
+            content: bytes = answer.read()
+        digest = hashlib.sha256(gzip.decompress(content)).hexdigest()
+    except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
         raise InvalidData(url, f"cannot be fetched: {error}", remedy) from error
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        partial = Path(place) / name
-        partial.write_bytes(content)
-        if _digest(partial) != expected:
-            raise InvalidData(url, f"differs from the published file: it should unpack to SHA-256 {expected}", remedy)
-        partial.replace(folder / name)
+    if digest != _MNIST_SHA256[name]:
+        wanted = f"it should unpack to SHA-256 {_MNIST_SHA256[name]}"
+        raise InvalidData(url, f"differs from the published file: {wanted}", remedy)
+    return content
 
 
-def _digest(path: Path) -> str | None:
-    """Return the SHA-256 of a file's unpacked content; None if it is missing or cannot be unpacked."""
-    digest = hashlib.sha256()
+def _unpacked(path: Path) -> bytes:
+    """Read a file, through gzip if it begins like gzip."""
     try:
-        with _opened(path) as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except InvalidData:
-        return None
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, through gzip if it begins like gzip; errors become InvalidData."""
-    try:
-        with path.open("rb") as raw:
-            is_packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            raw.seek(0)
-            with gzip.GzipFile(fileobj=raw) if is_packed else contextlib.nullcontext(raw) as file:
-                yield cast("BinaryIO", file)
-    except InvalidData:
-        raise
+        content = path.read_bytes()
+        return gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
 

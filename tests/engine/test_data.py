@@ -51,34 +51,19 @@ def test_a_file_is_read_by_its_content_not_its_name(tmp_path, array, pack):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "two zero bytes"),
-        (b"\0", "two zero bytes"),
-        (b"PNG and so on", "two zero bytes"),
-        (idx(IMAGES, kind=0x0D), "0x0d"),
-        (idx(IMAGES)[:-1], "should hold 60 elements"),
-        (idx(IMAGES) + b"\0", "should hold 60 elements"),
-        (idx(IMAGES)[:10], "inside its header"),
-        (gzip.compress(idx(IMAGES))[:-9], "cannot be read"),
-        (b"\x1f\x8b" + b"no gzip at all", "cannot be read"),
-        (gzip.compress(idx(IMAGES))[:-8] + b"\xff" * 8, "cannot be read"),
-        (bytes([0, 0, 8, 4]) + b"\xff" * 16, "should hold"),
-    ],
-    ids=[
-        "empty",
-        "one byte",
-        "other format",
-        "floats",
-        "short",
-        "long",
-        "header",
-        "cut gzip",
-        "no gzip",
-        "damaged",
-        "huge",
+        pytest.param(b"", "no IDX file", id="empty"),
+        pytest.param(b"PNG and so on", "no IDX file", id="other format"),
+        pytest.param(idx(IMAGES, kind=0x0D), "no IDX file of unsigned bytes", id="floats"),
+        pytest.param(bytes([0, 0, 8, 255]) + b"\0\0\0\1" * 255 + b"x", "at most 8 dimensions", id="dimensions"),
+        pytest.param(idx(IMAGES)[:-1], "should hold 60 elements", id="short"),
+        pytest.param(idx(IMAGES) + b"\0", "should hold 60 elements", id="long"),
+        pytest.param(idx(IMAGES)[:10], "inside its header", id="header"),
+        pytest.param(gzip.compress(idx(IMAGES))[:-9], "cannot be read", id="cut gzip"),
+        pytest.param(gzip.compress(idx(IMAGES))[:-8] + b"\xff" * 8, "cannot be read", id="damaged"),
     ],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(tmp_path, content, says):
-    """Truncated, damaged, of another type, or claiming 10^38 elements: an error with the path and what is wrong."""
+    """Truncated, damaged or of another type: an error with the path and what is wrong."""
     path = tmp_path / "images"
     path.write_bytes(content)
     with pytest.raises(InvalidData, match=says) as caught:
@@ -249,13 +234,11 @@ def test_files_that_are_there_unpacked_are_not_fetched(server, tmp_path):
         gzip.compress(b"something else"),
         b"<html>please log in</html>",
         gzip.compress(b"a" * 500)[:-20],
-        b"",
         urllib.error.URLError("no route to host"),
         urllib.error.HTTPError("http://x", 404, "Not Found", None, None),
-        TimeoutError("timed out"),
         http.client.IncompleteRead(b"half"),
     ],
-    ids=["other", "page", "cut", "empty", "offline", "404", "slow", "half"],
+    ids=["other", "page", "cut", "offline", "404", "half"],
 )
 def test_a_download_that_fails_leaves_nothing_behind(server, tmp_path, content):
     """Offline, cut off or not what was published: an error with the address, and no file that was not right."""
@@ -273,17 +256,3 @@ def test_a_place_that_cannot_be_written_is_refused(server, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidData, match="cannot be written"):
         data.download_mnist(tmp_path / "file" / "mnist")
-
-
-def test_too_many_dimensions_and_impossible_names_are_refused(tmp_path):
-    """255 dimensions, and names that no file can have."""
-    many = tmp_path / "many"
-    many.write_bytes(bytes([0, 0, 8, 255]) + b"\0\0\0\1" * 255 + b"x")
-    for path, says in (
-        (many, "255 dimensions"),
-        ("x" * 5000, "File name too long"), ("a\0b", "null"),
-    ):  # fmt: skip
-        with pytest.raises(InvalidData, match=says):
-            data.read_idx(path)
-    with pytest.raises(InvalidData, match="has neither"):
-        data.load_mnist("x" * 5000)
