@@ -18,23 +18,10 @@ if TYPE_CHECKING:
 
 
 def batch_norm_train(
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    *,
-    mean: Any,
-    inv_std: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    count: int | None = None,
-    reduce: Callable[[Any], object] | None = None,
-    residual: Any = None,
-    relu: bool = False,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+    x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, running_mean: Any = None, running_var: Any = None,
+    momentum: float = 0.1, eps: float = 1e-5, count: int | None = None, reduce: Callable[[Any], object] | None = None,
+    residual: Any = None, relu: bool = False, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Normalise each channel by the mean and variance of the batch: y = gamma * (x - mean) * inv_std + beta.
 
@@ -111,18 +98,9 @@ def batch_norm_train(
 
 
 def batch_norm_inference(
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    *,
-    running_mean: Any,
-    running_var: Any,
-    eps: float = 1e-5,
-    residual: Any = None,
-    relu: bool = False,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+    x: Any, gamma: Any, beta: Any, *, running_mean: Any, running_var: Any, eps: float = 1e-5, residual: Any = None,
+    relu: bool = False, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Normalise each channel by the running statistics; arguments as in `batch_norm_train`.
 
@@ -144,16 +122,9 @@ def batch_norm_inference(
 
 
 def fold_batch_norms(
-    gammas: Sequence[Any],
-    betas: Sequence[Any],
-    biases: Sequence[Any],
-    *,
-    means: Sequence[Any],
-    variances: Sequence[Any],
-    epsilons: Sequence[float],
-    scales: Sequence[Any],
-    shifts: Sequence[Any],
-) -> None:
+    gammas: Sequence[Any], betas: Sequence[Any], biases: Sequence[Any], *, means: Sequence[Any],
+    variances: Sequence[Any], epsilons: Sequence[float], scales: Sequence[Any], shifts: Sequence[Any],
+) -> None:  # fmt: skip
     """
     Turn batch norms by running statistics into factors and terms of the products before them.
 
@@ -186,19 +157,9 @@ def fold_batch_norms(
 
 
 def batch_norm_backward(
-    dy: Any,
-    x: Any,
-    gamma: Any,
-    *,
-    mean: Any,
-    inv_std: Any,
-    dgamma: Any,
-    dbeta: Any,
-    count: int | None = None,
-    reduce: Callable[[Any], object] | None = None,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+    dy: Any, x: Any, gamma: Any, *, mean: Any, inv_std: Any, dgamma: Any, dbeta: Any, count: int | None = None,
+    reduce: Callable[[Any], object] | None = None, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Compute the gradients by batch norm's input, scale and shift; return the input's.
 

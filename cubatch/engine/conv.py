@@ -33,21 +33,10 @@ _NO_PAD = (0, 0, 0, 0)
 
 
 def conv2d(
-    x: Any,
-    w: Any,
-    b: Any = None,
-    *,
-    stride: Pair = (1, 1),
-    pad: Pad = _NO_PAD,
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-    scale: Any = None,
-    shift: Any = None,
-    residual: Any = None,
-    relu: bool = False,
-    out: Any = None,
+    x: Any, w: Any, b: Any = None, *, stride: Pair = (1, 1), pad: Pad = _NO_PAD, dilation: Pair = (1, 1),
+    groups: int = 1, scale: Any = None, shift: Any = None, residual: Any = None, relu: bool = False, out: Any = None,
     workspace: Any = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """
     Convolve.
 
@@ -110,19 +99,10 @@ def conv2d(
 
 
 def conv2d_dgrad(
-    dy: Any,
-    w: Any,
-    *,
-    x_shape: tuple[int, int, int, int],
-    stride: Pair = (1, 1),
-    pad: Pad = _NO_PAD,
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-    residual: Any = None,
-    positive: Any = None,
-    out: Any = None,
+    dy: Any, w: Any, *, x_shape: tuple[int, int, int, int], stride: Pair = (1, 1), pad: Pad = _NO_PAD,
+    dilation: Pair = (1, 1), groups: int = 1, residual: Any = None, positive: Any = None, out: Any = None,
     workspace: Any = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """
     Return the gradient by a convolution's input, or by the input of a ReLU before it.
 
@@ -181,17 +161,9 @@ def _end_idle(need: blocks.Ends, part: Any, residual: Any, positive: Any, worksp
 
 
 def conv2d_wgrad(
-    x: Any,
-    dy: Any,
-    *,
-    dw: Any,
-    db: Any = None,
-    stride: Pair = (1, 1),
-    pad: Pad = _NO_PAD,
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-    workspace: Any = None,
-) -> Any:
+    x: Any, dy: Any, *, dw: Any, db: Any = None, stride: Pair = (1, 1), pad: Pad = _NO_PAD, dilation: Pair = (1, 1),
+    groups: int = 1, workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Compute the gradients by a convolution's filter and bias, summed over all samples; return the filter's.
 

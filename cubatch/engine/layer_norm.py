@@ -62,15 +62,7 @@ def layer_norm(
 
 
 def layer_norm_backward(
-    dy: Any,
-    x: Any,
-    gamma: Any,
-    *,
-    statistics: Any,
-    dgamma: Any,
-    dbeta: Any,
-    out: Any = None,
-    workspace: Any = None,
+    dy: Any, x: Any, gamma: Any, *, statistics: Any, dgamma: Any, dbeta: Any, out: Any = None, workspace: Any = None
 ) -> Any:
     """
     Compute the gradients by layer norm's input, scale and shift; return the input's.

@@ -64,15 +64,9 @@ def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None)
 
 
 def softmax_cross_entropy(
-    logits: Any,
-    labels: Any,
-    *,
-    loss: Any = None,
-    dlogits: Any = None,
-    count: int | None = None,
-    scale: Any = None,
+    logits: Any, labels: Any, *, loss: Any = None, dlogits: Any = None, count: int | None = None, scale: Any = None,
     workspace: Any = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """
     Return the mean cross-entropy of softmax(logits) with the labels, and compute its gradient.
 

@@ -28,15 +28,9 @@ _HOST_BYTES = 1 << 18
 
 
 def sgd(
-    parameters: Any,
-    gradients: Sequence[Any],
-    *,
-    lr: float,
-    weight_decay: float = 0.0,
-    master: Any = None,
-    scaling: Any = None,
-    workspace: Any = None,
-) -> None:
+    parameters: Any, gradients: Sequence[Any], *, lr: float, weight_decay: float = 0.0, master: Any = None,
+    scaling: Any = None, workspace: Any = None,
+) -> None:  # fmt: skip
     """
     Step down the gradient: w -= lr * (g + weight_decay * w).
 
@@ -64,17 +58,9 @@ def sgd(
 
 
 def momentum(
-    parameters: Any,
-    gradients: Sequence[Any],
-    velocity: Any,
-    *,
-    lr: float,
-    factor: float = 0.9,
-    weight_decay: float = 0.0,
-    master: Any = None,
-    scaling: Any = None,
-    workspace: Any = None,
-) -> None:
+    parameters: Any, gradients: Sequence[Any], velocity: Any, *, lr: float, factor: float = 0.9,
+    weight_decay: float = 0.0, master: Any = None, scaling: Any = None, workspace: Any = None,
+) -> None:  # fmt: skip
     """
     Step along a decaying sum of gradients: v = factor * v + g + weight_decay * w; w -= lr * v.
 
@@ -95,20 +81,10 @@ def momentum(
 
 
 def adam(
-    parameters: Any,
-    gradients: Sequence[Any],
-    mean: Any,
-    square: Any,
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    master: Any = None,
-    scaling: Any = None,
-    workspace: Any = None,
-) -> None:
+    parameters: Any, gradients: Sequence[Any], mean: Any, square: Any, *, step: int, lr: float,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, master: Any = None,
+    scaling: Any = None, workspace: Any = None,
+) -> None:  # fmt: skip
     """
     Step by Adam (Kingma and Ba, 2015, algorithm 1), with the penalty in the gradient as in PyTorch.
 

@@ -22,17 +22,9 @@ from cubatch.memory.blocks import Attend, AttendBackward
 
 
 def attention(
-    x: Any,
-    w_in: Any,
-    w_out: Any,
-    b_in: Any = None,
-    b_out: Any = None,
-    *,
-    heads: int,
-    keep: Sequence[Any] | None = None,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+    x: Any, w_in: Any, w_out: Any, b_in: Any = None, b_out: Any = None, *, heads: int,
+    keep: Sequence[Any] | None = None, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Mix the values of all positions of a sample for each of its positions.
 
@@ -87,20 +79,9 @@ def attention(
 
 
 def attention_backward(
-    dy: Any,
-    x: Any,
-    w_in: Any,
-    w_out: Any,
-    *,
-    heads: int,
-    saved: Sequence[Any],
-    dw_in: Any,
-    dw_out: Any,
-    db_in: Any = None,
-    db_out: Any = None,
-    out: Any = None,
-    workspace: Any = None,
-) -> Any:
+    dy: Any, x: Any, w_in: Any, w_out: Any, *, heads: int, saved: Sequence[Any], dw_in: Any, dw_out: Any,
+    db_in: Any = None, db_out: Any = None, out: Any = None, workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Compute the gradients by attention's input and its projections, summed over all samples.
 

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 
 def max_pool2d(
-    x: Any,
-    window: Window,
-    *,
-    relu: bool = False,
-    out: Any = None,
-    argmax: Any = None,
-    workspace: Any = None,
+    x: Any, window: Window, *, relu: bool = False, out: Any = None, argmax: Any = None, workspace: Any = None
 ) -> Any:
     """
     Take the largest value of each window; of equal ones the first, row by row, wins.
@@ -83,13 +77,7 @@ def max_pool2d(
 
 
 def max_pool2d_backward(
-    dy: Any,
-    argmax: Any,
-    window: Window,
-    *,
-    x_shape: tuple[int, int, int, int],
-    out: Any = None,
-    workspace: Any = None,
+    dy: Any, argmax: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None, workspace: Any = None
 ) -> Any:
     """
     Add each window's gradient to the input that won it; with `relu`, to none where no input was positive.
@@ -150,12 +138,7 @@ def avg_pool2d(x: Any, window: Window, *, out: Any = None, workspace: Any = None
 
 
 def avg_pool2d_backward(
-    dy: Any,
-    window: Window,
-    *,
-    x_shape: tuple[int, int, int, int],
-    out: Any = None,
-    workspace: Any = None,
+    dy: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None, workspace: Any = None
 ) -> Any:
     """Return the gradient by the input: each window's gradient is divided among its inputs."""
     pool = _Pool(x_shape, dy, window, workspace)

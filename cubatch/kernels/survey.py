@@ -59,14 +59,9 @@ class Row:
 
 
 def survey(
-    chosen: Sequence[Kernel],
-    archs: Sequence[str] = ARCHS,
-    *,
-    may_spill: Mapping[str, str] | None = None,
-    root: Path | None = None,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> list[Row]:
+    chosen: Sequence[Kernel], archs: Sequence[str] = ARCHS, *, may_spill: Mapping[str, str] | None = None,
+    root: Path | None = None, folder: Path | None = None, progress: Progress | None = None,
+) -> list[Row]:  # fmt: skip
     """
     Compile variants for architectures on all cores and check each.
 
