@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from functools import lru_cache
 
 import attrs
@@ -37,8 +36,13 @@ Largest accepted worst-case error in units of the direct sum's: 5 of the 24 bits
 F(2x2) is within 3 units from 14 channels on, F(4x4) within 32 from 24 channels on and within 18.2 for many channels.
 """
 
-POINTS = {2: ("0", "1", "-1"), 4: ("0", "11/16", "-11/16", "3/2", "-3/2")}
-"""Interpolation points by results along an axis; infinity comes last."""
+_GROWTH = {2: 16.0, 4: 163.33}
+"""
+Bound of the terms of a result relative to |x| |w|, rounded up; a direct sum has 1.
+
+It is the largest of sum_j |A_ij| |G_jk| sum_l |B_jl| over results i and taps k, along both axes, with the matrices of
+`cook_toom.cuh`.
+"""
 
 _ROUNDINGS = {2: 10, 4: 18}
 """Roundings of a result in addition to one per channel: both axes of the three transforms."""
@@ -54,82 +58,15 @@ _LAUNCH_CLOCKS = 4000.0
 
 _FLOAT_BYTES = 4
 
-Matrix = tuple[tuple[Fraction, ...], ...]
-
-
-@lru_cache
-def matrices(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
-    """
-    Return A^T, G and B^T: y = A^T [(G w) * (B^T d)] are the results of a filter of three taps.
-
-    Args:
-        outputs: Results along an axis: 2 or 4.
-
-    Example:
-        >>> result, filter_, source = matrices(2)
-        >>> [[str(element) for element in row] for row in filter_]
-        [['-1', '0', '0'], ['1/2', '1/2', '1/2'], ['1/2', '-1/2', '1/2'], ['0', '0', '1']]
-    """
-    points = [Fraction(point) for point in POINTS[outputs]]
-    zero, unity = Fraction(0), Fraction(1)
-    results = [
-        [point**power for point in points] + [unity if power == outputs - 1 else zero] for power in range(outputs)
-    ]
-    filters, sources = [], []
-    for point in points:
-        others = [other for other in points if other != point]
-        distance = math.prod((point - other for other in others), start=unity)
-        filters.append(tuple(point**power / distance for power in range(TAPS)))
-        sources.append((*_product(others), zero))
-    filters.append((zero, zero, unity))
-    sources.append(_product(points))
-    return tuple(map(tuple, results)), tuple(filters), tuple(sources)
-
-
-def _product(roots: list[Fraction]) -> tuple[Fraction, ...]:
-    """Return the coefficients of the product of (x - root), the lowest power first."""
-    coefficients = [Fraction(1)]
-    for root in roots:
-        shifted, same = [Fraction(0), *coefficients], [*coefficients, Fraction(0)]
-        coefficients = [up - root * low for up, low in zip(shifted, same, strict=True)]
-    return tuple(coefficients)
-
 
 def roundings(outputs: int, channels: int) -> int:
     """Return the roundings on the longest way to a result that sums over `channels` channels."""
     return channels + _ROUNDINGS[outputs]
 
 
-@lru_cache
-def growth(outputs: int) -> float:
-    """
-    Return a bound of the terms of a result relative to |x| |w|; a direct sum has 1.
-
-    It is the largest of sum_j |A_ij| |G_jk| sum_l |B_jl| over results i and taps k, along both axes.
-
-    Example:
-        >>> round(growth(2), 1), round(growth(4), 1)
-        (16.0, 163.3)
-    """
-    result, filters, sources = matrices(outputs)
-    size = [sum(map(abs, row)) for row in sources]
-    along = max(
-        sum(abs(a) * abs(row[tap]) * most for a, row, most in zip(line, filters, size, strict=True))
-        for line in result
-        for tap in range(TAPS)
-    )
-    return float(along) ** 2
-
-
 def loss(outputs: int, channels: int) -> float:
-    """
-    Return the worst-case error in units of the direct sum's.
-
-    Example:
-        >>> [round(loss(outputs, 128), 1) for outputs in (2, 4)]
-        [1.9, 20.7]
-    """
-    return growth(outputs) * roundings(outputs, channels) / (TAPS * TAPS * channels)
+    """Return the worst-case error in units of the direct sum's."""
+    return _GROWTH[outputs] * roundings(outputs, channels) / (TAPS * TAPS * channels)
 
 
 @attrs.frozen
@@ -187,16 +124,7 @@ class Cut:
 
 @lru_cache(maxsize=1 << 14)
 def cut(problem: Problem, kernel: Kernel) -> Cut | None:
-    """
-    Return the parts of a problem in a variant; None if the variant cannot compute it, or its filter is too large.
-
-    Example:
-        >>> from cubatch.kernels.variant import find
-        >>> problem = Problem("conv2d_fprop", "float32", 64 * 19 * 19, 128, 9 * 128, vector=4, image=(19, 19))
-        >>> parts = cut(problem, find("conv2d_fprop", "float32", tile="f4x4_128x128x8"))
-        >>> parts.rows, parts.columns, parts.tiles, list(parts.parts())
-        (5, 5, 1600, [(0, 1600)])
-    """
+    """Return the parts of a problem in a variant; None if the variant cannot compute it, or its filter is too large."""
     outputs, tile = kernel.winograd, kernel.tile
     if outputs is None or tile is None or problem.image is None:
         return None
@@ -211,15 +139,7 @@ def cut(problem: Problem, kernel: Kernel) -> Cut | None:
 
 
 def takes(problem: Problem, kernel: Kernel) -> bool:
-    """
-    Return whether a variant may compute a problem: with small enough error and memory, for any batch size.
-
-    Example:
-        >>> from cubatch.kernels.variant import find
-        >>> first = Problem("conv2d_fprop", "float32", 224 * 224, 64, 9 * 3, image=(224, 224))
-        >>> takes(first, find("conv2d_fprop", "float32", tile="f4x4_128x128x8"))
-        False
-    """
+    """Return whether a variant may compute a problem: with small enough error and memory, for any batch size."""
     if kernel.winograd is None:
         return True
     if problem.image is None or not problem.k:
@@ -241,12 +161,6 @@ def product(problem: Problem, kernel: Kernel, tiles: int | None = None) -> Probl
         problem: The problem.
         kernel: The variant.
         tiles: Tiles of one part; None is all.
-
-    Example:
-        >>> from cubatch.kernels.variant import find
-        >>> problem = Problem("conv2d_dgrad", "float32", 64 * 19 * 19, 128, 9 * 128, vector=4, image=(19, 19))
-        >>> product(problem, find("conv2d_dgrad", "float32", tile="f4x4_128x128x8"))
-        Problem(operation='gemm_nn', dtype='float32', m=1600, n=128, k=128, groups=36, phases=1, vector=4)
     """
     how = cut(problem, kernel)
     if how is None:

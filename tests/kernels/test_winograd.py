@@ -109,13 +109,21 @@ def test_adding_to_what_is_there_reads_it_once(launcher):
     assert_within(launcher.get(dx), want, tolerance, axes="nhwc")
 
 
+@pytest.mark.parametrize("outputs", wc.SIZES)
+def test_the_bound_that_allows_a_variant_follows_from_its_matrices(outputs):
+    """As many times a direct sum's error as terms may grow."""
+    assert winograd_plan.loss(outputs, 64) == pytest.approx(
+        wc.growth(outputs) * (64 + {2: 10, 4: 18}[outputs]) / 576, rel=1e-4
+    )
+
+
 def adversaries(outputs, channels, random):
     """
     Data for one tile whose terms are largest and cancel: each tap alone and all, with the signs of each row of B^T.
 
     Between them elements that a result never sees are thousands of times those that it sees.
     """
-    source = np.array(winograd_plan.matrices(outputs)[2], dtype=np.float64)
+    source = np.array(wc.matrices(outputs)[2], dtype=np.float64)
     extent = outputs + 2
     for row in range(extent):
         for column in range(extent):
@@ -136,7 +144,7 @@ def test_data_meant_to_break_it_stays_within_both_bounds(launcher, outputs):
     """That of the very terms, and the one by which a variant is allowed: growth * roundings * max |x| * sum |w|."""
     random, channels = np.random.default_rng(outputs), 8
     drawn = cases.Conv(n=1, h=outputs + 2, w=outputs + 2, c=channels, k=1, r=3, s=3)
-    most = gamma(winograd_plan.roundings(outputs, channels), wc.U) * winograd_plan.growth(outputs)
+    most = gamma(winograd_plan.roundings(outputs, channels), wc.U) * wc.growth(outputs)
     found = list(adversaries(outputs, channels, random))
     x, w = np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
     both = cases.attrs.evolve(drawn, n=len(x), k=len(w))

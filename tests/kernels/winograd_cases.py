@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,49 @@ from tests.kernels.tiles import TILES
 U = UNIT_ROUNDOFF["float32"]
 SIZES = (2, 4)
 """Results along an axis that are computed at a time."""
+
+POINTS = {2: ("0", "1", "-1"), 4: ("0", "11/16", "-11/16", "3/2", "-3/2")}
+"""Interpolation points by results along an axis; infinity comes last."""
+
+
+@lru_cache
+def matrices(outputs: int) -> tuple[Any, Any, Any]:
+    """Give A^T, G and B^T: y = A^T [(G w) * (B^T d)] are the results of a filter of three taps."""
+    points = [Fraction(point) for point in POINTS[outputs]]
+    zero, unity = Fraction(0), Fraction(1)
+    results = [
+        [point**power for point in points] + [unity if power == outputs - 1 else zero] for power in range(outputs)
+    ]
+    filters, sources = [], []
+    for point in points:
+        others = [other for other in points if other != point]
+        distance = math.prod((point - other for other in others), start=unity)
+        filters.append(tuple(point**power / distance for power in range(3)))
+        sources.append((*_product(others), zero))
+    filters.append((zero, zero, unity))
+    sources.append(_product(points))
+    return tuple(map(tuple, results)), tuple(filters), tuple(sources)
+
+
+def _product(roots: list[Fraction]) -> tuple[Fraction, ...]:
+    """Give the coefficients of the product of (x - root), the lowest power first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted, same = [Fraction(0), *coefficients], [*coefficients, Fraction(0)]
+        coefficients = [up - root * low for up, low in zip(shifted, same, strict=True)]
+    return tuple(coefficients)
+
+
+def growth(outputs: int) -> float:
+    """Bound the terms of a result relative to |x| |w|, along both axes."""
+    result, filters, sources = matrices(outputs)
+    size = [sum(map(abs, row)) for row in sources]
+    along = max(
+        sum(abs(a) * abs(row[tap]) * most for a, row, most in zip(line, filters, size, strict=True))
+        for line in result
+        for tap in range(3)
+    )
+    return float(along) ** 2
 
 
 def chooser(outputs: int) -> Any:
@@ -55,7 +101,7 @@ def size(drawn: cases.Conv, x: Any, w: Any, outputs: int) -> Any:
 
     By loops over tiles, in float64; x and w as the forward pass has them.
     """
-    result, filter_, source = (np.abs(np.array(one, dtype=np.float64)) for one in winograd_plan.matrices(outputs))
+    result, filter_, source = (np.abs(np.array(one, dtype=np.float64)) for one in matrices(outputs))
     x, w, extent = np.abs(x).astype(np.float64), np.abs(w).astype(np.float64), outputs + 2
     _, p, q, _ = drawn.y_shape
     points = np.stack([[filter_ @ w[k, :, :, c] @ filter_.T for c in range(drawn.c)] for k in range(drawn.k)])
