@@ -129,10 +129,6 @@ def for_arch(arch: int) -> Nvrtc:
 
     Args:
         arch: Compute capability times ten, 70 for sm_70.
-
-    Example:
-        >>> 52 in for_arch(52).archs
-        True
     """
     known: dict[str, tuple[int, ...]] = {}
     for path in candidates():
