@@ -23,11 +23,6 @@ def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
     Args:
         x: Scores (..., classes).
         out: Where the probabilities go; may be x.
-
-    Example:
-        >>> import numpy as np
-        >>> softmax(np.array([[1000.0, 1000.0]]))
-        array([[0.5, 0.5]])
     """
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
@@ -140,7 +135,7 @@ class _Tiles:
 
 def _pieces(array: Any, workspace: Any) -> Iterator[tuple[slice, _Tiles]]:
     rows, classes = array.shape
-    need = Scores(itemsize=array.itemsize, classes=classes)
+    need = Scores(itemsize=array.itemsize, channels=classes)
     workspace = take_workspace(workspace, array, need, rows)
     for piece, _ in need.cut(rows, workspace.nbytes):
         count = piece.stop - piece.start

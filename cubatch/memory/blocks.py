@@ -38,24 +38,12 @@ Block = tuple[slice, slice]
 
 
 def ending(**arrays: object) -> frozenset[str]:
-    """
-    Return the names of the arrays that are not None, as in `Op.ending`.
-
-    Example:
-        >>> sorted(ending(residual=None, positive=0))
-        ['positive']
-    """
+    """Return the names of the arrays that are not None, as in `Op.ending`."""
     return frozenset(name for name, array in arrays.items() if array is not None)
 
 
 def aligned(num_bytes: int) -> int:
-    """
-    Return a size in bytes, rounded up to a multiple of ALIGNMENT.
-
-    Example:
-        >>> aligned(1), aligned(64), aligned(65)
-        (64, 64, 128)
-    """
+    """Return a size in bytes, rounded up to a multiple of ALIGNMENT."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -122,21 +110,11 @@ class Need:
         Args:
             samples: Number of samples.
             num_bytes: Size of the workspace, at least `least`.
-
-        Example:
-            >>> Flat(itemsize=64).cut(3, 128)
-            ((slice(0, 2, None), slice(0, 1, None)), (slice(2, 3, None), slice(0, 1, None)))
         """
         return _cut(self, samples, num_bytes)
 
     def num_blocks(self, samples: int, num_bytes: int) -> int:
-        """
-        Return the number of blocks of `cut`.
-
-        Example:
-            >>> Flat(itemsize=64).num_blocks(3, 128)
-            2
-        """
+        """Return the number of blocks of `cut`."""
         if not samples:
             return 0
         most, rows = _largest(self, samples, num_bytes)
@@ -193,12 +171,12 @@ class Pool(Need):
 class Scores(Need):
     """Softmax and its loss, with a row of scores as "sample": a sum, two numbers, products, flags."""
 
-    classes: int
+    channels: int
 
     def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         count = samples * rows
         column = count * self.itemsize
-        return (8, column, column, column * self.classes, count * self.classes)
+        return (8, column, column, column * self.channels, count * self.channels)
 
 
 @attrs.frozen(kw_only=True)

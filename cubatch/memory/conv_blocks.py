@@ -95,16 +95,7 @@ class Depthwise(Need):
 
 
 def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
-    """
-    Return the needs of a convolution's forward pass, one per part.
-
-    Example:
-        >>> from cubatch.memory.blocks import workspace_bytes
-        >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1))
-        >>> workspace_bytes(conv2d_forward(shape, 4), samples=128, target=768 * 1024)
-        786432
-    """
+    """Return the needs of a convolution's forward pass, one per part."""
     return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(_seen(shape), itemsize, ending)]
 
 

@@ -72,12 +72,6 @@ def cuts(work: Workload, target: int, limit: int) -> list[int]:
     Raises:
         DoesNotFit: If none of them fits.
         InvalidArgument: If no network is trained, or the target is not a batch size.
-
-    Example:
-        >>> work = Workload.of("mlp", "cpu", mode="training", dtype="float32")
-        >>> whole = plan(work, 12).total
-        >>> cuts(work, 12, whole), cuts(work, 12, 2 * whole)  # the whole needs no sum
-        ([12], [1, 2, 3, 4, 6, 12])
     """
     sizes = divisors(check_batch_size(target, "target_batch_size"))
     works = {size: accumulating(work, size, target) for size in sizes}

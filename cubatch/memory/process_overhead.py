@@ -46,11 +46,6 @@ def device_bytes(work: Workload, batch_size: int, reserve_bytes: int) -> int:
         work: The workload.
         batch_size: Samples per step.
         reserve_bytes: GPU memory of the process outside its arrays: `MemoryLimit.overhead_bytes`; 0 on a CPU.
-
-    Example:
-        >>> work = Workload.of("mlp", "cpu", mode="training", dtype="float32")
-        >>> 0 < device_bytes(work, 64, 0) - plan(work, 64).total < 2**24 * work.device.threads
-        True
     """
     whole = plan(work, batch_size)
     if work.device.kind != "cpu":

@@ -72,7 +72,7 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
         if op.kind == "update":  # an "item" is a parameter and its gradient
             return blocks.workspace_bytes([Flat(itemsize=2 * itemsize)], program.network.parameters, target)
         h, w, classes = program.network.output_shape
-        return blocks.workspace_bytes([Scores(itemsize=itemsize, classes=classes)], samples * h * w, target)
+        return blocks.workspace_bytes([Scores(itemsize=itemsize, channels=classes)], samples * h * w, target)
     needs, items = im2col_needs(op, program, itemsize)
     return blocks.workspace_bytes(needs, samples * items, target)
 
@@ -146,17 +146,17 @@ def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, _kind: str, itemsize: int)
     return (need,), 1
 
 
-def _norm(layer: layers.BatchNorm2d, _kind: str, itemsize: int, _ending: frozenset[str] = blocks.PLAIN) -> Scratch:
-    h, w, c = layer.input_shape
-    return (Norm(itemsize=itemsize, channels=c),), h * w
+def _by_position(need: Callable[..., Need]) -> Callable[..., Scratch]:
+    """Return the scratch memory of a type whose "sample" is a position with its channels."""
+
+    def scratch(layer: Layer, _kind: str, itemsize: int, _ending: frozenset[str] = blocks.PLAIN) -> Scratch:
+        h, w, c = layer.input_shapes[0]
+        return (need(itemsize=itemsize, channels=c),), h * w
+
+    return scratch
 
 
-def _scores(layer: layers.Softmax, _kind: str, itemsize: int) -> Scratch:
-    h, w, c = layer.input_shape
-    return (Scores(itemsize=itemsize, classes=c),), h * w
-
-
-def _flag_or_draw(layer: layers.ReLU | layers.Dropout, _kind: str, _itemsize: int) -> Scratch:
+def _flag_or_draw(layer: Layer, _kind: str, _itemsize: int) -> Scratch:
     return (Flat(itemsize=FLOAT32_BYTES),), math.prod(layer.output_shape)
 
 
@@ -164,22 +164,14 @@ def _curve(layer: Layer, _kind: str, itemsize: int) -> Scratch:
     return (Curve(itemsize=itemsize),), math.prod(layer.output_shape)
 
 
-def _layer_norm(layer: layers.LayerNorm, _kind: str, itemsize: int) -> Scratch:
-    h, w, c = layer.input_shape
-    return (RowNorm(itemsize=itemsize, channels=c),), h * w
-
-
 def _layer_scale(layer: layers.LayerScale, kind: str, itemsize: int) -> Scratch:
-    h, w, c = layer.input_shape
-    return ((), 0) if kind == "forward" else ((Norm(itemsize=itemsize, channels=c),), h * w)
+    return ((), 0) if kind == "forward" else _by_position(Norm)(layer, kind, itemsize)
 
 
 def _attention(layer: layers.Attention, kind: str, itemsize: int) -> Scratch:
     h, w, c = layer.input_shape
-    if kind == "backward":
-        return (AttendBackward(itemsize=itemsize, tokens=h * w, channels=c, heads=layer.heads),), 1
-    saves = kind == "forward"
-    return (Attend(itemsize=itemsize, tokens=h * w, channels=c, heads=layer.heads, saves=saves),), 1
+    sizes = {"itemsize": itemsize, "tokens": h * w, "channels": c, "heads": layer.heads}
+    return (AttendBackward(**sizes) if kind == "backward" else Attend(**sizes, saves=kind == "forward"),), 1
 
 
 def _sums_of_products(layer: layers.Scale, kind: str, itemsize: int) -> Scratch:
@@ -203,24 +195,19 @@ def _convolution_bytes(layer: layers.Conv2d, kind: str, samples: int, dtype: str
 
 def _linear_bytes(layer: layers.Linear, kind: str, samples: int, dtype: str, device: Device) -> int:
     h, w, c = layer.input_shape
-    extents = samples * h * w, c, layer.k
-    return max(product_scratch.linear_workspace(pass_, extents, dtype, device) for pass_ in PASSES_OF[kind])
+    sizes = samples * h * w, c, layer.k
+    return max(product_scratch.linear_workspace(pass_, sizes, dtype, device) for pass_ in PASSES_OF[kind])
 
 
-def _norm_bytes(layer: layers.BatchNorm2d, kind: str, samples: int, dtype: str, device: Device) -> int:
-    h, w, c = layer.input_shape
-    part = misc.batch_norm_workspace if kind == "forward" else misc.batch_norm_backward_workspace
-    return part(samples * h * w, c, dtype, device)
+def _by_rows(backward: Callable[..., int], forward: Callable[..., int] | None = None) -> Callable[..., int]:
+    """Return the bytes of a type by rows, channels, dtype and device, for each pass; None: none in a forward pass."""
 
+    def num_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Device) -> int:
+        h, w, c = layer.input_shapes[0]
+        function = backward if kind == "backward" else forward
+        return function(samples * h * w, c, dtype, device) if function else 0
 
-def _layer_norm_bytes(layer: layers.LayerNorm, kind: str, samples: int, dtype: str, device: Device) -> int:
-    h, w, c = layer.input_shape
-    return misc.batch_norm_backward_workspace(samples * h * w, c, dtype, device) if kind == "backward" else 0
-
-
-def _layer_scale_bytes(layer: layers.LayerScale, kind: str, samples: int, dtype: str, device: Device) -> int:
-    h, w, c = layer.input_shape
-    return misc.layer_scale_backward_workspace(samples * h * w, c, dtype, device) if kind == "backward" else 0
+    return num_bytes
 
 
 def _tokens_bytes(layer: layers.Tokens, kind: str, samples: int, dtype: str, device: Device) -> int:
@@ -246,17 +233,17 @@ TABLE: dict[type[Layer], Row] = {
     layers.MaxPool2d: Row(_pool, _no_bytes),
     layers.AvgPool2d: Row(_pool, _no_bytes),
     layers.GlobalAvgPool: NOTHING,
-    layers.BatchNorm2d: Row(_norm, _norm_bytes),
-    layers.LayerNorm: Row(_layer_norm, _layer_norm_bytes),
-    layers.LayerScale: Row(_layer_scale, _layer_scale_bytes),
+    layers.BatchNorm2d: Row(
+        _by_position(Norm), _by_rows(misc.batch_norm_backward_workspace, misc.batch_norm_workspace)
+    ),
+    layers.LayerNorm: Row(_by_position(RowNorm), _by_rows(misc.batch_norm_backward_workspace)),
+    layers.LayerScale: Row(_layer_scale, _by_rows(misc.layer_scale_backward_workspace)),
     layers.ReLU: Row(_flag_or_draw, _no_bytes),
-    layers.ReLU6: Row(_curve, _no_bytes),
-    layers.HardSwish: Row(_curve, _no_bytes),
-    layers.HardSigmoid: Row(_curve, _no_bytes),
-    layers.Sigmoid: Row(_curve, _no_bytes),
-    layers.SiLU: Row(_curve, _no_bytes),
-    layers.GELU: Row(_curve, _no_bytes),
-    layers.Softmax: Row(_scores, _no_bytes),
+    **dict.fromkeys(
+        (layers.ReLU6, layers.HardSwish, layers.HardSigmoid, layers.Sigmoid, layers.SiLU, layers.GELU),
+        Row(_curve, _no_bytes),
+    ),
+    layers.Softmax: Row(_by_position(Scores), _no_bytes),
     layers.Dropout: Row(_flag_or_draw, _no_bytes),
     layers.Flatten: NOTHING,
     layers.Add: NOTHING,

@@ -355,7 +355,7 @@ def test_softmax_cross_entropy_and_its_gradient(room):
     """The loss against loops, the gradient against its slopes; logits of 1000 must not overflow."""
     random = np.random.default_rng(9)
     logits, labels = random.standard_normal((3, 4, 6)) + 1000, random.integers(0, 6, (3, 4))
-    need = scratch_blocks.Scores(itemsize=8, classes=6)
+    need = scratch_blocks.Scores(itemsize=8, channels=6)
     workspace = np.full(max(need.least, room), 0xFF, np.uint8)
     dlogits = np.empty_like(logits)
     loss = functional.softmax_cross_entropy(logits, labels, dlogits=dlogits, workspace=workspace)

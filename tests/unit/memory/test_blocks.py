@@ -20,7 +20,7 @@ NEEDS = [
     *conv_blocks.conv2d_dgrad(STRIDED, 8),
     *conv_blocks.conv2d_forward(DEPTHWISE, 2),
     scratch_blocks.Pool(itemsize=4, rows=VERTICAL.out, vertical=VERTICAL, horizontal=HORIZONTAL, channels=5),
-    scratch_blocks.Scores(itemsize=4, classes=10),
+    scratch_blocks.Scores(itemsize=4, channels=10),
     scratch_blocks.Norm(itemsize=4, channels=7),
     scratch_blocks.RowNorm(itemsize=4, channels=7),
     scratch_blocks.Attend(itemsize=4, tokens=7, channels=6, heads=2, saves=False),

@@ -24,7 +24,7 @@ MIB = 2**20
 NEEDS = (
     Flat(itemsize=64),
     Norm(itemsize=4, channels=7),
-    Scores(itemsize=4, classes=10),
+    Scores(itemsize=4, channels=10),
     wgrad_tiles(conv_shape((9, 9, 3), (8, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1)), 4),
 )
 
