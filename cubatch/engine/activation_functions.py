@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 def relu(x: Any, *, out: Any = None) -> Any:
-    """
-    Clamp at zero; `out` may be x.
-
-    Example:
-        >>> relu(np.array([-1.0, 2.0]))
-        array([0., 2.])
-    """
+    """Clamp at zero; `out` may be x."""
     y = of(x).empty_like(x) if out is None else out
     rectify(x, y)
     return y

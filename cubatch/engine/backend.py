@@ -44,26 +44,14 @@ _most_recorded: ContextVar[float] = ContextVar("most_recorded", default=MOST_REC
 
 
 def of(array: Any) -> Any:
-    """
-    Return the module that owns an array, NumPy or CuPy; inside `prepare()`, one that records its calls.
-
-    Example:
-        >>> of(np.zeros(3)).__name__
-        'numpy'
-    """
+    """Return the module that owns an array, NumPy or CuPy; inside `prepare()`, one that records its calls."""
     module = np if isinstance(array, np.ndarray) else gpu_library.cupy()
     calls = _recording.get()
     return module if calls is None else _RecordingModule(module, calls)
 
 
 def module(kind: str) -> ModuleType:
-    """
-    Return the array module for a kind of device: "cpu" or "cuda".
-
-    Example:
-        >>> module("cpu").__name__
-        'numpy'
-    """
+    """Return the array module for a kind of device: "cpu" or "cuda"."""
     if kind == "cpu":
         return np
     if kind == "cuda":
@@ -149,13 +137,7 @@ def call(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
-    """
-    Return an array on the host: a copy, or the array itself if it is there.
-
-    Example:
-        >>> to_host(np.arange(2))
-        array([0, 1])
-    """
+    """Return an array on the host: a copy, or the array itself if it is there."""
     return array if isinstance(array, np.ndarray) else np.asarray(array.get())
 
 

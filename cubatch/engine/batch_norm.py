@@ -101,15 +101,7 @@ def batch_norm_inference(
     x: Any, gamma: Any, beta: Any, *, running_mean: Any, running_var: Any, eps: float = 1e-5, residual: Any = None,
     relu: bool = False, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
-    """
-    Normalise each channel by the running statistics; arguments as in `batch_norm_train`.
-
-    Example:
-        >>> import numpy as np
-        >>> one = np.ones(1)
-        >>> batch_norm_inference(np.array([[5.0]]), one, one, running_mean=one, running_var=4 * one, eps=0.0)
-        array([[3.]])
-    """
+    """Normalise each channel by the running statistics; arguments as in `batch_norm_train`."""
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
     rows, target = x.reshape(-1, c), y.reshape(-1, c)
@@ -136,14 +128,6 @@ def fold_batch_norms(
         means, variances: Its running statistics, (c,).
         epsilons: Added to its variance.
         scales, shifts: Receive its factors and terms, (c,).
-
-    Example:
-        >>> import numpy as np
-        >>> one, scale, shift = np.ones(1), np.empty(1), np.empty(1)
-        >>> of_norm = {"means": [one], "variances": [4 * one], "epsilons": [0.0]}
-        >>> fold_batch_norms([one], [one], [None], **of_norm, scales=[scale], shifts=[shift])
-        >>> scale, shift
-        (array([0.5]), array([0.5]))
     """
     rows = zip(gammas, betas, biases, means, variances, epsilons, scales, shifts, strict=True)
     for gamma, beta, bias, mean, variance, eps, scale, shift in rows:

@@ -80,11 +80,6 @@ def arithmetic(device: Device) -> dict[str, Any]:
     Return the conditions that decide how sums are rounded, by readable names; None for what is missing.
 
     The kernels that a GPU's timings chose are not included: they are chosen in the first step.
-
-    Example:
-        >>> facts = arithmetic(Device(name="a CPU", kind="cpu", threads=4))
-        >>> facts["device"], facts["threads"], facts["CuPy"]
-        ('a CPU', 4, None)
     """
     facts = environment(device)
     return {

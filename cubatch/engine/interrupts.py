@@ -23,11 +23,6 @@ class Interrupts:
 
     Attributes:
         has_come: Whether a signal has come.
-
-    Example:
-        >>> with Interrupts() as stop:
-        ...     stop.has_come
-        False
     """
 
     def __init__(self, *, are_held: bool = True) -> None:

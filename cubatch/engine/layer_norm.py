@@ -28,11 +28,6 @@ def layer_norm(
         statistics: Receives mean and 1 / sqrt(variance + eps) of each position for the backward pass, all means first.
             None keeps none.
         out: Where y goes; not x.
-
-    Example:
-        >>> import numpy as np
-        >>> layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), eps=0.0)
-        array([[-1.,  1.]])
     """
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out

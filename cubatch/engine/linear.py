@@ -35,11 +35,6 @@ def linear(
         out: Where y goes: (..., k).
         workspace: With a scale or a residual, for a tile of rows. Otherwise, if y fits into it and there are many rows,
             y is computed transposed. OpenBLAS then reads the filter along its rows: up to twice as fast.
-
-    Example:
-        >>> import numpy as np
-        >>> linear(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]), np.array([-20.0]), relu=True)
-        array([[0.]])
     """
     xp, (k, c) = of(x), w.shape
     y = xp.empty((*x.shape[:-1], k), dtype=x.dtype) if out is None else out

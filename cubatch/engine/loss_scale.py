@@ -29,13 +29,7 @@ STATE_WORDS = 4
 
 
 def initial_state() -> np.ndarray[Any, Any]:
-    """
-    Return the state before the first step.
-
-    Example:
-        >>> initial_state().tolist()
-        [65536.0, 0.0, 0.0, 0.0]
-    """
+    """Return the state before the first step."""
     return np.array([INITIAL, 0, 0, 0], dtype=np.float32)
 
 

@@ -63,14 +63,7 @@ def dropout_backward(dy: Any, mask: Any, *, p: float, out: Any = None) -> Any:
 
 
 def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
-    """
-    Add branches of one shape; `out` may be the first of them. The gradient of each branch is the gradient of the sum.
-
-    Example:
-        >>> import numpy as np
-        >>> add([np.array([1.0]), np.array([2.0]), np.array([3.0])])
-        array([6.])
-    """
+    """Add branches of one shape; `out` may be the first. The gradient of each branch is the gradient of the sum."""
     first, second, *others = branches
     xp = of(first)
     y = xp.empty_like(first) if out is None else out
@@ -83,14 +76,7 @@ def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
 
 
 def concat(branches: Sequence[Any], *, out: Any = None) -> Any:
-    """
-    Concatenate branches along the channels, the last axis.
-
-    Example:
-        >>> import numpy as np
-        >>> concat([np.array([[1.0]]), np.array([[2.0, 3.0]])])
-        array([[1., 2., 3.]])
-    """
+    """Concatenate branches along the channels, the last axis."""
     xp, first = of(branches[0]), branches[0]
     channels = sum(branch.shape[-1] for branch in branches)
     y = xp.empty((*first.shape[:-1], channels), dtype=first.dtype) if out is None else out
@@ -133,11 +119,6 @@ def slice_channels(x: Any, start: int, end: int, *, out: Any = None) -> Any:
         start: First channel of the range.
         end: Channel after the last.
         out: Where y goes, (..., end - start).
-
-    Example:
-        >>> import numpy as np
-        >>> slice_channels(np.array([[1.0, 2.0, 3.0]]), 1, 3)
-        array([[2., 3.]])
     """
     xp = of(x)
     y = xp.empty((*x.shape[:-1], end - start), dtype=x.dtype) if out is None else out

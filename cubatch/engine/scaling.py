@@ -23,12 +23,6 @@ def scale(x: Any, s: Any, *, out: Any = None) -> Any:
         x: Activations (n, h, w, c).
         s: Factors (n, 1, 1, c).
         out: Where y goes; may be x.
-
-    Example:
-        >>> import numpy as np
-        >>> scale(np.array([[[[1.0, 2.0]], [[3.0, 4.0]]]]), np.array([[[[10.0, 0.5]]]]))[0, :, 0]
-        array([[10.,  1.],
-               [30.,  2.]])
     """
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
@@ -46,13 +40,6 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
         s: Factors (n, 1, 1, c).
         dx: Gradient by x; may be dy. None leaves it out.
         ds: Gradient by s. None leaves it out.
-
-    Example:
-        >>> import numpy as np
-        >>> x, dy, ds = np.full((1, 2, 3, 1), 5.0), np.ones((1, 2, 3, 1)), np.empty((1, 1, 1, 1))
-        >>> scale_backward(dy, x, np.ones((1, 1, 1, 1)), ds=ds)
-        >>> ds.item()
-        30.0
     """
     xp, (n, h, w, c) = of(dy), dy.shape
     need = Products(itemsize=dy.itemsize, rows=h * w, channels=c)
@@ -84,14 +71,7 @@ def _add_up(need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, first: 
 
 
 def layer_scale(x: Any, gamma: Any, *, out: Any = None) -> Any:
-    """
-    Multiply each channel by its factor (c,), the same for all samples; `out` may be x.
-
-    Example:
-        >>> import numpy as np
-        >>> layer_scale(np.ones((1, 1, 1, 2)), np.array([2.0, 3.0])).ravel()
-        array([2., 3.])
-    """
+    """Multiply each channel by its factor (c,), the same for all samples; `out` may be x."""
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
     xp.multiply(x, gamma, out=y)
@@ -107,13 +87,6 @@ def layer_scale_backward(dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any =
         x: The forward pass's input.
         gamma: Factors (c,).
         out: Gradient by x; may be dy. None leaves it out.
-
-    Example:
-        >>> import numpy as np
-        >>> dgamma = np.empty(1)
-        >>> layer_scale_backward(np.ones((2, 3, 1)), np.full((2, 3, 1), 5.0), np.ones(1), dgamma=dgamma)
-        >>> dgamma.item()
-        30.0
     """
     xp, c, area = of(dy), dy.shape[-1], Area(dy, workspace)
     rows, errors, total = x.reshape(-1, c), dy.reshape(-1, c), area.sums[0]

@@ -129,14 +129,7 @@ class Team:
             array += other
 
     def shard(self, n: int, rank: int) -> slice:
-        """
-        Return the range of a member's samples in a batch of n; sizes differ by at most 1.
-
-        Example:
-            >>> with Team(2) as team:
-            ...     team.shard(5, 0), team.shard(5, 1)
-            (slice(0, 3, None), slice(3, 5, None))
-        """
+        """Return the range of a member's samples in a batch of n; sizes differ by at most 1."""
         share, extra = divmod(n, self.size)
         start = rank * share + min(rank, extra)
         return slice(start, start + share + (rank < extra))

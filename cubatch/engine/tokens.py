@@ -52,13 +52,6 @@ def tokens_backward(
         dposition: Gradient by the positions (t + 1, c).
         out: Gradient by the pixels: t c elements for each sample. None leaves it out.
         workspace: Used by kernels only.
-
-    Example:
-        >>> import numpy as np
-        >>> dtoken, dposition = np.empty(1), np.empty((2, 1))
-        >>> tokens_backward(np.array([[[1.0], [2.0]], [[3.0], [4.0]]]), dtoken=dtoken, dposition=dposition)
-        >>> dtoken, dposition.ravel()
-        (array([4.]), array([4., 6.]))
     """
     xp, n, (count, c) = of(dy), len(dy), dposition.shape
     rows = dy.reshape(n, count, c)
@@ -69,14 +62,7 @@ def tokens_backward(
 
 
 def class_token(x: Any, *, out: Any = None) -> Any:
-    """
-    Copy the first position of each sample of (n, h, w, c); None allocates (n, 1, 1, c).
-
-    Example:
-        >>> import numpy as np
-        >>> class_token(np.arange(6.0).reshape(1, 3, 1, 2)).ravel()
-        array([0., 1.])
-    """
+    """Copy the first position of each sample of (n, h, w, c); None allocates (n, 1, 1, c)."""
     xp, (n, *_, c) = of(x), x.shape
     y = xp.empty((n, 1, 1, c), dtype=x.dtype) if out is None else out
     xp.copyto(y.reshape(n, c), x.reshape(n, -1, c)[:, 0])

@@ -117,12 +117,6 @@ def avg_pool2d(x: Any, window: Window, *, out: Any = None, workspace: Any = None
         x: Activations (n, h, w, c).
         window: The window. Padding is zero.
         out: Where y goes: (n, p, q, c).
-
-    Example:
-        >>> import numpy as np
-        >>> from cubatch.network.windows import Window
-        >>> avg_pool2d(np.arange(4.0).reshape(1, 2, 2, 1), Window(2, 2)).item()
-        1.5
     """
     pool = _Pool(x.shape, x, window, workspace)
     xp = pool.xp
@@ -156,14 +150,7 @@ def avg_pool2d_backward(
 
 
 def global_avg_pool(x: Any, *, out: Any = None) -> Any:
-    """
-    Take the mean of each sample's channels over all its pixels: (n, h, w, c) to (n, c).
-
-    Example:
-        >>> import numpy as np
-        >>> global_avg_pool(np.arange(4.0).reshape(1, 2, 2, 1))
-        array([[1.5]])
-    """
+    """Take the mean of each sample's channels over all its pixels: (n, h, w, c) to (n, c)."""
     xp = of(x)
     y = xp.empty((x.shape[0], x.shape[3]), dtype=x.dtype) if out is None else out
     xp.sum(x, axis=(1, 2), out=y)

@@ -48,14 +48,7 @@ class Launch:
 
 
 def find(operation: str, dtype: str, device: Device) -> Kernel:
-    """
-    Return the kernel of kernels/attention that computes an operation on a device.
-
-    Example:
-        >>> v100, h100 = (Device(name="", compute_capability=(major, 0)) for major in (7, 9))
-        >>> find("attend", "float16", v100).name, find("attend", "float16", h100).name
-        ('attend_f16_attention', 'attend_f16_attention_mma')
-    """
+    """Return the kernel of kernels/attention that computes an operation on a device."""
     major, minor = device.compute_capability or NEWEST
     return variant.find(operation, dtype, arch=10 * major + minor)
 

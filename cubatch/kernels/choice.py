@@ -240,13 +240,7 @@ def _rounds(seconds: float) -> int:
 
 
 def winners_path(store_path: Path) -> Path:
-    """
-    Return the file of winners: next to the store, after following links.
-
-    Example:
-        >>> winners_path(Path("cache/store.sqlite3")).name
-        'store-kernels.sqlite3'
-    """
+    """Return the file of winners: next to the store, after following links."""
     with contextlib.suppress(OSError, StoreError):  # opening the store reports the error
         store_path = sqlite_file.place(store_path)
     return store_path.with_name(f"{store_path.stem}-kernels.sqlite3")
@@ -259,10 +253,6 @@ def delete_winners(path: Path, device: Device | None = None) -> int:
     Args:
         path: Their file: see `winners_path`.  It need not exist.
         device: The GPU; None: all.
-
-    Example:
-        >>> delete_winners(Path("no-such-file.sqlite3"))
-        0
     """
     try:
         path = sqlite_file.place(path)

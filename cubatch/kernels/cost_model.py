@@ -46,15 +46,7 @@ _HOPPER_L2_BYTES_PER_CLOCK = 48.0
 
 
 def tiles(problem: Problem, kernel: Kernel) -> tuple[int, int]:
-    """
-    Return the number of tiles of one group and phase along m and n.
-
-    Example:
-        >>> from cubatch.kernels.variant import find
-        >>> problem = Problem("gemm_nt", "float32", 200, 100, 64, vector=4)
-        >>> tiles(problem, find("gemm_nt", "float32", tile="128x64x8", vector=4))
-        (2, 2)
-    """
+    """Return the number of tiles of one group and phase along m and n."""
     problem = winograd_plan.product(problem, kernel)
     tile, columns = tile_of(kernel), problem.n
     if tile.cluster is not None and problem.tap_channels:

@@ -34,14 +34,7 @@ def stored_channels(channels: int) -> int:
 
 
 def stored_input_shape(network: Network) -> tuple[int, int, int]:
-    """
-    Return the stored shape of a sample of the batch: padded if only convolutions read it.
-
-    Example:
-        >>> from cubatch.network import models
-        >>> stored_input_shape(models.build("resnet18")), stored_input_shape(models.build("lenet5"))
-        ((224, 224, 4), (28, 28, 1))
-    """
+    """Return the stored shape of a sample of the batch: padded if only convolutions read it."""
     h, w, c = network.input_shape
     readers = [node.layer.convolution for node in network.nodes if INPUT in node.inputs]
     is_padded = all(shape is not None and shape.groups == 1 for shape in readers)
@@ -82,14 +75,7 @@ def widened(shape: ConvShape) -> ConvShape:
 
 
 def filter_bytes(shape: ConvShape, dtype: str) -> int:
-    """
-    Return the bytes of the padded copy of a filter or its gradient; 0 if the filter needs no padding.
-
-    Example:
-        >>> from cubatch.network.windows import conv_shape
-        >>> filter_bytes(conv_shape((224, 224, 3), (64, 7, 7, 3), (2, 2), (3,) * 4, (1, 1)), "float16")
-        25088
-    """
+    """Return the bytes of the padded copy of a filter or its gradient; 0 if the filter needs no padding."""
     wide = widened(shape)
     if wide == shape:
         return 0

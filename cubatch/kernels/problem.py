@@ -96,12 +96,6 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
         samples: Samples of one call.
         dtype: Storage of the elements.
         vector: Widest load that extents and addresses allow, in elements.
-
-    Example:
-        >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((7, 7, 64), (32, 1, 1, 64), (1, 1), (0,) * 4, (1, 1))
-        >>> conv2d_problem(Pass.WGRAD, shape, 2, "float32", 4)
-        Problem(operation='gemm_tn', dtype='float32', m=32, n=64, k=98, groups=1, phases=1, vector=4)
     """
     v, h, groups = shape.vertical, shape.horizontal, shape.groups
     c, k = shape.c // groups, shape.k // groups

@@ -81,26 +81,13 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
     Args:
         problem: The product.
         device: A GPU of known SMs and compute capability.
-
-    Example:
-        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> ranked(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0].tile.name
-        '256x128x8'
     """
     return [kernel for _, _, kernel in ranking(problem, device)]
 
 
 @functools.lru_cache(maxsize=4096)
 def ranking(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
-    """
-    Return (predicted clocks of an SM, slices, variant) of each variant, in the order of `ranked`.
-
-    Example:
-        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> clocks, _, found = ranking(Problem("gemm_nt", "float32", 8192, 8192, 8192, vector=4), v100)[0]
-        >>> found.tile.name, round(2 * 8192**3 / clocks / 80 / 128, 2)  # share of the rate of 80 x 64 lanes
-        ('256x128x8', 0.91)
-    """
+    """Return (predicted clocks of an SM, slices, variant) of each variant, in the order of `ranked`."""
     costs = [(*_split(problem, variant, device), variant) for variant in fitting(problem, device)]
     return tuple(sorted(costs, key=lambda item: item[0]))
 
@@ -130,11 +117,6 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
         tile: Tile of the variant.
         slices: Slices of gemm_k.
         has_terms: Whether a residual is added or a mask applied.  These and swapped tiles need 16-bit elements.
-
-    Example:
-        >>> tile = variants.find("gemm_nn", "float16", family="hopper", tile="128x256x64").tile
-        >>> can_store(Problem("gemm_nn", "float16", 512, 256, 64, vector=8), tile, 1, has_terms=True)
-        True
     """
     itemsize = BYTES_PER_ELEMENT[problem.dtype]
     return (
@@ -202,12 +184,6 @@ def slices(problem: Problem, kernel: Kernel, device: Device) -> int:
     Return the number of slices of gemm_k with the least predicted cost, so that few tiles still fill the device.
 
     It depends on nothing else, so the same call always adds up in the same order.
-
-    Example:
-        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> wgrad = Problem("conv2d_wgrad", "float32", 256, 2304, 50176, vector=4)
-        >>> slices(wgrad, variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4), v100) > 1
-        True
     """
     return _split(problem, kernel, device)[1]
 
@@ -243,15 +219,7 @@ def least_steps(kernel: Kernel) -> int:
 
 
 def most_partial_bytes(problem: Problem, kernel: Kernel) -> int:
-    """
-    Return the most bytes of partial sums on any device; it never falls as the batch grows.
-
-    Example:
-        >>> wgrad = Problem("conv2d_wgrad", "float32", 64, 576, 3136, vector=4)
-        >>> found = variants.find("conv2d_wgrad", "float32", tile="128x128x8", vector=4)
-        >>> most_partial_bytes(wgrad, found) == 4 * 64 * 576 * (3136 // 8 // LEAST_SLICE)
-        True
-    """
+    """Return the most bytes of partial sums on any device; it never falls as the batch grows."""
     if kernel.winograd is not None:
         return 0
     most = min(-(-problem.k // tile_of(kernel).k) // least_steps(kernel), _MOST_SLICES)
@@ -259,15 +227,7 @@ def most_partial_bytes(problem: Problem, kernel: Kernel) -> int:
 
 
 def transposed_bytes(problem: Problem, kernel: Kernel) -> int:
-    """
-    Return the bytes of the transposed copy of B that a variant needs: wgmma reads tf32 along gemm_k only.
-
-    Example:
-        >>> problem = Problem("conv2d_dgrad", "tf32", 6272, 256, 576, phases=4, vector=4)
-        >>> found = variants.find("conv2d_dgrad", "tf32", family="hopper", tile="128x256x32")
-        >>> transposed_bytes(problem, found) == 4 * (3 * 3 * 256) * 256
-        True
-    """
+    """Return the bytes of the transposed copy of B that a variant needs: wgmma reads tf32 along gemm_k only."""
     return _transposed(problem) if kernel.family == "hopper" else 0
 
 

@@ -116,13 +116,7 @@ class Needs:
     nvrtc: str | None = None
 
     def on(self, compute_capability: tuple[int, int]) -> Occupancy:
-        """
-        Return the occupancy of an SM.
-
-        Example:
-            >>> Needs(threads=256, registers=128, shared_bytes=16896).on((7, 0)).blocks_per_sm
-            2
-        """
+        """Return the occupancy of an SM."""
         return occupancy(
             compute_capability=compute_capability,
             threads_per_block=self.threads,
@@ -132,13 +126,7 @@ class Needs:
 
 
 def named(name: str) -> list[Kernel]:
-    """
-    Return the variant of a name, or all whose names begin with it: "conv2d_fprop_implicit_gemm_f32_simt".
-
-    Example:
-        >>> [variant.tile.n for variant in named("gemm_nt_implicit_gemm_f32_simt_256x128x8")]
-        [128]
-    """
+    """Return the variant of a name, or all whose names begin with it: "conv2d_fprop_implicit_gemm_f32_simt"."""
     known = kernel_module.kernels()
     exact = [kernel for kernel in known if kernel.name == name]
     matching = exact or [kernel for kernel in known if kernel.name.startswith(name)]
@@ -160,14 +148,7 @@ def recorded_figures() -> Recorded:
 
 @functools.lru_cache(maxsize=256)
 def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) -> int:
-    """
-    Return the blocks of a kernel that one SM holds, by its recorded registers; 4 without a record.
-
-    Example:
-        >>> from cubatch.kernels.variant import find
-        >>> resident_blocks(find("depthwise_wgrad_s1", "float32", FILTER=3), (7, 0))
-        3
-    """
+    """Return the blocks of a kernel that one SM holds, by its recorded registers; 4 without a record."""
     if compute_capability is None:
         return RESIDENT_BLOCKS
     needs = recorded_needs(kernel, "sm_{}{}".format(*compute_capability), _cached_figures())

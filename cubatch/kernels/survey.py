@@ -166,16 +166,7 @@ def _capability(arch: str) -> tuple[int, int]:
 
 
 def needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs:
-    """
-    Return the needs of a block on an architecture ("sm_70"): recorded, or else compiled, which needs no GPU.
-
-    Example:
-        >>> from cubatch.kernels.resources import recorded_figures
-        >>> from cubatch.kernels.variant import find
-        >>> variant = find("gemm_nt", "float32", tile="128x128x8", vector=4)
-        >>> needs(variant, "sm_70", recorded_figures()).threads
-        256
-    """
+    """Return the needs of a block on an architecture ("sm_70"): recorded, or else compiled, which needs no GPU."""
     if not kernel.runs_on(arch_number(arch)):
         raise InvalidArgument("device", arch, f"one that {kernel.name} is compiled for: {kernel.where}")
     figures = recorded_needs(kernel, arch, budget)

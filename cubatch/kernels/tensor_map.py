@@ -93,10 +93,6 @@ class TensorMap:
 
     Raises:
         InvalidArgument: If a tensor map cannot represent it.
-
-    Example:
-        >>> TensorMap(np.zeros((30, 64), np.float16), "float16", (64, 30), (64, 128)).strides
-        (128,)
     """
 
     array: Any
@@ -194,12 +190,6 @@ def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
         operation: "conv2d_fprop", "conv2d_dgrad" or "conv2d_wgrad".
         shape: The convolution.
         samples: Samples of one call.
-
-    Example:
-        >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((28, 28, 64), (64, 3, 3, 64), (2, 2), (1,) * 4, (1, 1))
-        >>> can_gather("conv2d_fprop", shape, 32), can_gather("conv2d_fprop", shape._replace(groups=2), 32)
-        (True, False)
     """
     vertical, horizontal = shape.vertical, shape.horizontal
     most = max(vertical.size * horizontal.size, shape.pixels) * samples
@@ -217,14 +207,7 @@ def _can_gather(vertical: Axis, horizontal: Axis) -> bool:
 
 
 def window_of(vertical: Axis, horizontal: Axis) -> Window:
-    """
-    Return the window whose pixels are the outputs of a convolution.
-
-    Example:
-        >>> axis = Axis(size=28, out=14, taps=3, stride=2, step=1, offset=-1)
-        >>> window_of(axis, axis).upper
-        (-2, -2)
-    """
+    """Return the window whose pixels are the outputs of a convolution."""
     return Window.along(
         (horizontal.size, vertical.size),
         (horizontal.out, vertical.out),

@@ -26,10 +26,6 @@ def in_memory(like: Any, value: Any, kind: Any) -> Any:
         like: An array of the module that allocates.
         value: A number, or such an array, which is checked.
         kind: NumPy's type of the element.
-
-    Example:
-        >>> in_memory(np.zeros(3), 0.5, np.float32)
-        array([0.5], dtype=float32)
     """
     if isinstance(value, int | float | np.generic):
         return of(like).asarray(np.array([value], kind))
@@ -47,9 +43,6 @@ def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> N
         dtype: NumPy's type of their elements.
         shape: Their extents; None for any.
         arrays: By the name that an error shows.
-
-    Example:
-        >>> check(np.float32, (3,), mean=np.zeros(3, np.float32), out=None)
     """
     for name, array in arrays.items():
         if array is None:
@@ -70,11 +63,6 @@ def vector_width(context: Context, channels: int, *arrays: Any) -> int:
         context: Checks alignment.
         channels: Elements of a row.
         arrays: All that are read or written in this way; of one type.
-
-    Example:
-        >>> x = np.zeros((8, 6), np.float32)
-        >>> vector_width(Context, 6, x)
-        1
     """
     wide = VECTOR_BYTES // arrays[0].itemsize
     whole = channels % wide == 0 and all(context.aligned(array, VECTOR_BYTES) for array in arrays)

@@ -110,13 +110,7 @@ class Context:
 
 
 def dtype_of(array: Any) -> str:
-    """
-    Return the dtype of an array's elements; bfloat16 is stored as its bits, in uint16.
-
-    Example:
-        >>> dtype_of(np.zeros(1, np.float16)), dtype_of(np.zeros(1, np.uint16))
-        ('float16', 'bfloat16')
-    """
+    """Return the dtype of an array's elements; bfloat16 is stored as its bits, in uint16."""
     name = str(array.dtype)
     if name not in _STORAGE:
         raise InvalidArgument("dtype", name, "float32, float16 or uint16 (the bits of bfloat16)")

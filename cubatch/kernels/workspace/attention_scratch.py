@@ -23,13 +23,7 @@ Extents = tuple[int, int, int]
 
 
 def stores_weights(c: int, heads: int, *, saves: bool) -> bool:
-    """
-    Return whether a forward pass stores the attention weights: to save them, or if heads are wider than 64 channels.
-
-    Example:
-        >>> stores_weights(192, 3, saves=False), stores_weights(192, 1, saves=False), stores_weights(192, 3, saves=True)
-        (False, True, True)
-    """
+    """Return whether a forward pass stores the weights: to save them, or if heads are wider than 64 channels."""
     return saves or c // heads > WIDEST_HEAD
 
 
@@ -50,17 +44,7 @@ def saved_bytes(extents: Extents, heads: int, dtype: str) -> tuple[int, int, int
 
 
 def attention_workspace(extents: Extents, heads: int, dtype: str, device: Device, *, saves: bool) -> int:
-    """
-    Return the scratch memory of attention in bytes: of its projections, and of unsaved values between them.
-
-    Example:
-        >>> device = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> sizes = (64, 197, 192), 3, "float32"
-        >>> saving, alone = (attention_workspace(*sizes, device, saves=saves) for saves in (True, False))
-        >>> queries, _, mixed = saved_bytes(*sizes)
-        >>> alone - saving == queries + mixed
-        True
-    """
+    """Return the scratch memory of attention in bytes: of its projections, and of unsaved values between them."""
     linear = _projections_workspace((Pass.FPROP,), extents, dtype, device)
     queries, weights, mixed = saved_bytes(extents, heads, dtype)
     return linear if saves else linear + queries + mixed + weights * stores_weights(extents[2], heads, saves=saves)

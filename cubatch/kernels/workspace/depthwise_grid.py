@@ -34,14 +34,7 @@ _WIDEST_SLAB, _NARROWEST_SLAB = 64, 8
 
 
 def supports(shape: ConvShape) -> bool:
-    """
-    Return whether these kernels compute a convolution.
-
-    Example:
-        >>> from cubatch.network.windows import conv_shape
-        >>> supports(conv_shape((56, 56, 144), (144, 3, 3, 1), (2, 2), (0, 1, 0, 1), (1, 1), groups=144))
-        True
-    """
+    """Return whether these kernels compute a convolution."""
     v, h, c = shape.vertical, shape.horizontal, shape.c
     return (
         shape.is_depthwise
@@ -93,10 +86,6 @@ def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
         rows: Rows of an image.
         threads: Threads if each computed a whole image.
         device: The GPU. Short strips fill its SMs; long strips also share them evenly.
-
-    Example:
-        >>> [depthwise_strip_rows(112, threads, Device(name="V100", num_sms=80)) for threads in (10**6, 10**5, 10**2)]
-        [112, 56, 2]
     """
     enough = _STRIPS_PER_SM * (device.num_sms or 1)
     filling = min(-(-enough // max(1, threads)), -(-rows // _SHORTEST_STRIP))
@@ -147,15 +136,7 @@ def _even_slab(vectors: int) -> tuple[int, int]:
 
 
 def depthwise_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
-    """
-    Return the scratch memory of a depthwise filter gradient in bytes: partial sums per block, tap and channel.
-
-    Example:
-        >>> from cubatch.network.windows import conv_shape
-        >>> shape = conv_shape((56, 56, 144), (144, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), groups=144)
-        >>> depthwise_wgrad_workspace(shape, 256, "float32", Device(name="V100", num_sms=80))
-        921600
-    """
+    """Return the scratch memory of a depthwise filter gradient in bytes: partial sums per block, tap and channel."""
     vectors = {1, depthwise_vector(shape.taps, BYTES_PER_ELEMENT[dtype])}
     blocks = max(depthwise_sums(shape, samples, vector, dtype, device).blocks for vector in vectors)
     return blocks * (shape.taps + 1) * shape.c * _SUM_BYTES

@@ -117,13 +117,7 @@ def _power_of_two(least: int) -> int:
 
 
 def column_sums_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """
-    Return the scratch memory of sums over rows in bytes: a partial sum per tile and channel.
-
-    Example:
-        >>> column_sums_workspace(100352, 64, "float32", Device(name="V100", num_sms=80))
-        80384
-    """
+    """Return the scratch memory of sums over rows in bytes: a partial sum per tile and channel."""
     return _most_tiles(rows, channels, dtype, device) * channels * _SUM_BYTES
 
 
@@ -134,13 +128,7 @@ def batch_norm_workspace(rows: int, channels: int, dtype: str, device: Device) -
 
 
 def batch_norm_finish_workspace(tiles: int, channels: int) -> int:
-    """
-    Return the scratch memory for merging the moments of tiles in bytes: 0 unless there are very many.
-
-    Example:
-        >>> batch_norm_finish_workspace(500, 64), batch_norm_finish_workspace(5000, 64)
-        (0, 192000)
-    """
+    """Return the scratch memory for merging the moments of tiles in bytes: 0 unless there are very many."""
     return merged_tiles(tiles)[0] * channels * _MOMENTS * _SUM_BYTES
 
 
@@ -189,24 +177,12 @@ def row_blocks(rows: int, classes: int, device: Device) -> int:
 
 
 def softmax_cross_entropy_workspace(rows: int, classes: int, device: Device) -> int:
-    """
-    Return the scratch memory of the loss in bytes: a float64 sum per block.
-
-    Example:
-        >>> softmax_cross_entropy_workspace(256, 1000, Device(name="V100", num_sms=80))
-        2048
-    """
+    """Return the scratch memory of the loss in bytes: a float64 sum per block."""
     return row_blocks(rows, classes, device) * _LOSS_BYTES
 
 
 def loss_scale_workspace(count: int, dtype: str) -> int:
-    """
-    Return the scratch memory for detecting gradients that are not finite, in bytes: a flag per block.
-
-    Example:
-        >>> loss_scale_workspace(25_600_000, "float16")
-        12500
-    """
+    """Return the scratch memory for detecting gradients that are not finite, in bytes: a flag per block."""
     return element_blocks(count, BYTES_PER_ELEMENT[dtype]) * _FLAG_BYTES
 
 

@@ -22,11 +22,6 @@ def product_workspace(problem: Problem, device: Device) -> int:
     Args:
         problem: The product, with the widest load that its extents allow.
         device: A GPU of known compute capability.
-
-    Example:
-        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> product_workspace(Problem("gemm_nt", "float32", 8192, 8192, 64, vector=4), v100)
-        0
     """
     return max(
         most_partial_bytes(problem, kernel)
@@ -37,16 +32,7 @@ def product_workspace(problem: Problem, device: Device) -> int:
 
 
 def conv2d_workspace(pass_: Pass, shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
-    """
-    Return the scratch memory of a pass of a convolution in bytes; wgrad includes the gradient of the bias.
-
-    Example:
-        >>> from cubatch.network.windows import conv_shape
-        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> shape = conv_shape((7, 7, 512), (512, 3, 3, 512), (1, 1), (1,) * 4, (1, 1))
-        >>> conv2d_workspace(Pass.FPROP, shape, 1, "float32", v100) > 0
-        True
-    """
+    """Return the scratch memory of a pass of a convolution in bytes; wgrad includes the gradient of the bias."""
 
     def of_products(shape: ConvShape) -> int:
         problems = (conv2d_problem(pass_, shape, samples, dtype, vector) for vector in vectors(dtype))
@@ -66,11 +52,6 @@ def linear_workspace(pass_: Pass, extents: tuple[int, int, int], dtype: str, dev
         extents: Positions of the batch, input channels, output channels.
         dtype: Storage of the elements.
         device: A GPU of known compute capability.
-
-    Example:
-        >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
-        >>> linear_workspace(Pass.FPROP, (1, 4096, 1000), "float32", v100) > 0
-        True
     """
     rows, c, k = extents
     product = product_extents(pass_, outputs=rows, inputs=rows, c=c, k=k)
