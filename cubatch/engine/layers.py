@@ -2,8 +2,8 @@
 What each layer does in a step: an operation of the schedule, bound to its arrays once, called in every step.
 
 Binding resolves views, shapes and options in advance (`backend.prepare`). At small batches, that would otherwise take
-as long as the operations. `TABLE` has a row for every kind of layer, the same for the array library's own calls and
-for the hand-written kernels: names of functions of `functional`. Each is called with the arguments that its parameters
+as long as the operations. `TABLE` has a row for every kind of layer: names of functions of `functional`, which the
+array library's own calls and the hand-written kernels share. Each is called with the arguments that its parameters
 name. Most parameters have the same name in every layer, see `arguments`; functions of the table add the others.
 """
 

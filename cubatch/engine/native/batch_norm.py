@@ -158,7 +158,7 @@ def batch_norm_backward(context: Context, given: SimpleNamespace) -> Any:
     partials = floats(take_workspace(given.workspace, x, need), (1 + tiles.tiles) * 2 * channels)
     numbers = tile_arguments(rows, channels, tiles)
     context.launch(sums, (tiles.tiles, tiles.blocks, 1), [dy, x, mean, inv_std, partials[2 * channels :], *numbers])
-    means = finish_gradients(context, x, tiles, partials, given.dgamma, given.dbeta)
+    means = finish_gradients(context, x, tiles, partials, dgamma=given.dgamma, dbeta=given.dbeta)
     tiles = walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
     numbers, grid = tile_arguments(rows, channels, tiles), (tiles.tiles, tiles.blocks, 1)
     context.run("batch_norm_backward_apply", x, grid, dy, x, dx, mean, inv_std, gamma, means, *numbers)

@@ -63,7 +63,7 @@ def parameter_sums(
     numbers = tile_arguments(rows, channels, tiles)
     grid = (tiles.tiles, tiles.blocks, 1)
     context.run("layer_norm_sums", x, grid, dy, x, statistics, partials[2 * channels :], *numbers)
-    finish_gradients(context, x, tiles, partials, dgamma, dbeta)
+    finish_gradients(context, x, tiles, partials, dgamma=dgamma, dbeta=dbeta)
 
 
 def _row_grid(context: Context, *arrays: Any) -> tuple[Grid, list[object]]:

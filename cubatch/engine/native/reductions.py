@@ -41,7 +41,7 @@ def finish_grid(columns: int) -> tuple[int, int, int]:
     return -(-columns // FINISH_COLUMNS), 1, 1
 
 
-def finish_gradients(context: Context, x: Any, tiles: ColumnTiles, partials: Any, dgamma: Any, dbeta: Any) -> Any:
+def finish_gradients(context: Context, x: Any, tiles: ColumnTiles, partials: Any, *, dgamma: Any, dbeta: Any) -> Any:
     """
     Add up two sums for each tile and channel into the gradients of a norm's parameters.
 
