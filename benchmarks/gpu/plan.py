@@ -16,8 +16,8 @@ from cubatch.hardware import catalogue
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
-from cubatch.memory import step_footprint
 from cubatch.report.grid import Grid
+from cubatch.tuning import step_memory
 from cubatch.units import format_bytes
 
 
@@ -101,7 +101,7 @@ def _plans(device: Device) -> list[str]:
     """Return a problem for each network whose planned memory exceeds the device."""
     limit, problems = hardware_memory.memory_limit(device).bytes, []
     for network, mode, batch_size, dtype, library in cases.trained():
-        total = step_footprint.footprint(
+        total = step_memory.footprint(
             network, batch_size=batch_size, mode=mode, dtype=dtype, optimizer="momentum", device=device, library=library
         ).total
         if total > limit:

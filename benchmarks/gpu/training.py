@@ -19,9 +19,9 @@ from cubatch.bench.contest import OURS, Contest, Entrant, time_ratio
 from cubatch.bench.target import Target
 from cubatch.hardware.nvml import Monitor
 from cubatch.measure.runner import Clock
-from cubatch.memory import step_footprint
 from cubatch.network import models
 from cubatch.report.tables.common import plain
+from cubatch.tuning import step_memory
 
 CHOICE_SECONDS = 6.0
 STEP_SECONDS = 6.0
@@ -58,7 +58,7 @@ def memory_of(step: Step, library: str, session: Session) -> dict[str, Any]:
     """Return the planned bytes, the bytes that the engine took, and those that the driver reports."""
     name, batch_size = _sized(step.network, step.batch_size, session)
     options: dict[str, Any] = {"mode": step.mode, "dtype": step.dtype, "optimizer": "momentum", "library": library}
-    planned = step_footprint.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
+    planned = step_memory.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
     monitor = Monitor(session.device.uuid) if session.device.uuid else None
     before = monitor.snapshot().used_bytes if monitor else None
     runner = _runner(name, session, **options)

@@ -5,59 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cubatch.checks import MAX_BATCH_SIZE, check_batch_size
-from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.memory.plan import buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
-from cubatch.network.models import SpecLike
 from cubatch.units import parse_bytes
 from cubatch.workload import Workload, accumulating, divisors
 
 _REACH = 16
-
-
-def max_batch_size(
-    spec: SpecLike,
-    memory: int | str,
-    *,
-    mode: Mode = "inference",
-    dtype: Dtype = "float32",
-    optimizer: Optimizer = "sgd",
-    recompute: bool = False,
-    device: Device | str | None = None,
-    library: Library = "auto",
-    target_batch_size: int | None = None,
-) -> int:
-    """
-    Return the largest batch size whose memory plan fits a limit.
-
-    Args:
-        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        memory: The limit in bytes, "12GiB", or "80%" of the free memory of the device.
-        mode, dtype, optimizer, recompute, device, library: As for `footprint`.
-        target_batch_size: Samples per optimizer step, for training. Only its divisors count; smaller batches also need
-            memory for the sum of their gradients. None: any size, one batch per step.
-
-    Returns:
-        int: The largest batch size, any integer, not only powers of two.
-
-    Raises:
-        DoesNotFit: If not even one sample fits (also a MemoryError).
-        InvalidArgument: If an argument is out of range.
-
-    Example:
-        >>> from cubatch.memory.step_footprint import footprint
-        >>> options = {"mode": "training", "device": "v100-sxm2-16gb"}
-        >>> most = max_batch_size("resnet50", "12GiB", **options)
-        >>> totals = [footprint("resnet50", batch_size=n, **options).total for n in (most, most + 1)]
-        >>> totals[0] <= 12 * 2**30 < totals[1]
-        True
-    """
-    work = Workload.of(
-        spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
-    )  # fmt: skip
-    return largest(work, limit_bytes(memory, work.device), target_batch_size)
 
 
 def cuts(work: Workload, target: int, limit: int) -> list[int]:

@@ -8,14 +8,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.checks import check_batch_size
-from cubatch.choices import Dtype, Library, Mode, Optimizer
-from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.memory.plan import bytes_alive, plan
 from cubatch.network.graph import INPUT, Spec, as_network
-from cubatch.network.models import SpecLike
 from cubatch.shown import Shown
-from cubatch.workload import Workload, accumulating
+from cubatch.workload import Workload
 
 
 @attrs.frozen(kw_only=True)
@@ -57,56 +54,8 @@ class Footprint(Shown):
         return attrs.asdict(self) | {"layers": [dict(layer) for layer in self.layers]}
 
 
-def footprint(
-    spec: SpecLike,
-    *,
-    batch_size: int = 256,
-    mode: Mode = "inference",
-    dtype: Dtype = "float32",
-    optimizer: Optimizer = "sgd",
-    recompute: bool = False,
-    device: Device | str | None = None,
-    library: Library = "auto",
-    target_batch_size: int | None = None,
-) -> Footprint:
-    """
-    Return the memory of a step by part and by layer.
-
-    This is the plan that the engine follows, not an estimate.  It does not include the process overhead, which
-    `predicted_device_bytes` of a tuning result does.  On a GPU that is the CUDA context and libraries.  On a CPU it is
-    some percent, for a large batch of a deep network up to a fifth.
-
-    Args:
-        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        batch_size: Samples per step.
-        mode: "inference" or "training".
-        dtype: Storage of activations and parameters.
-        optimizer: "sgd", "momentum" or "adam"; used in training only.
-        recompute: Discard activations and compute them again in the backward pass.
-        device: The GPU or CPU whose workspace rule applies; None is the device of this machine.
-        library: The kernels, see `autotune`.
-        target_batch_size: Samples per optimizer step, a multiple of the batch size, for training a network. If it is
-            larger than the batch, the sum of the gradients is included. None: one batch per step.
-
-    Returns:
-        Footprint: Bytes by part, the peak, and the textbook count.
-
-    Raises:
-        InvalidArgument: If an argument is out of range (also a ValueError).
-
-    Example:
-        >>> print(footprint("mlp", batch_size=256, mode="training", device="cpu").elements_per_sample * 256)
-        465920
-    """
-    size = check_batch_size(batch_size)
-    work = Workload.of(
-        spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
-    )  # fmt: skip
-    return footprint_of(accumulating(work, size, target_batch_size), size)
-
-
 def footprint_of(work: Workload, batch_size: int) -> Footprint:
-    """Return the `footprint` of a workload."""
+    """Return the memory of a step by part and by layer: the plan that the engine follows, without process overhead."""
     whole = plan(work, batch_size)
     program = whole.schedule
     parts = dict.fromkeys(("activations", "activation_gradients", "workspace"), 0)

@@ -45,7 +45,7 @@ def test_the_second_gpu_is_a_device_of_its_own():
 HELD = """
     from cubatch.hardware import probe
     from cubatch.measure.network_runner import network_runner
-    from cubatch.memory import step_footprint
+    from cubatch.tuning import step_memory
     from cubatch.network import models
 
     device, network = probe.resolve("cuda"), models.build("mnist-cnn")
@@ -55,7 +55,7 @@ HELD = """
             runner = network_runner(spec=network.to_mapping(), device="cuda:0", recompute=False, seed=0, **options)
             runner.prepare(8)
             runner.clock.time(runner.step, 1)
-            print(runner.peak_bytes - step_footprint.footprint(network, batch_size=8, device=device, **options).total)
+            print(runner.peak_bytes - step_memory.footprint(network, batch_size=8, device=device, **options).total)
             runner.close()
 """
 

@@ -14,9 +14,9 @@ from cubatch.engine.network import Model
 from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument
 from cubatch.memory.plan import ALIGNMENT
-from cubatch.memory.step_footprint import footprint
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+from cubatch.tuning.step_memory import footprint
 from tests.checks import UNIT_ROUNDOFF, assert_within
 from tests.engine import rounded
 from tests.engine.networks import cpu, deal, flat

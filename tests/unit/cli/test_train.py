@@ -16,9 +16,9 @@ from cubatch.engine import checkpoint
 from cubatch.engine.network import Model
 from cubatch.engine.training_run import Step
 from cubatch.hardware import probe
-from cubatch.memory.step_footprint import footprint
 from cubatch.network import models
 from cubatch.network.weight_files import save_weights
+from cubatch.tuning.step_memory import footprint
 
 ROOT = Path(cubatch.__file__).parent.parent
 

@@ -9,10 +9,10 @@ from cubatch.kernels.padding import filter_bytes, stored_input_shape, widened
 from cubatch.kernels.problem import problem_of
 from cubatch.kernels.ranking import ranking
 from cubatch.kernels.workspace.product_scratch import conv2d_workspace
-from cubatch.memory.step_footprint import footprint
 from cubatch.network.graph import Network, as_network
 from cubatch.network.layers import Add, Conv2d, Linear, MaxPool2d
 from cubatch.network.passes import Pass
+from cubatch.tuning.step_memory import footprint
 
 V100, H100 = find("v100-sxm2-16gb"), find("h100-sxm5-80gb")
 CONV1 = Conv2d(h=224, w=224, c=3, k=64, r=7, s=7, stride=2, pad=3)

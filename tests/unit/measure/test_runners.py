@@ -19,9 +19,9 @@ from cubatch.measure import clocks, kernel_context, stopwatch
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner, network_runner
 from cubatch.measure.runner import FactoryRef
-from cubatch.memory import step_footprint
 from cubatch.network import models
 from cubatch.network.layers import Conv2d
+from cubatch.tuning import step_memory
 from tests.unit.measure.network_options import OPTIONS
 
 # --- networks ------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def test_a_network_is_built_from_json_and_takes_what_is_planned(spec):
         runner.prepare(n)
         runner.step()
         held[n] = runner.peak_bytes
-        planned = step_footprint.footprint(spec, batch_size=n, mode="training", optimizer="adam", device="cpu").total
+        planned = step_memory.footprint(spec, batch_size=n, mode="training", optimizer="adam", device="cpu").total
         assert held[n] == pytest.approx(planned, abs=1024)  # but for rounding up
     assert held[64] > held[4]
     assert runner.peak_device_bytes > 0  # less than was taken, where this process had memory to spare

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from cubatch.hardware import catalogue
 from cubatch.memory import plan, schedule
-from cubatch.memory.fit import max_batch_size
-from cubatch.memory.step_footprint import footprint
 from cubatch.network.graph import INPUT, Network
 from cubatch.network.layers import Add, BatchNorm2d, Conv2d, Dropout, Flatten, Linear, ReLU, Sigmoid
+from cubatch.tuning.step_memory import footprint, max_batch_size
 
 
 def placed(sizes, spans):

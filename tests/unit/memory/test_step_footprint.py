@@ -15,14 +15,13 @@ from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.hardware import arithmetic, host, probe
 from cubatch.hardware.facts import Device
 from cubatch.memory import fit
-from cubatch.memory.fit import max_batch_size
 from cubatch.memory.plan import plan
-from cubatch.memory.step_footprint import footprint
 from cubatch.memory.thumb_rules import rules_of_thumb
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Concat, Conv2d, Flatten, Linear, MaxPool2d, ReLU
 from cubatch.report.tables import footprint as tables
+from cubatch.tuning.step_memory import footprint, max_batch_size
 from tests.building import workload
 from tests.thorough import examples
 

@@ -20,12 +20,11 @@ from cubatch.estimate.step import predict_step
 from cubatch.hardware import catalogue
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
-from cubatch.memory import fit, step_footprint
 from cubatch.network import graph, models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Linear, ReLU, Sigmoid
 from cubatch.network.passes import Pass
-from cubatch.tuning import ladder
+from cubatch.tuning import ladder, step_memory
 from cubatch.tuning.explain import forecast_notes
 from cubatch.tuning.forecast_record import blocks_by_batch_size
 from cubatch.tuning.prediction import predict
@@ -53,14 +52,14 @@ def test_candidates_and_limits_are_those_of_the_ladder_and_the_plan():
     found = predict("mnist-cnn", device=V100, library="cubatch", **options)
     listed = ladder.candidates("mnist-cnn", device=V100, **options)
     assert [(c.batch_size, c.reasons) for c in found.candidates] == [(c.batch_size, c.reasons) for c in listed]
-    assert found.largest_batch_size == fit.max_batch_size(
+    assert found.largest_batch_size == step_memory.max_batch_size(
         "mnist-cnn", hardware_memory.memory_limit(V100).bytes, device=V100, **options
     )
     assert found.optimizer == "adam"
     net = models.build("mnist-cnn")
     for n in (1, found.largest_batch_size):
         assert found.roofline_seconds[n] == roofline.roofline_seconds(net, n, V100, "training", "float16")
-        assert found.peak_bytes[n] == step_footprint.footprint("mnist-cnn", batch_size=n, device=V100, **options).total
+        assert found.peak_bytes[n] == step_memory.footprint("mnist-cnn", batch_size=n, device=V100, **options).total
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -18,12 +18,11 @@ from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate
-from cubatch.memory import fit, step_footprint
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
 from cubatch.network.passes import Pass
-from cubatch.tuning import candidate_layers, ladder
+from cubatch.tuning import candidate_layers, ladder, step_memory
 from cubatch.tuning.limits import Limits
 from tests.building import workload
 from tests.thorough import examples
@@ -44,7 +43,7 @@ def reasons(found: list[Candidate], size: int) -> tuple[str, ...]:
 
 def largest(spec: Any, limit: int | str, **options: Any) -> int:
     """Find the largest batch that fits by trying: doubling, then one by one from below."""
-    return fit.max_batch_size(spec, limit, device=V100, **{"mode": "inference"} | options)
+    return step_memory.max_batch_size(spec, limit, device=V100, **{"mode": "inference"} | options)
 
 
 # --- the rules on a GPU --------------------------------------------------------------------------------------
@@ -293,8 +292,8 @@ def test_every_ladder_keeps_its_bounds(
     if device == "cpu":  # whose free memory changes from one look to the next
         memory_limit = min(memory_limit, 2**29)
     room = hardware_memory.memory_limit(probe.resolve(device, live=False), memory_limit).bytes
-    assume(step_footprint.footprint(net, batch_size=1, **options).total <= room)
-    fits = fit.max_batch_size(net, room, **options)
+    assume(step_memory.footprint(net, batch_size=1, **options).total <= room)
+    fits = step_memory.max_batch_size(net, room, **options)
     try:
         before, ladder.MOST = ladder.MOST, 10**6
         everything = ladder.candidates(net, max_batch_size=top, memory_limit=room, **options)

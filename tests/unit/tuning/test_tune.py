@@ -7,12 +7,11 @@ import pytest
 
 from cubatch.hardware import host, probe
 from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.memory.fit import max_batch_size
-from cubatch.memory.step_footprint import footprint
 from cubatch.network import models
 from cubatch.network.layers import Conv2d
 from cubatch.tuning import ladder
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.step_memory import footprint, max_batch_size
 from cubatch.tuning.tune import autotune
 from cubatch.units import format_bytes
 from tests.unit.tuning.small_runs import statuses, tune

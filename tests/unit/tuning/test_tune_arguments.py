@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cubatch import errors
-from cubatch.memory.fit import max_batch_size
 from cubatch.tuning.prediction import predict
+from cubatch.tuning.step_memory import max_batch_size
 from cubatch.tuning.tune import autotune
 from tests.unit.tuning.small_runs import tune
 

@@ -17,7 +17,6 @@ from cubatch.kernels import choice, ranking
 from cubatch.kernels.problem import problem_of
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Outcome, Timing
-from cubatch.memory.step_footprint import footprint
 from cubatch.network import models
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
@@ -25,6 +24,7 @@ from cubatch.search import loop
 from cubatch.tuning import tune as tuner
 from cubatch.tuning.ladder import Ladder
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.step_memory import footprint
 from cubatch.tuning.subjects.network_subject import _l2
 from cubatch.tuning.tune import autotune
 from tests.building import workload

@@ -12,7 +12,7 @@ import pytest
 
 from cubatch.measure import remote
 from cubatch.measure.network_runner import NetworkRunner
-from cubatch.memory.step_footprint import footprint
+from cubatch.tuning.step_memory import footprint
 from cubatch.tuning.subjects import network_subject
 from tests.unit.tuning.small_runs import CHECKOUT, statuses, tune
 

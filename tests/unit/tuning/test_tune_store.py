@@ -11,10 +11,9 @@ import pytest
 
 from cubatch.hardware import cpu_load, host, probe
 from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.memory.fit import max_batch_size
-from cubatch.memory.step_footprint import footprint
 from cubatch.tuning import session, store, store_tables
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.step_memory import footprint, max_batch_size
 from tests.unit.tuning.small_runs import rows, statuses, tune
 
 pytestmark = pytest.mark.usefixtures("quiet")
