@@ -235,7 +235,6 @@ class TimedChoice:
 
 
 def _rounds(seconds: float) -> int:
-    """Return the number of timings of a launch that takes these seconds."""
     return LONG_ROUNDS if seconds >= LONG_SECONDS else TIMED_ROUNDS
 
 
@@ -292,12 +291,10 @@ def _others(problem: Problem, kernel: Kernel, device: Device) -> dict[str, Split
 
 
 def _grown(problem: Problem) -> int:
-    """Return the extent that grows with the batch."""
     return problem.k if problem.operation in _SUMS_OVER_THE_BATCH else problem.m
 
 
 def _layer(problem: Problem) -> str:
-    """Return a problem without its batch."""
     grown = "k" if problem.operation in _SUMS_OVER_THE_BATCH else "m"
     return json.dumps(attrs.asdict(problem, filter=lambda field, _: field.name != grown), sort_keys=True)
 

@@ -94,10 +94,11 @@ def ranking(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel]
 
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
     """Return the variants that can run a problem on a device, unordered; raises as `ranked`."""
-    demands = _Demands(
-        problem.operation, problem.dtype, problem.vector, _family_without(problem), _fits_convolutions(problem)
-    )
-    return tuple(kernel for kernel in _fitting(demands, device) if winograd_plan.takes(problem, kernel))
+    kernels = _fitting(
+        device, problem.operation, problem.dtype, problem.vector, family_without=_family_without(problem),
+        fits_convolutions=_fits_convolutions(problem),
+    )  # fmt: skip
+    return tuple(kernel for kernel in kernels if winograd_plan.takes(problem, kernel))
 
 
 def can_run(problem: Problem, kernel: Kernel) -> bool:
@@ -141,20 +142,11 @@ def _fits_convolutions(problem: Problem) -> bool:
     return problem.operation != "gemm_nn" or max(problem.m, problem.n * problem.k) < _LIMIT
 
 
-@attrs.frozen
-class _Demands:
-    """Demands on variants, equal for problems of many sizes: the key of a cache."""
-
-    operation: str
-    dtype: str
-    vector: int
-    family_without: str
-    fits_convolutions: bool
-
-
-@functools.lru_cache(maxsize=4096)
-def _fitting(demands: _Demands, device: Device) -> tuple[Kernel, ...]:
-    operation, dtype, capability = demands.operation, demands.dtype, device.compute_capability
+@functools.lru_cache(maxsize=4096)  # by demands that are equal for problems of many sizes
+def _fitting(
+    device: Device, operation: str, dtype: str, vector: int, *, family_without: str, fits_convolutions: bool
+) -> tuple[Kernel, ...]:
+    capability = device.compute_capability
     if device.num_sms is None or capability is None:
         raise InvalidArgument("device", str(device), "a GPU whose num_sms and compute_capability are known")
     arch = 10 * capability[0] + capability[1]
@@ -163,13 +155,13 @@ def _fitting(demands: _Demands, device: Device) -> tuple[Kernel, ...]:
     tiled = [kernel for kernel in known if kernel.tile is not None]
     allowed = [
         variant for variant in tiled
-        if (demands.vector % variant.vector == 0 or variant.winograd) and variant.family != demands.family_without
-        and (demands.fits_convolutions or variant.entry == variant.operation)
+        if (vector % variant.vector == 0 or variant.winograd) and variant.family != family_without
+        and (fits_convolutions or variant.entry == variant.operation)
     ]  # fmt: skip
     # Narrow copies are used only if wide ones do not fit the rows.
     widest = max((variant.vector for variant in allowed if variant.family == "mma"), default=0)
     kernels = tuple(variant for variant in allowed if variant.family != "mma" or variant.vector == widest)
-    if not kernels and not demands.fits_convolutions:
+    if not kernels and not fits_convolutions:
         wanted = "fewer than 2^31 elements and rows, unless columns and depth are whole vectors"
         raise InvalidArgument("right operand", f"of {operation} in {dtype}", wanted)
     if not kernels:
@@ -241,7 +233,6 @@ def _outputs(problem: Problem) -> int:
 
 
 def _split(problem: Problem, kernel: Kernel, device: Device) -> tuple[float, int]:
-    """Return the least cost in clocks and its number of slices."""
     return min((cost, count) for count, cost in _costs_of_splits(problem, kernel, device).items())
 
 
@@ -278,7 +269,7 @@ Choose = Callable[[Problem, Device], SplitKernel]
 """Returns the kernel for a product on a device, and its slices."""
 
 
-def first_ranked(problem: Problem, device: Device) -> SplitKernel:
-    """Return the kernel that is ranked first."""
+def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - a chooser
+    """Choose without measuring: the kernel that is ranked first."""
     _, count, kernel = ranking(problem, device)[0]
     return SplitKernel(kernel, count)

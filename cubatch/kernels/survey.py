@@ -14,7 +14,7 @@ from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware import architectures
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
-from cubatch.hardware.waves import Occupancy, occupancy
+from cubatch.hardware.waves import Occupancy
 from cubatch.kernels.resources import Figures, Needs, Recorded, needs_of, recorded_needs
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain.cubins import Cubin
@@ -153,12 +153,7 @@ def _row(kernel: Kernel, arch: str, cubin: Cubin, may_spill: Mapping[str, str]) 
 
 
 def _occupancy(kernel: Kernel, arch: str, figures: Figures) -> Occupancy:
-    return occupancy(
-        compute_capability=_capability(arch),
-        threads_per_block=kernel.threads,
-        registers_per_thread=figures.registers,
-        shared_bytes_per_block=figures.shared_bytes + kernel.dynamic_shared_bytes,
-    )
+    return needs_of(kernel, figures, None).on(_capability(arch))
 
 
 def _capability(arch: str) -> tuple[int, int]:

@@ -194,7 +194,6 @@ def clocks(problem: Problem, kernel: Kernel, device: Device, product_clocks: Cal
 
 
 def _bytes_per_clock(device: Device) -> float:
-    """Return the bytes per clock that all SMs move."""
     if device.peak_bytes_per_second is None or device.clock_hz is None:
         return _BYTES_PER_CLOCK * (device.num_sms or 1)
     return _MOVED_SHARE * device.peak_bytes_per_second / device.clock_hz
