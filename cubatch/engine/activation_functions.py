@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cubatch.engine.backend import gate, of, rectify, take_workspace, view
+from cubatch.engine.backend import areas, gate, of, rectify, take_workspace, view
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Curve, Flat
 
@@ -278,12 +278,7 @@ def _pieces(like: Any, workspace: Any) -> Iterator[tuple[slice, Any, Any]]:
     workspace = take_workspace(workspace, like, need, like.size)
     for piece, _ in need.cut(like.size, workspace.nbytes):
         count = piece.stop - piece.start
-        first, second = need.offsets(count, 1)
-        yield (
-            piece,
-            view(workspace, (count,), like.dtype, offset=first),
-            view(workspace, (count,), like.dtype, offset=second),
-        )
+        yield piece, *areas(workspace, need, (count, 1), *[((count,), like.dtype)] * 2)
 
 
 def _one_plus_exp(xp: Any, x: Any, out: Any) -> None:

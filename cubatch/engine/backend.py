@@ -21,18 +21,13 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware import gpu_library
 from cubatch.memory.blocks import workspace_bytes
 from cubatch.memory.process_overhead import MOST_RECORDED_CALLS
+from cubatch.memory.workspace import CPU_TILE_BYTES, GPU_TILE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from cubatch.memory.blocks import Need
-
-HOST_WORKSPACE_BYTES = 2 << 20
-"""Scratch memory that a function allocates on the CPU if it receives none: an L2 and a part of an L3."""
-
-GPU_WORKSPACE_BYTES = 1 << 28
-"""Scratch memory that a function allocates on a GPU if it receives none: few, large launches."""
 
 Call = tuple["Callable[..., object]", tuple[Any, ...]]
 
@@ -173,11 +168,17 @@ def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
         samples: Samples that it receives.
     """
     if workspace is None:
-        usual = HOST_WORKSPACE_BYTES if isinstance(like, np.ndarray) else GPU_WORKSPACE_BYTES
+        usual = CPU_TILE_BYTES if isinstance(like, np.ndarray) else GPU_TILE_BYTES
         return of(like).empty(workspace_bytes([need], samples, usual), dtype=np.uint8)
     if workspace.nbytes < need.least:
         raise InvalidArgument("workspace", workspace.nbytes, f"at least {need.least} bytes")
     return workspace
+
+
+def areas(workspace: Any, need: Need, block: tuple[int, int], *views: tuple[tuple[int, ...], Any]) -> list[Any]:
+    """View the areas of a block (samples, rows) of `need`, each with a shape and a type."""
+    offsets = need.offsets(*block)
+    return [view(workspace, *each, offset=offset) for each, offset in zip(views, offsets, strict=True)]
 
 
 def rectify(x: Any, out: Any) -> None:

@@ -192,7 +192,6 @@ def _fetched(name: str, folder: Path) -> bytes:
 
 
 def _unpacked(path: Path) -> bytes:
-    """Read a file, through gzip if it begins like gzip."""
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content

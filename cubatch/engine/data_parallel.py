@@ -15,12 +15,12 @@ from typing import Any, Self
 import attrs
 import numpy as np
 
-from cubatch.engine.buckets import Bucket, buckets
 from cubatch.engine.exchange import Exchange, totals
+from cubatch.engine.flat_parameters import places
 from cubatch.engine.network import Model
 from cubatch.engine.place import Place
 from cubatch.memory.plan import Plan
-from cubatch.memory.schedule_records import Op
+from cubatch.memory.schedule_records import Op, Schedule
 
 
 @attrs.frozen
@@ -60,6 +60,47 @@ def gathered(exchange: Exchange, number: int) -> list[int]:
     """Return the number that each rank passes, by rank."""
     mine = [float(number) if rank == exchange.rank else 0.0 for rank in range(exchange.size)]
     return [int(each) for each in totals(exchange, mine)]
+
+
+@attrs.frozen
+class Bucket:
+    """
+    A piece of the flat gradient that is summed at once.
+
+    Attributes:
+        part: Its range.
+        after: Number of the operation that computes the last of it.
+    """
+
+    part: slice
+    after: int
+
+
+def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:
+    """
+    Cut the gradient into pieces in the order in which the backward pass computes them.
+
+    Args:
+        program: A training step.
+        itemsize: Bytes of an element.
+        least_bytes: A piece is closed once it has this size.
+
+    Returns:
+        list[Bucket]: All of the gradient, in the order in which pieces are complete.
+    """
+    made = {op.node.name: number for number, op in enumerate(program.ops) if op.kind == "backward" and op.node}
+    pieces: list[Bucket] = []
+    is_open = False
+    for (layer, _), part in reversed(places(program.network).items()):
+        after = made[layer]
+        # The backward pass fills the array from its end; a parameter that is complete earlier starts its own piece.
+        if is_open and after >= pieces[-1].after:
+            pieces[-1] = Bucket(slice(part.start, pieces[-1].part.stop), after)
+        else:
+            pieces.append(Bucket(part, after))
+        size = pieces[-1].part.stop - pieces[-1].part.start
+        is_open = size * itemsize < least_bytes
+    return sorted(pieces, key=lambda bucket: bucket.after)
 
 
 class DataParallel(Model):

@@ -16,7 +16,9 @@ from cubatch.memory import conv_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cubatch.network.windows import ConvShape
+    from cubatch.network.windows import Axis, ConvShape
+
+    Reach = tuple[tuple[slice, slice], tuple[slice, slice]]
 
 
 def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, workspace: Any) -> Any:
@@ -103,11 +105,14 @@ class _Work:
     def tile(self, shape: tuple[int, ...]) -> Any:
         return view(self._workspace, shape, self._dtype, offset=self._tile_at)
 
-    def windows(self, rows: slice) -> Iterator[tuple[int, tuple[tuple[slice, slice], tuple[slice, slice]]]]:
-        """Yield every tap with the outputs of the band that it reaches, and the inputs that they read."""
-        v, h = self._shape.vertical, self._shape.horizontal
-        for tap in range(self._shape.taps):
-            row, column = divmod(tap, h.taps)
-            p, source_rows = v.valid(row, rows.start, rows.stop)
-            q, source_columns = h.valid(column, 0, h.out)
-            yield tap, ((p, q), (source_rows, source_columns))
+    def windows(self, rows: slice) -> Iterator[tuple[int, Reach]]:
+        return enumerate(reaches(self._shape.vertical, self._shape.horizontal, rows))
+
+
+def reaches(vertical: Axis, horizontal: Axis, rows: slice) -> Iterator[Reach]:
+    """Yield for every tap in order the outputs of a band of rows that it reaches, and the inputs that they read."""
+    for row in range(vertical.taps):
+        p, source_rows = vertical.valid(row, rows.start, rows.stop)
+        for column in range(horizontal.taps):
+            q, source_columns = horizontal.valid(column, 0, horizontal.out)
+            yield (p, q), (source_rows, source_columns)

@@ -107,9 +107,6 @@ class MpiExchange:
     MPI moves data only during calls, and waiting in a call keeps a core busy. So the thread polls, and sleeps in
     between as long as there is something left to compute on that core.
 
-    Attributes:
-        rank, size, bucket_bytes, xp: As of `Exchange`.
-
     Raises:
         MissingDependency: If mpi4py or an MPI library is missing.
     """
@@ -187,9 +184,6 @@ class NcclExchange:
         size: The number of ranks.
         index: Of its GPU, as CuPy numbers them.
 
-    Attributes:
-        rank, size, bucket_bytes, xp: As of `Exchange`.
-
     Raises:
         MissingDependency: If CuPy comes without NCCL.
     """
@@ -211,46 +205,43 @@ class NcclExchange:
 
     def begin(self, array: Any) -> None:
         """Enqueue a sum on the other stream, after all work of the current stream."""
-        self._stream.wait_event(self.xp.cuda.get_current_stream().record(self._event()))
-        begun = self._stream.record(self._event())
+        event = self.xp.cuda.Event
+        self._stream.wait_event(self.xp.cuda.get_current_stream().record(event()))
+        begun = self._stream.record(event())
         self._communicator.allReduce(
             array.data.ptr, array.data.ptr, array.size, self._types[array.dtype.str[1:]], self._nccl.NCCL_SUM,
             self._stream.ptr,
         )  # fmt: skip
         self._first = self._first or begun
-        self._events.append((begun, self._stream.record(self._event()), array.nbytes))
+        self._events.append((begun, self._stream.record(event()), array.nbytes))
 
     def finish(self) -> None:
         """Make the current stream wait for the other."""
         if not self._events:
             return
         current = self.xp.cuda.get_current_stream()
-        before = current.record(self._event())
+        before = current.record(self.xp.cuda.Event())
         current.wait_event(self._events[-1][1])
-        self._waits.append((before, current.record(self._event())))
+        self._waits.append((before, current.record(self.xp.cuda.Event())))
 
     def exchanged(self) -> Exchanged:
         """Return the sums since the last call; waits for the device."""
         self.xp.cuda.get_current_stream().synchronize()
         self._stream.synchronize()
-        since = [
-            (self._milliseconds(self._first, a), self._milliseconds(self._first, b), n) for a, b, n in self._events
-        ]
-        exposed = sum(self._milliseconds(a, b) for a, b in self._waits) / 1e3
+        begun = self._first
+        spans = tuple(Span(self._seconds(begun, a), self._seconds(begun, b), n) for a, b, n in self._events)
+        exchanged = Exchanged(spans, sum(self._seconds(a, b) for a, b in self._waits))
         self._events.clear()
         self._waits.clear()
         self._first = None
-        return Exchanged(tuple(Span(a / 1e3, b / 1e3, n) for a, b, n in since), exposed)
+        return exchanged
 
     def close(self) -> None:
         """End the communicator."""
         self._communicator.destroy()
 
-    def _event(self) -> Any:
-        return self.xp.cuda.Event()
-
-    def _milliseconds(self, begin: Any, end: Any) -> float:
-        return float(self.xp.cuda.get_elapsed_time(begin, end))
+    def _seconds(self, begin: Any, end: Any) -> float:
+        return float(self.xp.cuda.get_elapsed_time(begin, end)) / 1e3
 
 
 def nccl_identifier() -> Any:

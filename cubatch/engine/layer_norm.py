@@ -115,5 +115,4 @@ class _Area(Area):
         return view(self._workspace, (2, piece.stop - piece.start), self._dtype, offset=self._at[0])
 
     def tiles(self, piece: slice) -> Any:
-        """View two areas for a block's values."""
         return view(self._workspace, (2, piece.stop - piece.start, self._c), self._dtype, offset=self._at[1])

@@ -173,7 +173,6 @@ def _global_avg_pool(at: Bound) -> dict[str, Any]:
 
 
 def _activation(at: Bound) -> dict[str, Any]:
-    """Add the array that the layer's `backward_reads` names."""
     return {"saved": at.reads.get("y", at.reads.get("x0"))}
 
 
@@ -185,7 +184,6 @@ def _add(at: Bound) -> dict[str, Any]:
 
 
 def _concat(at: Bound) -> dict[str, Any]:
-    """Add the branches, or their gradients."""
     numbers = range(len(at.layer.channels))
     if at.op.kind == "forward":
         return {"branches": [at.reads[f"x{i}"] for i in numbers]}
@@ -200,7 +198,6 @@ def _dropout(at: Bound) -> dict[str, Any]:
 
 
 def _attention(at: Bound) -> dict[str, Any]:
-    """Add the arrays that the forward pass keeps for the backward pass."""
     if at.op.kind == "forward":
         return {"keep": [at.writes[role] for role in _SAVED] if at.training else None}
     return {"saved": [at.reads[role] for role in _SAVED]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cubatch.engine.backend import of, take_workspace, view
+from cubatch.engine.backend import areas, of, take_workspace
 from cubatch.memory.blocks import Scores
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
     source, target = _by_row(x), _by_row(y)
-    for rows, tiles in _pieces(source, workspace):
-        part, column = target[rows], tiles.column(0)
+    for rows, (_, column, *_) in _pieces(source, workspace):
+        part = target[rows]
         xp.max(source[rows], axis=1, keepdims=True, out=column)
         xp.subtract(source[rows], column, out=part)
         xp.exp(part, out=part)
@@ -49,8 +49,8 @@ def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None)
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
     errors, results, target = _by_row(dy), _by_row(y), _by_row(dx)
-    for rows, tiles in _pieces(errors, workspace):
-        part, result, column, product = target[rows], results[rows], tiles.column(0), tiles.product()
+    for rows, (_, column, _, product, _) in _pieces(errors, workspace):
+        part, result = target[rows], results[rows]
         xp.multiply(errors[rows], result, out=product)
         xp.sum(product, axis=1, keepdims=True, out=column)
         xp.subtract(errors[rows], column, out=part)
@@ -86,9 +86,8 @@ def softmax_cross_entropy(
     count = len(scores) if count is None else count
     every_class = xp.arange(classes, dtype=labels.dtype)
     xp.copyto(loss, 0)
-    for rows, tiles in _pieces(scores, workspace):
-        part, hit, product = gradient[rows], tiles.flags(), tiles.product()
-        column, right, total = tiles.column(0), tiles.column(1), tiles.total()
+    for rows, (total, column, right, product, hit) in _pieces(scores, workspace):
+        part = gradient[rows]
         xp.max(scores[rows], axis=1, keepdims=True, out=column)
         xp.subtract(scores[rows], column, out=part)
         xp.equal(wanted[rows], every_class, out=hit)
@@ -114,29 +113,13 @@ def _by_row(array: Any) -> Any:
     return array.reshape(-1, array.shape[-1])
 
 
-class _Tiles:
-    """The scratch memory of one piece."""
-
-    def __init__(self, workspace: Any, shape: tuple[int, int], dtype: Any, offsets: list[int]) -> None:
-        self._workspace, self._shape, self._dtype, self._offsets = workspace, shape, dtype, offsets
-
-    def total(self) -> Any:
-        return view(self._workspace, (1,), "float64", offset=self._offsets[0])
-
-    def column(self, index: int) -> Any:
-        return view(self._workspace, (self._shape[0], 1), self._dtype, offset=self._offsets[1 + index])
-
-    def product(self) -> Any:
-        return view(self._workspace, self._shape, self._dtype, offset=self._offsets[3])
-
-    def flags(self) -> Any:
-        return view(self._workspace, self._shape, "bool", offset=self._offsets[4])
-
-
-def _pieces(array: Any, workspace: Any) -> Iterator[tuple[slice, _Tiles]]:
+def _pieces(array: Any, workspace: Any) -> Iterator[tuple[slice, list[Any]]]:
+    """Yield ranges of rows with their scratch memory: a sum in float64, two columns, a product, and flags."""
     rows, classes = array.shape
     need = Scores(itemsize=array.itemsize, channels=classes)
     workspace = take_workspace(workspace, array, need, rows)
     for piece, _ in need.cut(rows, workspace.nbytes):
         count = piece.stop - piece.start
-        yield piece, _Tiles(workspace, (count, classes), array.dtype, need.offsets(count, 1))
+        column, tile = ((count, 1), array.dtype), (count, classes)
+        views = ((1,), "float64"), column, column, (tile, array.dtype), (tile, "bool")
+        yield piece, areas(workspace, need, (count, 1), *views)

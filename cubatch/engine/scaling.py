@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cubatch.engine.backend import of, take_workspace, view
+from cubatch.engine.backend import areas, of, take_workspace
 from cubatch.engine.channel_sums import Area
 from cubatch.memory.blocks import Products
 
@@ -57,12 +57,8 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
 def _add_up(need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, first: bool) -> None:
     """Add the products of a band of positions to the sums; `first` for the first band."""
     xp, (samples, positions, c) = of(dy), dy.shape
-    tile, ones, sums = (
-        view(workspace, shape, dy.dtype, offset=offset)
-        for shape, offset in zip(
-            (dy.shape, (1, positions), (samples, 1, c)), need.offsets(samples, positions), strict=True
-        )
-    )
+    shapes = dy.shape, (1, positions), (samples, 1, c)
+    tile, ones, sums = areas(workspace, need, (samples, positions), *((shape, dy.dtype) for shape in shapes))
     xp.multiply(dy, x, out=tile)
     xp.copyto(ones, 1)
     xp.matmul(ones, tile, out=ds if first else sums)

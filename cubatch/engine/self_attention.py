@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from cubatch.engine.backend import of, take_workspace, view
+from cubatch.engine.backend import areas, of, take_workspace, view
 from cubatch.engine.linear import linear, linear_dgrad, linear_wgrad
 from cubatch.memory.blocks import Attend, AttendBackward
 
@@ -104,9 +104,8 @@ def attention_backward(
     for samples, _ in need.cut(n, workspace.nbytes):
         count = samples.stop - samples.start
         shapes = ((count, t, 3 * c), (count, heads, t, t), (count, t, c), (count, t, heads, 1), (3 * c, c), (3 * c,))
-        dqkv, dweights, dmixed, column, partial, partial_bias = (
-            view(workspace, shape, dy.dtype, offset=at)
-            for shape, at in zip(shapes, need.offsets(count, 1), strict=True)
+        dqkv, dweights, dmixed, column, partial, partial_bias = areas(
+            workspace, need, (count, 1), *((shape, dy.dtype) for shape in shapes)
         )
         weights = saved[1][samples].reshape(count, heads, t, -1)[..., :t]
         queries, keys, values = _heads(saved[0][samples].reshape(count, t, 3 * c), heads, width)
@@ -135,7 +134,6 @@ def attention_backward(
 
 
 def _rows(x: Any) -> tuple[int, int, int]:
-    """Return the number of samples, positions and channels."""
     return len(x), math.prod(x.shape[1:-1]), x.shape[-1]
 
 

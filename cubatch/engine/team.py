@@ -17,26 +17,20 @@ from typing import TYPE_CHECKING, Any, Self
 from threadpoolctl import threadpool_limits
 
 from cubatch.engine.interrupts import Interrupts
-from cubatch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
 
 class Team:
     """
     A fixed number of threads, the caller's included, that run a function together.
 
-    While a team of several is open, BLAS uses one thread per call in the whole process: the
-    members are the parallelism.  (Limits that are set once cost nothing; set around each call
-    they would cost more than a small layer.)
+    While a team of several is open, BLAS uses one thread per call in the whole process. A limit that is set once costs
+    nothing; set around each call it would cost more than a small layer.
 
     Args:
         size: Members, at least 1.
-
-    Raises:
-        InvalidArgument: If size is not a whole number of at least 1.
 
     Example:
         >>> seen = [0, 0]
@@ -47,8 +41,6 @@ class Team:
     """
 
     def __init__(self, size: int) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidArgument("size", size, "a whole number of at least 1")
         self.size = size
         self._barrier = _Barrier(size)
         self._seen: Callable[[int, Callable[[], object]], object] | None = None
@@ -142,9 +134,7 @@ class Team:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -211,7 +201,6 @@ class _Barrier:
             raise threading.BrokenBarrierError
 
     def abort(self) -> None:
-        """Make all present and future waits raise."""
         self.broken = True
 
     def reset(self) -> None:

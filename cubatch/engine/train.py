@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from cubatch import choices
-from cubatch.checks import check_whole, is_number
+from cubatch.checks import check_number, check_whole
 from cubatch.engine import checkpoint as checkpoints
 from cubatch.engine import conditions
 from cubatch.engine import data as data_module
@@ -64,46 +64,19 @@ def train(
     stepped: Callable[[Step], None] | None = None,
 ) -> Training:
     """
-    Train a network on a folder of IDX files, and test it after every epoch.
+    Train a network, and test it after every epoch; arguments, result and errors as in `tuning.training.train`.
 
     With "cosine" the learning rate falls to zero along half a cosine, step by step (Loshchilov and Hutter, 2017,
-    arXiv:1608.03983).
+    arXiv:1608.03983). A run that continues from a checkpoint gives the same bits on the same machine, on a GPU with the
+    same kernels.
 
     Args:
         network: Ends in logits, one for each class; its weights are the start of the training.
-        data: Folder with MNIST's four files, or others of their names and format; or both sets, as from `load_mnist`.
-        batch_size: Samples that go through together, at most the training set.
-        device: A device in this machine.
-        target_batch_size: Samples of an optimiser step, a multiple of the batch size: gradients of several batches are
-            added up. Loss and gradient are those of the large batch, but batch norms use `batch_size` samples at a
-            time. None: one batch for each step.
-        exchange: Sums the gradients of several ranks, which all call this alike. Both sizes are then those of this
-            rank, and may differ; files are written by rank 0.
-        dtype: Storage of parameters and activations, see `Model`.
-        epochs: Passes over the training set.
-        learning_rate: First learning rate.
-        schedule: "cosine" or "constant".
-        patience: End after this number of epochs without a higher test accuracy; None: train all epochs.
-        optimizer: "sgd", "momentum" or "adam".
-        recompute: Discard activations and compute them again in the backward pass.
-        seed: Draws parameters, order and dropout masks.
-        save: File for the final weights, as from `save_weights`.
-        checkpoint: File for the run, written after every epoch. If it exists, the run continues from it. The same
-            machine gives the same bits, on a GPU with the same kernels. A finished run is returned as it is.
-        checkpoint_seconds: Interval of further checkpoints within an epoch; 0: after every step. Except with several
-            devices, Ctrl-C writes one after the current step or test and ends; a second Ctrl-C ends at once.
+        data: A folder of IDX files; or both sets, as from `load_mnist`.
+        batch_size: Samples that go through together. Batch norms use them alone.
+        target_batch_size: Samples of an optimiser step, a multiple of the batch size. Both are those of this rank.
+        exchange: Sums the gradients of several ranks, which all call this alike; files are written by rank 0.
         context: Runs the operations on hand-written kernels; None uses the array library's calls.
-        progress: Called after every epoch of this call.
-        stepped: Called after every step of the optimiser.
-
-    Returns:
-        Training: Loss, accuracy and speed of every epoch, those before a resumption included.
-
-    Raises:
-        InvalidArgument: If an argument is out of range, the network does not fit the data, or an argument differs from
-            the checkpoint's.
-        InvalidData: If a file is missing or damaged.
-        UnsupportedLayer: If the engine cannot run one of the layers.
     """
     seed = check_whole("seed", seed, least=0)
     checkpoints.check_files(save=save, checkpoint=checkpoint)
@@ -188,7 +161,6 @@ def train(
 
 
 def _model(exchange: Exchange | None, network: Network, **options: Any) -> Model:
-    """Return the model to train: alone, or a rank's."""
     if exchange is None:
         return Model(network, mode="training", **options)
     return DataParallel(network, exchange=exchange, **options)
@@ -231,7 +203,6 @@ def _has_stalled(records: Sequence[Epoch], patience: int | None) -> bool:
 
 
 def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dict[str, Any]:
-    """Return digests of a run's layers, initial weights, images and labels."""
     layers = np.frombuffer(repr(network.to_mapping()).encode(), np.uint8)
     given = {f"{layer}.{name}": array for layer, arrays in network.weights.items() for name, array in arrays.items()}
     parts = {"training images": training_set.images, "training labels": training_set.labels}
@@ -298,28 +269,21 @@ def check(
         raise InvalidArgument(
             "network", network.name, "one that ends in logits", "Leave out its last softmax: training adds it."
         )
-    _check_sizes(len(training_set), batch_size, target_batch_size, together)
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise InvalidArgument("epochs", epochs, "a whole number, at least 1")
-    if not isinstance(learning_rate, int | float) or not 0 < learning_rate < math.inf:
-        raise InvalidArgument("learning_rate", learning_rate, "a positive number")
-    if not is_number(checkpoint_seconds) or not 0 <= checkpoint_seconds < math.inf:
-        raise InvalidArgument("checkpoint_seconds", checkpoint_seconds, "a number of seconds, 0 for every step")
-    for field, name, known in (("schedule", schedule, SCHEDULES), ("optimizer", optimizer, OPTIMIZERS)):
-        if name not in known:
-            raise InvalidArgument(field, name, "one of " + ", ".join(known))
-    if patience is not None:
-        check_whole("patience", patience, least=1)
-
-
-def _check_sizes(images: int, batch_size: int, target_batch_size: int | None, together: int) -> None:
-    whole = batch_size if target_batch_size is None else target_batch_size
+    images, whole = len(training_set), batch_size if target_batch_size is None else target_batch_size
     for field, size in (("batch_size", batch_size), ("target_batch_size", whole)):
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= images:
             raise InvalidArgument(field, size, f"from 1 to the {images} training images")
     if together > images:
         raise InvalidArgument("batch_size", together, f"at most the {images} training images, of all devices together")
     check_target(batch_size, whole)
+    check_whole("epochs", epochs)
+    check_number("learning_rate", learning_rate, above=0)
+    check_number("checkpoint_seconds", checkpoint_seconds)
+    for field, name, known in (("schedule", schedule, SCHEDULES), ("optimizer", optimizer, OPTIMIZERS)):
+        if name not in known:
+            raise InvalidArgument(field, name, "one of " + ", ".join(known))
+    if patience is not None:
+        check_whole("patience", patience)
 
 
 def _check_norms(network: Network, batch_size: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import of, take_workspace, view
+from cubatch.engine.depthwise import reaches
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Pool
 from cubatch.network.layers.pooling_layers import MOST_TAPS
@@ -184,14 +185,8 @@ class _Pool:
         samples, rows = self.blocks[0] if self.blocks else (slice(0, 1), slice(0, 1))
         self._mask_at = need.offsets(samples.stop, rows.stop)[1]
 
-    def windows(self, rows: slice) -> Iterator[tuple[tuple[slice, slice], tuple[slice, slice]]]:
-        """Yield for every tap in order the outputs of the band that it reaches, and the inputs that they read."""
-        v, h = self._axes
-        for row in range(v.taps):
-            p, source_rows = v.valid(row, rows.start, rows.stop)
-            for column in range(h.taps):
-                q, source_columns = h.valid(column, 0, h.out)
-                yield (p, q), (source_rows, source_columns)
+    def windows(self, rows: slice) -> Iterator[Any]:
+        return reaches(*self._axes, rows)
 
     def tile(self, shape: tuple[int, ...]) -> Any:
         return view(self._workspace, shape, self._dtype)

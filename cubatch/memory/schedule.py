@@ -91,7 +91,6 @@ class _Writer:
         self.sloped: set[str] = set()
 
     def buffer(self, buffer: Buffer) -> int:
-        """Add a buffer and return its number."""
         self.buffers.append(buffer)
         return len(self.buffers) - 1
 
@@ -100,7 +99,6 @@ class _Writer:
         return self.buffer(Buffer(f"{node.name} {kind} workspace", "workspace", node.name, (), 1))
 
     def inputs(self, shape: tuple[int, int, int]) -> dict[str, int]:
-        """Add the buffer of the batch, for samples of this shape."""
         number = self.buffer(Buffer(INPUT, "activations", INPUT, shape))
         self.given.add(number)
         return {INPUT: number}
@@ -108,7 +106,6 @@ class _Writer:
     def emit(
         self, kind: str, node: Node, reads: dict[str, int], writes: dict[str, int], *, replay: bool = False
     ) -> None:
-        """Add an operation, with scratch memory of its own."""
         workspace = self.scratch(kind, node)
         relu = node.inputs[0] in self.flow.pooled
         self.ops.append(Op(kind, node, reads, writes, workspace, replay, relu))
@@ -293,21 +290,17 @@ class _Writer:
         return {} if held is None else {"parts": held}
 
     def gradient_of(self, node: Node) -> Buffer:
-        """Return a new buffer for the gradient of a layer's output."""
         return Buffer(f"{node.name}.y gradient", "activation_gradients", node.name, node.layer.output_shape)
 
     def wanted(self, node: Node) -> list[tuple[int, str]]:
-        """Return positions and names of the inputs whose gradient is needed."""
         return [(i, name) for i, name in enumerate(node.inputs) if self.single or name in self.flow.trained]
 
     def saved_for(self, node: Node, values: dict[str, int]) -> dict[str, int]:
-        """Return the values of the forward pass that the backward pass reads, by role."""
         needed = node.layer.backward_reads
         inputs = {f"x{i}": values[name] for i, name in enumerate(node.inputs)} if "x" in needed else {}
         return inputs | ({"y": values[node.name]} if "y" in needed else {})
 
     def pass_on(self, node: Node, dy: int, names: Sequence[str]) -> None:
-        """Pass the gradient of a layer's output on to its inputs unchanged."""
         for position, name in enumerate(names, start=1):
             if position == len(names):  # held until then: an earlier reader must not add into it
                 self.holders[dy].discard(node.name)

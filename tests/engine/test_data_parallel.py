@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cubatch.engine.buckets import buckets
-from cubatch.engine.data_parallel import DataParallel, Share
+from cubatch.engine.data_parallel import DataParallel, Share, buckets
 from cubatch.engine.exchange import totals
 from cubatch.engine.network import Model
 from cubatch.memory.schedule import schedule

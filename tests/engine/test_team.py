@@ -12,7 +12,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from cubatch.engine.interrupts import Interrupts
 from cubatch.engine.team import Team
-from cubatch.errors import InvalidArgument
 
 
 def test_every_member_works_once_in_a_thread_of_its_own():
@@ -117,13 +116,6 @@ def test_shards_cover_the_batch_once_and_evenly(n, size):
     assert [i for shard in shards for i in range(n)[shard]] == list(range(n))
     sizes = [shard.stop - shard.start for shard in shards]
     assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_a_team_has_a_whole_number_of_members(size):
-    """Zero members would run nothing and say nothing."""
-    with pytest.raises(InvalidArgument):
-        Team(size)
 
 
 def test_ctrl_c_waits_until_the_members_have_met():

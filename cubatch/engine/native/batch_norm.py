@@ -19,14 +19,7 @@ from cubatch.engine.native.reductions import finish_gradients, finish_grid
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.resources import resident_blocks
-from cubatch.kernels.workspace.misc import (
-    batch_norm_backward_workspace,
-    batch_norm_finish_workspace,
-    batch_norm_workspace,
-    merged_tiles,
-    summed_tiles,
-    walked_tiles,
-)
+from cubatch.kernels.workspace import misc
 
 _MOMENTS = 3
 
@@ -42,8 +35,8 @@ def batch_norm_train(context: Context, given: SimpleNamespace) -> Any:
     check(x.dtype, x.shape, x=x, residual=given.residual)
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
     check(np.float32, (channels,), **statistics, **running)
-    tiles = summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
-    workspace = take_workspace(given.workspace, x, batch_norm_workspace(rows, channels, dtype, context.device))
+    tiles = misc.summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
+    workspace = take_workspace(given.workspace, x, misc.batch_norm_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * _MOMENTS * channels)
     grid = (tiles.tiles, tiles.blocks, 1)
     context.run("batch_norm_statistics", x, grid, x, partials, *tile_arguments(rows, channels, tiles))
@@ -77,9 +70,9 @@ def batch_norm_finish(
     check(np.float32, (channels,), mean=mean, inv_std=inv_std, running_mean=running_mean, running_var=running_var)
     if origin is not None:
         check(origin.dtype, (channels,), origin=origin)
-    grid, (slices, per_slice) = finish_grid(channels), merged_tiles(tiles)
+    grid, (slices, per_slice) = finish_grid(channels), misc.merged_tiles(tiles)
     if slices:
-        workspace = take_workspace(workspace, partials, batch_norm_finish_workspace(tiles, channels))
+        workspace = take_workspace(workspace, partials, misc.batch_norm_finish_workspace(tiles, channels))
         merged = floats(workspace, slices * _MOMENTS * channels)
         numbers = [partials, tiles, per_slice, channels, merged]
         context.launch(variant.find("batch_norm_merge", dtype), (grid[0], slices, 1), numbers)
@@ -111,7 +104,7 @@ def _apply(context: Context, arrays: tuple[Any, ...], *, eps: float, is_variance
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
     check(np.float32, (channels,), mean=mean, spread=spread)
     rows, vector = x.size // channels, vector_width(context, channels, x, residual, y)
-    tiles = walked_tiles(rows, channels, vector, x.itemsize, context.device)
+    tiles = misc.walked_tiles(rows, channels, vector, x.itemsize, context.device)
     numbers = *tile_arguments(rows, channels, tiles), float(eps), is_variance, relu
     context.run("batch_norm_apply", x, (tiles.tiles, tiles.blocks, 1), *arrays, *numbers)
     return y
@@ -153,13 +146,13 @@ def batch_norm_backward(context: Context, given: SimpleNamespace) -> Any:
     check(np.float32, (channels,), mean=mean, inv_std=inv_std)
     sums, vector = variant.find("batch_norm_backward_sums", dtype), vector_width(context, channels, dy, x)
     resident = resident_blocks(sums, context.device.compute_capability)
-    tiles = summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
-    need = batch_norm_backward_workspace(rows, channels, dtype, context.device)
+    tiles = misc.summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
+    need = misc.batch_norm_backward_workspace(rows, channels, dtype, context.device)
     partials = floats(take_workspace(given.workspace, x, need), (1 + tiles.tiles) * 2 * channels)
     numbers = tile_arguments(rows, channels, tiles)
     context.launch(sums, (tiles.tiles, tiles.blocks, 1), [dy, x, mean, inv_std, partials[2 * channels :], *numbers])
     means = finish_gradients(context, x, tiles, partials, dgamma=given.dgamma, dbeta=given.dbeta)
-    tiles = walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
+    tiles = misc.walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
     numbers, grid = tile_arguments(rows, channels, tiles), (tiles.tiles, tiles.blocks, 1)
     context.run("batch_norm_backward_apply", x, grid, dy, x, dx, mean, inv_std, gamma, means, *numbers)
     return dx

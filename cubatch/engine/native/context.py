@@ -43,11 +43,6 @@ class Launcher(Protocol):
         ...
 
 
-def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - a chooser
-    """Choose without measuring: the variant that the cost model ranks first."""
-    return ranking.first_ranked(problem, device)
-
-
 @attrs.frozen
 class Context:
     """
@@ -63,7 +58,7 @@ class Context:
 
     device: Device
     launcher: Launcher
-    chooser: Callable[[Problem, Device, Prepare | None], SplitKernel] = first_ranked
+    chooser: Callable[[Problem, Device, Prepare | None], SplitKernel] = ranking.first_ranked
     tf32: bool = False
     refused: set[str] = attrs.field(factory=set, init=False, eq=False)
 

@@ -14,13 +14,12 @@ import numpy as np
 from cubatch.engine.native.activation_functions import activation_code
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.operands import Operands
-from cubatch.errors import InvalidArgument
-from cubatch.kernels.cost_model import BOX_CHANNELS, tiles
+from cubatch.kernels.cost_model import BOX_CHANNELS, tile_of, tiles
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import can_store
 from cubatch.kernels.tensor_map import ALIGNMENT, ROW_BYTES, TensorMap, Window, window_of
 from cubatch.kernels.variant import Kernel, Tile
-from cubatch.network.windows import Axis, ConvShape, Phase, phases, working_phases
+from cubatch.network.windows import ConvShape, Phase, phases, working_phases
 
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = (16, 64)  # plain and swapped: WARP_ROWS of kernels/hopper/walk.cuh
@@ -122,10 +121,9 @@ def _stored_maps(
 
 def _tile(chosen: Kernel) -> tuple[Tile, int, int]:
     """Return the tile, the blocks of a cluster, and how many columns of B each block loads."""
-    if chosen.tile is None:
-        raise InvalidArgument("kernel", chosen.name, "a kernel with a tile")
-    cluster = chosen.tile.cluster or 1
-    return chosen.tile, cluster, chosen.tile.n // cluster
+    tile = tile_of(chosen)
+    cluster = tile.cluster or 1
+    return tile, cluster, tile.n // cluster
 
 
 def _gemm(chosen: Kernel, problem: Problem, a: Any, b: Any) -> Launch:
@@ -147,24 +145,15 @@ def _fprop(chosen: Kernel, problem: Problem, x: Any, w: Any, shape: ConvShape) -
     depth = -(-shape.c // tile.k)
     walk = {"m": problem.m, "n": shape.k, "steps": shape.taps * depth, "depth": depth}
     filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (tile.k, 1, share))
-    box = (tile.k, tile.m)
-    return (
-        _image(chosen, x, shape.c, (shape.vertical, shape.horizontal), box=box),
-        filters,
-        walk | _gathered(shape.vertical, shape.horizontal),
-    )
+    image, gathered = _image(chosen, x, shape.c, shape, (tile.k, tile.m))
+    return image, filters, walk | gathered
 
 
 def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape) -> Launch:
-    tile, _, _ = _tile(chosen)
-    box = (BOX_CHANNELS, tile.k)
-    walk = {"m": shape.k, "n": shape.c, "steps": -(-problem.k // tile.k), "depth": -(-shape.c // BOX_CHANNELS)}
-    gradient = TensorMap(dy, chosen.dtype, (shape.k, problem.k), box)
-    return (
-        gradient,
-        _image(chosen, x, shape.c, (shape.vertical, shape.horizontal), box=box),
-        walk | _gathered(shape.vertical, shape.horizontal),
-    )
+    box = (BOX_CHANNELS, tile_of(chosen).k)
+    walk = {"m": shape.k, "n": shape.c, "steps": -(-problem.k // box[1]), "depth": -(-shape.c // BOX_CHANNELS)}
+    image, gathered = _image(chosen, x, shape.c, shape, box)
+    return TensorMap(dy, chosen.dtype, (shape.k, problem.k), box), image, walk | gathered
 
 
 def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase) -> Launch:
@@ -179,26 +168,22 @@ def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase) -> L
         "out_h": shape.vertical.size, "out_w": shape.horizontal.size, "out_stride_h": shape.vertical.stride,
         "out_stride_w": shape.horizontal.stride, "out_top": phase.top, "out_left": phase.left,
     }  # fmt: skip
-    gradient = _image(chosen, dy, shape.k, (phase.vertical, phase.horizontal), box=(tile.k, tile.m))
+    gradient, gathered = _image(chosen, dy, shape.k, phase, (tile.k, tile.m))
     if chosen.dtype == "tf32":
         filters = TensorMap(w, chosen.dtype, (shape.k, shape.c, shape.taps), (tile.k, share, 1))
     else:
         filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (BOX_CHANNELS, 1, tile.k))
-    return gradient, filters, walk | _gathered(phase.vertical, phase.horizontal)
+    return gradient, filters, walk | gathered
 
 
-def _image(chosen: Kernel, array: Any, channels: int, axes: tuple[Axis, Axis], *, box: tuple[int, int]) -> TensorMap:
-    """Return the map of images of which the pixels under a window's taps are gathered."""
-    vertical, horizontal = axes
-    works = vertical.taps and horizontal.taps  # else nothing is copied, and any map will do
-    window = window_of(vertical, horizontal) if works else Window((1, 1), (0, 0), (0, 0))
-    return TensorMap(array, chosen.dtype, (channels, horizontal.size, vertical.size, len(array)), box, window)
-
-
-def _gathered(vertical: Axis, horizontal: Axis) -> dict[str, int]:
-    return {
-        "taps": vertical.taps * horizontal.taps, "taps_w": horizontal.taps or 1, "rows": vertical.out,
-        "columns": horizontal.out, "stride_h": vertical.stride, "stride_w": horizontal.stride,
-        "origin_h": vertical.offset, "origin_w": horizontal.offset, "step_h": vertical.step,
-        "step_w": horizontal.step,
+def _image(
+    chosen: Kernel, array: Any, channels: int, window: ConvShape | Phase, box: tuple[int, int]
+) -> tuple[TensorMap, dict[str, int]]:
+    """Return the map of images of which the pixels under a window's taps are gathered, and the walk over them."""
+    v, h = window.vertical, window.horizontal
+    pixels = window_of(v, h) if window.taps else Window((1, 1), (0, 0), (0, 0))  # without taps nothing is copied
+    walk = {
+        "taps": window.taps, "taps_w": h.taps or 1, "rows": v.out, "columns": h.out, "stride_h": v.stride,
+        "stride_w": h.stride, "origin_h": v.offset, "origin_w": h.offset, "step_h": v.step, "step_w": h.step,
     }  # fmt: skip
+    return TensorMap(array, chosen.dtype, (channels, h.size, v.size, len(array)), box, pixels), walk

@@ -24,14 +24,7 @@ from cubatch.engine.native.product import product_dtype
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.attention_launches import find
 from cubatch.kernels.padding import stored_row
-from cubatch.kernels.workspace.attention_scratch import (
-    QUERIES,
-    WIDEST_HEAD,
-    attention_backward_workspace,
-    attention_workspace,
-    saved_bytes,
-    stores_weights,
-)
+from cubatch.kernels.workspace import attention_scratch as scratch
 
 
 @operation(out=lambda given: given.x.shape)
@@ -44,11 +37,11 @@ def attention(context: Context, given: SimpleNamespace) -> Any:
     x, y, keep, heads = given.x, given.out, given.keep, given.heads
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
     check(x.dtype, x=x)
-    need = attention_workspace((n, t, c), heads, dtype, context.device, saves=keep is not None)
+    need = scratch.attention_workspace((n, t, c), heads, dtype, context.device, saves=keep is not None)
     workspace = take_workspace(given.workspace, x, need)
-    stores = stores_weights(c, heads, saves=keep is not None)
+    stores = scratch.stores_weights(c, heads, saves=keep is not None)
     if keep is None:
-        queries_at, weights_at, mixed_at = saved_bytes((n, t, c), heads, dtype)
+        queries_at, weights_at, mixed_at = scratch.saved_bytes((n, t, c), heads, dtype)
         sizes = queries_at, weights_at * stores, mixed_at
         keep, workspace = list(_cut(workspace, sizes, x.dtype)), workspace[sum(sizes) :]
     qkv, mixed = _as(keep[0], (n, t, 3 * c)), _as(keep[2], (n, t, c))
@@ -83,11 +76,11 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     """
     n, t, c = out.shape
     width = c // heads
-    if width > WIDEST_HEAD:
-        raise InvalidArgument("heads", heads, f"enough for at most {WIDEST_HEAD} of {c} channels each")
+    if width > scratch.WIDEST_HEAD:
+        raise InvalidArgument("heads", heads, f"enough for at most {scratch.WIDEST_HEAD} of {c} channels each")
     check(out.dtype, (n, t, 3 * c), qkv=qkv)
     check(out.dtype, out.shape, out=out)
-    grid = (n * -(-t // QUERIES), heads, 1)
+    grid = (n * -(-t // scratch.QUERIES), heads, 1)
     numbers = t, c, width, 1 / math.sqrt(width)
     context.launch(find("attend", dtype_of(out), context.device), grid, [qkv, out, *numbers])
 
@@ -98,9 +91,9 @@ def attention_backward(context: Context, given: SimpleNamespace) -> Any:
     dy, x, w_in, dx, heads = given.dy, given.x, given.w_in, given.out, given.heads
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
-    need, width = attention_backward_workspace((n, t, c), heads, dtype, context.device), c // heads
+    need, width = scratch.attention_backward_workspace((n, t, c), heads, dtype, context.device), c // heads
     workspace = take_workspace(given.workspace, x, need)
-    sizes = saved_bytes((n, t, c), heads, dtype)
+    sizes = scratch.saved_bytes((n, t, c), heads, dtype)
     shapes = (n, t, 3 * c), (n, heads, t, stored_row(t)), (n, t, c)
     gradients, rest = _cut(workspace, sizes, x.dtype), workspace[sum(sizes) :]
     dqkv, dweights, dmixed = (_as(array, shape) for array, shape in zip(gradients, shapes, strict=True))
