@@ -48,6 +48,7 @@ _FLOOR_SHARE = 0.1  # latencies this near to the lowest count as the same
 _NEIGHBOR_SHARE = 1 / 8  # how near a size must be to a power of two to be compared with it
 _GUESS_SHARE = 0.5  # half an interval beyond this share of its median makes the recommendation a guess
 _FAR, _FEW = 4, 2  # times the largest timed size, and timed sizes: what is farther or from fewer is a guess
+_AGREES = 1.1  # of the slower of loader and step: a loop cannot be faster than both
 _MAX_SIZES = 6  # named in a sentence
 _MAX_POWERS = 3  # powers of two that are compared with a neighbor
 _MAX_PASSES = 3  # passes named in a sentence
@@ -232,7 +233,8 @@ def _in_loop(result: TuningResult, n: int, current: int | None) -> str:
         f", {rates[n] / rates[current]:.3g} times as fast as {current}" if current in rates and current != n else ""
     )
     word, value = "Keep" if n == current else "Use", format_objective(rates[n], "throughput")
-    return f"{word} batch size {n}: {value} in a loop with the data loader{versus}{ending}."
+    unknown = "" if current is None or current in rates else f" {_no_value(result.sizes[current])}."
+    return f"{word} batch size {n}: {value} in a loop with the data loader{versus}{ending}.{unknown}"
 
 
 def _loader(result: TuningResult) -> list[str]:
@@ -252,11 +254,13 @@ def _loader(result: TuningResult) -> list[str]:
         text += f"; {_workers(enough)} would deliver about {format_objective(more, 'throughput')}"
     if rate.loop_ratio != 1 and n in result.loop_rates:
         text += f". In one loop, as it was run, they reach {format_objective(result.loop_rates[n], 'throughput')}"
+        if result.loop_rates[n] > _AGREES * min(own, step):
+            text += ", more than the slower of the two alone: the machine changed its speed between these timings"
     epoch = rate.steps(n)
     if epoch is None:
         return [f"{text}."]
     last = f", the last of {epoch[1]} samples" if epoch[1] else ""
-    return [f"{text}.", f"An epoch has {format_count(epoch[0])} batches of {n}{last}."]
+    return [f"{text}.", f"An epoch has {format_count(epoch[0])} batch{'' if epoch[0] == 1 else 'es'} of {n}{last}."]
 
 
 def _workers(count: int) -> str:

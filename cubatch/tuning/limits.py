@@ -28,7 +28,7 @@ class Limits:
         budget: Time limit of measuring in seconds.
         seed: Draws parameters, data and the order of trials.
         sweeps: Trials of each of `batch_sizes`; None leaves them to the search.
-        current: The size that the user has now; it is always measured, and kept if no other is better. None: unknown.
+        current: The size that the user has now; it is measured second, and kept if no other is better. None: unknown.
         multiple_of, divides: Sizes that the workload accepts: multiples of one number, divisors of another.
     """
 

@@ -258,6 +258,13 @@ class BatchSizeResult(Shown):
         return {n: best / value if is_latency else value / best for n, value in values.items()}
 
     @property
+    def comparison(self) -> float | None:
+        """How many times as good the recommended size is as `current`; None if either is unknown or was not timed."""
+        values = self.loop_rates if self.loader is not None and self.objective == "throughput" else self.shares
+        current, recommended = values.get(self.current_batch_size or 0), values.get(self.batch_size or 0)
+        return recommended / current if current and recommended else None
+
+    @property
     def noisy_ties(self) -> tuple[int, ...]:
         """Ties that are far worse than the fastest by their median, and known too badly to rule them out."""
         if self.predicted:

@@ -68,8 +68,8 @@ def autotune(
         tolerance: Share of the best value that may be given up for a smaller batch; by latency, for a larger one.
         batch_sizes: Measure exactly these, each at least once if the budget allows it.
         max_batch_size: Propose nothing larger.
-        current: The batch size that you use now. It is always measured, recommended unless another is better beyond the
-            tolerance and the noise, and the first sentence compares with it.
+        current: The batch size that you use now. It is measured second. It is recommended unless another is better
+            beyond the tolerance and the noise, and the first sentence compares with it.
         multiple_of, divides: Propose only sizes that are a multiple of one number, and divide another.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
         latency_limit: Longest allowed step in seconds.

@@ -42,7 +42,9 @@ def test_a_worse_current_size_is_measured_and_compared(current):
     assert result.current_batch_size == current
     assert result.batch_size > current
     ratio = float(result.reasons[0].split(" times (")[0].rsplit(" ", 1)[1])
-    assert ratio == pytest.approx(throughput(result.batch_size) / throughput(current), rel=0.01)
+    true_ratio = throughput(result.batch_size) / throughput(current)
+    assert ratio == pytest.approx(true_ratio, rel=0.01)
+    assert result.comparison == pytest.approx(true_ratio, rel=0.01)
     assert result.reasons[0].endswith(f"as fast as {current}.")
     assert TuningResult.from_json(result.to_json()) == result
 
@@ -54,7 +56,10 @@ def test_a_current_size_that_loses_nothing_is_kept(current):
     assert result.batch_size == current
     assert result.recommended
     assert result.reasons[0].startswith(f"Keep batch size {current}: ")
-    assert tune(FLAT, None).batch_size < current
+    assert result.comparison == 1
+    smaller = tune(FLAT, None)
+    assert smaller.batch_size < current
+    assert smaller.comparison is None
 
 
 def test_noise_alone_moves_nobody():
@@ -82,6 +87,7 @@ def test_by_latency_a_current_size_is_kept_within_the_tolerance_only():
     result = tune(RISING, 100, objective="latency")
     assert result.batch_size == 2
     assert "times the latency of 100" in result.reasons[0]
+    assert result.comparison == pytest.approx(20 / 10.2, rel=0.02)
 
 
 @pytest.mark.parametrize(("current", "top"), [(0, None), (1.5, None), ("64", None), (True, None), (64, 32)])

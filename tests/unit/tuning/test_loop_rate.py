@@ -26,8 +26,9 @@ def result(loader=None, *, steps=STEPS, dropped=(), current=None, objective="thr
         for place in range(5)
     ]
     outcomes = [Outcome(n, "dropped" if n in dropped else "ok") for n in steps]
-    measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
-    candidates = [Candidate(n) for n in steps]
+    untimed = [] if current is None or current in steps else [current]
+    measured = Measured(timings=tuple(timings), outcomes=(*outcomes, *(Outcome(n, "not_run") for n in untimed)))
+    candidates = [Candidate(n) for n in (*steps, *untimed)]
     setting = {"loader": loader}
     return answer(candidates, measured, goal=Goal(objective=objective), setting=setting, current=current)
 
@@ -105,8 +106,23 @@ def test_the_current_size_is_compared_in_the_loop(current, size, first):
     found = result(loader, current=current)
     assert found.batch_size == size
     assert first in found.reasons[0]
+    assert found.comparison == pytest.approx(1.0 if current == size else 2000.0 / 300.0, rel=1e-3)
     if current != size:
         assert f"{2000.0 / 300.0:.3g} times" in found.reasons[0]
+
+
+def test_a_current_size_that_was_not_timed_is_named_in_the_first_sentence():
+    """The budget ended before 16, so that nothing says how it compares."""
+    found = result(rate(250.0), current=16)
+    assert "Batch size 16 was not tried" in found.reasons[0]
+    assert found.comparison is None
+
+
+def test_a_loop_faster_than_its_parts_is_explained():
+    """Loader and step deliver 250 and 300 samples/s at a size of 2, the loop that was run twice as many."""
+    text = " ".join(result(attrs.evolve(rate(250.0), loop_ratio=2.0)).reasons)
+    assert "the machine changed its speed" in text
+    assert "the machine changed its speed" not in " ".join(result(attrs.evolve(rate(250.0), loop_ratio=0.9)).reasons)
 
 
 @pytest.mark.parametrize(("loader", "is_limit"), [(20_000.0, False), (250.0, True)])
