@@ -46,7 +46,7 @@ def pack(batches: Any) -> Any:
             "what torch.save can write, or the name of a function, 'package.module:function', since the module runs in "
             "a process of its own"
         )
-        raise InvalidArgument("example_inputs", example_inputs, allowed) from error
+        raise InvalidArgument(batch_sources.FIELD, example_inputs, allowed) from error
     return base64.b64encode(saved.getvalue()).decode()
 
 

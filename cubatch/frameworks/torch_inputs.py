@@ -127,13 +127,13 @@ class Inputs:
         call = Call(*_mapped(tuple(call), noted))
         is_list = (size := _samples_of(call)) is not None
         if not is_list and (not tensors or not tensors[0].ndim or not len(tensors[0])):
-            raise InvalidArgument("example_inputs", example, _ALLOWED)
+            raise InvalidArgument(batch_sources.FIELD, example, _ALLOWED)
         for tensor in tensors:
             if tensor.layout != torch.strided or tensor.is_nested:
                 kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
                 given, allowed = f"a {kind} tensor", "dense tensors, like which batches are drawn"
                 remedy = "Pass a function from a batch size to inputs, and max_batch_size."
-                raise InvalidArgument("example_inputs", given, allowed, remedy)
+                raise InvalidArgument(batch_sources.FIELD, given, allowed, remedy)
         size = len(tensors[0]) if size is None else size
         growth = of_example(call, size)
         if is_list:
@@ -146,7 +146,7 @@ class Inputs:
                 "Wrap the module in one that makes it, as a cache of keys and values, of tensors; or, if these are the "
                 "same in every batch, give an example of another number of samples."
             )
-            raise InvalidArgument("example_inputs", given, _ALLOWED, remedy)
+            raise InvalidArgument(batch_sources.FIELD, given, _ALLOWED, remedy)
         inputs._check()
         return attrs.evolve(inputs, growth={at: each for at, each in inputs.growth.items() if not inputs._named(at)})
 
@@ -160,7 +160,9 @@ class Inputs:
 
         def moved(tensor: Any, path: Path) -> Any:
             if tensor.is_meta:
-                raise InvalidArgument("example_inputs", "a tensor on meta", "tensors with data, which batches are like")
+                raise InvalidArgument(
+                    batch_sources.FIELD, "a tensor on meta", "tensors with data, which batches are like"
+                )
             there = tensor.detach().to("cpu" if self._grows(path) else device)
             return there.requires_grad_(tensor.requires_grad)
 
@@ -467,7 +469,7 @@ def _check_lists(call: Call) -> None:
     if len(kinds) == 1 and len({len(tensor) if tensor.ndim else 0 for tensor in argument}) == 1:
         given = f"a list of {len(argument)} tensors, which are the samples of a batch or several inputs"
         remedy = f"{_TWO} Several inputs go into a tuple: tuple(batch)."
-        raise InvalidArgument("example_inputs", given, "one of which that is known", remedy)
+        raise InvalidArgument(batch_sources.FIELD, given, "one of which that is known", remedy)
 
 
 def _samples_of(call: Call) -> int | None:

@@ -53,7 +53,7 @@ class Event:
         rate = "" if self.best_rate is None else f" ({format_count(self.best_rate)} samples/s)"
         gain = ""
         if self.could_gain is not None and math.isfinite(self.could_gain):
-            gain = f", perhaps {format_whole_percent(self.could_gain, at_most=True)} more to gain"
+            gain = f", up to {format_whole_percent(self.could_gain, at_most=True)} more possible"
         return f"{self.best_batch_size} best so far{rate}{gain}"
 
 

@@ -8,7 +8,7 @@ import math
 def triton(max_batch_size: int, delay: float, instances: int) -> str:
     """Return lines of a Triton `config.pbtxt`: each GPU of the server runs one instance."""
     return (
-        f"# {instances} in total, each on a GPU of its own\n"
+        f"# {instances} in total, each on a device of its own\n"
         "instance_group [ { count: 1 } ]\n"
         f"max_batch_size: {max_batch_size}\n"
         f"dynamic_batching {{ max_queue_delay_microseconds: {round(1e6 * delay)} }}\n"

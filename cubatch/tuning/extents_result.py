@@ -184,6 +184,8 @@ class ExtentsResult(Shown):
         budget = self.token_budget
         if budget is None:
             remedy = "Tune with a larger tolerance, or use buckets: to_lhotse()."
+            if None in self.batch_sizes.values():
+                remedy = "Tune again with a larger budget: an extent has no recommendation."
             raise InvalidArgument("token_budget", None, "a number of tokens that suits all extents", remedy)
         return budget
 

@@ -243,7 +243,7 @@ def interference(load: CpuLoad, threads: int) -> Note | None:
     left, fewer = max(1, int(load.num_cpus - load.others + _ROUNDED_AWAY)), ""
     if left < threads:
         names = ",".join(map(str, sorted(os.sched_getaffinity(0))[:left]))
-        fewer = f", or measure on {_cpus(left)} (put taskset --cpu-list {names} before the whole command),"
+        fewer = f", or measure on {_cpus(left)} (start the command with taskset --cpu-list {names}),"
     return note("cpus_busy", busy=f"{load.others:.1f}", cpus=_cpus(load.num_cpus), stolen=stolen, fewer=fewer)
 
 

@@ -303,8 +303,8 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
         ({"example_inputs": (3,)}, "one whose inference step runs on batches of its inputs.*On two samples it raised"),
         ({"optimizer": "lion"}, "optimizer"),
         ({"autocast": "float8"}, "autocast"),
-        ({"example_inputs": {"name": "x"}}, "example_inputs"),
-        ({"example_inputs": ()}, "example_inputs"),
+        ({"example_inputs": {"name": "x"}}, "batches"),
+        ({"example_inputs": ()}, "batches"),
         ({"budget": 0}, "budget"),
         ({"progress": 3}, "progress"),
         ({"device": "tpu"}, "device"),
@@ -345,7 +345,7 @@ def test_inputs_that_no_size_takes_are_told_by_their_name(sizes, shape):
     """Of another shape, or with the batch left in: nothing could be measured, and no size is advised to be left out."""
     with pytest.raises(cb.NothingMeasured) as caught:
         cb.autotune_module(Recorder(), shape, device="cpu", budget=10.0, **sizes)
-    assert "example_inputs" in caught.value.remedy
+    assert "batches is the shape" in caught.value.remedy
     assert "batch_sizes" not in caught.value.remedy
 
 

@@ -241,7 +241,7 @@ def test_an_object_that_keeps_the_examples_batch_is_refused_by_name_and_left_alo
     """No size but the example's would be that of its tensors, and steps would write to the user's own."""
     keys = torch.ones(2, 4)
     cache = Cache(keys)
-    with pytest.raises(InvalidArgument, match=r"(?s)example_inputs.*a Cache.*Wrap the module"):
+    with pytest.raises(InvalidArgument, match=r"(?s)batches.*a Cache.*Wrap the module"):
         cb.autotune_module(Caching(4, 2), {"input": keys, "cache": cache}, device="cpu", budget=1.0)
     assert cache.layers[0].keys is keys
     assert keys.tolist() == [[1.0] * 4] * 2

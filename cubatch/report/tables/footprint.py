@@ -23,6 +23,7 @@ _PARTS = (
 )  # fmt: skip
 _SHOWN_SUBMODULES = 10
 _NUMBERED = re.compile(r"(^|\.)\d+(?=\.)")  # of layers in a list; the last number of a name may be of any layer
+_OF_THE_ENGINE = "Memory is planned for cubatch's own engine. A framework takes more: see --library torch."
 _ON_A_CPU = "Without workspaces inside operations, and what the heap and the process take besides."
 _ON_A_GPU = (
     "“allocator” is what PyTorch's caching allocator reserves beyond the tensors, “overhead” the CUDA context and "
@@ -184,6 +185,7 @@ def _notes_of_networks(plans: Mapping[str, Footprint]) -> list[str]:
     return [
         f"Peak {', '.join(peaks)}; parts are sums over all layers, which share memory, so that the peak is lower.",
         f"Textbook count: {count}; times {size} is {format_count(counts[-1] * size)} elements.",
+        _OF_THE_ENGINE,
     ]
 
 

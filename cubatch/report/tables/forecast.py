@@ -94,7 +94,7 @@ def compared(
     tied = any(row[0] == "≈" for row in rows)
     shared = setting_of(results[0], with_device=False)
     notes = [
-        _verdict(answers, objective),
+        _verdict(answers, objective, is_tied=tied),
         *([_cheapest(costs, [_name(result) for result in results])] if costs else []),
         *([common] if (common := _distinct_notes(results)) else []),
         *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
@@ -134,12 +134,13 @@ def _value(answer: Measurement, objective: str) -> tuple[float, float, float]:
     return answer.value(objective) or (0.0, 0.0, 0.0)
 
 
-def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str) -> str:
-    """Return a sentence: the fastest GPU, and its lead."""
+def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str, *, is_tied: bool) -> str:
+    """Return a sentence: the fastest GPU, and its lead; "probably" if another's interval overlaps with its own."""
     (result, answer), *others = answers
     value = _value(answer, objective)[0]
-    text = f"Predicted, not measured: {_name(result)} is the fastest, {format_objective(value, objective)} with batch"
-    text += f" {answer.batch_size}"
+    certainly = "is probably" if is_tied else "is"
+    text = f"Predicted, not measured: {_name(result)} {certainly} the fastest, "
+    text += f"{format_objective(value, objective)} with batch {answer.batch_size}"
     if not others:
         return f"{text}."
     following = _value(others[0][1], objective)[0]

@@ -55,7 +55,7 @@ def ways(plan: LengthPlan) -> Grid:
         for way in plan.ways
     ]  # fmt: skip
     return Grid(
-        title=f"{format_count(plan.num_samples)} samples of unequal {visible(plan.axis)}",
+        title=f"{format_count(plan.num_samples)} samples of unequal length ({visible(plan.axis)})",
         columns=["batches", "batch size", "padding", "real tokens/s", "of the best"],
         rows=rows,
         marked=[0],

@@ -31,9 +31,9 @@ def plan(plan: ServingPlan) -> Grid:
         *([] if cost is None else [f"A million requests cost {format_count(cost)}, at {rate} requests/s."]),
     ]
     return Grid(
-        title=f"{plan.name} on {plan.device}: {plan.instances} x, {rate} requests/s"
+        title=f"{plan.name} on {plan.device}: {plan.instances} instance{'s' * (plan.instances > 1)}, {rate} requests/s"
         + (", predicted" if plan.predicted else ""),
-        columns=["batch at most", "delay", "p50", "p95", "p99", "mean batch", "busy", "requests/s at most", ""],
+        columns=["batch at most", "delay", "p50", "p95", "p99", "mean batch", "busy", "requests/s at most", "status"],
         rows=rows,
         marked=[n for n, option in enumerate(plan.options) if option is plan.chosen],
         notes=notes,

@@ -30,7 +30,7 @@ _LOOK_SHARE = 0.05
 """Share of the budget for steps of small sizes, from which the memory of larger ones is predicted."""
 
 INPUTS = (
-    "example_inputs is the shape of one sample without the batch, such as (3, 224, 224), where PyTorch has channels "
+    "batches is the shape of one sample without the batch, such as (3, 224, 224), where PyTorch has channels "
     "first; or a batch of tensors, those of several arguments in a tuple or, by name, a dict. A list is one argument: "
     "pass the batch of a data loader as tuple(batch), or the loader itself."
 )

@@ -49,7 +49,7 @@ def test_both_modes_stand_side_by_side():
     parts, layers, *rules = footprint.modes(found, title="t", limit=2**30, why="2.00 GiB less 1.00 GiB")
     assert row_of(parts, "gradients", "part") == {"part": "gradients", "inference": None, "training": "1.00 MiB"}
     assert row_of(parts, "peak", "part") == {"part": "peak", "inference": "3.00 MiB", "training": "4.00 MiB"}
-    fits, peaks, count = parts.notes
+    fits, peaks, count, _ = parts.notes
     assert fits.endswith("fits in 1.00 GiB (2.00 GiB less 1.00 GiB), by the plan: 9 in inference and 7 in training.")
     assert "3.00 MiB, in fc (inference), 4.00 MiB, in relu (training)" in peaks
     assert "1 410 elements per sample forward, 1 820 with gradients; times 4 is 7 280" in count

@@ -98,5 +98,5 @@ def test_what_is_told_so_far():
     """Before there is a best size what happened, then the size, its rate and what may still be gained."""
     found = attrs.evolve(EVENT, best_batch_size=64, best_rate=1234.5, could_gain=0.031)
     assert EVENT.so_far == "8 samples: 1 ms"
-    assert found.so_far == "64 best so far (1 234 samples/s), perhaps 4 % more to gain"
+    assert found.so_far == "64 best so far (1 234 samples/s), up to 4 % more possible"
     assert attrs.evolve(found, best_rate=None, could_gain=float("inf")).so_far == "64 best so far"
