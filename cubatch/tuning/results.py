@@ -258,13 +258,6 @@ class BatchSizeResult(Shown):
         return {n: best / value if is_latency else value / best for n, value in values.items()}
 
     @property
-    def comparison(self) -> float | None:
-        """How many times as good the recommended size is as `current`; None if either is unknown or was not timed."""
-        values = self.loop_rates if self.loader is not None and self.objective == "throughput" else self.shares
-        current, recommended = values.get(self.current_batch_size or 0), values.get(self.batch_size or 0)
-        return recommended / current if current and recommended else None
-
-    @property
     def noisy_ties(self) -> tuple[int, ...]:
         """Ties that are far worse than the fastest by their median, and known too badly to rule them out."""
         if self.predicted:
@@ -413,6 +406,13 @@ class TuningResult(BatchSizeResult):
         """Return whether the data loader makes the loop slower than its step by more than the tolerance."""
         step = self.sizes[batch_size].samples_per_second or 0.0
         return self.loop_rates.get(batch_size, step) < (1 - (self.tolerance or 0.0)) * step
+
+    @property
+    def comparison(self) -> float | None:
+        """How many times as good the recommended size is as `current`; None if either is unknown or was not timed."""
+        values = self.loop_rates if self.loader is not None and self.objective == "throughput" else self.shares
+        current, recommended = values.get(self.current_batch_size or 0), values.get(self.batch_size or 0)
+        return recommended / current if current and recommended else None
 
     @property
     def exchange_seconds(self) -> float | None:
