@@ -74,7 +74,8 @@ def ablation(result: dict[str, Any]) -> str:
         ]
         for row in result["rows"]
     ]
-    heads = ["rule left out", "regret, 60 s", "regret, 10 s", "seconds of 60", "regret, hosts", "seconds, hosts"]
+    of_devices = ("regret, 60 s", "regret, 10 s", "seconds, 60 s")
+    heads = ["rule left out", *of_devices, "regret, fake hosts", "seconds, fake hosts"]
     caption = (
         f"{origin(result)}: {result['devices']} fake devices and {result['hosts']} fake hosts, seed {result['seed']}, "
         "which was not used to choose a rule"
