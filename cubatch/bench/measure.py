@@ -15,7 +15,7 @@ from cubatch.bench.cases import Case
 from cubatch.bench.check import WINOGRAD, Check, Expected, poison
 from cubatch.bench.contest import OURS, Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way, Which, ways
-from cubatch.bench.rivals import VENDOR, Missing, Rival, Ways, rivals
+from cubatch.bench.rivals import VENDOR, Rival, Ways, rivals
 from cubatch.bench.target import COLD, Arrays, Target, count_sets, filled
 from cubatch.engine import backend
 from cubatch.engine.native.arrays import sharing_workspace
@@ -175,8 +175,10 @@ def time_case(
                 entries[index], step = checked.variant(way, entries[index])
                 if step is not None:
                     entrants[index] = Entrant(entries[index].name, OURS, step)
-        for rival in rivals(case, target.module, others=others) if with_rivals else [Missing(NOT_ASKED)]:
-            bound = rival.reason if isinstance(rival, Missing) else checked.rival(rival)
+        ways_of_others = rivals(case, target.module, others=others) if with_rivals else NOT_ASKED
+        missing += [ways_of_others] if isinstance(ways_of_others, str) else []
+        for rival in () if isinstance(ways_of_others, str) else ways_of_others:
+            bound = checked.rival(rival)
             if isinstance(bound, str):
                 missing.append(bound)
                 continue

@@ -28,8 +28,6 @@ VENDOR = "vendor"
 Step = Callable[[], Any]
 Tensors = Mapping[str, Any]
 EPS = 1e-5  # of norms: the least that cuDNN takes; with less PyTorch uses another kernel
-_NO_TORCH = "PyTorch with CUDA is not installed"
-_OTHERS = "only products, convolutions and attention are compared"
 
 
 @attrs.frozen
@@ -51,13 +49,6 @@ class Rival:
     results: Callable[[Any], Mapping[str, Any]] | None = None
     slack: float = 1.0
     stored_between: int = 0
-
-
-@attrs.frozen
-class Missing:
-    """Why no library can do a case here, as the end of a sentence."""
-
-    reason: str
 
 
 @attrs.frozen
@@ -84,7 +75,7 @@ Ways = Mapping[str, Callable[[Any, Case], Mapping[str, Way]]]
 """By operation, a function of PyTorch and a case that returns PyTorch's ways by the name of the library."""
 
 
-def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) -> list[Rival | Missing]:
+def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) -> list[Rival] | str:
     """
     Return the ways of other libraries to do a case, the one whose arrays are those of cubatch first.
 
@@ -94,28 +85,24 @@ def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) 
         others: Ways of operations other than products and attention.
 
     Returns:
-        list: The reason alone if there is no way.
+        list | str: The reason if there is no way.
     """
     try:
-        return _ways_to_do(case, module, others or {})
+        torch, layer = torch_of(module), case.layer
+        is_product = isinstance(layer, Linear) or (isinstance(layer, Conv2d) and _is_plain_product(layer))
+        is_narrow = case.dtype == "float32" or (torch is None and case.dtype == "float16")
+        if is_product and not case.epilogue and is_narrow and (isinstance(layer, Linear) or torch is None):
+            # CuPy gives cuBLAS little scratch memory, has no bfloat16, and allows TF32 once per process.
+            os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
+            library = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
+            return [Rival(library, lambda arrays: _matmul(case, arrays, module.matmul))]
+        if torch is None:
+            return "PyTorch with CUDA is not installed"
+        ways = _ways(torch, case, others or {})
     except Exception as error:  # noqa: BLE001 - cubatch kernels are timed without a rival
-        return [Missing(failure(error))]
-
-
-def _ways_to_do(case: Case, module: types.ModuleType, others: Ways) -> list[Rival | Missing]:
-    torch, layer = torch_of(module), case.layer
-    is_product = isinstance(layer, Linear) or (isinstance(layer, Conv2d) and _is_plain_product(layer))
-    is_narrow = case.dtype == "float32" or (torch is None and case.dtype == "float16")
-    if is_product and not case.epilogue and is_narrow and (isinstance(layer, Linear) or torch is None):
-        # CuPy gives cuBLAS little scratch memory, has no bfloat16, and allows TF32 once per process.
-        os.environ["CUPY_TF32"] = "0"  # CuPy reads it with the first product of a process
-        library = "cuBLAS (cupy.matmul)" if module.__name__ == "cupy" else "numpy.matmul"
-        return [Rival(library, lambda arrays: _matmul(case, arrays, module.matmul))]
-    if torch is None:
-        return [Missing(_NO_TORCH)]
-    ways = _ways(torch, case, others)
+        return failure(error)
     if isinstance(ways, str):
-        return [Missing(ways)]
+        return ways
     return [_rival(torch, module, case, library, way) for library, way in ways.items()]
 
 
@@ -131,7 +118,9 @@ def _ways(torch: Any, case: Case, others: Ways) -> Mapping[str, Way] | str:
         return "PyTorch pads both sides of an axis alike"
     if isinstance(layer, Conv2d):
         return _convolution_ways(torch, case, layer, on_gpu=on_gpu)
-    return others[case.operation](torch, case) if case.operation in others else _OTHERS
+    if case.operation not in others:
+        return "only products, convolutions and attention are compared"
+    return others[case.operation](torch, case)
 
 
 def _rival(torch: Any, module: types.ModuleType, case: Case, library: str, way: Way) -> Rival:
