@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cubatch.bench.bench_results import OURS, geometric_mean
+from cubatch.bench.bench_results import OURS
 from cubatch.units import format_percent
 
 Row = dict[str, Any]
@@ -95,7 +96,7 @@ def limit_of(row: Row) -> str:
 
 def mean_of(ratios: Sequence[float]) -> float:
     """Return the geometric mean of ratios."""
-    return geometric_mean(ratios) or 0.0
+    return statistics.geometric_mean(ratios) if ratios else 0.0
 
 
 def ratios_of(rows: Iterable[Row]) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -20,6 +20,7 @@ from cubatch.kernels.resources import Figures, recorded_figures
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Timing
+from cubatch.report.tables.common import plain
 
 NOT_ASKED = "not requested"
 """Reason for no rival."""
@@ -136,11 +137,6 @@ class Entry:
     ratio: float | None = None
     ratio_interval: tuple[float, float] | None = None
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain mappings for JSON."""
-        mapping: dict[str, Any] = _plain(attrs.asdict(self))
-        return mapping
-
 
 @attrs.frozen(kw_only=True)
 class Result:
@@ -189,10 +185,8 @@ class Result:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain mappings with the timings, for JSON."""
-        return attrs.asdict(self, recurse=False) | {
-            "case": self.case.to_mapping(),
-            "entries": [entry.to_mapping() for entry in self.entries],
-        }
+        mapping: dict[str, Any] = plain(attrs.asdict(self, recurse=False) | {"case": self.case.to_mapping()})
+        return mapping
 
 
 def entered(
@@ -226,22 +220,3 @@ def entered(
         ratio=ratio,
         ratio_interval=ratio_interval,
     )
-
-
-def geometric_mean(ratios: Sequence[float]) -> float | None:
-    """
-    Return the geometric mean of ratios; `None` if there are none.
-
-    Example:
-        >>> geometric_mean([2.0, 0.5]), geometric_mean([])
-        (1.0, None)
-    """
-    return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios)) if ratios else None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

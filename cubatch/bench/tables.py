@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from cubatch.bench.bench_results import NOT_ASKED, Entry, Result, geometric_mean
+from cubatch.bench.bench_results import NOT_ASKED, Entry, Result
 from cubatch.bench.contest import OURS
 from cubatch.bench.rivals import VENDOR
 from cubatch.report.grid import Grid
@@ -116,7 +117,7 @@ def _totals(results: Sequence[Result]) -> list[str]:
     if paired:
         cubatch = sum(result.case.multiplicity * (best.seconds or 0.0) for result, best, _ in paired)
         rival = sum(result.case.multiplicity * (best.seconds or 0.0) * ratio for result, best, ratio in paired)
-        mean = geometric_mean([ratio for *_, ratio in paired])
+        mean = statistics.geometric_mean([ratio for *_, ratio in paired])
         notes.append(
             f"Cases that were timed on both: {format_seconds(cubatch)} on cubatch kernels, {format_seconds(rival)} on "
             f"those of the vendor; the geometric mean of the ratios of {len(paired)} cases is {mean:.3f}."
