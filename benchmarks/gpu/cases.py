@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import attrs
 
 from cubatch.bench import cases
-from cubatch.bench.cases import Case, of_layer
+from cubatch.bench.calls import Case
+from cubatch.bench.cases import of_layer
 from cubatch.network import layers as kinds
 from cubatch.network import models
 from cubatch.network.graph import Network

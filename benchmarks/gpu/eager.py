@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.bench.rivals import EPS, Step, Tensors, Way, Ways, ended
 from cubatch.engine.loss_scale import SKIPPED, UNSCALE
 

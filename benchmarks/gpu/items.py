@@ -20,7 +20,8 @@ import attrs
 from benchmarks.gpu import cases, eager
 from cubatch.bench import measure, rivals
 from cubatch.bench.bench_results import Result
-from cubatch.bench.cases import Case, gemm
+from cubatch.bench.calls import Case
+from cubatch.bench.cases import gemm
 from cubatch.bench.contest import Contest
 from cubatch.bench.target import Target, fill, on_gpu
 from cubatch.engine.conditions import environment

@@ -14,7 +14,7 @@ from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu import probes as gpu_probes
 from benchmarks.gpu.items import Session
 from benchmarks.gpu.steps import Step
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.bench.target import count_sets
 from cubatch.hardware import arithmetic
 from cubatch.hardware import memory_limit as hardware_memory

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from cubatch.bench.cases import Case, of_step
+from cubatch.bench.calls import Case
+from cubatch.bench.cases import of_step
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.network import models

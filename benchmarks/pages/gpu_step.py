@@ -11,7 +11,7 @@ from benchmarks.gpu.steps import STEPS, Step
 from benchmarks.pages.gpu_rows import STEPS as STAGE
 from benchmarks.pages.gpu_rows import Row, page, rows_of
 from benchmarks.pages.tables import table
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.bench.rivals import VENDOR
 from cubatch.errors import InvalidData
 from cubatch.estimate import cubatch_kernels

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.bench.contest import OURS, Entrant, time_ratio
 from cubatch.bench.implementations import Launch
 from cubatch.errors import MissingDependency

@@ -1,5 +1,5 @@
 """
-Calls of the engine's operations, recorded on arrays that have a shape and no memory.
+Cases: calls of the engine's operations, recorded on arrays that have a shape and no memory.
 
 A pass of a layer is recorded by the same functions that a network's step is bound with.  So a benchmark times the calls
 that networks make.
@@ -19,15 +19,22 @@ import numpy as np
 from cubatch.engine import functional
 from cubatch.engine.layers import TABLE, arguments
 from cubatch.engine.place import Bound, Place
+from cubatch.hardware.arithmetic import peak_flops_per_second
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels.padding import stored_saved_elements
 from cubatch.memory.schedule_records import Op
 from cubatch.network.graph import Node
 from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
 
 # float16 stands for the case's own type, which an operand leaves empty.
 _STAND_INS = {"": np.float16, "uint8": np.uint8, "int32": np.int32, "float32": np.float32, "float64": np.float64}
 _DTYPES = {np.dtype(stand_in): name for name, stand_in in _STAND_INS.items()}
 _POSITIVE = {"gamma", "inv_std", "running_var", "variance", "square", "statistics"}
+_EPILOGUE = {
+    "b": "bias", "db": "bias gradient", "scale": "scale", "shift": "shift", "residual": "residual", "positive": "mask",
+    "statistics": "statistics",
+}  # fmt: skip
 _OF_TRAINING = {"workspace", "reduce", "momentum"}
 
 _LISTS = {"biases": "b", "keep": ("qkv", "weights", "mixed"), "saved": ("qkv", "weights", "mixed")}
@@ -60,9 +67,9 @@ class Operand:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Call:
+class Case:
     """
-    A call of an operation, with operands in place of arrays.
+    A call of an operation with operands in place of arrays, and what it computes and moves.
 
     Attributes:
         operation: Name in `engine.functional`.
@@ -70,6 +77,16 @@ class Call:
         options: The other parameters.
         operands: Arrays by name.
         results: Names of the operands that are written.
+        name: Unique among the cases of a run: "conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop".
+        pass_: Pass of the layer; `None` for an operation that is no pass.
+        layer: The layer without its name; `None` for an operation of no layer.
+        batch_size: Samples, or rows of a product.
+        dtype: Storage of the elements; "tf32" is float32 whose products may be made on tensor cores.
+        flops: A multiply-add counts as two.
+        traffic_bytes: Each array moved once; the roofline counts these.
+        moved_bytes: Bytes that must really move if data is needed whole before it is needed again.
+        multiplicity: Number of occurrences in a network.
+        layers: Names of the layers that have it.
     """
 
     operation: str
@@ -77,6 +94,16 @@ class Call:
     options: Mapping[str, Any]
     operands: Mapping[str, Operand]
     results: tuple[str, ...]
+    name: str = ""
+    pass_: Pass | None = None
+    layer: Layer | None = None
+    batch_size: int = 1
+    dtype: str = "float32"
+    flops: int = 0
+    traffic_bytes: int = 0
+    moved_bytes: int = 0
+    multiplicity: int = 1
+    layers: tuple[str, ...] = ()
 
     def call(self, operations: Any, arrays: Mapping[str, Any], **changes: Any) -> None:
         """
@@ -92,6 +119,96 @@ class Call:
             for parameter, names in self.arrays.items()
         }
         getattr(operations, self.operation)(**{**given, **self.options, **changes})
+
+    @property
+    def result(self) -> str:
+        """Return the name of the main result."""
+        return "out" if "out" in self.results else self.results[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(self.bytes_of(name) for name in self.operands)
+
+    def bytes_of(self, name: str) -> int:
+        """Return the bytes of one array."""
+        return math.prod(self.operands[name].shape) * self.itemsize(name)
+
+    def dtype_of(self, name: str) -> str:
+        """Return the storage type of one array."""
+        return self.operands[name].dtype or self.dtype
+
+    def itemsize(self, name: str) -> int:
+        """Return the bytes of an element of one array."""
+        return {"uint8": 1, "int32": 4, **BYTES_PER_ELEMENT}[self.dtype_of(name)]
+
+    def reads(self, name: str) -> bool:
+        """Return whether an array is read; a result that is read must be restored before the next run."""
+        is_state = name in {"parameters", "velocity", "mean", "square", "master", "state"} and not self.layer
+        return name not in self.results or is_state or "parts" in self.arrays
+
+    @property
+    def kind(self) -> str:
+        """Kind of operation, by which the times of a step are added up: "conv2d", "gelu backward"."""
+        if self.operation.startswith("activation"):
+            return f"{self.options['kind']}{' backward' if self.operation.endswith('backward') else ''}"
+        # Depthwise convolutions are bound by bytes and have kernels of their own.
+        shape = None if self.layer is None else self.layer.convolution
+        is_depthwise = shape is not None and 1 < shape.groups == shape.c
+        return ("depthwise " if is_depthwise else "") + self.operation.replace("_", " ")
+
+    @property
+    def epilogue(self) -> tuple[str, ...]:
+        """Terms that the operation applies to its result before it is stored."""
+        names = {*self.operands} - ({"statistics"} - {*self.results})  # a backward pass reads statistics
+        terms = tuple(term for name, term in _EPILOGUE.items() if name in names)
+        return (*terms, "relu") if self.options.get("relu") else terms
+
+    def unpadded(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arrays without zero channels, as NumPy and other libraries need them."""
+        cut = {name: self.operands[name].padded for name in arrays if name in self.operands}
+        return {name: array[..., : -cut[name]].copy() if cut.get(name) else array for name, array in arrays.items()}
+
+    def roofline_seconds(self, device: Device) -> float | None:
+        """
+        Return the least time by the data sheet: the larger of arithmetic at the peak and all arrays moved once.
+
+        Returns:
+            float | None: `None` if a rate that counts is unknown.
+        """
+        peak, bandwidth = peak_flops_per_second(device, self.dtype), device.peak_bytes_per_second
+        if bandwidth is None or (self.flops and peak is None):
+            return None
+        return max(self.flops / peak if peak else 0.0, self.traffic_bytes / bandwidth)
+
+    def bound(self, device: Device) -> str | None:
+        """Return the limit that `roofline_seconds` is: "compute", "memory", or `None` if it is unknown."""
+        seconds = self.roofline_seconds(device)
+        if seconds is None:
+            return None
+        return "memory" if seconds == self.traffic_bytes / (device.peak_bytes_per_second or 1) else "compute"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what identifies the case, for JSON."""
+        options = dict(self.options)
+        if "window" in options:
+            options |= options.pop("window")._asdict()
+        options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+        return {
+            "name": self.name,
+            "operation": self.operation,
+            "pass": self.pass_.value if self.pass_ else None,
+            "layer": self.layer.to_mapping() if self.layer else None,
+            "batch_size": self.batch_size,
+            "dtype": self.dtype,
+            "epilogue": list(self.epilogue),
+            "options": options,
+            "flops": self.flops,
+            "traffic_bytes": self.traffic_bytes,
+            "moved_bytes": self.moved_bytes,
+            "multiplicity": self.multiplicity,
+            "layers": list(self.layers),
+        }
 
 
 class Blanks:
@@ -112,7 +229,7 @@ class Blanks:
         return attrs.evolve(operand, shape=array.shape), written
 
 
-def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Call:
+def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Case:
     """Describe a call of an operation: operands by argument name, options, and which operands it writes."""
     arrays: dict[str, str | tuple[str | None, ...]] = {}
     options: dict[str, Any] = {}
@@ -140,7 +257,7 @@ def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Cal
         elif value is not None and not _is_unused(operation, parameter, value):
             options[parameter] = value
     kinds = {name: _filled(operation, name, operand, options) for name, operand in operands.items()}
-    return Call(operation=operation, arrays=arrays, options=options, operands=kinds, results=tuple(results))
+    return Case(operation=operation, arrays=arrays, options=options, operands=kinds, results=tuple(results))
 
 
 def _is_unused(operation: str, parameter: str, value: Any) -> bool:
@@ -181,7 +298,7 @@ class _Recorder:
 
 def calls_of(
     layer: Layer, kind: str, samples: int, *, is_training: bool, ending: frozenset[str], relu: bool, channels: int
-) -> list[Call]:
+) -> list[Case]:
     """
     Record the calls of one operation of a layer.
 

@@ -1,18 +1,17 @@
-"""What is measured: one call of an operation of the engine, what it computes and how many bytes it moves."""
+"""Cases: passes of layers, products, and the operations of a network's step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
 
-from cubatch.bench.calls import Blanks, Call, call_of, calls_of
+from cubatch.bench.calls import Blanks, Case, call_of, calls_of
 from cubatch.engine.layers import TABLE
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.hardware.arithmetic import peak_flops_per_second
-from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.kernels.padding import stored_saved_elements
 from cubatch.memory.plan import schedule_of
 from cubatch.memory.schedule_records import Op, Schedule
@@ -24,10 +23,6 @@ from cubatch.network.passes import Pass, linear_of
 _PASSES = {pass_.layout: pass_ for pass_ in Pass}
 LAYOUTS = tuple(sorted(_PASSES))
 DTYPES = [name for name in BYTES_PER_ELEMENT if name != "float64"]
-_EPILOGUE = {
-    "b": "bias", "db": "bias gradient", "scale": "scale", "shift": "shift", "residual": "residual", "positive": "mask",
-    "statistics": "statistics",
-}  # fmt: skip
 _OWN_TERMS = {"bias", "bias gradient", "statistics"}
 _LEFT_OUT = {"type", "h", "w", "c", "k", "r", "s", "bias", "eps", "momentum"}
 """Fields of a layer that its name states in another way, or that change nothing that is measured."""
@@ -42,140 +37,9 @@ _STATES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 _EXTENTS = 3  # of a sample: height, width, channels
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Case(Call):
-    """
-    A call of an operation, and what it computes and moves.
-
-    Attributes:
-        name: Unique among the cases of a run: "conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop".
-        pass_: Pass of the layer; `None` for an operation that is no pass.
-        layer: The layer without its name; `None` for an operation of no layer.
-        batch_size: Samples, or rows of a product.
-        dtype: Storage of the elements; "tf32" is float32 whose products may be made on tensor cores.
-        flops: A multiply-add counts as two.
-        traffic_bytes: Each array moved once; the roofline counts these.
-        moved_bytes: Bytes that must really move if data is needed whole before it is needed again.
-        multiplicity: Number of occurrences in a network.
-        layers: Names of the layers that have it.
-    """
-
-    name: str
-    pass_: Pass | None = None
-    layer: Layer | None = None
-    batch_size: int = 1
-    dtype: str = "float32"
-    flops: int = 0
-    traffic_bytes: int
-    moved_bytes: int
-    multiplicity: int = 1
-    layers: tuple[str, ...] = ()
-
-    @property
-    def result(self) -> str:
-        """Return the name of the main result."""
-        return "out" if "out" in self.results else self.results[0]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(self.bytes_of(name) for name in self.operands)
-
-    def bytes_of(self, name: str) -> int:
-        """Return the bytes of one array."""
-        return math.prod(self.operands[name].shape) * self.itemsize(name)
-
-    def dtype_of(self, name: str) -> str:
-        """Return the storage type of one array."""
-        return self.operands[name].dtype or self.dtype
-
-    def itemsize(self, name: str) -> int:
-        """Return the bytes of an element of one array."""
-        return {"uint8": 1, "int32": 4, **BYTES_PER_ELEMENT}[self.dtype_of(name)]
-
-    def reads(self, name: str) -> bool:
-        """Return whether an array is read; a result that is read must be restored before the next run."""
-        is_state = name in {"parameters", "velocity", "mean", "square", "master", "state"} and not self.layer
-        return name not in self.results or is_state or "parts" in self.arrays
-
-    @property
-    def kind(self) -> str:
-        """Kind of operation, by which the times of a step are added up: "conv2d", "gelu backward"."""
-        if self.operation.startswith("activation"):
-            return f"{self.options['kind']}{' backward' if self.operation.endswith('backward') else ''}"
-        # Depthwise convolutions are bound by bytes and have kernels of their own.
-        shape = None if self.layer is None else self.layer.convolution
-        is_depthwise = shape is not None and 1 < shape.groups == shape.c
-        return ("depthwise " if is_depthwise else "") + self.operation.replace("_", " ")
-
-    @property
-    def epilogue(self) -> tuple[str, ...]:
-        """Terms that the operation applies to its result before it is stored."""
-        names = {*self.operands} - ({"statistics"} - {*self.results})  # a backward pass reads statistics
-        terms = tuple(term for name, term in _EPILOGUE.items() if name in names)
-        return (*terms, "relu") if self.options.get("relu") else terms
-
-    def unpadded(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arrays without zero channels, as NumPy and other libraries need them."""
-        cut = {name: self.operands[name].padded for name in arrays if name in self.operands}
-        return {name: array[..., : -cut[name]].copy() if cut.get(name) else array for name, array in arrays.items()}
-
-    def roofline_seconds(self, device: Device) -> float | None:
-        """
-        Return the least time by the data sheet: the larger of arithmetic at the peak and all arrays moved once.
-
-        Returns:
-            float | None: `None` if a rate that counts is unknown.
-        """
-        peak, bandwidth = peak_flops_per_second(device, self.dtype), device.peak_bytes_per_second
-        if bandwidth is None or (self.flops and peak is None):
-            return None
-        return max(self.flops / peak if peak else 0.0, self.traffic_bytes / bandwidth)
-
-    def bound(self, device: Device) -> str | None:
-        """Return the limit that `roofline_seconds` is: "compute", "memory", or `None` if it is unknown."""
-        seconds = self.roofline_seconds(device)
-        if seconds is None:
-            return None
-        return "memory" if seconds == self.traffic_bytes / (device.peak_bytes_per_second or 1) else "compute"
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return what identifies the case, for JSON."""
-        options = dict(self.options)
-        if "window" in options:
-            options |= options.pop("window")._asdict()
-        options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-        return {
-            "name": self.name,
-            "operation": self.operation,
-            "pass": self.pass_.value if self.pass_ else None,
-            "layer": self.layer.to_mapping() if self.layer else None,
-            "batch_size": self.batch_size,
-            "dtype": self.dtype,
-            "epilogue": list(self.epilogue),
-            "options": options,
-            "flops": self.flops,
-            "traffic_bytes": self.traffic_bytes,
-            "moved_bytes": self.moved_bytes,
-            "multiplicity": self.multiplicity,
-            "layers": list(self.layers),
-        }
-
-
-def _case(call: Call, name: str, dtype: str, *, traffic: int | None = None, more: int = 0, **facts: Any) -> Case:
-    """
-    Make a case of a call.
-
-    Args:
-        call: The call.
-        name: Its name, without the type and the terms of the epilogue.
-        dtype: Storage of the elements.
-        traffic: Bytes that the roofline counts; `None` for each array once.
-        more: Bytes that must move in addition.
-        facts: Further fields.
-    """
-    fields = {field.name: getattr(call, field.name) for field in attrs.fields(Call)}
-    case = Case(name=name, dtype=dtype, traffic_bytes=0, moved_bytes=0, **fields, **facts)
+def _counted(case: Case, *, traffic: int | None = None, more: int = 0, **facts: Any) -> Case:
+    """Return a case that moves `traffic` bytes, by default each array once, and `more` in addition."""
+    case = attrs.evolve(case, **facts)
     bytes_ = case.num_bytes if traffic is None else traffic
     return attrs.evolve(case, traffic_bytes=bytes_, moved_bytes=bytes_ + more)
 
@@ -233,13 +97,13 @@ def of_layer(
     return _named(_of_call(call, plain, pass_, batch_size, dtype), channels)
 
 
-def _of_call(call: Call, layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Case:
+def _of_call(call: Case, layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Case:
     """Count what a pass of a layer computes and moves."""
     itemsize, passes = BYTES_PER_ELEMENT[dtype], [pass_]
     if isinstance(layer, Attention) and pass_ is Pass.DGRAD:
         passes.append(Pass.WGRAD)
-    case = _case(
-        call, "", dtype, pass_=pass_, layer=layer, batch_size=batch_size,
+    case = _counted(
+        call, dtype=dtype, pass_=pass_, layer=layer, batch_size=batch_size,
         flops=sum(layer.pass_flops(each, batch_size) for each in passes),
     )  # fmt: skip
     elements, repeated = layer.traffic(pass_, batch_size), 0
@@ -447,7 +311,8 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
     # Mixed, the parameters are only written, and their copy is read and written.
     traffic = parameters * ((2 * itemsize + 8 if is_mixed else 3 * itemsize) + 8 * len(_STATES[name]))
     text = f"{name}, {parameters} parameters{of_dtype(dtype)}"
-    return _case(call_of(name, arguments, blanks), text, dtype, traffic=traffic, batch_size=parameters)
+    case = call_of(name, arguments, blanks)
+    return _counted(case, name=text, dtype=dtype, traffic=traffic, batch_size=parameters)
 
 
 def loss_scale(parameters: int, dtype: str = "float16") -> Case:
@@ -459,8 +324,8 @@ def loss_scale(parameters: int, dtype: str = "float16") -> Case:
     }
     text = f"loss scale, {parameters} parameters{of_dtype(dtype)}"
     traffic = parameters * BYTES_PER_ELEMENT[dtype]
-    call = call_of("update_loss_scale", arguments, blanks)
-    return _case(call, text, dtype, traffic=traffic, batch_size=parameters)
+    case = call_of("update_loss_scale", arguments, blanks)
+    return _counted(case, name=text, dtype=dtype, traffic=traffic, batch_size=parameters)
 
 
 def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
@@ -475,8 +340,8 @@ def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
     }
     text = f"softmax cross-entropy, {rows} x {classes}{of_dtype(dtype)}"
     traffic = 2 * rows * classes * BYTES_PER_ELEMENT[dtype] + 4 * rows
-    call = call_of("softmax_cross_entropy", arguments, blanks)
-    return _case(call, text, dtype, traffic=traffic, batch_size=rows)
+    case = call_of("softmax_cross_entropy", arguments, blanks)
+    return _counted(case, name=text, dtype=dtype, traffic=traffic, batch_size=rows)
 
 
 def fold(channels: Sequence[int], has_bias: Sequence[bool], dtype: str = "float32") -> Case:
@@ -506,4 +371,4 @@ def fold(channels: Sequence[int], has_bias: Sequence[bool], dtype: str = "float3
         "scales": vectors("float32", written=True), "shifts": vectors("float32", written=True),
     }  # fmt: skip
     text = f"fold of {len(channels)} batch norms, {sum(channels)} channels{of_dtype(dtype)}"
-    return _case(call_of("fold_batch_norms", arguments, blanks), text, dtype)
+    return _counted(call_of("fold_batch_norms", arguments, blanks), name=text, dtype=dtype)

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.engine import functional
 from cubatch.engine.backend import of, to_host
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.bench.target import reserve
 from cubatch.engine.native import naive
 from cubatch.engine.native.context import Context, Grid, Launcher

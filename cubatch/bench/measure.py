@@ -11,7 +11,7 @@ import numpy as np
 
 from cubatch.bench import bench_results
 from cubatch.bench.bench_results import NOT_ASKED, Entry, Result
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.bench.check import WINOGRAD, Check, Expected, poison
 from cubatch.bench.contest import OURS, Contest, Entrant
 from cubatch.bench.implementations import Tracer, Way, Which, ways

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.bench.check import WINOGRAD
 from cubatch.bench.target import failure
 from cubatch.network.layers import Attention, Conv2d, Linear

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from cubatch.bench.cases import Case
+from cubatch.bench.calls import Case
 from cubatch.engine import backend, functional
 from cubatch.engine import storage as elements
 from cubatch.engine.native.context import Launcher

@@ -23,7 +23,7 @@ from cubatch.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from cubatch.bench.cases import Case
+    from cubatch.bench.calls import Case
     from cubatch.hardware.facts import Device
 
 
