@@ -25,7 +25,6 @@ _LOCK = threading.RLock()  # a step may itself tune, in the same thread
 _depth = 0
 
 _OTHER_RUN = sentence(note("another_run"))
-_WATCH_SECONDS = 1.2 * cpu_load.MIN_SECONDS
 _TRIES, _TRY_SECONDS = 100, 0.01  # while another process tries for its exclusive lock
 
 
@@ -66,32 +65,12 @@ def exclusive(device: Device, worker_pid: int | None = None) -> Iterator[list[st
                         warnings.warn(_OTHER_RUN, stacklevel=3)
                     yield messages
             finally:
-                messages.extend(_busy_since(before, device, worker_pid))
+                taken = cpu_load.between(before, cpu_load.snapshot(worker_pid))
+                busy = None if taken is None else interference(taken, device.threads or 1)
+                messages.extend([] if busy is None else [sentence(busy)])
     finally:
         _depth -= 1
         _LOCK.release()
-
-
-def is_quiet(device: Device) -> bool:
-    """
-    Watch a device for a moment; return whether no other process is busy on it.
-
-    Example:
-        >>> from cubatch.hardware.probe import device
-        >>> is_quiet(device("cpu")) in {True, False}
-        True
-    """
-    before = cpu_load.snapshot()
-    time.sleep(_WATCH_SECONDS)
-    with _mark_of(device) as mark:
-        return not _busy_since(before, device) and (mark is None or _is_only(mark, is_marked=False))
-
-
-def _busy_since(before: cpu_load.Snapshot | None, device: Device, worker_pid: int | None = None) -> list[str]:
-    """Return a message about CPU time of other processes, if it matters."""
-    taken = cpu_load.between(before, cpu_load.snapshot(worker_pid))
-    busy = None if taken is None else interference(taken, device.threads or 1)
-    return [] if busy is None else [sentence(busy)]
 
 
 def folder() -> Path:
@@ -102,7 +81,12 @@ def folder() -> Path:
 @contextlib.contextmanager
 def _marked(device: Device, messages: list[str]) -> Iterator[None]:
     """Mark a device while the block runs; append a message if another process has marked it at its start or end."""
-    with _mark_of(device) as mark:
+    with contextlib.ExitStack() as stack:
+        mark: BinaryIO | None = None
+        with contextlib.suppress(OSError, RuntimeError):  # no writable cache directory: measure without a mark
+            place = folder().expanduser()
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mark = stack.enter_context((place / re.sub(r"[^\w-]", "_", device.uuid or device.kind)).open("ab"))
         is_alone = mark is None or _is_only(mark)
         if not is_alone:
             messages.append(_OTHER_RUN)
@@ -113,21 +97,9 @@ def _marked(device: Device, messages: list[str]) -> Iterator[None]:
                 messages.append(_OTHER_RUN)
 
 
-@contextlib.contextmanager
-def _mark_of(device: Device) -> Iterator[BinaryIO | None]:
-    """Open the file that measuring processes lock; None if it cannot be created."""
-    mark: BinaryIO | None = None
-    with contextlib.suppress(OSError, RuntimeError):  # no writable cache directory: measure without a mark
-        place = folder().expanduser()
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark = (place / re.sub(r"[^\w-]", "_", device.uuid or device.kind)).open("ab")
-    with mark or contextlib.nullcontext():
-        yield mark
-
-
-def _is_only(mark: BinaryIO, *, is_marked: bool = True) -> bool:
+def _is_only(mark: BinaryIO) -> bool:
     """
-    Return whether no other process has marked the device; mark it, if `is_marked`.
+    Mark the device, and return whether no other process has marked it.
 
     Measuring processes share a file lock, which the kernel drops at their end. This function tries for a moment to
     hold it exclusively.
@@ -135,7 +107,7 @@ def _is_only(mark: BinaryIO, *, is_marked: bool = True) -> bool:
     for _ in range(_TRIES):
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(mark, fcntl.LOCK_SH if is_marked else fcntl.LOCK_UN)
+            fcntl.flock(mark, fcntl.LOCK_SH)
         except BlockingIOError:
             with contextlib.suppress(BlockingIOError):  # another process tries for its exclusive lock
                 fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)

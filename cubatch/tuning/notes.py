@@ -26,8 +26,7 @@ STATE_REMAINS = "state_remains"
 """Code of the note that batch sizes did not start from the same state of a module."""
 
 WARNINGS = frozenset({
-    "answered_from_cache", "cached_interference", "cache_discarded", "cache_continued", "interference", "cpu_quota",
-    STATE_REMAINS,
+    "answered_from_cache", "cached_interference", "cache_continued", "interference", "cpu_quota", STATE_REMAINS,
 })  # fmt: skip
 """Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
@@ -38,12 +37,10 @@ _TEXT: Mapping[str, str] = {
     # --- cached timings
     "cache_waited": "Waited {waited_seconds} for another process that measured the same run.",
     "cache_conditions": "Cached timings do not apply: {differences}.",
-    "cache_damaged": "In the store {path}, {reason}. It stays there and is measured again.",
     "cache_replaced": "The store {path} was {reason}; it was renamed to {old} and a new one begun.",
     "cache_unusable": "Timings are not cached: the store {path} cannot be used: {reason}.",
     "answered_from_cache": "Answered from the store of cached timings: no batch size was measured now; {remedy}.",
     "cached_interference": 'While the cached timings were taken: "{message}"',
-    "cache_discarded": "Discarded cached timings taken while the machine was busy; measuring again.",
     "cache_continued": "This run continues from cached timings; {remedy}.",
     "no_cache": "Timings were not cached. To cache them, name the module: 'package.module:build'.",
     "kernel_choices_kept": "The kernel choices of earlier runs could not be discarded: {error}",

@@ -106,7 +106,7 @@ class _Session:
 
     def measure(self) -> Measured:
         """Take the timings that are not cached; after Ctrl-C the exception carries the result so far."""
-        self.notes += self._judge_cache()
+        self.notes += self._cache_notes()
         run, ladder, limits, device = self.run, self.ladder, self.request.limits, self.subject.device
         if run.finished:
             return run.earlier
@@ -198,23 +198,13 @@ class _Session:
             "disturbed": bool(self.run.disturbed),
         }
 
-    def _judge_cache(self) -> list[Note]:
-        """
-        Return notes about cached timings; discard those of a busy machine if it is quiet now.
-
-        Otherwise the sizes that are measured again on the quiet machine would win.
-        """
+    def _cache_notes(self) -> list[Note]:
         run = self.run
         interference = [note("cached_interference", message=message) for message in run.disturbed]
-        if run.finished:
-            return [note("answered_from_cache", remedy=measure_again(is_default_store=run.is_default)), *interference]
-        if not interference:
+        code = "answered_from_cache" if run.finished else "cache_continued"
+        if not run.finished and not interference:
             return []
-        if run.was_started_over or not machine_lock.is_quiet(self.subject.device):
-            return [*interference, note("cache_continued", remedy=measure_again(is_default_store=run.is_default))]
-        run.start_over()
-        self.ladder = attrs.evolve(self.ladder, facts=run.limit or {})
-        return [note("cache_discarded")]
+        return [note(code, remedy=measure_again(is_default_store=run.is_default)), *interference]
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:

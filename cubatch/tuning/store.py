@@ -3,7 +3,8 @@ The store: every timing of every run, in one SQLite file, written as it is taken
 
 A run is one *identity* (the request) measured under one set of *conditions* (drivers, libraries, sources). A second
 call with equal identity and conditions continues the run. Other conditions begin a new run, and a note names the
-fields that differ.
+fields that differ. A run has its timings, one row per batch size and round, and its outcomes, one row per batch size.
+Everything that no statement searches for is JSON.
 
 Each timing is its own commit, so a killed process loses none that it reported. A store that fails never stops a
 measurement: it continues without the store, and a note explains why. Damaged files, and those of older versions, are
@@ -14,33 +15,95 @@ ends. A copy of the file while it is in use needs `store.sqlite3-wal` too, which
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import attrs
+from attrs import field
 
-from cubatch import files, sqlite_file
-from cubatch.errors import CubatchError, InvalidArgument, StoreError
+from cubatch import checks, files, sqlite_file
+from cubatch.errors import CubatchError, InvalidArgument, StoreError, WorkerDied
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
-from cubatch.tuning import store_tables
 from cubatch.tuning.notes import Note, note, sentence
-from cubatch.tuning.store_tables import TABLES, DamagedRun, StoredRun
 
 WAIT_SECONDS = 300.0
 """Time to wait for another process that measures the same run."""
+VERSION = 7
+_INTERFERENCE = "disturbed"
+SCHEMA = f"""
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, identity TEXT NOT NULL, conditions TEXT NOT NULL, budget REAL NOT NULL,
+    ladder TEXT, "limit" TEXT, seconds_spent REAL NOT NULL DEFAULT 0, state TEXT NOT NULL DEFAULT 'open',
+    notes TEXT NOT NULL, created TEXT NOT NULL, updated TEXT NOT NULL, {_INTERFERENCE} TEXT NOT NULL DEFAULT '[]');
+CREATE INDEX runs_by_identity ON runs (identity);
+CREATE TABLE timings (
+    run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL, round INTEGER NOT NULL,
+    seconds REAL NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (run, batch_size, round));
+CREATE TABLE outcomes (
+    run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE, batch_size INTEGER NOT NULL,
+    status TEXT NOT NULL, stop_reason TEXT NOT NULL, facts TEXT NOT NULL,
+    PRIMARY KEY (run, batch_size)) WITHOUT ROWID;
+"""
+_TIMING_COLUMNS = ("batch_size", "round", "seconds")
+_JSON_COLUMNS = ("identity", "conditions", "ladder", "limit", "notes", _INTERFERENCE)
+_ROOMIER = 1.1
+"""A size that ran out of memory is tried again with this many times the memory: free memory always varies."""
 _LOG = logging.getLogger(__name__)
 _HASH = re.compile(r"[0-9a-f]{40,}")
 _HASH_SHOWN = 12  # characters of a hash in a note
 _MAX_DISTURBED = 4  # sentences about interference, of the latest calls
-_MEASURED_LIMITS = ("exchange", "page_faults")  # entries of `limit` that were measured
+
+
+def _candidates(rungs: Iterable[Mapping[str, Any]] | None) -> tuple[Candidate, ...] | None:
+    if rungs is None:
+        return None
+    return tuple(Candidate(**{**rung, "reasons": tuple(rung["reasons"])}) for rung in rungs)
+
+
+@attrs.frozen(kw_only=True)
+class StoredRun:
+    """
+    A run of the store, without its timings and outcomes.
+
+    Attributes:
+        id: Its number in this store.
+        identity: The request.
+        conditions: What it was measured with.
+        budget: The largest measuring time in seconds, of the latest call.
+        seconds_spent: Seconds of measuring so far, over all resumes.
+        state: "open", which a rerun continues, or "finished".
+        created, updated: UTC times.
+        notes: The notes of its first call.
+        ladder: The candidates; None if nothing was measured yet.
+        limit: Facts of the memory limit that the ladder was made under.
+        num_timings, num_outcomes: Number of rows.
+        `disturbed`: Sentences about interference of other processes while its timings were taken.
+    """
+
+    id: int
+    identity: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+    budget: float
+    seconds_spent: float
+    state: str
+    created: str
+    updated: str
+    notes: tuple[str, ...] = field(converter=tuple)
+    ladder: tuple[Candidate, ...] | None = field(converter=_candidates)
+    limit: Mapping[str, Any] | None
+    num_timings: int
+    num_outcomes: int
+    disturbed: tuple[str, ...] = field(converter=tuple)
 
 
 class Run:
@@ -50,7 +113,7 @@ class Run:
     A run without a database (`path` is None, or a store that failed) has the same methods and keeps nothing. A run
     that ends with a CubatchError before its first timing or outcome is deleted.
 
-    Outcomes that are not final are deleted, which reopens a finished run: see `store_tables.final_outcomes`.
+    Outcomes that are not final are deleted, which reopens a finished run: see `_is_final`.
 
     Args:
         path: The store's file, created if missing; None caches nothing.
@@ -67,7 +130,6 @@ class Run:
         finished: Whether `earlier` is the whole run.
         notes: What the user should know: cached results that do not apply, a wait, a damaged file, a failed store.
         `disturbed`: Sentences about interference of other processes while `earlier` was taken.
-        was_started_over: Whether it replaces a run with interference.
 
     Raises:
         StoreError: If the file is a directory, another program's database, or from a newer cubatch.
@@ -98,8 +160,6 @@ class Run:
         self.finished = False
         self.notes: list[Note] = []
         self.disturbed: tuple[str, ...] = ()
-        self.was_started_over = False
-        self._identity, self._conditions = store_tables.to_json(identity), store_tables.to_json(conditions)
         self._budget, self._memory_bytes = budget, memory_bytes
         self._resources = contextlib.ExitStack()
         self._database: sqlite3.Connection | None = None
@@ -110,7 +170,7 @@ class Run:
             return
         try:
             self.path = sqlite_file.place(path)
-            self._open(self.path, refresh=refresh, wait_seconds=wait_seconds)
+            self._open(self.path, _to_json(identity), _to_json(conditions), refresh=refresh, wait_seconds=wait_seconds)
         except sqlite_file.ERRORS as error:
             self._disable(error)
         except BaseException:
@@ -123,8 +183,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._has_rows and (isinstance(error, CubatchError) or (self.was_started_over and error is not None)):
-            self._write(store_tables.delete_run)
+        if not self._has_rows and isinstance(error, CubatchError):
+            self._write("DELETE FROM runs WHERE id = ?", self._id)
         self.close()
 
     def close(self) -> None:
@@ -145,19 +205,26 @@ class Run:
     def candidate(self, candidate: Candidate) -> None:
         """Write a size that the search added to the ladder."""
         self._candidates.append(candidate)
-        self._update(ladder=self._candidates_json())
+        self._update(ladder=[attrs.asdict(each) for each in self._candidates])
 
     def timing(self, timing: Timing) -> None:
         """Write one timing; a round that is already there stays as it is."""
         self._has_rows = True
-        self._write(store_tables.insert_timing, timing)
+        facts = attrs.asdict(timing, filter=lambda item, value: item.name not in _TIMING_COLUMNS and value is not None)
+        self._write(
+            "INSERT INTO timings VALUES (?, ?, ?, ?, ?) ON CONFLICT (run, batch_size, round) DO NOTHING",
+            self._id, timing.batch_size, timing.round, timing.seconds, _to_json(facts),
+        )  # fmt: skip
 
     def outcome(self, outcome: Outcome) -> None:
         """Write the outcome of a candidate, in place of an earlier one."""
-        self._has_rows = True
+        self._has_rows, facts = True, dict(outcome.facts)
         if outcome.status == "out_of_memory" and self._memory_bytes is not None:  # for a rerun that has more
-            outcome = attrs.evolve(outcome, facts={**outcome.facts, "memory_bytes": self._memory_bytes})
-        self._write(store_tables.replace_outcome, outcome)
+            facts["memory_bytes"] = self._memory_bytes
+        self._write(
+            "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?)",
+            self._id, outcome.batch_size, outcome.status, outcome.stop_reason, _to_json(facts),
+        )  # fmt: skip
 
     def spent(self, seconds: float) -> None:
         """Write the measuring time so far, over all resumes."""
@@ -166,58 +233,37 @@ class Run:
     def save_ladder(self, candidates: Sequence[Candidate], limit: Mapping[str, Any]) -> None:
         """Write the candidates and the memory limit that they were chosen under; reruns use them with the timings."""
         self._candidates, self.limit = list(candidates), limit
-        self._update(ladder=self._candidates_json(), limit=store_tables.to_json(limit))
+        self._update(ladder=[attrs.asdict(each) for each in candidates], limit=limit)
 
     def save_exchange(self, facts: Mapping[str, Any]) -> None:
         """Write the facts of the exchange between devices, with the limit."""
         self.limit = {**(self.limit or {}), "exchange": dict(facts)}
-        self._update(limit=store_tables.to_json(self.limit))
+        self._update(limit=self.limit)
 
     def save_disturbed(self, sentences: Sequence[str]) -> None:
         """Write sentences about interference of other processes, for results from these timings."""
         known = tuple(dict.fromkeys([*self.disturbed, *sentences]))[-_MAX_DISTURBED:]
         if known != self.disturbed:
             self.disturbed = known
-            self._update(disturbed=store_tables.to_json(list(known)))
-
-    def start_over(self) -> None:
-        """
-        Leave the earlier timings where they are, and measure the same candidates in a new run.
-
-        The new run continues even if other processes interfere: otherwise a busy machine would never finish one.
-        """
-        self.earlier, self.disturbed, self._has_rows, self.was_started_over = Measured(), (), False, True
-        self._insert()
-        limit = self.limit or {}
-        self.save_ladder(self._candidates, {name: limit[name] for name in limit if name not in _MEASURED_LIMITS})
+            self._update(disturbed=known)
 
     def finish(self) -> None:
         """Mark the run as whole: a rerun without a larger budget measures nothing."""
         self.finished = True
         self._update(state="finished")
 
-    def _candidates_json(self) -> str:
-        return store_tables.to_json([attrs.asdict(candidate) for candidate in self._candidates])
+    def _update(self, **columns: Any) -> None:
+        names = ", ".join(f'"{name}" = ?' for name in columns)
+        values = [_to_json(value) if name in _JSON_COLUMNS else value for name, value in columns.items()]
+        self._write(f"UPDATE runs SET {names}, updated = ? WHERE id = ?", *values, _now(), self._id)  # noqa: S608 - literals
 
-    def _update(self, **columns: str | float) -> None:
-        self._write(store_tables.update_run, columns)
-
-    def _write(self, statement: Callable[..., object], *values: object) -> None:
-        """Commit one statement; if it fails, go on without the store."""
-        if self._database is not None:
-            try:
-                statement(self._database, self._id, *values)
-            except sqlite_file.ERRORS as error:
-                self._disable(error)
-
-    def _insert(self) -> None:
-        def insert(database: sqlite3.Connection, _: int) -> None:
-            self._id = store_tables.insert_run(
-                database, identity=self._identity, conditions=self._conditions, budget=self._budget,
-                notes=[sentence(each) for each in self.notes],
-            )  # fmt: skip
-
-        self._write(insert)
+    def _write(self, statement: str, *values: object) -> int:
+        """Commit one statement and return the number of its new row; if it fails, go on without the store."""
+        try:
+            return int(self._database.execute(statement, values).lastrowid or 0) if self._database else 0
+        except sqlite_file.ERRORS as error:
+            self._disable(error)
+            return 0
 
     def _disable(self, error: Exception) -> None:
         """Go on measuring without the store, and report it once."""
@@ -228,36 +274,38 @@ class Run:
         self.notes.append(warning)
         warnings.warn(sentence(warning), stacklevel=2)
 
-    def _open(self, path: Path, *, refresh: bool, wait_seconds: float) -> None:
-        """Lock the run, open the file, and find the run or insert it."""
-        refusal: OSError | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock(path, wait_seconds)
-            database = sqlite_file.connect(path, *TABLES, on_replaced=self._report_replaced)
-        except OSError as error:
-            if not (sqlite_file.is_read_only(error) and files.is_file(path)):
-                raise
-            database, refusal = sqlite_file.open_read_only(path, *TABLES), error
+    def _open(self, path: Path, identity: str, conditions: str, *, refresh: bool, wait_seconds: float) -> None:
+        """Lock the run, open the file, and continue the run or insert it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock(path, identity, wait_seconds)
+        self._database = database = sqlite_file.connect(
+            path, SCHEMA, VERSION,
+            on_replaced=lambda old, why: self._warn(note("cache_replaced", path=path, reason=why, old=old)),
+        )  # fmt: skip
         self._resources.callback(database.close)
-        run = self._find(database, refresh=refresh)
-        dropped = [] if run is None else self._take_over(run)
-        if refusal is not None:
-            if not self.finished:
-                raise refusal
+        rows = database.execute(
+            "SELECT id, conditions FROM runs WHERE identity = ? ORDER BY id DESC", (identity,)
+        ).fetchall()
+        same = [int(row["id"]) for row in rows if row["conditions"] == conditions]
+        if refresh:
+            database.executemany("DELETE FROM runs WHERE id = ?", [(number,) for number in same])
+        elif same:
+            self._continue(_read_run(database, same[0]), _read_measured(database, same[0]))
             return
-        self._database = database
-        if run is None:
-            self._insert()
-        elif not self.finished:
-            self._write(store_tables.reopen, self._budget, dropped)
+        elif rows:
+            differences = _differences(json.loads(rows[0]["conditions"]), json.loads(conditions))
+            self.notes.append(note("cache_conditions", differences="; ".join(differences)))
+        self._id = self._write(
+            "INSERT INTO runs (identity, conditions, budget, notes, created, updated) VALUES (?, ?, ?, ?, ?, ?)",
+            identity, conditions, self._budget, _to_json([sentence(each) for each in self.notes]), _now(), _now(),
+        )  # fmt: skip
 
-    def _lock(self, path: Path, wait_seconds: float) -> None:
+    def _lock(self, path: Path, identity: str, wait_seconds: float) -> None:
         """Lock the run, after waiting for another process that measures it."""
-        start, name = time.monotonic(), store_tables.lock_name(self._identity)
+        start = time.monotonic()
         for seconds in (0.0, wait_seconds):
             try:
-                self._resources.enter_context(sqlite_file.locked(path, name, seconds))
+                self._resources.enter_context(sqlite_file.locked(path, _lock_name(identity), seconds))
             except TimeoutError:
                 if seconds:
                     raise TimeoutError(f"another process still measures the same run after {seconds:g} s") from None
@@ -267,45 +315,92 @@ class Run:
                     self.notes.append(note("cache_waited", waited_seconds=time.monotonic() - start))
                 return
 
-    def _report_replaced(self, old: Path, reason: str) -> None:
-        self._warn(note("cache_replaced", path=self.path, reason=reason, old=old))
-
-    def _find(self, database: sqlite3.Connection, *, refresh: bool) -> StoredRun | None:
-        """Return the run to continue, and read `earlier`; otherwise note how the conditions of the last run differ."""
-        rows = database.execute(
-            "SELECT id, conditions FROM runs WHERE identity = ? ORDER BY id DESC", (self._identity,)
-        ).fetchall()
-        same = [int(row["id"]) for row in rows if row["conditions"] == self._conditions]
-        self.was_started_over = len(same) > 1 and not refresh
-        if refresh:
-            for number in same:
-                store_tables.delete_run(database, number)
-            return None
-        for number in same or [row["id"] for row in rows[:1]]:
-            try:
-                run = store_tables.read_run(database, number)
-                if same:
-                    self.earlier = store_tables.read_measured(database, number)
-                    return run
-            except DamagedRun as damage:
-                self._warn(note("cache_damaged", path=self.path, reason=damage))
-            else:
-                differences = "; ".join(_differences(run.conditions, json.loads(self._conditions)))
-                self.notes.append(note("cache_conditions", differences=differences))
-        return None
-
-    def _take_over(self, run: StoredRun) -> list[int]:
-        """Continue an earlier run; return the sizes whose outcomes are not final."""
-        final = store_tables.final_outcomes(run, self.earlier, self._budget, self._memory_bytes)
-        dropped = [outcome.batch_size for outcome in self.earlier.outcomes if outcome not in final]
+    def _continue(self, run: StoredRun, earlier: Measured) -> None:
+        """Continue an earlier run, without the outcomes that are not final."""
+        final = tuple(
+            each for each in earlier.outcomes if _is_final(each, run, earlier, self._budget, self._memory_bytes)
+        )
+        dropped = [each.batch_size for each in earlier.outcomes if each not in final]
         is_whole = {step.batch_size for step in run.ladder or ()} <= {outcome.batch_size for outcome in final}
         self.finished = run.state == "finished" and is_whole and not dropped
-        self._id, self.earlier = run.id, attrs.evolve(self.earlier, outcomes=final)
-        self._has_rows = bool(self.earlier.timings or final)
+        self._id, self.earlier = run.id, attrs.evolve(earlier, outcomes=final)
+        self._has_rows = bool(earlier.timings or final)
         if self._has_rows:
             self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
             self._candidates = list(run.ladder or ())
-        return dropped
+        if not self.finished:
+            self._update(budget=self._budget, state="open")
+            for size in dropped:
+                self._write("DELETE FROM outcomes WHERE run = ? AND batch_size = ?", self._id, size)
+
+
+def _is_final(
+    outcome: Outcome, run: StoredRun, earlier: Measured, budget: float, memory_bytes: int | None
+) -> bool:  # fmt: skip
+    """
+    Return whether an outcome of an earlier call counts now.
+
+    Not final are "interrupted", the death of a worker, which another process may have caused, "ok" without timings,
+    and a refusal or lack of memory that is available now. Under a larger budget than before, "not_run" and all that
+    the budget cut short are not final either.
+    """
+    facts, size = outcome.facts, outcome.batch_size
+    if outcome.status == "interrupted" or (outcome.status == "error" and facts.get("type") == WorkerDied.__name__):
+        return False
+    if outcome.status == "ok" and not earlier.of(size):
+        return False
+    if memory_bytes is not None and outcome.status == "over_limit" and facts.get("limit") == "memory":
+        planned = next((step.predicted_peak_bytes for step in run.ladder or () if step.batch_size == size), None)
+        needed = facts.get("needed_bytes") or planned
+        if needed is not None and needed <= memory_bytes:
+            return False
+    if memory_bytes is not None and outcome.status == "out_of_memory":
+        before = facts.get("memory_bytes")
+        if before is not None and memory_bytes >= _ROOMIER * before:
+            return False
+    is_cut = outcome.status == "not_run" or facts.get("limit") == "budget" or "cut_short" in facts
+    return budget <= run.budget or not is_cut
+
+
+def _read_run(database: sqlite3.Connection, run: int) -> StoredRun:
+    row = database.execute(
+        "SELECT *, (SELECT count(*) FROM timings WHERE run = id) AS num_timings, "
+        "(SELECT count(*) FROM outcomes WHERE run = id) AS num_outcomes FROM runs WHERE id = ?",
+        (run,),
+    ).fetchone()
+    return StoredRun(**{
+        name: json.loads(value) if name in _JSON_COLUMNS and value is not None else value
+        for name, value in dict(row).items()
+    })  # fmt: skip
+
+
+def _read_measured(database: sqlite3.Connection, run: int) -> Measured:
+    """Read the timings of a run in the order they were taken, its outcomes, and its measuring time."""
+    timings = database.execute("SELECT * FROM timings WHERE run = ? ORDER BY rowid", (run,))
+    outcomes = database.execute("SELECT * FROM outcomes WHERE run = ? ORDER BY batch_size", (run,))
+    spent = database.execute("SELECT seconds_spent FROM runs WHERE id = ?", (run,)).fetchone()[0]
+    return Measured(
+        timings=tuple(
+            Timing(**{name: row[name] for name in _TIMING_COLUMNS}, **json.loads(row["facts"])) for row in timings
+        ),
+        outcomes=tuple(
+            Outcome(row["batch_size"], row["status"], row["stop_reason"], json.loads(row["facts"])) for row in outcomes
+        ),
+        seconds_spent=spent,
+    )
+
+
+def _to_json(value: object) -> str:
+    """Return JSON in one canonical form, so that equal mappings give equal text; NumPy's integers are allowed."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=checks.required_whole)
+
+
+def _lock_name(identity: str) -> str:
+    return hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -353,10 +448,10 @@ def list_runs(path: Path | str) -> list[StoredRun]:
     Return the runs of a store, oldest first; an empty list if there is no file.
 
     Raises:
-        StoreError: If the file cannot be read, a run is damaged, or it is no store of this version.
+        StoreError: If the file cannot be read, or it is no store of this version.
     """
-    with _opened(path) as database:
-        return [store_tables.read_run(database, number) for number in _identities(database)] if database else []
+    with _opened(path) as (database, identities):
+        return [_read_run(database, number) for number in identities]
 
 
 def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
@@ -364,12 +459,10 @@ def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
     Return one run with all its timings and outcomes.
 
     Raises:
-        StoreError: If there is no such run, it is damaged, or the file cannot be read.
+        StoreError: If there is no such run, or the file cannot be read.
     """
-    with _opened(path) as database:
-        if database is None or run_id not in _identities(database):
-            raise _no_such_run(path, run_id, _identities(database))
-        return store_tables.read_run(database, run_id), store_tables.read_measured(database, run_id)
+    with _opened(path, run_id) as (database, _):
+        return _read_run(database, run_id), _read_measured(database, run_id)
 
 
 def clear(path: Path | str, run_id: int | None = None) -> int:
@@ -379,48 +472,35 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
     Raises:
         StoreError: If one of them is being measured right now, or there is no such run; nothing is deleted then.
     """
-    with _opened(path, is_written=True) as database, contextlib.ExitStack() as locks:
-        identities = _identities(database)
-        if run_id is not None and run_id not in identities:
-            raise _no_such_run(path, run_id, identities)
-        if database is None:
-            return 0
+    with _opened(path, run_id, is_written=True) as (database, identities), contextlib.ExitStack() as locks:
         chosen = [number for number in identities if run_id in {None, number}]  # a run that begins from now on stays
-        for name in sorted({store_tables.lock_name(identities[number]) for number in chosen}):
+        for name in sorted({_lock_name(identities[number]) for number in chosen}):
             try:
                 locks.enter_context(sqlite_file.locked(sqlite_file.place(path), name, 0.0))
             except TimeoutError:
                 raise StoreError(
                     str(path), "another process is measuring a run of this store", "Wait until it ends, or stop it."
                 ) from None
-        for number in chosen:
-            store_tables.delete_run(database, number)
+        database.executemany("DELETE FROM runs WHERE id = ?", [(number,) for number in chosen])
         return len(chosen)
 
 
-def _identities(database: sqlite3.Connection | None) -> dict[int, str]:
-    """Return the identity of each run by its number, ascending."""
-    return dict(map(tuple, database.execute("SELECT id, identity FROM runs ORDER BY id"))) if database else {}
-
-
-def _no_such_run(path: Path | str, run_id: int, numbers: Iterable[int]) -> StoreError:
-    known = ", ".join(map(str, numbers)) or "none"
-    return StoreError(str(path), f"it holds no run {run_id}", f"It holds: {known}.")
-
-
 @contextlib.contextmanager
-def _opened(path: Path | str, *, is_written: bool = False) -> Iterator[sqlite3.Connection | None]:
-    """Open a store for reading, or for writing if `is_written`; yield None if it is missing or empty."""
+def _opened(
+    path: Path | str, run_id: int | None = None, *, is_written: bool = False
+) -> Iterator[tuple[sqlite3.Connection, dict[int, str]]]:
+    """Open a store that must hold a run, if one is named; yield it and the identity of each run, ascending."""
     try:
         path = sqlite_file.place(path)
-        if not path.exists() or not path.stat().st_size:
-            yield None
-            return
         opener = sqlite_file.connect if is_written else sqlite_file.open_read_only
-        with contextlib.closing(opener(path, *TABLES)) as database:
+        is_there = path.exists() and path.stat().st_size
+        with contextlib.closing(opener(path, SCHEMA, VERSION) if is_there else sqlite3.connect(":memory:")) as database:
             is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            yield None if is_empty else database  # another process is creating its tables
-    except DamagedRun as damage:
-        raise StoreError(str(path), str(damage), f"Delete it: cubatch store clear {damage.run}.") from damage
+            rows = () if is_empty else database.execute("SELECT id, identity FROM runs ORDER BY id")
+            identities = dict(map(tuple, rows))
+            if run_id is not None and run_id not in identities:
+                known = ", ".join(map(str, identities)) or "none"
+                raise StoreError(str(path), f"it holds no run {run_id}", f"It holds: {known}.")
+            yield database, identities
     except sqlite_file.ERRORS as error:
         raise StoreError(str(path), sqlite_file.reason(error), "Name another path.") from error

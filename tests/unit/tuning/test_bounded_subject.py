@@ -6,11 +6,10 @@ import attrs
 import pytest
 
 from cubatch.errors import DoesNotFit, NothingMeasured
-from cubatch.frameworks import page_faults
 from cubatch.hardware import cpu_load, probe
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.goal import Goal
-from cubatch.tuning import machine_lock, session
+from cubatch.tuning import session
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.request import Request
 from cubatch.tuning.subjects.bounded_subject import BoundedSubject
@@ -158,19 +157,6 @@ def test_what_a_worker_computed_before_it_measured_is_told_from_what_others_took
 
     tune(path, 8, kib=100, make=InWorker)
     assert asked == [4711, 4711]
-
-
-def test_page_faults_of_timings_that_do_not_count_are_not_told(path, monkeypatch):
-    """A run that is begun anew, since it is quiet now, has none to tell of; that of before had, and went on at 64."""
-    with monkeypatch.context() as busy:
-        busy.setattr(cpu_load, "between", lambda *_: cpu_load.CpuLoad(others=1.9, steal=0.0, num_cpus=2))
-        busy.setattr(page_faults, "describe", lambda *_: ["At batch size 8 there were some."])
-        before = tune(path, 8, 64, kib=100, budget=0.3)
-    assert "At batch size 8 there were some." in before.reasons
-    monkeypatch.setattr(machine_lock, "is_quiet", lambda _: True)
-    anew = tune(path, 8, 64, kib=100)
-    assert any("Discarded cached timings" in reason for reason in anew.reasons)
-    assert "At batch size 8 there were some." not in anew.reasons
 
 
 class Compiled(Bounded):

@@ -153,18 +153,6 @@ def others_load(monkeypatch):
     monkeypatch.setattr(cpu_load, "between", lambda *_: cpu_load.CpuLoad(others=1.9, steal=0.0, num_cpus=2))
 
 
-def test_who_only_watches_is_not_met(monkeypatch):
-    """A process that looks whether it is quiet leaves no mark; it sees those who measure."""
-    monkeypatch.setattr(cpu_load, "between", lambda *_: None)
-    assert machine_lock.is_quiet(CPU)
-    with other_process():
-        assert not machine_lock.is_quiet(CPU)
-    with machine_lock._mark_of(CPU) as mark:
-        assert machine_lock._is_only(mark, is_marked=False)
-        with machine_lock.exclusive(CPU) as met:
-            assert met == []
-
-
 def test_devices_are_marked_apart():
     """Who measures on a GPU does not disturb who measures on another."""
     one, two = (attrs.evolve(CPU, kind="cuda", uuid=f"GPU-{n}") for n in (1, 2))

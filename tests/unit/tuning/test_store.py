@@ -336,43 +336,6 @@ def test_what_was_told_of_others_comes_back_with_the_timings(path):
     assert [kept.disturbed for kept in store.list_runs(path)] == [(*told, "Another cubatch was measuring.")]
 
 
-def test_a_run_begun_anew_keeps_the_old_timings_where_they_are(path):
-    """The new one has the same candidates and nothing measured, and is the one that is gone on with."""
-    ladder, limit = (Candidate(8), Candidate(16)), {"memory_bytes": 9000, "largest_batch_size": 16}
-    with begin(path) as run:
-        run.save_ladder(ladder, {**limit, "page_faults": ["At batch size 8 the system took 20 % of the CPU time."]})
-        run.save_exchange({"batch_size": 8})
-        run.timing(timing(8, 0, 0.5))
-        run.outcome(Outcome(8, "dropped"))
-        run.save_disturbed(["busy"])
-    with begin(path) as run:
-        run.start_over()
-        assert (run.earlier, run.disturbed) == (Measured(), ())
-        run.timing(timing(8, 0, 0.25))
-    with begin(path) as run:
-        assert (run.earlier.timings, run.earlier.outcomes, run.disturbed) == ((timing(8, 0, 0.25),), (), ())
-        assert (run.ladder, run.limit) == (ladder, limit)
-    assert store.show(path, 1)[1].timings == (timing(8, 0, 0.5),)
-    assert [kept.num_timings for kept in store.list_runs(path)] == [1, 1]
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])
-def test_a_run_that_is_begun_anew_and_measures_nothing_hides_no_other(path, stop):
-    """What was kept is found again, however the new one ended."""
-    with begin(path) as run:
-        run.timing(timing(8))
-        run.save_disturbed(["busy"])
-    with contextlib.suppress(stop), begin(path) as run:
-        run.start_over()
-        raise stop
-    with begin(path) as run:
-        assert (run.earlier.timings, run.disturbed, run.was_started_over) == ((timing(8),), ("busy",), False)
-        run.start_over()
-        run.timing(timing(8, 0, 0.5))
-    with begin(path) as run:
-        assert (run.earlier.timings, run.was_started_over) == ((timing(8, 0, 0.5),), True)
-
-
 @pytest.mark.parametrize("measured", ["nothing", "now", "before"])
 def test_a_question_that_made_no_sense_is_not_listed(path, measured):
     """An error of ours before anything was kept leaves no run; timings stay, whenever they were taken."""

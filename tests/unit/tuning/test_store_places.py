@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import shutil
 import sqlite3
 import stat
 import tempfile
@@ -22,7 +20,6 @@ from cubatch.errors import StoreError
 from cubatch.kernels.choice import Winners, winners_path
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import store
-from tests.unit.commands import as_nobody
 from tests.unit.tuning.stored import (
     ASKED,
     GIVEN,
@@ -51,36 +48,6 @@ def test_a_damaged_store_is_renamed_once_and_said(path):
     assert sum("cache_replaced" in out for out, _ in outputs) == 1
     assert len(list(path.parent.glob("*.old-*Z"))) == 1
     assert len(store.list_runs(path)) == 3
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE runs SET ladder = '[{}]' WHERE id = 1",
-        "UPDATE runs SET notes = '7' WHERE id = 1",
-        "UPDATE timings SET seconds = -1 WHERE run = 1",
-        "UPDATE timings SET facts = '{' WHERE run = 1",
-        "UPDATE outcomes SET status = 'fine' WHERE run = 1",
-    ],
-)
-def test_a_damaged_run_is_named_and_left(path, statement):
-    """It is measured again in a new run; other runs of the store are read, and all once it is cleared."""
-    for identity in ({"spec": "damaged"}, {"spec": "whole"}):
-        with begin(path, identity=identity) as run:
-            run.timing(timing(8))
-            run.outcome(Outcome(8, "ok"))
-    database = sqlite3.connect(path)
-    assert database.execute(statement).rowcount == 1
-    database.commit()
-    database.close()
-    with pytest.raises(StoreError, match="cubatch store clear 1"):
-        store.show(path, 1)
-    with pytest.warns(UserWarning, match="run 1 is damaged"), begin(path, identity={"spec": "damaged"}) as run:
-        assert run.earlier == Measured()
-    with begin(path, identity={"spec": "whole"}) as run:
-        assert run.earlier.timings == (timing(8),)
-    assert store.clear(path, 1) == 1
-    assert len(store.list_runs(path)) == 2
 
 
 @pytest.mark.parametrize(("table", "timings"), [("timings", 0), ("outcomes", 1)])
@@ -142,77 +109,6 @@ def test_a_read_only_place_is_said_once_and_measuring_goes_on():
         file.chmod(0o644)
         with begin(file) as run:
             assert run.earlier.timings == (timing(),)
-
-
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_a_read_only_store_answers_reruns(is_finished):
-    """A finished run is the whole answer, without a note; an unfinished one continues, and is not written."""
-    with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)
-        file = Path(place) / "store.sqlite3"
-        with begin(file) as run:
-            run.save_ladder([Candidate(8)], {"memory_bytes": 9})
-            run.timing(timing(8))
-            if is_finished:
-                run.outcome(Outcome(8, "ok"))
-                run.finish()
-        with as_nobody(), warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            with begin(file) as run:
-                assert (run.earlier.timings, run.finished, run.ladder) == ((timing(8),), is_finished, (Candidate(8),))
-                assert (len(warned), len(run.notes)) == ((0, 0) if is_finished else (1, 1))
-                run.timing(timing(8, 1))
-            assert store.show(file, 1)[1].timings == (timing(8),)
-
-
-def copied_while_open(file):
-    """Copy a store whose latest rows are in its journal to a read-only folder."""
-    with begin(file.with_name("original.sqlite3")) as run:
-        run.timing(timing(8))
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{run.path}{suffix}", f"{file}{suffix}")
-
-
-def of_an_older_version(file):
-    """Write a store and lower its version."""
-    begin(file).close()
-    with contextlib.closing(sqlite3.connect(file)) as database:
-        database.execute("PRAGMA user_version = 1")
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"), [(copied_while_open, r"\.sqlite3-wal"), (of_an_older_version, "it has schema 1, .*renamed")]
-)
-def test_a_read_only_store_that_is_not_whole_stops_nothing(make, reason):
-    """With rows in its journal, or of an older version: measuring goes on without it, and the command says why."""
-    with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)
-        file = Path(place) / "store.sqlite3"
-        make(file)
-        with as_nobody():
-            with pytest.warns(UserWarning, match=f"not cached: .*{reason}"), begin(file) as run:
-                run.timing(timing(16))
-                assert (run.earlier, run.is_kept, len(run.notes)) == (Measured(), False, 1)
-            with pytest.raises(StoreError, match=reason.partition(",")[0]):
-                store.list_runs(file)
-
-
-def test_a_home_that_may_not_be_entered_stops_nothing():
-    """As in a container whose user is not the image's: measuring goes on unkept, and looking at the store says why."""
-    with tempfile.TemporaryDirectory() as home:
-        file, user = Path(home) / "store.sqlite3", os.geteuid()
-        Path(home).chmod(0)
-        try:
-            if user == 0:
-                os.seteuid(65534)
-            with pytest.warns(UserWarning, match="Permission denied"), begin(file) as run:
-                run.timing(timing())
-            assert not run.is_kept
-            with pytest.raises(StoreError, match="Permission denied"):
-                store.list_runs(file)
-        finally:
-            os.seteuid(user)
-            Path(home).chmod(0o755)
 
 
 def test_a_user_without_a_home_measures_unkept(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from cubatch.hardware import cpu_load, host, probe
 from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.tuning import session, store, store_tables
+from cubatch.tuning import session, store
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.step_memory import footprint, max_batch_size
 from tests.unit.tuning.small_runs import rows, statuses, tune
@@ -55,49 +55,6 @@ def test_an_answer_from_the_store_says_that_its_timings_were_disturbed(tmp_path,
     assert not any("busy" in reason for reason in rest)
 
 
-def test_timings_of_a_busy_machine_are_not_mixed_with_those_of_a_quiet_one(tmp_path, virtual, others):
-    """A run that goes on when it is quiet reads every size anew; the old timings stay in the store, as a run."""
-    kept = tmp_path / "kept"
-
-    def interrupt(event):
-        if event.kind == "timing" and event.batch_size == 32:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tune(store=kept, progress=interrupt)
-    before = rows(kept)
-    others.load = None
-    result = tune(store=kept)
-    (said,) = about_others(result)
-    assert "Discarded" in said
-    busy, quiet = (store.show(kept, run.id)[1].timings for run in store.list_runs(kept))
-    assert len(busy) == len(before)
-    told = sum(len(m.timings_seconds) + m.throttled for m in result.measurements)
-    assert told == len(quiet)
-    assert not result.disturbed
-    assert about_others(tune(store=kept)) == []
-
-
-def test_a_run_is_begun_anew_once(tmp_path, virtual, others):
-    """Where others are busy on and off it would never end; what is kept then goes on, and is said to be disturbed."""
-    kept = tmp_path / "kept"
-
-    def interrupt(event):
-        if event.kind == "timing":
-            others.load = BUSY
-            raise KeyboardInterrupt
-
-    for _ in range(4):
-        others.load = None if store.list_runs(kept) else BUSY
-        with pytest.raises(KeyboardInterrupt):
-            tune(store=kept, progress=interrupt)
-    assert len(store.list_runs(kept)) == 2
-    others.load = None
-    _, said, went_on, *_ = tune(store=kept).reasons
-    assert said.startswith(KEPT)
-    assert went_on.startswith("This run continues from cached timings")
-
-
 def test_a_partial_result_says_who_was_busy(tmp_path, virtual, others):
     """Ctrl-C is what one does when a machine is slow."""
 
@@ -111,8 +68,8 @@ def test_a_partial_result_says_who_was_busy(tmp_path, virtual, others):
     assert said.startswith(SENTENCE)
 
 
-def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
-    """Beginning anew each time would never end there; both calls' disturbances are told."""
+def test_a_run_that_goes_on_says_what_disturbed_the_cached_timings(tmp_path, virtual, others):
+    """Both calls' disturbances are told, and how to measure again."""
     kept = tmp_path / "kept"
 
     def interrupt(event):
@@ -121,7 +78,7 @@ def test_while_it_stays_busy_a_run_goes_on(tmp_path, virtual, others):
 
     with pytest.raises(KeyboardInterrupt):
         tune(store=kept, progress=interrupt)
-    old, went_on, new = tune(store=kept).reasons[1:4]
+    went_on, old, new = tune(store=kept).reasons[1:4]
     assert old == kept_with(new)
     assert went_on == "This run continues from cached timings; with another store the same call measures again."
     assert len(store.list_runs(kept)) == 1
@@ -295,14 +252,14 @@ def test_an_interruption_keeps_the_timings_and_carries_what_there_is(tmp_path, s
 def test_an_interruption_says_where_nothing_is_kept(tmp_path, virtual, monkeypatch):
     """A store that cannot be written keeps nothing, whatever was asked for."""
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
     def interrupt(event):
         if event.kind == "timing":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(store_tables, "insert_timing", refuse)
+    monkeypatch.setattr(store.sqlite_file, "connect", refuse)
     with pytest.warns(UserWarning, match="not cached: the store"), pytest.raises(KeyboardInterrupt) as caught:
         tune(store=tmp_path / "kept", progress=interrupt)
     assert not caught.value.is_kept
