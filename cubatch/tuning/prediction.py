@@ -7,36 +7,32 @@ rules for recommendation and limit are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from cubatch.choices import Dtype, Mode, Modelled, Objective, Optimizer
 from cubatch.errors import InvalidArgument
-from cubatch.estimate import roofline
-from cubatch.estimate.expected import missing_facts, takes_time
-from cubatch.estimate.predictions import StepPrediction
-from cubatch.hardware.arithmetic import check_kernels
+from cubatch.estimate.predictions import Z90
 from cubatch.hardware.facts import Device
-from cubatch.hardware.memory_limit import MemoryLimit
-from cubatch.hardware.memory_limit import memory_limit as memory_limit_of
-from cubatch.memory import fit
-from cubatch.network.graph import as_network
+from cubatch.measure import goal as goals
+from cubatch.measure.goal import Goal
 from cubatch.network.models import SpecLike
-from cubatch.tuning import anchors as anchored
-from cubatch.tuning import explain, forecast_rule, module_prediction, step_memory
-from cubatch.tuning.forecast_record import Forecast, PassShare
-from cubatch.tuning.ladder import Ladder, added, propose
+from cubatch.search import bisection
+from cubatch.tuning import explain, step_memory
+from cubatch.tuning.decision import Fate, decide
+from cubatch.tuning.forecast_record import Forecast
 from cubatch.tuning.notes import memory_notes, sentence
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
-from cubatch.tuning.sharpen import sharpen
-from cubatch.workload import Workload
-
-LIBRARIES = ("vendor", "cubatch")
-_IDLE = "All of its layers only rename memory, which takes no time."
+from cubatch.tuning.sharpen import Sharpened
+from cubatch.tuning.subjects import predicted_subject
+from cubatch.tuning.subjects.predicted_subject import PredictedSubject
+from cubatch.units import format_seconds
 
 
 def predict(
@@ -118,82 +114,113 @@ def predict(
         max_batch_size=max_batch_size, memory_limit=memory_limit,
     )  # fmt: skip
     others = {"loss": loss, "autocast": autocast, "accumulate": accumulate, "constant_inputs": constant_inputs}
+    kind: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute}
     if step_memory.is_module(spec, batches):
         for name, value, default in (("library", library, "vendor"), ("anchors", anchors, None)):
             if value != default:
                 raise InvalidArgument(name, value, "left out for a PyTorch module, to which it does not apply")
-        options = {"mode": mode, "optimizer": optimizer, "dtype": dtype, "recompute": recompute, **others}
-        return module_prediction.predict_module(spec, batches, device, options, request)
+        module = predicted_subject.module(spec, batches, device, request, {**kind, **others})
+        return _forecast(module, request, explain.MEMORY_OF_MODULE)
     step_memory.applicable(others, is_foreign=False)
-    chosen: Any = {"mode": mode, "dtype": dtype, "library": library, "optimizer": optimizer, "recompute": recompute}
-    work = _workload(spec, device, **chosen)
-    known = anchored.read(() if anchors is None else anchors, work)
-    memory = memory_limit_of(work.device, memory_limit)
-    ladder = _ladder(work, request, memory)
-    sizes = forecast_rule.sizes_that_fit(ladder, str(work.device))
-    if not takes_time(work):
-        raise InvalidArgument("spec", work.name, "a layer or network that does something", _IDLE)
-    sharpened = sharpen(work, sizes, known)
-    if more := forecast_rule.at_latency_limit(
-        request, sharpened.step, lambda inside: sharpen(work, inside, known).step.seconds
-    ):
-        rungs = [*ladder.candidates, *(added(attrs.evolve(work, library="cubatch"), ladder, n) for n in more)]
+    network = predicted_subject.network(spec, device, request, anchors=anchors, library=library, **kind)
+    return _forecast(network, request, explain.MEMORY_OF_ENGINE)
+
+
+def _forecast(subject: PredictedSubject, request: Request, about_memory: str) -> Forecast:
+    """Apply the rule of the recommendation to predicted seconds."""
+    device, goal, limits, ladder = subject.device, request.goal, request.limits, subject.ladder
+    sizes = [step.batch_size for step in ladder.candidates if not step.over_limit]
+    if not sizes:
+        wanted = f"at most {ladder.largest}, the largest that fits on {device}"
+        raise InvalidArgument("batch_sizes", ladder.candidates[0].batch_size, wanted)
+    steps = subject.steps(sizes)
+    if more := _at_latency_limit(request, sizes, steps.sharpened.step.seconds, subject):
+        rungs = [*ladder.candidates, *(subject.candidate(n) for n in more)]
         ladder = attrs.evolve(ladder, candidates=tuple(sorted(rungs, key=lambda rung: rung.batch_size)))
         sizes = sorted([*sizes, *more])
-        sharpened = sharpen(work, sizes, known)
-    rooflines = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
-    facts = {
-        "spec_name": work.name, "spec": work.spec.to_mapping(), "input_shape": work.input_shape, "device": work.device,
-        "anchors": tuple(anchor.origin for anchor in known), **work.settings,
-    }  # fmt: skip
-    draft = forecast_rule.draft(
-        facts, request, ladder, sharpened, shares=lambda place: _shares(sharpened.step, place, work),
-        roofline_seconds={n: floor for n, floor in rooflines.items() if floor is not None},
+        steps = subject.steps(sizes)
+    step = steps.sharpened.step
+    seconds = dict(zip(sizes, map(float, step.seconds), strict=True))
+    values = {n: s if goal.objective == "latency" else n / s for n, s in seconds.items()}
+    limit = goal.latency_limit
+    allowed = {n: value for n, value in values.items() if limit is None or seconds[n] <= limit}
+    if not allowed:
+        wanted = f"at least {format_seconds(min(seconds.values()))}, the shortest step predicted on {device}"
+        raise InvalidArgument("latency_limit", limit, wanted)
+    chosen, fastest = goals.pick(allowed, goal)
+    ties = _ties(values, allowed, fastest, steps.sharpened)
+    decision = decide(
+        [_fate(rung.batch_size, seconds.get(rung.batch_size), goal) for rung in ladder.candidates], chosen=chosen,
+        fastest=fastest, ties=ties, goal=goal, largest_batch_size=ladder.largest,
+        max_batch_size=limits.max_batch_size, is_listed=limits.batch_sizes is not None,
     )  # fmt: skip
-    about_memory = [*map(sentence, memory_notes(memory)), explain.MEMORY_OF_ENGINE]
-    notes = explain.forecast_notes(work.device, sharpened.step.notes, about_memory, known)
-    layers = {node.name: node.layer for node in as_network(work.spec).nodes}
-    return attrs.evolve(draft, reasons=explain.predicted(draft, layers, sharpened), notes=notes)
+    draft = Forecast(
+        **subject.facts,
+        device=device,
+        objective=goal.objective,
+        tolerance=goal.tolerance,
+        limits={
+            "max_batch_size": limits.max_batch_size,
+            "memory_bytes": ladder.memory_bytes,
+            "latency_seconds": limit,
+        },
+        candidates=tuple(
+            attrs.evolve(rung, predicted_seconds=seconds.get(rung.batch_size)) for rung in ladder.candidates
+        ),
+        seconds=seconds,
+        interval={n: (float(low), float(high)) for n, low, high in zip(sizes, step.low, step.high, strict=True)},
+        peak_bytes={rung.batch_size: rung.predicted_peak_bytes or 0 for rung in ladder.candidates},
+        roofline_seconds=steps.roofline_seconds,
+        batch_size=chosen,
+        fastest_batch_size=fastest,
+        largest_batch_size=ladder.largest or chosen,
+        tied_with=ties,
+        decided_by=decision.limit,
+        reasons=(),
+        passes=steps.passes(sizes.index(chosen)),
+        notes=(),
+    )
+    memory = [*map(sentence, memory_notes(subject.memory)), about_memory]
+    return attrs.evolve(
+        draft,
+        reasons=explain.predicted(draft, subject.layers, steps.sharpened),
+        notes=explain.forecast_notes(device, step.notes, memory, subject.anchors),
+    )
 
 
-def _workload(
-    spec: SpecLike, device: Device | str | None, *, mode: str, dtype: str, library: str, optimizer: str, recompute: bool
-) -> Workload:
-    """Resolve and check the workload; reject a device or library that the model does not know."""
-    if library not in LIBRARIES:
-        raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
-    gpu = module_prediction.gpu_of(device)
-    if library == "cubatch":
-        check_kernels(gpu)
-    work = Workload.of(spec, gpu, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
-    # The memory plan of cubatch kernels needs SMs and compute capability too.
-    module_prediction.check_facts(gpu, missing_facts(gpu, dtype, library))
-    return attrs.evolve(work, library=library)
+def _at_latency_limit(
+    request: Request, sizes: Sequence[int], seconds: Sequence[float], subject: PredictedSubject
+) -> list[int]:  # fmt: skip
+    """Return the largest size within the latency limit and the next one, if they lie in a gap of the ladder."""
+    limit = math.inf if request.goal.latency_limit is None else request.goal.latency_limit
+    last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)
+    if request.limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):
+        return []
+    low, high = sizes[last], sizes[last + 1]
+    if bisection.is_closed(low, high):
+        return []
+    inside = range(low, high + 1, max(1, int(bisection.CLOSED * low)))
+    predicted = subject.steps(inside).sharpened.step.seconds
+    top = max((n for n, took in zip(inside, predicted, strict=True) if took <= limit), default=low)
+    return [n for n in (top, top + inside.step) if low < n < high]
 
 
-def _ladder(work: Workload, request: Request, memory: MemoryLimit) -> Ladder:
-    """Propose sizes by the memory plan of cubatch's engine and the tiles of the predicted library."""
-    planned = attrs.evolve(work, library="cubatch")
-    largest = fit.largest(planned, max(1, memory.bytes))
-    tiles_of = attrs.evolve(work, library="im2col") if work.library == "vendor" else planned
-    return propose(planned, request.limits, memory, largest, tiles_of=tiles_of)
+def _ties(values: Mapping[int, float], allowed: Iterable[int], fastest: int, sharpened: Sharpened) -> tuple[int, ...]:
+    """Return the sizes whose ratio to the fastest is 1 within the model's 90 % interval."""
+    place, covariance = {n: index for index, n in enumerate(values)}, sharpened.covariance
+    best, tied = place[fastest], []
+    for n in allowed:
+        own = place[n]
+        variance = covariance[own, own] + covariance[best, best] - 2 * covariance[own, best]
+        if n != fastest and abs(np.log(values[n] / values[fastest])) <= Z90 * np.sqrt(max(variance, 0.0)):
+            tied.append(n)
+    return tuple(tied)
 
 
-def _shares(step: StepPrediction, place: int, work: Workload) -> tuple[PassShare, ...]:
-    """Return the passes of the step at one batch size, longest first."""
-    layers = {node.name: node.layer for node in as_network(work.spec).nodes}
-    whole = float(step.seconds[place])
-    shares = [
-        PassShare(
-            layer=item.layer,
-            pass_=item.pass_.value,
-            seconds=float(item.seconds[place]),
-            share=float(item.seconds[place]) / whole,
-            algorithm=item.algorithms[place],
-            bound=roofline.bound(layers[item.layer], item.pass_, step.batch_sizes[place], work.device, work.dtype),
-            blocks=int(item.blocks[place]) or None,
-        )
-        for item in step.passes
-        if item.seconds[place] > 0
-    ]
-    return tuple(sorted(shares, key=lambda share: -share.seconds))
+def _fate(batch_size: int, seconds: float | None, goal: Goal) -> Fate:
+    if seconds is None:  # it does not fit
+        return Fate(batch_size, "over_limit")
+    cost = goal.cost(batch_size, seconds=seconds, joules=None)
+    is_slow = goal.latency_limit is not None and seconds > goal.latency_limit
+    interval = None if cost is None else (cost, cost)
+    return Fate(batch_size, "over_limit" if is_slow else "ok", interval, breaks_latency=is_slow)

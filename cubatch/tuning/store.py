@@ -481,7 +481,8 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
                 raise StoreError(
                     str(path), "another process is measuring a run of this store", "Wait until it ends, or stop it."
                 ) from None
-        database.executemany("DELETE FROM runs WHERE id = ?", [(number,) for number in chosen])
+        if chosen:
+            database.executemany("DELETE FROM runs WHERE id = ?", [(number,) for number in chosen])
         return len(chosen)
 
 

@@ -1,0 +1,216 @@
+"""What `predict` predicts: a step of a network, or of a PyTorch module, on a GPU that need not be present."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cubatch.errors import InvalidArgument
+from cubatch.estimate import roofline
+from cubatch.estimate.expected import missing_facts, takes_time
+from cubatch.estimate.operators import dtypes_on, predict_operators
+from cubatch.estimate.predictions import StepPrediction
+from cubatch.hardware import device_file, probe
+from cubatch.hardware.arithmetic import check_kernels
+from cubatch.hardware.facts import Device
+from cubatch.hardware.memory_limit import MemoryLimit
+from cubatch.hardware.memory_limit import memory_limit as memory_limit_of
+from cubatch.measure.records import Candidate
+from cubatch.memory import fit
+from cubatch.network.graph import as_network
+from cubatch.network.layer import Layer
+from cubatch.network.models import SpecLike
+from cubatch.tuning import anchors as anchored
+from cubatch.tuning import ladder as ladders
+from cubatch.tuning import step_memory
+from cubatch.tuning.anchors import Anchor
+from cubatch.tuning.forecast_record import PassShare
+from cubatch.tuning.ladder import Ladder
+from cubatch.tuning.request import Request
+from cubatch.tuning.sharpen import Sharpened, sharpen, unanchored
+from cubatch.workload import Workload
+
+LIBRARIES = ("vendor", "cubatch")
+
+
+@attrs.frozen(eq=False)
+class PredictedSteps:
+    """
+    Predicted steps of some batch sizes.
+
+    Attributes:
+        sharpened: Their seconds, with intervals and covariance.
+        roofline_seconds: Lower bounds by batch size, where known.
+        passes: Returns the passes of a step by the position of its batch size, the longest first.
+    """
+
+    sharpened: Sharpened
+    roofline_seconds: Mapping[int, float]
+    passes: Callable[[int], tuple[PassShare, ...]]
+
+
+@attrs.frozen(kw_only=True)
+class PredictedSubject:
+    """
+    Something whose steps are predicted.
+
+    Attributes:
+        device: The GPU.
+        memory: How much memory a step may take.
+        facts: The fields of the forecast that describe the workload.
+        ladder: The batch sizes to predict.
+        candidate: Makes a candidate of a size between those of the ladder.
+        steps: Predicts a step of each of some sizes.
+        layers: Layers of a network by name.
+        anchors: Measurements that correct the prediction.
+    """
+
+    device: Device
+    memory: MemoryLimit
+    facts: Mapping[str, Any]
+    ladder: Ladder
+    candidate: Callable[[int], Candidate]
+    steps: Callable[[Sequence[int]], PredictedSteps]
+    layers: Mapping[str, Layer] = attrs.field(factory=dict)
+    anchors: Sequence[Anchor] = ()
+
+
+def network(
+    spec: SpecLike, device: Device | str | None, request: Request, *, anchors: Any, mode: str, dtype: str,
+    library: str, optimizer: str, recompute: bool,
+) -> PredictedSubject:  # fmt: skip
+    """
+    Check the arguments of `predict` that concern a network, and propose its batch sizes.
+
+    Raises:
+        InvalidArgument: If an argument makes no sense, or the model lacks facts of the GPU.
+        DoesNotFit: If not even one sample fits.
+    """
+    if library not in LIBRARIES:
+        raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
+    gpu = _gpu_of(device)
+    if library == "cubatch":
+        check_kernels(gpu)
+    planned = Workload.of(spec, gpu, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
+    # The memory plan of cubatch kernels, which counts for every library, needs SMs and compute capability too.
+    _check_facts(gpu, missing_facts(gpu, dtype, library))
+    work, planned = attrs.evolve(planned, library=library), attrs.evolve(planned, library="cubatch")
+    known = anchored.read(() if anchors is None else anchors, work)
+    memory = memory_limit_of(gpu, request.memory_limit)
+    largest = fit.largest(planned, max(1, memory.bytes))
+    tiles_of = attrs.evolve(work, library="im2col") if library == "vendor" else planned
+    ladder = ladders.propose(planned, request.limits, memory, largest, tiles_of=tiles_of)
+    if not takes_time(work):
+        remedy = "All of its layers only rename memory, which takes no time."
+        raise InvalidArgument("spec", work.name, "a layer or network that does something", remedy)
+    layers = {node.name: node.layer for node in as_network(work.spec).nodes}
+
+    def steps(sizes: Sequence[int]) -> PredictedSteps:
+        sharpened = sharpen(work, sizes, known)
+        floors = {n: roofline.roofline_seconds(work.spec, n, gpu, mode, dtype) for n in sizes}
+
+        def passes(place: int) -> tuple[PassShare, ...]:
+            step = sharpened.step
+            bounds = [roofline.bound(layers[each.layer], each.pass_, sizes[place], gpu, dtype) for each in step.passes]
+            names = [each.pass_.value for each in step.passes]
+            return _passes(step, place, float(step.seconds[place]), names, bounds)
+
+        return PredictedSteps(sharpened, {n: floor for n, floor in floors.items() if floor is not None}, passes)
+
+    return PredictedSubject(
+        device=gpu, memory=memory, ladder=ladder, candidate=lambda n: ladders.added(planned, ladder, n), steps=steps,
+        layers=layers, anchors=known,
+        facts={
+            "spec_name": work.name, "spec": work.spec.to_mapping(), "input_shape": work.input_shape,
+            "anchors": tuple(anchor.origin for anchor in known), **work.settings,
+        },
+    )  # fmt: skip
+
+
+def module(
+    spec: Any, batches: Any, device: Device | str | None, request: Request, kind: Mapping[str, Any]
+) -> PredictedSubject:  # fmt: skip
+    """
+    Trace a PyTorch module, and propose its batch sizes; `kind` has the arguments of `predict` about its step.
+
+    Raises:
+        InvalidArgument: If an argument makes no sense, or the module's step cannot be traced or computes nothing.
+        DoesNotFit: If not even one sample fits.
+    """
+    gpu = _gpu_of(device)
+    memory = memory_limit_of(gpu, request.memory_limit)
+    with step_memory.traced(spec, batches, step_memory.applicable(kind, is_foreign=True)) as traced:
+        largest = step_memory.ModuleStep(traced, only_tensors=True).largest(memory.bytes, gpu)
+        operators = traced.operators(largest)
+        name, dtype, peak_bytes = traced.name, traced.dtype, traced.peak_bytes
+    for each in sorted({"float32", *(each for step in operators.values() for each in dtypes_on(step, gpu))}):
+        _check_facts(gpu, missing_facts(gpu, each, "vendor"))
+    ladder = ladders.of_memory(request.limits, memory, largest, peak_bytes)
+
+    def candidate(n: int) -> Candidate:
+        return attrs.evolve(ladders.between(n, ladder.candidates), predicted_peak_bytes=peak_bytes(n))
+
+    def steps(sizes: Sequence[int]) -> PredictedSteps:
+        predicted = predict_operators(operators, sizes, gpu)
+        if not predicted.step.seconds.all():
+            raise InvalidArgument("module", name, "one whose step computes something")
+
+        def passes(place: int) -> tuple[PassShare, ...]:
+            step = predicted.step
+            pairs = zip(step.passes, predicted.phases, strict=True)
+            names = [each.pass_.value if each.blocks[place] else phase for each, phase in pairs]
+            kernels = sum(float(each.seconds[place]) for each in step.passes)
+            return _passes(step, place, kernels, names, predicted.bounds)
+
+        sharpened = unanchored(lambda scales: predict_operators(operators, sizes, gpu, scales=scales).step)
+        return PredictedSteps(sharpened, dict(zip(sizes, map(float, predicted.roofline_seconds), strict=True)), passes)
+
+    optimizer = kind["optimizer"]
+    return PredictedSubject(
+        device=gpu, memory=memory, ladder=ladder, candidate=candidate, steps=steps,
+        facts={
+            "spec_name": name, "spec": {"name": spec if isinstance(spec, str) else name}, "input_shape": None,
+            "anchors": (), "mode": kind["mode"], "dtype": dtype, "library": "torch", "recompute": None,
+            "optimizer": optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "a function"),
+            "accumulate": kind["accumulate"],
+        },
+    )  # fmt: skip
+
+
+def _passes(
+    step: StepPrediction, place: int, whole: float, names: Sequence[str], bounds: Sequence[str | None]
+) -> tuple[PassShare, ...]:
+    passes = [
+        PassShare(
+            layer=item.layer,
+            pass_=name,
+            seconds=float(item.seconds[place]),
+            share=float(item.seconds[place]) / whole,
+            algorithm=item.algorithms[place],
+            bound=bound,
+            blocks=int(item.blocks[place]) or None,
+        )
+        for item, name, bound in zip(step.passes, names, bounds, strict=True)
+        if item.seconds[place] > 0
+    ]
+    return tuple(sorted(passes, key=lambda each: -each.seconds))
+
+
+def _gpu_of(device: Device | str | None) -> Device:
+    gpu = probe.resolve(device, live=False)
+    if gpu.kind == "cpu":
+        remedy = "The model of time knows GPUs only; name one of the catalogue, or measure on the CPU with autotune."
+        raise InvalidArgument("device", str(gpu), "a GPU", remedy)
+    return gpu
+
+
+def _check_facts(gpu: Device, missing: Sequence[str]) -> None:
+    """Raise InvalidArgument if facts of a GPU are missing that the model needs."""
+    if not missing:
+        return
+    if remedy := device_file.lacks(gpu, missing):
+        raise InvalidArgument("device", str(gpu), "a GPU whose speed is known", remedy)
+    remedy = "The catalogue has no such figure for it; build a Device that has." if gpu.slug else ""
+    raise InvalidArgument("device", str(gpu), f"a GPU of which {', '.join(missing)} are known", remedy)
