@@ -8,10 +8,11 @@ Converters whose name begins with `required_` reject None too.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any
@@ -21,8 +22,6 @@ from cubatch.units import shown
 
 MOST = 1e30
 """Largest figure: more than all FLOP ever done, and its square and its inverse are finite numbers."""
-MOST_DEPTH = 32
-"""Deepest nesting of mappings and lists."""
 MAX_BATCH_SIZE = 2**31 - 1
 
 
@@ -151,7 +150,8 @@ def mapping(value: Mapping[str, Any]) -> dict[str, Any]:
     """Take a mapping and return it as JSON would, so that results compare equal after a round trip."""
     if not _is(value, Mapping):
         raise TypeError(f"must be a mapping, got {shown(value)}")
-    return _mapping(value, 0)
+    plain: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False, default=_plain))
+    return plain
 
 
 def mappings(value: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
@@ -159,54 +159,19 @@ def mappings(value: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     return tuple(mapping(item) for item in items(value))
 
 
-def mapping_with(
-    value: Mapping[str, Any], required: Iterable[str] = (), **converters: Callable[[Any], Any]
-) -> dict[str, Any]:
-    """
-    Take a mapping in which keys are required, or have converters of their own.
-
-    Example:
-        >>> mapping_with({"size": 3, "other": None}, size=required_size)
-        {'size': 3, 'other': None}
-    """
-    plain = mapping(value)
-    if missing := set(required) - plain.keys():
-        raise ValueError(f"lacks {', '.join(sorted(missing))}")
-    for key in plain.keys() & converters.keys():
-        try:
-            plain[key] = converters[key](plain[key])
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{key} {error}") from error
-    return plain
-
-
 def _is(value: object, kind: type | UnionType) -> bool:
     """Check a type that annotations promise but JSON may not have; True and False are no numbers."""
     return isinstance(value, kind) and not (isinstance(value, bool) and kind in (Real, Integral))
 
 
-def _mapping(value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-    if depth > MOST_DEPTH:
-        raise ValueError(f"is nested more than {MOST_DEPTH} deep")
-    return {str(key): _plain(item, depth + 1) for key, item in value.items()}
-
-
-def _plain(value: object, depth: int) -> object:
-    if value is None or isinstance(value, str | bool):
-        return value
-    if type(value) is float:  # the most frequent type; ABCs are slow
-        return required_number(value)
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
-        return _mapping(value, depth)
-    if isinstance(value, list | tuple):
-        if depth > MOST_DEPTH:
-            raise ValueError(f"is nested more than {MOST_DEPTH} deep")
-        return [_plain(item, depth + 1) for item in value]
+        return dict(value)
     if isinstance(value, Integral):
-        return required_whole(value)  # type: ignore[arg-type]
-    if not isinstance(value, Real):
-        raise TypeError(f"holds {shown(value)}, which JSON cannot hold")
-    return required_number(value)  # type: ignore[arg-type]
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"holds {shown(value)}, which JSON cannot hold")
 
 
 def check_batch_size(value: int, name: str = "batch_size") -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import attrs
 from attrs import field
@@ -75,12 +75,3 @@ class DataParallel:
             f"{format_whole_percent(self.scaling_efficiency)} of {count} times one alone; summing gradients takes "
             f"{format_seconds(self.exchange_seconds)} of {format_seconds(self.step_seconds)}{hidden}"
         )
-
-
-def data_parallel(value: Any) -> DataParallel | None:
-    """Return a record, given as such or as JSON."""
-    if value is None or isinstance(value, DataParallel):
-        return value
-    names = [attribute.name for attribute in attrs.fields(DataParallel)]
-    facts = checks.mapping_with(value, names)
-    return DataParallel(**{name: facts[name] for name in names})

@@ -745,7 +745,7 @@ def _count(timings: int) -> str:
 
 def _latency_limit(limits: Mapping[str, object]) -> float | None:
     seconds = limits.get("latency_seconds")
-    return seconds if isinstance(seconds, float) else None
+    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def _first_reason(group: Sequence[Measurement], limit: float | None) -> str:

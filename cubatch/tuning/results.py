@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -16,12 +16,10 @@ from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.measure.goal import OBJECTIVES
 from cubatch.measure.records import STATUSES, TIMED
 from cubatch.shown import Shown
-from cubatch.tuning.exchange_cost import DataParallel, data_parallel
+from cubatch.tuning.exchange_cost import DataParallel
 from cubatch.units import shown, visible
 
 SCHEMA = 1
-MOST_MEASUREMENTS = 2000
-"""More sizes than a run measures, and few enough to be drawn."""
 NOISY_SHARE = 0.05
 """Half an interval beyond this share of its median is wide."""
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget", "loader")
@@ -29,11 +27,13 @@ _MOST_CHARACTERS = 300  # of a validator's message
 _TIED_SHARE = 0.9  # a tie below this share of the best is due to its noise alone
 _APART = 1.25  # `choices` differ by this factor at least
 _RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_second")  # written, computed when read
-_ADDED = {"added": True}  # a key that older files of the same schema do not have
 _FLAG = validators.optional(validators.instance_of(bool))
 
 
-def _maybe_positives(value: Iterable[float | None]) -> tuple[float | None, ...]:
+_Record = TypeVar("_Record")
+
+
+def _maybe_positives(value: Any) -> tuple[float | None, ...]:
     return tuple(checks.positive(item) for item in checks.items(value))
 
 
@@ -89,11 +89,9 @@ class Measurement:
     samples_per_second: float | None = field(default=None, converter=checks.positive)
     throughput_interval: tuple[float, float] | None = field(default=None, converter=checks.interval)
     timings_seconds: tuple[float, ...] = field(default=(), converter=checks.positives)
-    timings_rounds: tuple[int, ...] | None = field(
-        default=None, converter=attrs.converters.optional(checks.wholes), metadata=_ADDED
-    )
+    timings_rounds: tuple[int, ...] | None = field(default=None, converter=attrs.converters.optional(checks.wholes))
     reference_seconds: tuple[float | None, ...] | None = field(
-        default=None, converter=attrs.converters.optional(_maybe_positives), metadata=_ADDED
+        default=None, converter=attrs.converters.optional(_maybe_positives)
     )
     stop_reason: str = field(default="", converter=checks.required_text)
     throttled: int = field(default=0, converter=checks.required_count)
@@ -101,19 +99,19 @@ class Measurement:
     roofline_fraction: float | None = field(default=None, converter=checks.amount)
     sm_clock_mhz: float | None = field(default=None, converter=checks.amount)
     joules_per_sample: float | None = field(default=None, converter=checks.amount)
-    temperature_celsius: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
-    power_watts: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
-    utilization_percent: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
-    used_bytes: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
+    temperature_celsius: float | None = field(default=None, converter=checks.amount)
+    power_watts: float | None = field(default=None, converter=checks.amount)
+    utilization_percent: float | None = field(default=None, converter=checks.amount)
+    used_bytes: int | None = field(default=None, converter=checks.count)
     peak_bytes: int | None = field(default=None, converter=checks.count)
     peak_device_bytes: int | None = field(default=None, converter=checks.count)
     predicted_peak_bytes: int | None = field(default=None, converter=checks.count)
     predicted_seconds: float | None = field(default=None, converter=checks.amount)
-    predicted_device_bytes: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
-    visits: int | None = field(default=None, converter=checks.count, metadata=_ADDED)
-    prepare_seconds: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
-    warmup_seconds: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
-    query_seconds: float | None = field(default=None, converter=checks.amount, metadata=_ADDED)
+    predicted_device_bytes: int | None = field(default=None, converter=checks.count)
+    visits: int | None = field(default=None, converter=checks.count)
+    prepare_seconds: float | None = field(default=None, converter=checks.amount)
+    warmup_seconds: float | None = field(default=None, converter=checks.amount)
+    query_seconds: float | None = field(default=None, converter=checks.amount)
     occupancy: float | None = field(default=None, converter=checks.amount)
     fill: float | None = field(default=None, converter=checks.amount)
     layers: tuple[dict[str, Any], ...] = field(default=(), hash=False, converter=checks.mappings)
@@ -148,59 +146,16 @@ class Measurement:
         return self.latency_seconds is not None and latency_limit is not None and self.latency_seconds > latency_limit
 
 
-def _measurements(value: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    listed = checks.items(value)
-    if len(listed) > MOST_MEASUREMENTS:
-        raise ValueError(f"must be at most {MOST_MEASUREMENTS}, got {len(listed)}")
-    if len({each.batch_size for each in listed if isinstance(each, Measurement)}) < len(listed):
-        raise ValueError("must be of one batch size each")
-    return listed
+def _record(kind: type[_Record]) -> Any:
+    """Return a converter that takes a record, its JSON, or None."""
 
+    def convert(value: Any) -> _Record | None:
+        if value is None or isinstance(value, kind):
+            return value
+        names = [attribute.name for attribute in attrs.fields(kind)]  # type: ignore[arg-type]
+        return kind(**{name: value[name] for name in names if name in value})
 
-def _sizes(value: Iterable[int]) -> tuple[int, ...]:
-    return tuple(checks.required_size(item) for item in checks.items(value))
-
-
-def _share(value: float | None) -> float | None:
-    share = checks.number(value)
-    if share is not None and not 0 <= share < 1:
-        raise ValueError(f"must be at least 0 and below 1, got {share}")
-    return share
-
-
-def _limits(value: Mapping[str, Any]) -> dict[str, Any]:
-    return checks.mapping_with(
-        value, max_batch_size=checks.size, memory_bytes=checks.count, latency_seconds=checks.positive
-    )
-
-
-def _device(value: Mapping[str, Any]) -> dict[str, Any]:
-    return checks.mapping_with(
-        value, name=checks.text, slug=checks.text, memory_bytes=checks.count, free_bytes=checks.count,
-        compute_capability=lambda parts: None if parts is None else list(checks.wholes(parts)),
-    )  # fmt: skip
-
-
-def _reference(value: Mapping[str, Any]) -> dict[str, Any]:
-    return checks.mapping_with(value, batch_size=checks.required_size, seconds=checks.positive)
-
-
-def _loader(value: Any) -> LoaderRate | None:
-    """Return a record, given as such or as JSON."""
-    if value is None or isinstance(value, LoaderRate):
-        return value
-    added: dict[str, Any] = {"delay_seconds": 0.0, "rates": {}, "loop_ratio": 1.0}  # are not in older results
-    names = [attribute.name for attribute in attrs.fields(LoaderRate)]
-    facts = added | checks.mapping_with(value, [name for name in names if name not in added])
-    return LoaderRate(**{name: facts[name] for name in names})
-
-
-def _environment(value: Mapping[str, Any]) -> dict[str, Any]:
-    return checks.mapping_with(value, launch=_launch)
-
-
-def _launch(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if value is None else checks.mapping_with(value, ("graph", "launches", "refusal"))
+    return convert
 
 
 class BatchSizeResult(Shown):
@@ -342,33 +297,33 @@ class TuningResult(BatchSizeResult):
     mode: str | None = field(default=None, converter=checks.text)
     dtype: str | None = field(default=None, converter=checks.text)
     objective: str = field(validator=validators.in_(OBJECTIVES))
-    tolerance: float | None = field(converter=_share)
+    tolerance: float | None = field(converter=checks.amount)
     optimizer: str | None = field(default=None, converter=checks.text)
     library: str | None = field(default=None, converter=checks.text)
     recompute: bool | None = field(default=None, validator=_FLAG)
-    limits: dict[str, Any] = field(hash=False, converter=_limits)
+    limits: dict[str, Any] = field(hash=False, converter=checks.mapping)
     budget_seconds: float | None = field(default=None, converter=checks.amount)
     seconds_spent: float | None = field(default=None, converter=checks.amount)
     seed: int | None = field(default=None, converter=checks.whole)
     l2: str | None = field(default=None, validator=validators.in_(("cold", "warm", None)))
-    device: dict[str, Any] = field(hash=False, converter=_device)
-    environment: dict[str, Any] = field(hash=False, converter=_environment)
+    device: dict[str, Any] = field(hash=False, converter=checks.mapping)
+    environment: dict[str, Any] = field(hash=False, converter=checks.mapping)
     batch_size: int | None = field(converter=checks.size)
     fastest_batch_size: int | None = field(converter=checks.size)
     largest_batch_size: int | None = field(converter=checks.size)
     largest_measured: int | None = field(converter=checks.size)
-    tied_with: tuple[int, ...] = field(converter=_sizes)
+    tied_with: tuple[int, ...] = field(converter=checks.wholes)
     decided_by: str | None = field(validator=validators.in_((*DECIDED_BY, None)))
     reasons: tuple[str, ...] = field(converter=checks.texts)
-    measurements: tuple[Measurement, ...] = field(converter=_measurements)
-    data_parallel: DataParallel | None = field(default=None, converter=data_parallel, metadata=_ADDED)
-    disturbed: bool | None = field(default=None, validator=_FLAG, metadata=_ADDED)
+    measurements: tuple[Measurement, ...] = field(converter=checks.items)
+    data_parallel: DataParallel | None = field(default=None, converter=_record(DataParallel))
+    disturbed: bool | None = field(default=None, validator=_FLAG)
     reference: dict[str, Any] | None = field(
-        default=None, hash=False, converter=attrs.converters.optional(_reference), metadata=_ADDED
+        default=None, hash=False, converter=attrs.converters.optional(checks.mapping)
     )
-    loader: LoaderRate | None = field(default=None, converter=_loader, metadata=_ADDED)
-    accumulate: int = field(default=1, converter=checks.required_size, metadata=_ADDED)
-    current_batch_size: int | None = field(default=None, converter=checks.size, metadata=_ADDED)
+    loader: LoaderRate | None = field(default=None, converter=_record(LoaderRate))
+    accumulate: int = field(default=1, converter=checks.required_size)
+    current_batch_size: int | None = field(default=None, converter=checks.size)
 
     @property
     def sizes(self) -> Mapping[int, Measurement]:
@@ -445,8 +400,7 @@ class TuningResult(BatchSizeResult):
             source: Path of the file, for errors.
 
         Raises:
-            InvalidData: If it is no JSON, of another schema, or a field is missing or invalid. Sizes and times are
-                above 0, there are at most 2000 measurements, and nothing is nested more than 32 deep.
+            InvalidData: If it is no JSON, of another schema, or a field is missing or invalid.
         """
         try:
             data = json.loads(text, parse_constant=_refuse_constant)
@@ -459,7 +413,7 @@ class TuningResult(BatchSizeResult):
         """Read the output of `to_mapping`, as `from_json` does."""
         if not isinstance(data, dict):
             raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result")
-        if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
+        if data.get("schema") != SCHEMA:
             remedy = "Read it with the cubatch that wrote it, or tune again."
             raise InvalidData(source, f"schema must be {SCHEMA}, got {shown(data.get('schema'))}", remedy)
         if data.get("predicted"):
@@ -533,9 +487,6 @@ def load(path: str | Path, field: str) -> TuningResult:
     return TuningResult.from_json(text, source=str(path))
 
 
-_Record = TypeVar("_Record")
-
-
 def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
     """Make a record of a mapping, naming the field that is missing or wrong."""
     if not isinstance(data, Mapping):
@@ -544,9 +495,9 @@ def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
     for attribute in attrs.fields(cls):  # type: ignore[arg-type]
         name = attribute.name
         if name not in data:
-            if attribute.metadata == _ADDED:
-                continue
-            raise InvalidData(source, f"{path}{name} is missing")
+            if attribute.default is attrs.NOTHING:
+                raise InvalidData(source, f"{path}{name} is missing")
+            continue
         try:
             values[name] = attribute.converter(data[name]) if attribute.converter else data[name]
         except (TypeError, ValueError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from cubatch.network.graph import as_network
 from cubatch.network.layer import Layer
 from cubatch.network.models import SpecLike
 from cubatch.tuning import store
-from cubatch.tuning.exchange_cost import DataParallel, data_parallel
+from cubatch.tuning.exchange_cost import DataParallel
 from cubatch.tuning.ladder import Ladder, added, propose, timed
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note, note, sentence
@@ -206,8 +205,9 @@ class NetworkSubject(Subject):
         """
         if self.devices is None or result.batch_size is None:
             return result
-        cost = _cached_cost(run, result.batch_size)
-        if cost is None:
+        cached = (run.limit or {}).get("exchange")
+        cost = None if cached is None else DataParallel(**cached)
+        if cost is None or cost.batch_size != result.batch_size:
             try:
                 seconds = _exchange_seconds(self.factory(limits), result, limits)
             except CubatchError as error:
@@ -266,14 +266,6 @@ def _l2(work: Workload, ladder: Ladder) -> str:
         return "warm"
     smallest = plan(work, ladder.candidates[0].batch_size)
     return "cold" if smallest.total - smallest.fixed_bytes >= _L2_SETS * l2_bytes else "warm"
-
-
-def _cached_cost(run: Run, batch_size: int) -> DataParallel | None:
-    """Return what an earlier call measured at this size, if it can be read."""
-    with contextlib.suppress(TypeError, ValueError):
-        cost = data_parallel((run.limit or {}).get("exchange"))
-        return cost if cost is not None and cost.batch_size == batch_size else None
-    return None
 
 
 def _exchange_seconds(factory: FactoryRef, result: TuningResult, limits: Limits) -> dict[str, float]:
