@@ -201,10 +201,10 @@ class _Session:
     def _cache_notes(self) -> list[Note]:
         run = self.run
         interference = [note("cached_interference", message=message) for message in run.disturbed]
-        code = "answered_from_cache" if run.finished else "cache_continued"
-        if not run.finished and not interference:
-            return []
-        return [note(code, remedy=measure_again(is_default_store=run.is_default)), *interference]
+        remedy = measure_again(is_default_store=run.is_default)
+        if run.finished:
+            return [note("answered_from_cache", remedy=remedy), *interference]
+        return [note("cache_continued", remedy=remedy), *interference] if interference else []
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
