@@ -36,8 +36,6 @@ from cubatch.workload import Workload
 POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 30
 _FIRST_WORKER_SECONDS = 60  # a queue takes a while to start a worker
-_REPLACEMENT_SECONDS = 60  # a nanny restarts a worker in seconds, a queue takes longer
-_ATTEMPTS = 3  # per device: a task that kills its workers would never end
 _NO_SCHEDULER = "Start one: dask scheduler. Or correct the address."
 _NOT_INSTALLED = "Install cubatch on the workers: pip install '.[fleet]'."
 _PREDICTABLE = (
@@ -62,8 +60,7 @@ def autotune_fleet(
     Find the fastest batch size on every distinct device of a Dask cluster.
 
     One worker per distinct device measures, alone on its GPU, or on its host if it has none.  If that worker dies, Dask
-    measures on another one with the same device, also on one that joins within a minute.  A device whose first worker
-    joins during the measurements is measured too.  Workers keep their timings in their own stores, as `autotune` does,
+    measures on another one with the same device.  Workers keep their timings in their own stores, as `autotune` does,
     so that a repeated call continues from them.
 
     Args:
@@ -171,128 +168,58 @@ def _connected(client: Any) -> Iterator[Any]:
 def _measure(
     client: Any, spec: Mapping[str, Any], options: Mapping[str, Any], progress: Callable[[str, str], None]
 ) -> list[FleetDevice]:
-    """Tune once per distinct device, also of workers that join before the last result, and return the devices."""
+    """Tune once per distinct device, and return the devices."""
     progress("cluster", f"waiting for its first worker, {_FIRST_WORKER_SECONDS} s at most")
     try:
         client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
     except TimeoutError as error:
         remedy = "Start one: dask worker ADDRESS. If a queue starts them: client.wait_for_workers(1)."
         raise WorkerFailed("the cluster has no worker", remedy) from error
-    known: dict[str, Mapping[str, Any]] = {}  # keeps workers that left, so that the order of the devices stays
-    seen: set[str] = set()
-    tunings: list[_Tuning] = []
-
-    def submit(workers: tuple[str, ...]) -> Any:
-        resources = known[workers[0]]["resources"]
-        return client.submit(on_worker.measure, spec, options, workers=list(workers), pure=False, resources=resources)
-
-    try:
-        while True:
-            present = set(client.nthreads())
-            if new := sorted(present - seen):
-                described, failures = _described(client, new)
-                known |= described
-                seen.update(new)
-                for address, reason in failures.items():
-                    progress("cluster", f"{address} cannot describe its device: {reason}")
-                if not known:
-                    reason = next(iter(failures.values()), "all workers left")
-                    raise WorkerFailed(f"no worker of the cluster can describe its device: {reason}", _NOT_INSTALLED)
-            devices = [
-                attrs.evolve(device, workers=tuple(address for address in device.workers if address in present))
-                for device in distinct(known)
-            ]
-            tunings += [_Tuning() for _ in devices[len(tunings) :]]
-            for device, tuning in zip(devices, tunings, strict=True):
-                if not tuning.is_done and (sentence := tuning.advance(device.workers, submit)):
-                    progress(device.name, sentence)
-            if all(tuning.is_done for tuning in tunings):
-                return [
-                    attrs.evolve(device, result=tuning.result, error=tuning.error)
-                    for device, tuning in zip(devices, tunings, strict=True)
-                ]
-            time.sleep(POLL_SECONDS)
-    finally:
-        client.cancel([tuning.future for tuning in tunings if tuning.future and not tuning.is_done], force=True)
-
-
-def _described(client: Any, addresses: list[str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return the facts of the workers that describe their device, and why the others fail, by address."""
+    addresses = sorted(client.nthreads())
     replies = client.run(on_worker.describe, workers=addresses, on_error="return")
-    failures = {address: repr(reply) for address, reply in replies.items() if isinstance(reply, BaseException)}
-    workers = {address: reply for address, reply in replies.items() if address not in failures}
-    _check_versions(workers)
-    return workers, failures
+    known = {address: reply for address, reply in replies.items() if not isinstance(reply, BaseException)}
+    _check_versions(known)
+    for address in replies.keys() - known.keys():
+        progress(address, f"cannot describe its device: {replies[address]!r}")
+    if not known:
+        reason = repr(next(iter(replies.values()), "all workers left"))
+        raise WorkerFailed(f"no worker of the cluster can describe its device: {reason}", _NOT_INSTALLED)
+    devices = distinct(known)
+    tasks = []
+    try:
+        for device in devices:
+            resources = known[device.workers[0]]["resources"]
+            tasks.append(
+                client.submit(
+                    on_worker.measure, spec, options, workers=list(device.workers), pure=False, resources=resources
+                )
+            )
+            progress(device.name, "measuring")
+        return [_measured(client, device, task, progress) for device, task in zip(devices, tasks, strict=True)]
+    finally:
+        client.cancel([task for task in tasks if not task.done()], force=True)
 
 
-@attrs.define
-class _Tuning:
-    """
-    The tuning of one distinct device, which is submitted again if all workers that may run it leave the cluster.
+def _measured(client: Any, device: FleetDevice, task: Any, progress: Callable[[str, str], None]) -> FleetDevice:
+    """Wait for the task of a device, as long as one of its workers is there, and return the device with the reply."""
+    while not task.done():
+        if not set(device.workers) & set(client.nthreads()):
+            return _failed(device, "all workers with this device left the cluster: call again", progress)
+        time.sleep(POLL_SECONDS)
+    present = tuple(address for address in device.workers if address in client.nthreads())
+    if task.status != "finished":
+        return _failed(device, f"no worker could measure: {task.exception()!r}", progress)
+    reply = task.result()
+    if "error" in reply:
+        return _failed(device, reply["error"], progress)
+    result = TuningResult.from_json(reply["result"])
+    progress(device.name, f"the answer is {result.batch_size}" if result.recommended else result.reasons[0])
+    return attrs.evolve(device, workers=present, result=result)
 
-    Attributes:
-        future: The submitted task, if there is one.
-        workers: The workers that may run the task.
-        attempts: How many times the task was submitted.
-        deadline: When to stop waiting for a worker, on the monotonic clock.
-        result: The result, if the task returned one.
-        error: Why there will be no result; empty while the task is pending.
-    """
 
-    future: Any = None
-    workers: tuple[str, ...] = ()
-    attempts: int = 0
-    deadline: float = attrs.field(factory=lambda: time.monotonic() + _REPLACEMENT_SECONDS)
-    result: TuningResult | None = None
-    error: str = ""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is a result or an error."""
-        return self.result is not None or bool(self.error)
-
-    def advance(self, present: tuple[str, ...], submit: Callable[[tuple[str, ...]], Any]) -> str:
-        """
-        Read the reply, submit the task or stop waiting.
-
-        Args:
-            present: The workers with this device that are in the cluster now.
-            submit: Submits the task to one of these workers and returns its future.
-
-        Returns:
-            A sentence about what changed; empty if nothing did.
-        """
-        if self.future is not None:
-            if self.future.done():
-                return self._read()
-            if set(self.workers) & set(present):
-                return ""
-            self.future.cancel(force=True)
-            self.future, self.deadline = None, time.monotonic() + _REPLACEMENT_SECONDS
-            return "all workers with this device left the cluster"
-        if self.attempts == _ATTEMPTS:
-            self.error = f"all workers with this device left the cluster in each of {_ATTEMPTS} attempts"
-        elif present:
-            self.workers, self.future = present, submit(present)
-            self.attempts += 1
-            return "measuring"
-        elif time.monotonic() >= self.deadline:
-            self.error = f"all workers with this device left the cluster, and none joined in {_REPLACEMENT_SECONDS} s"
-        return self.error
-
-    def _read(self) -> str:
-        """Keep the reply of the task, and return a sentence about it."""
-        if self.future.status != "finished":
-            self.error = f"no worker could measure: {self.future.exception()!r}"
-            return self.error
-        reply = self.future.result()
-        if "error" in reply:
-            self.error = reply["error"]
-            return self.error
-        self.result = TuningResult.from_json(reply["result"])
-        if self.result.recommended:
-            return f"the answer is {self.result.batch_size}"
-        return self.result.reasons[0]
+def _failed(device: FleetDevice, error: str, progress: Callable[[str, str], None]) -> FleetDevice:
+    progress(device.name, error)
+    return attrs.evolve(device, error=error)
 
 
 def _check_versions(workers: Mapping[str, Mapping[str, Any]]) -> None:

@@ -90,7 +90,7 @@ def test_a_price_of_no_device_is_refused_with_what_was_measured():
     assert device.cost_per_million_samples == pytest.approx(10.0)
 
 
-# --- workers that fail, leave and join -----------------------------------------------------------------------------
+# --- workers that fail and leave ----------------------------------------------------------------------------------
 
 
 class Cluster:
@@ -98,12 +98,12 @@ class Cluster:
     A client of a cluster whose workers change by a script.
 
     Each look at the cluster takes the next entry of `looks`, the workers that are there; the last one stays.  Tasks of
-    the workers in `answering` end, but not before `answers_from` tasks were submitted.
+    the workers in `answering` end.
     """
 
-    def __init__(self, looks, described, answering=(), answers_from=1):
-        self.looks, self.described, self.answering, self.answers_from = list(looks), described, answering, answers_from
-        self.submitted, self.cancelled = [], 0
+    def __init__(self, looks, described, answering=()):
+        self.looks, self.described, self.answering = list(looks), described, answering
+        self.cancelled = 0
 
     def wait_for_workers(self, count, timeout):
         """The first look has a worker."""
@@ -118,7 +118,6 @@ class Cluster:
     def submit(self, _function, _spec, _options, *, workers, pure, resources):
         assert not pure
         assert resources is None
-        self.submitted.append(workers)
         return Task(self, workers)
 
     def cancel(self, futures, *, force):
@@ -135,14 +134,10 @@ class Task:
         self.cluster, self.workers = cluster, workers
 
     def done(self):
-        is_time = len(self.cluster.submitted) >= self.cluster.answers_from
-        return is_time and any(worker in self.cluster.answering for worker in self.workers)
+        return any(worker in self.cluster.answering for worker in self.workers)
 
     def result(self):
         return {"worker": self.workers[0], "result": json.dumps(about({32: 100.0}))}
-
-    def cancel(self, *, force):
-        self.cluster.cancel([self], force=force)
 
 
 def described(**device):
@@ -154,47 +149,14 @@ def measured(cluster):
     return tune_fleet._measure(cluster, MLP, {}, lambda _name, _sentence: None)
 
 
-@pytest.fixture
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(tune_fleet, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(tune_fleet, "_REPLACEMENT_SECONDS", 0.0)
-
-
-def test_a_device_is_measured_by_the_worker_that_replaces_its_last_one(monkeypatch):
-    """The result lists only the worker that is there; the task of the first one is cancelled."""
-    monkeypatch.setattr(tune_fleet, "POLL_SECONDS", 0.0)
-    cluster = Cluster([["a"], ["a"], [], [], ["b"]], answering="b", described=dict.fromkeys("ab", described()))
-    (device,) = measured(cluster)
-    assert (device.batch_size, device.workers, device.error) == (32, ("b",), "")
-    assert (cluster.submitted, cluster.cancelled) == ([["a"], ["b"]], 1)
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_a_device_whose_workers_never_return_fails_after_the_wait():
-    """The other device has a result."""
-    replies = {"a": described(), "b": described(name="EPYC")}
-    lost, other = measured(Cluster([["a", "b"], ["b"]], answering="b", described=replies))
-    assert (lost.result, lost.workers) == (None, ())
-    assert "left the cluster" in lost.error
-    assert other.batch_size == 32
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_a_task_that_ends_every_worker_is_not_submitted_for_ever():
-    """A new worker replaces each one that left."""
-    names = [f"worker {i}" for i in range(20)]
-    cluster = Cluster([[name] for name in names for _ in range(2)], described=dict.fromkeys(names, described()))
-    (device,) = measured(cluster)
-    assert len(cluster.submitted) == 3
-    assert "3 attempts" in device.error
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_a_device_that_joins_during_a_measurement_is_measured():
-    """A worker that fails to describe its device is left out."""
+def test_a_device_whose_workers_leave_fails_and_the_others_do_not():
+    """Its task is cancelled; a worker that cannot describe its device is left out."""
     replies = {"a": described(), "b": described(name="EPYC"), "c": ImportError("cubatch")}
-    cluster = Cluster([["a"], ["a", "c"], ["a", "b", "c"]], answering=["a", "b"], described=replies, answers_from=2)
-    assert [(device.name, device.batch_size) for device in measured(cluster)] == [("Xeon", 32), ("EPYC", 32)]
+    cluster = Cluster([["a", "b", "c"], ["b"]], answering="b", described=replies)
+    lost, other = measured(cluster)
+    assert lost.result is None
+    assert "left the cluster" in lost.error
+    assert (other.name, other.batch_size, cluster.cancelled) == ("EPYC", 32, 1)
 
 
 def test_a_cluster_that_describes_no_device_is_an_error_with_the_reason():
