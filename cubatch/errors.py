@@ -36,16 +36,12 @@ from collections.abc import Iterable, Sequence
 from cubatch.units import format_bytes, format_seconds, shown
 
 _LISTED_NAMES = 32
-_LONGEST_NAME = 100  # that is compared with others: the time grows with its square
 # Statuses after which a context answers nothing else: kernels that faulted, hung or broke an assertion, and unknown.
 _FATAL = frozenset({700, 702, 709, 710, *range(714, 720), 999})
 
 
 class CubatchError(Exception):
     """Base of everything that cubatch raises on purpose."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(shown, self.args))})"  # Python writes no very long integers
 
 
 def _with(remedy: str, text: str) -> str:
@@ -367,8 +363,7 @@ def install_command(extra: str) -> str:
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the known names most similar to a mistyped one, best first."""
-    compared = [] if len(name) > _LONGEST_NAME else list(known)
-    return difflib.get_close_matches(name.lower(), compared, n=count, cutoff=0.6)
+    return difflib.get_close_matches(name.lower(), known, n=count, cutoff=0.6)
 
 
 # (module, class, attribute with the status, statuses that mean memory).  cudaErrorMemoryAllocation and

@@ -20,7 +20,6 @@ _BYTE_UNITS = {
     "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)\s*", re.IGNORECASE)
-_LONGEST_SIZE = 100  # characters
 _TOO_LARGE = 2**63  # bytes
 _FRACTIONS_BELOW = 1000
 _WHOLE_PERCENT = 0.9995
@@ -58,7 +57,7 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
     if isinstance(value, Integral):
         size = int(value)
     else:
-        match = _SIZE.fullmatch(value) if len(value) <= _LONGEST_SIZE else None
+        match = _SIZE.fullmatch(value)
         if not match:
             raise ValueError(f"{shown(value)} is no size; write bytes, '8GiB', '500MB' or '80%'")
         number, unit = float(match[1]), match[2].lower()
@@ -224,7 +223,6 @@ def join_words(words: Sequence[str]) -> str:
 OBJECTIVE_UNITS = {"throughput": "samples/s", "latency": "time of one batch", "energy": "samples/J"}
 
 _MOST_SHOWN = 300  # characters of a value in an error
-_MOST_BITS = 256  # of an integer that is written in digits: Python refuses those of very many
 # Control characters, those that turn the direction of what follows, other line ends, and halves of UTF-16 pairs.
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -264,11 +262,6 @@ class _Short(reprlib.Repr):
         self.maxlevel, self.maxstring, self.maxother = 4, 200, 200
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 12
 
-    def repr_int(self, value: int, _: int) -> str:
-        """Return the digits, or the number of bits of a very long integer, which Python does not write."""
-        bits = value.bit_length()
-        return repr(value) if bits <= _MOST_BITS else f"<integer of {bits} bits>"
-
     repr_bytes = repr_bytearray = reprlib.Repr.repr_str
 
 
@@ -280,8 +273,8 @@ def shown(value: object) -> str:
     Return a value for an error's text: its `repr`, shortened, and never an exception.
 
     Example:
-        >>> shown("8 GB"), shown(16**1000), len(shown([1] * 10**6)), shown("\x1b[2J")
-        ("'8 GB'", '<integer of 4001 bits>', 41, "'\\x1b[2J'")
+        >>> shown("8 GB"), len(shown([1] * 10**6)), shown("\x1b[2J")
+        ("'8 GB'", 41, "'\\x1b[2J'")
     """
     try:
         text = visible(_SHORT.repr(value), keep="")

@@ -6,7 +6,6 @@ Results that are unrelated to the prediction are rejected here; `sharpen` applie
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -29,10 +28,6 @@ MEASURED_SD = 0.02
 """Least standard deviation of the logarithm of a median, however equal its timings: another board, another day."""
 FEW_SD = 0.1
 """The same for fewer than five timings, which have no interval: judgement."""
-MOST_ANCHORS = 100
-"""Each takes five predictions of its network."""
-MOST_MEASURED = 1000
-"""Batch sizes of all anchors together: the time grows with the cube of their number."""
 _OF_OTHERS = ("torch", "onnxruntime")  # libraries that the model does not know
 
 
@@ -77,19 +72,11 @@ def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[A
     Raises:
         InvalidData: If a file is no tuning result of this schema.
         InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, or has no time. Also if it
-            shares neither GPU, nor library and dtype, nor network with the prediction; or if there are too many.
+            shares neither GPU, nor library and dtype, nor network with the prediction.
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
-    listed = list(itertools.islice(anchors, MOST_ANCHORS + 1))
-    if len(listed) > MOST_ANCHORS:
-        raise InvalidArgument("anchors", f"{len(listed)} or more", f"at most {MOST_ANCHORS}")
-    known = [_read(given, f"anchors[{place}]", work) for place, given in enumerate(listed)]
-    measured = sum(len(anchor.seconds) for anchor in known)
-    if measured > MOST_MEASURED:
-        remedy = "Leave out what resembles the prediction least."
-        raise InvalidArgument("anchors", f"{measured} measured batch sizes", f"at most {MOST_MEASURED} in all", remedy)
-    return known
+    return [_read(given, f"anchors[{place}]", work) for place, given in enumerate(anchors)]
 
 
 def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> Anchor:

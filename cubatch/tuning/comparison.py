@@ -6,7 +6,6 @@ Prices are given by the user, in any currency.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from cubatch.network.models import SpecLike
 from cubatch.shown import Shown
 from cubatch.tuning import prediction, priced_devices
 from cubatch.tuning.forecast_record import Forecast
-from cubatch.tuning.limits import MOST_SIZES
 
 _SECONDS_PER_HOUR = 3600.0
 _MILLION = 1e6
@@ -94,8 +92,8 @@ def compare(
     gpus = priced_devices.distinct(devices)
     paid = priced_devices.prices_of(gpus, prices or {})
     for name in {"anchors", "batch_sizes"} & set(options):
-        if isinstance(options[name], Iterator):  # every GPU reads it, and it may have no end
-            options[name] = list(itertools.islice(options[name], MOST_SIZES + 1))
+        if isinstance(options[name], Iterator):  # every GPU reads it
+            options[name] = list(options[name])
     forecasts: dict[str, Forecast] = {}
     errors: dict[str, CubatchError] = {}
     for name, gpu in gpus.items():

@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 
-from cubatch.estimate.block_counts import crest_batch_size
 from cubatch.estimate.cubatch_kernels import MOVED_SHARE
 from cubatch.estimate.predictions import ModelNote
 from cubatch.hardware import architectures
@@ -24,13 +23,11 @@ from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, fill
 from cubatch.measure.budget import LEAST_TIMINGS
 from cubatch.measure.stopping import MIN_ROUNDS
-from cubatch.network.extents import MAX_EXTENT
-from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 from cubatch.search.posterior import Posterior
 from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.decision import FAILURE, Decision
-from cubatch.tuning.forecast_record import Forecast, PassShare, alike, blocks_by_batch_size
+from cubatch.tuning.forecast_record import Forecast, PassShare, alike
 from cubatch.tuning.results import NOISY_SHARE, BatchSizeResult, Measurement, TuningResult
 from cubatch.tuning.sharpen import Sharpened
 from cubatch.units import (
@@ -610,8 +607,8 @@ def _unknown(result: BatchSizeResult, decision: Decision) -> str:
 # --- predictions ----------------------------------------------------------------------------------------------
 
 
-def predicted(forecast: Forecast, layers: Mapping[str, Layer], sharpened: Sharpened) -> tuple[str, ...]:
-    """Return the recommendation of a prediction and its reasons; `layers` are those of a network by name."""
+def predicted(forecast: Forecast, sharpened: Sharpened) -> tuple[str, ...]:
+    """Return the recommendation of a prediction and its reasons."""
     n, top = forecast.batch_size, max(n for n in forecast.seconds if not forecast.why_not(n))
     over = next(((m, "latency_limit") for m in forecast.sizes if m > top), None)
     ends = (forecast.sizes[n].value(forecast.objective) or (0.0, 0.0, 0.0))[1:]
@@ -624,7 +621,7 @@ def predicted(forecast: Forecast, layers: Mapping[str, Layer], sharpened: Sharpe
         *_predicted_ties(forecast),
         *_limit(forecast, Decision(forecast.decided_by, top, top, over)),
         *_longest_passes(forecast, groups),
-        *_wave(forecast, layers, groups),
+        *_wave(forecast, groups),
         *_anchors(forecast, sharpened),
         *_largest(forecast),
     )
@@ -682,22 +679,17 @@ def _longest_passes(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -
         yield f"{compute} of the predicted time is bound by arithmetic, the rest by memory."
 
 
-def _wave(forecast: Forecast, layers: Mapping[str, Layer], groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
+def _wave(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
     """Yield a sentence on the waves of the slowest matrix product: its blocks, SMs and the idle share."""
     share = next((group[0] for group in groups if group[0].blocks), None)
     if share is None or share.blocks is None:
         return
-    num_sms, n = forecast.device.num_sms or 1, forecast.batch_size
+    num_sms = forecast.device.num_sms or 1
     busiest = busiest_sm_blocks(share.blocks, num_sms)
     name, filled = _pass_name(share), format_percent(fill(share.blocks, num_sms))
     blocks = f"{share.blocks} blocks: {busiest} on the busiest of {num_sms} SMs"
     text = f"{name} is predicted to run as {share.algorithm} in {blocks}"
-    layer = layers.get(share.layer)
-    grid = layer and blocks_by_batch_size(layer, Pass(share.pass_), share.algorithm, n, share.blocks)
-    more = ""
-    if grid and grid(1) < grid(MAX_EXTENT):
-        more = f"; beyond batch {crest_batch_size(busiest, blocks=grid, num_sms=num_sms)} it has more"
-    yield f"{text}, {filled} filled{more}."
+    yield f"{text}, {filled} filled."
 
 
 def _anchors(forecast: Forecast, sharpened: Sharpened) -> Iterator[str]:

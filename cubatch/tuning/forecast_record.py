@@ -7,18 +7,13 @@ It has the form of a TuningResult, so that both are shown by the same code; each
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import attrs
 
-from cubatch.estimate.block_counts import FUSED_PIXELS, Blocks, fused_winograd_blocks, num_blocks, winograd_blocks
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
-from cubatch.network.layer import Layer
-from cubatch.network.passes import Pass
 from cubatch.tuning.results import SCHEMA, BatchSizeResult, Measurement
 from cubatch.units import format_seconds
 
@@ -30,7 +25,6 @@ _PREDICTED = (
     "batch_size", "status", "stop_reason", "reasons", "latency_seconds", "latency_interval", "samples_per_second",
     "throughput_interval", "predicted_seconds", "predicted_peak_bytes", "roofline_fraction",
 )  # fmt: skip
-_TILE = re.compile(r"(?:^|_| )(\d+)x(\d+)(?:x\d+)?(?:_v\d+)?$")
 _DEVICE_FACTS = ("name", "kind", "slug", "compute_capability", "num_sms", "memory_bytes")
 
 
@@ -204,18 +198,3 @@ def alike(passes: Sequence[PassShare]) -> list[list[PassShare]]:
         kind = share.pass_, share.algorithm, share.blocks, share.bound, share.seconds
         groups.setdefault(kind, []).append(share)
     return sorted(groups.values(), key=lambda group: -sum(share.share for share in group))
-
-
-def blocks_by_batch_size(layer: Layer, pass_: Pass, algorithm: str, batch_size: int, blocks: int) -> Blocks | None:
-    """Return the number of blocks of an algorithm as a function of the batch size; None without such a rule."""
-    tile, counts = _TILE.search(algorithm), list[Blocks]()
-    if "winograd" not in algorithm:
-        if tile is not None:
-            counts.append(partial(num_blocks, layer, pass_, tile=(int(tile[1]), int(tile[2]))))
-    elif pass_ is Pass.WGRAD:
-        return None  # its products sum over the pieces of the image, of which the rule counts blocks
-    elif algorithm.startswith("winograd 4x4") and tile is not None:
-        counts.append(partial(winograd_blocks, layer, pass_, tile=(int(tile[1]), int(tile[2]))))
-    elif algorithm == "winograd 2x2":
-        counts += [partial(fused_winograd_blocks, layer, pass_, pixels=pixels) for pixels in FUSED_PIXELS]
-    return next((count for count in counts if count(batch_size) == blocks), None)

@@ -79,7 +79,7 @@ def predict(
         batch_sizes: Predict exactly these; those that do not fit are marked `over_limit`.
         library: "vendor": cuDNN and cuBLAS as published; "cubatch": cubatch kernels, by counts alone.
         anchors: Tuning results, or paths to their JSON, that correct the prediction (see `sharpen`). They were measured
-            on this GPU or another. At most 100, with 1000 measured batch sizes in total.
+            on this GPU or another.
         objective: "throughput" or "latency".
         tolerance: Share of the best value that may be given up for a smaller batch. The default is larger than that of
             `autotune`, because a model cannot tell apart sizes that differ by less.
@@ -183,7 +183,7 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
     memory = [*map(sentence, memory_notes(subject.memory)), about_memory]
     return attrs.evolve(
         draft,
-        reasons=explain.predicted(draft, subject.layers, steps.sharpened),
+        reasons=explain.predicted(draft, steps.sharpened),
         notes=explain.forecast_notes(device, step.notes, memory, subject.anchors),
     )
 

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from cubatch.errors import DoesNotFit, InvalidArgument, OutOfMemory, WorkerFailed, is_out_of_memory
+from cubatch.errors import DoesNotFit, OutOfMemory, WorkerFailed, is_out_of_memory
 
 
 class StatusError(RuntimeError):
@@ -99,8 +99,3 @@ def test_nothing_is_imported_to_find_out() -> None:
     before = set(sys.modules)
     is_out_of_memory(RuntimeError())
     assert not {name.split(".")[0] for name in set(sys.modules) - before} & {"cupy", "cupy_backends", "torch"}
-
-
-def test_an_error_with_a_very_long_integer_has_a_repr() -> None:
-    """Python refuses to write integers of more than 4300 digits."""
-    assert repr(InvalidArgument("batch_size", 10**5000, "smaller")).startswith("InvalidArgument('batch_size', <integer")

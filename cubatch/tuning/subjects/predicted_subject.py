@@ -20,7 +20,6 @@ from cubatch.hardware.memory_limit import memory_limit as memory_limit_of
 from cubatch.measure.records import Candidate
 from cubatch.memory import fit
 from cubatch.network.graph import as_network
-from cubatch.network.layer import Layer
 from cubatch.network.models import SpecLike
 from cubatch.tuning import anchors as anchored
 from cubatch.tuning import ladder as ladders
@@ -63,7 +62,6 @@ class PredictedSubject:
         ladder: The batch sizes to predict.
         candidate: Makes a candidate of a size between those of the ladder.
         steps: Predicts a step of each of some sizes.
-        layers: Layers of a network by name.
         anchors: Measurements that correct the prediction.
     """
 
@@ -73,7 +71,6 @@ class PredictedSubject:
     ladder: Ladder
     candidate: Callable[[int], Candidate]
     steps: Callable[[Sequence[int]], PredictedSteps]
-    layers: Mapping[str, Layer] = attrs.field(factory=dict)
     anchors: Sequence[Anchor] = ()
 
 
@@ -121,7 +118,7 @@ def network(
 
     return PredictedSubject(
         device=gpu, memory=memory, ladder=ladder, candidate=lambda n: ladders.added(planned, ladder, n), steps=steps,
-        layers=layers, anchors=known,
+        anchors=known,
         facts={
             "spec_name": work.name, "spec": work.spec.to_mapping(), "input_shape": work.input_shape,
             "anchors": tuple(anchor.origin for anchor in known), **work.settings,

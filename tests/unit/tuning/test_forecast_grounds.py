@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from functools import partial
 from typing import Any
 
 import attrs
@@ -14,10 +12,8 @@ import pytest
 
 from cubatch.errors import DoesNotFit, InvalidArgument, InvalidData, UnsupportedDtype
 from cubatch.estimate import expected, roofline
-from cubatch.estimate.block_counts import fused_winograd_blocks, num_blocks, winograd_blocks
 from cubatch.estimate.predictions import PassPrediction, Scales, StepPrediction
 from cubatch.estimate.step import predict_step
-from cubatch.hardware import catalogue
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.network import graph, models
@@ -26,7 +22,6 @@ from cubatch.network.layers import Conv2d, Linear, ReLU, Sigmoid
 from cubatch.network.passes import Pass
 from cubatch.tuning import ladder, step_memory
 from cubatch.tuning.explain import forecast_notes
-from cubatch.tuning.forecast_record import blocks_by_batch_size
 from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuning.forecasts import GO, SAW, SCALE_SD, V100, ask
@@ -107,11 +102,11 @@ def test_crests_are_those_of_the_librarys_tiles(library, tiles_of):
 
 
 def test_the_wave_of_the_longest_product_is_worked_out(planted):
-    """28 boards are 79 blocks of 128 x 128: one each for 79 of 80 SMs; up to 28 that stays so, as in the rule."""
+    """28 boards are 79 blocks of 128 x 128: one each for 79 of 80 SMs."""
     planted({28: 1.0})
     found = ask(batch_sizes=[28])
     assert any("in 79 blocks: 1 on the busiest of 80 SMs" in reason for reason in found.reasons)
-    assert any("98.8 % filled; beyond batch 28 it has more" in reason for reason in found.reasons)
+    assert any("98.8 % filled." in reason for reason in found.reasons)
 
 
 def test_what_takes_longest_is_named_with_what_is_like_it_and_its_roof(monkeypatch):
@@ -166,67 +161,6 @@ def test_computing_again_costs_the_forward_passes_that_are_repeated():
         factor = plain.interval[4096][side] / plain.seconds[4096]
         assert again.interval[4096][side] / again.seconds[4096] == pytest.approx(factor)
     assert again.peak_bytes[4096] < plain.peak_bytes[4096]
-
-
-@pytest.mark.parametrize("model", models.names())
-def test_no_algorithm_fails_the_sentence_of_its_wave(model):
-    """Of every pass, whichever is heaviest, by GPU, mode and dtype: Winograd's gradients of filters have no rule."""
-    net = models.build(model)
-    layers = {node.name: node.layer for node in net.nodes}
-    for slug, mode, dtype in itertools.product(
-        ("t4", "titan-x-pascal", "a100-sxm4-80gb"), ("inference", "training"), ("float32", "float16")
-    ):
-        for item in predict_step(net, [64], catalogue.find(slug), mode=mode, dtype=dtype).passes:
-            blocks = int(item.blocks[0])
-            grid = blocks_by_batch_size(layers[item.layer], item.pass_, item.algorithms[0], 64, blocks)
-            assert grid is None or grid(64) == blocks
-
-
-NARROW = attrs.evolve(GO, k=80)  # three tiles of 32 columns, one of 128
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "rule"),
-    [
-        ("128x32", partial(num_blocks, NARROW, Pass.FPROP, tile=(128, 32))),
-        ("conv2d_fprop_implicit_gemm_f32_simt_32x128x8_v4", partial(num_blocks, NARROW, Pass.FPROP, tile=(32, 128))),
-        ("winograd 4x4 32x128", partial(winograd_blocks, NARROW, Pass.FPROP, tile=(32, 128))),
-        ("winograd 2x2", partial(fused_winograd_blocks, NARROW, Pass.FPROP, pixels=(2, 8, 8))),
-    ],
-)
-def test_the_grid_of_what_runs_is_the_rule_of_its_tile(algorithm, rule):
-    """Rows and columns as the name has them, at the batch that was predicted and at any other."""
-    grid = blocks_by_batch_size(NARROW, Pass.FPROP, algorithm, 28, rule(28))
-    assert grid is not None
-    assert [grid(n) for n in (1, 28, 29, 4096)] == [rule(n) for n in (1, 28, 29, 4096)]
-    assert blocks_by_batch_size(NARROW, Pass.FPROP, algorithm, 28, rule(28) + 1) is None
-
-
-def test_a_grid_that_no_batch_makes_larger_has_no_crest(monkeypatch):
-    """The filter's gradient of 128 x 1152 are 9 tiles of 128 x 128, whatever the batch."""
-
-    def step(spec, sizes, *_, **__):
-        times = np.ones(len(sizes))
-        one = PassPrediction("go", Pass.WGRAD, times, ("128x128",) * len(sizes), 9 * times)
-        return StepPrediction(tuple(sizes), times, times / 2, times * 2, (one,), (), SCALE_SD)
-
-    monkeypatch.setattr(expected, "predict_step", step)
-    (wave,) = (reason for reason in ask(mode="training").reasons if "busiest of 80 SMs" in reason)
-    assert all(fact in wave for fact in ("go wgrad", "128x128 in 9 blocks", "1 on the busiest", "11.2 %"))
-    assert wave.endswith("filled.")
-
-
-@pytest.mark.parametrize(
-    ("layer", "pass_", "algorithm"),
-    [
-        (GO, Pass.WGRAD, "winograd 4x4 128x128"),
-        (GO, Pass.WGRAD, "winograd 2x2"),
-        (Conv2d(h=19, w=19, c=128, k=128, r=5, s=5, pad=2), Pass.FPROP, "winograd 2x2 of 5x5 128x128"),
-    ],
-)
-def test_winograd_without_a_rule_of_blocks_has_no_crest(layer, pass_, algorithm):
-    """Its grid is not a function of the batch that the rule knows, so that nothing is said of it."""
-    assert blocks_by_batch_size(layer, pass_, algorithm, 28, 100) is None
 
 
 # --- the record ----------------------------------------------------------------------------------------------
