@@ -297,7 +297,7 @@ class TuningResult(BatchSizeResult):
     mode: str | None = field(default=None, converter=checks.text)
     dtype: str | None = field(default=None, converter=checks.text)
     objective: str = field(validator=validators.in_(OBJECTIVES))
-    tolerance: float | None = field(converter=checks.amount)
+    tolerance: float | None = field(converter=checks.number)
     optimizer: str | None = field(default=None, converter=checks.text)
     library: str | None = field(default=None, converter=checks.text)
     recompute: bool | None = field(default=None, validator=_FLAG)
