@@ -9,9 +9,7 @@ system uses the rollback journal.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import os
 import re
 import sqlite3
 import time
@@ -73,89 +71,56 @@ def connect(
             is_old = isinstance(error, _OldSchema)
             if on_replaced is None or not (is_old or _is_damage(error)):
                 raise
-            # A failing disk may look like damage: it fails these reads too, or the second attempt succeeds.
-            content, _ = path.read_bytes(), [journal.read_bytes() for journal in _journals(path) if journal.exists()]
-            if path.suffix != ".sqlite3" and not content.startswith(_MAGIC):  # a script or a spec of the user
+            if path.suffix != ".sqlite3" and not _has_magic(path):  # a script or a spec of the user
                 raise StoreError(str(path), "it is no database", "Name a new file.") from error
-            with contextlib.suppress(sqlite3.DatabaseError, UnicodeError, _OldSchema):
-                return _open(path, schema, version)
             on_replaced(_rename(path), "from an older cubatch" if is_old else "damaged")
             return _open(path, schema, version)
 
 
-def open_read_only(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    """Return a read-only connection, also in a folder without write permission."""
-    mode, journal = "mode=ro", path.with_name(path.name + "-wal")
-    if not os.access(path.parent, os.W_OK, effective_ids=True):  # WAL needs a file next to it
-        mode = "immutable=1"  # SQLite then ignores the journal
-        if journal.exists() and journal.stat().st_size:
-            raise OSError(errno.EROFS, f"its latest rows are in {journal.name}, which cannot be read in this place")
-    with _connected(f"{path.as_uri()}?{mode}", uri=True) as database:
-        try:
-            _check(database, path, schema, version)
-        except _OldSchema as error:
-            raise OSError(errno.EROFS, f"{error.reason}; a run that may write there has it renamed") from error
-        return database
-
-
-def is_read_only(error: OSError) -> bool:
-    """Return whether a place refuses writing, by permission or by its file system."""
-    return error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}
-
-
-@contextlib.contextmanager
-def _connected(path: Path | str, *, uri: bool = False) -> Iterator[sqlite3.Connection]:
-    """Yield a connection, which is closed if the block fails."""
-    database = sqlite3.connect(path, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
+    if path.exists() and path.stat().st_size and not _has_magic(path):  # SQLite takes a few bytes for an empty database
+        raise _damage("file is not a database")
+    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     database.row_factory = sqlite3.Row
     try:
-        yield database
-    except BaseException:
-        database.close()
-        raise
-
-
-def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    if path.exists() and path.stat().st_size:
-        with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:  # SQLite takes a file of a few bytes for an empty database
-                raise _damage("file is not a database", sqlite3.SQLITE_NOTADB)
-    with _connected(path) as database:
         is_new = _check(database, path, schema, version)
         database.execute("PRAGMA foreign_keys = ON")
         _choose_journal(database, path)
         if is_new:
             database.executescript(f"BEGIN IMMEDIATE; {schema}; PRAGMA user_version = {version}; COMMIT;")
-        return database
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) -> bool:
     """Reject files of others and of other versions, raise an error for damage, and return whether the file is new."""
     number = database.execute("PRAGMA user_version").fetchone()[0]
-    own = "FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
-    tables = {row[0] for row in database.execute(f"SELECT CAST(name AS BLOB) {own}")}
+    tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not number and not tables:
         return True
-    if not number or tables.isdisjoint(re.findall(rb"CREATE TABLE (\w+)", schema.encode())):
+    if not number or tables.isdisjoint(re.findall(r"CREATE TABLE (\w+)", schema)):
         raise StoreError(str(path), "it is another program's database")
-    if number != version:
-        words = f"it has schema {number}, this cubatch uses {version}"
-        if number > version:
-            raise StoreError(str(path), words, "Update cubatch, pass store=False, or another path.")
+    words = f"it has schema {number}, this cubatch uses {version}"
+    if number > version:
+        raise StoreError(str(path), words, "Update cubatch, pass store=False, or another path.")
+    if number < version:
         raise _OldSchema(str(path), words, "The next run renames it and begins a new one.")
-    statements = {row[0] for row in database.execute(f"SELECT CAST(sql AS BLOB) {own}")}
-    if statements != {statement.strip().encode() for statement in schema.split(";") if statement.strip()}:
-        raise _damage("the tables or columns of the file are not those of cubatch", sqlite3.SQLITE_CORRUPT)
     report = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if report != "ok":
-        code = re.search(r"error code[ =](\d+)", report)  # of a read that failed; without one it is damage
-        raise _damage(report, int(code[1]) if code else sqlite3.SQLITE_CORRUPT)
+        raise _damage(report)
     return False
 
 
-def _damage(report: str, code: int) -> sqlite3.DatabaseError:
+def _has_magic(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _damage(report: str) -> sqlite3.DatabaseError:
     error = sqlite3.DatabaseError(report)
-    error.sqlite_errorcode = code
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
 
 
@@ -177,14 +142,10 @@ def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
 def _rename(path: Path) -> Path:
     """Rename a file and its journals, which SQLite would otherwise apply to a new file of that name."""
     name = f"{path.name}.old-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-    for file in (*_journals(path), path):
+    for suffix in ("-wal", "-shm", "-journal", ""):
         with contextlib.suppress(FileNotFoundError):
-            file.rename(path.with_name(name + file.name.removeprefix(path.name)))
+            path.with_name(path.name + suffix).rename(path.with_name(name + suffix))
     return path.with_name(name)
-
-
-def _journals(path: Path) -> list[Path]:
-    return [path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
 
 
 @contextlib.contextmanager

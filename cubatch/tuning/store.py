@@ -472,7 +472,7 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
     Raises:
         StoreError: If one of them is being measured right now, or there is no such run; nothing is deleted then.
     """
-    with _opened(path, run_id, is_written=True) as (database, identities), contextlib.ExitStack() as locks:
+    with _opened(path, run_id) as (database, identities), contextlib.ExitStack() as locks:
         chosen = [number for number in identities if run_id in {None, number}]  # a run that begins from now on stays
         for name in sorted({_lock_name(identities[number]) for number in chosen}):
             try:
@@ -487,17 +487,14 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _opened(
-    path: Path | str, run_id: int | None = None, *, is_written: bool = False
-) -> Iterator[tuple[sqlite3.Connection, dict[int, str]]]:
+def _opened(path: Path | str, run_id: int | None = None) -> Iterator[tuple[sqlite3.Connection, dict[int, str]]]:
     """Open a store that must hold a run, if one is named; yield it and the identity of each run, ascending."""
     try:
         path = sqlite_file.place(path)
-        opener = sqlite_file.connect if is_written else sqlite_file.open_read_only
         is_there = path.exists() and path.stat().st_size
-        with contextlib.closing(opener(path, SCHEMA, VERSION) if is_there else sqlite3.connect(":memory:")) as database:
-            is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            rows = () if is_empty else database.execute("SELECT id, identity FROM runs ORDER BY id")
+        opened = sqlite_file.connect(path, SCHEMA, VERSION) if is_there else sqlite3.connect(":memory:")
+        with contextlib.closing(opened) as database:
+            rows = database.execute("SELECT id, identity FROM runs ORDER BY id") if is_there else ()
             identities = dict(map(tuple, rows))
             if run_id is not None and run_id not in identities:
                 known = ", ".join(map(str, identities)) or "none"

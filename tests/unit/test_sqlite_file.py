@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sqlite3
 
@@ -103,21 +102,6 @@ def test_a_damaged_or_old_file_is_renamed(file, how, version, reason):
     assert old.read_bytes() == content
 
 
-def test_a_read_that_fails_is_no_damage(file, monkeypatch):
-    """`quick_check` reports it like damage, with the result code of the read (266): the file stays."""
-
-    class Failing(sqlite3.Connection):
-        def execute(self, statement, *values):
-            if statement.startswith("PRAGMA quick_check"):
-                return super().execute("SELECT 'Tree 4 page 4: unable to get the page. error code=266'")
-            return super().execute(statement, *values)
-
-    monkeypatch.setattr(sqlite_file.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Failing))
-    with pytest.raises(sqlite3.DatabaseError, match="unable to get") as caught:
-        sqlite_file.connect(file, SCHEMA, 1, on_replaced=lambda *_: pytest.fail("renamed"))
-    assert "reading or writing it failed" in sqlite_file.reason(caught.value)
-
-
 def test_files_of_others_stay(file, tmp_path):
     """A newer version, another program's database, a script: each is an error, and nothing is renamed."""
     byte = tmp_path / "byte"
@@ -151,17 +135,3 @@ def test_a_place_is_where_a_link_leads(file):
     link = file.with_name("link")
     link.symlink_to(file)
     assert sqlite_file.place(link) == file.resolve()
-
-
-def test_reading_changes_nothing(file):
-    """Also where nothing may be written."""
-    before = file.read_bytes()
-    for mode in (0o755, 0o555):
-        file.parent.chmod(mode)
-        database = sqlite_file.open_read_only(file, SCHEMA, 1)
-        assert database.execute("SELECT count(*) FROM numbers").fetchone()[0] == 2000
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            database.execute("DELETE FROM numbers")
-        database.close()
-    file.parent.chmod(0o755)
-    assert file.read_bytes() == before
