@@ -14,22 +14,31 @@ import contextlib
 import functools
 import logging
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
+from typing import Any
 
 import attrs
 from threadpoolctl import ThreadpoolController
 
-from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, WorkerDied, is_out_of_memory
+from cubatch.errors import (
+    CubatchError,
+    EnergyNotAvailable,
+    OutOfMemory,
+    OverLimit,
+    TimedOut,
+    WorkerDied,
+    is_out_of_memory,
+)
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, trial_seconds
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_TRIAL, Candidate, Keeper, Measured, Outcome, Recorder, Timing
-from cubatch.measure.runner import RunnerFactory
+from cubatch.measure.runner import HasWorker, Runner, RunnerFactory
 from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
 from cubatch.search import trial_rules, verdicts
 from cubatch.search.curve_posterior import usual_errors
 from cubatch.search.events import Event, EventReporter
-from cubatch.search.failures import describe_failure, release_runner
 from cubatch.search.noise import count_trials, has_cost
 from cubatch.search.recommend import is_favored
 from cubatch.search.state import SearchInputs, SearchState
@@ -358,7 +367,7 @@ class _Run:
         except Exception as error:  # noqa: BLE001 - a size that fails here is measured without a reference
             _log.warning("no reference step of batch size %d: %s", n, error)
             stopwatch.forget()
-            release_runner(stopwatch.runner, error, restart=False)
+            _release_runner(stopwatch.runner, error, restart=False)
 
     def likely_seconds(self, n: int) -> float | None:
         """Return the expected seconds of a step, to detect a hang; None if unknown."""
@@ -404,12 +413,12 @@ class _Run:
         size with timings that fails again is judged by its timings.
         """
         stopwatch.forget()
-        failure, timings = describe_failure(n, error), self.timings[n]
+        failure, timings = _describe_failure(n, error), self.timings[n]
         if isinstance(error, OverLimit):  # it was not tried
             self.finish(failure)
             return
         is_again = n not in self.retried and (bool(timings) or isinstance(error, WorkerDied))
-        release_runner(stopwatch.runner, error, restart=is_again)
+        _release_runner(stopwatch.runner, error, restart=is_again)
         if is_again:
             self.retried.add(n)
             _log.warning("batch size %d failed and is tried once more: %s", n, failure.stop_reason)
@@ -433,3 +442,38 @@ class _Run:
     def report(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
         with self.computing():
             self.reporter.report(kind, n, message, self.round * PER_TRIAL if number is None else number, self.state)
+
+
+def _describe_failure(n: int, error: Exception) -> Outcome:
+    """Return the outcome of a size that raised: "out_of_memory", "over_limit", "timeout" or "error", with a reason."""
+    name = type(error).__name__
+    text = str(error).encode(errors="backslashreplace").decode()  # SQLite rejects lone surrogates
+    facts: dict[str, Any] = {"type": name, "message": text}
+    if isinstance(error, OutOfMemory):
+        sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
+        facts |= {key: value for key, value in sizes.items() if isinstance(value, int)}
+    reason = text if isinstance(error, CubatchError) else f"{name}: {text}"
+    if isinstance(error, OverLimit):
+        return Outcome(n, "over_limit", reason, {"limit": "memory", **facts})
+    if is_out_of_memory(error):
+        return Outcome(n, "out_of_memory", reason, facts)
+    return Outcome(n, "timeout" if isinstance(error, TimedOut) else "error", reason, facts)
+
+
+def _release_runner(runner: Runner, error: Exception, *, restart: bool) -> None:
+    """
+    Free the memory of a failed runner, and restart a worker process that may be broken, or for a second try.
+
+    After a fault on a GPU every later call in its context fails; running out of memory leaves the context usable.
+    """
+    raised: BaseException | None = error
+    while raised is not None:
+        traceback.clear_frames(raised.__traceback__)  # they hold device arrays of the step
+        raised = raised.__cause__ or raised.__context__
+    try:
+        if isinstance(runner, HasWorker) and (restart or not is_out_of_memory(error)):
+            runner.restart()
+        else:
+            runner.release()
+    except Exception as second:  # noqa: BLE001 - the next prepare shows whether the runner still works
+        _log.warning("clearing up after %s failed: %s", error, second)

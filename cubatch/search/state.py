@@ -18,7 +18,6 @@ from numpy.random import default_rng  # at import time: a first import later wou
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.search import acquisition
-from cubatch.search.accepted_sizes import is_likely
 from cubatch.search.curve_posterior import Array, CurvePosterior
 from cubatch.search.noise import has_cost
 from cubatch.search.posterior import Posterior
@@ -247,3 +246,41 @@ class SearchState:
         """Seconds that a trial may take, by size: the time left, or a part of it for steps longer than any measured."""
         longest = max(self.seconds.values(), default=0.0)
         return np.where(self.step_seconds > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.inputs.left
+
+
+def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: bool = False) -> bool:
+    """
+    Return whether a size may run, by what sizes that ran have in common and the failed ones lack.
+
+    Two rules are considered: all accepted sizes are multiples of one number, or all divide one number.  A rule that
+    contradicts the failures is ignored.  Only a failure between sizes that ran is a sign of a rule: others may be the
+    end of what the workload takes.
+
+    Args:
+        n: The size.
+        ran, failed: Sizes that ran, and sizes that raised an error.
+        is_new: Whether the size was made up by the search; it then has no prime factor that no accepted size has.
+
+    Example:
+        >>> is_likely(16, [1, 2, 8], [3]), is_likely(12, [1, 2, 8], [3]), is_likely(10, [1, 2, 8], [3], is_new=True)
+        (True, False, False)
+        >>> is_likely(24, [8, 16], [1, 2, 4, 12]), is_likely(20, [8, 16], [1, 2, 4, 12])
+        (True, False)
+    """
+    if not any(min(ran, default=0) < size < max(ran, default=0) for size in failed):
+        return True
+    common = math.gcd(*ran)
+    divisors = (d for d in range(2, common + 1) if common % d == 0 and all(size % d for size in failed))
+    if (divisor := next(divisors, None)) is not None:
+        return n % divisor == 0
+    multiple = math.lcm(*ran)
+    if any(multiple % size == 0 for size in failed):
+        return True
+    if is_new and multiple % _odd(n):
+        return False
+    together = math.lcm(multiple, n)
+    return all(together % size for size in failed)
+
+
+def _odd(n: int) -> int:
+    return n // (n & -n)

@@ -20,7 +20,6 @@ import numpy as np
 from cubatch import checks
 from cubatch.errors import InvalidArgument
 from cubatch.measure.records import TIMED
-from cubatch.serving import server_settings
 from cubatch.serving.batching_queue import Load, simulate
 from cubatch.shown import Shown
 from cubatch.tuning.results import BatchSizeResult, Measurement, load
@@ -147,11 +146,16 @@ class ServingPlan(Shown):
 
     def to_triton(self) -> str:
         """Return the lines of a Triton `config.pbtxt` that hold the plan."""
-        return server_settings.triton(self.max_batch_size, self.queue_delay, self.instances)
+        return (
+            f"# {self.instances} in total, each on a device of its own\n"
+            "instance_group [ { count: 1 } ]\n"
+            f"max_batch_size: {self.max_batch_size}\n"
+            f"dynamic_batching {{ max_queue_delay_microseconds: {round(1e6 * self.queue_delay)} }}\n"
+        )
 
     def to_ray_serve(self, deployment: str = "Model") -> str:
         """
-        Return a deployment of a Ray Serve config file, as YAML.
+        Return a deployment of a Ray Serve config file, as YAML; its class sets the batch in `reconfigure`.
 
         Args:
             deployment: Name of the class with the method that `@serve.batch` decorates.
@@ -161,15 +165,26 @@ class ServingPlan(Shown):
         """
         if not isinstance(deployment, str) or not deployment.isidentifier():
             raise InvalidArgument("deployment", deployment, "the name of a class")
-        return server_settings.ray_serve(deployment, self.max_batch_size, self.queue_delay, self.instances)
+        return (
+            f"- name: {deployment}\n"
+            f"  num_replicas: {self.instances}\n"
+            f"  max_ongoing_requests: {2 * self.max_batch_size}  # one batch runs, the next one gathers\n"
+            f"  user_config:\n"
+            f"    max_batch_size: {self.max_batch_size}\n"
+            f"    batch_wait_timeout_s: {self.queue_delay:.6g}\n"
+        )
 
     def to_bentoml(self) -> str:
-        """Return the decorators of a BentoML service and its batched method."""
-        return server_settings.bentoml(self.max_batch_size, self.instances)
+        """Return the decorators of a BentoML service and its batched method; BentoML chooses the queue delay."""
+        batch = f"@bentoml.api(batchable=True, max_batch_size={self.max_batch_size})"
+        return f"@bentoml.service(workers={self.instances})\n{batch}\n"
 
     def to_torchserve(self) -> str:
-        """Return the lines of a TorchServe `model-config.yaml` that hold the plan."""
-        return server_settings.torchserve(self.max_batch_size, self.queue_delay, self.instances)
+        """Return the lines of a TorchServe `model-config.yaml`, whose delay is a whole number of milliseconds."""
+        return (
+            f"minWorkers: {self.instances}\nmaxWorkers: {self.instances}\n"
+            f"batchSize: {self.max_batch_size}\nmaxBatchDelay: {math.ceil(1e3 * self.queue_delay)}\n"
+        )
 
 
 @attrs.frozen(kw_only=True, slots=False)

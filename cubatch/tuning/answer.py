@@ -24,7 +24,6 @@ from cubatch.search.recommend import is_favored
 from cubatch.tuning import explain
 from cubatch.tuning.decision import UNSEEN, Fate, decide
 from cubatch.tuning.explain import Evidence
-from cubatch.tuning.loop_rate import in_loop
 from cubatch.tuning.notes import Note, sentence
 from cubatch.tuning.results import Measurement, TuningResult
 from cubatch.tuning.subject import SubjectFacts
@@ -146,14 +145,15 @@ def answer(
             is_listed=is_listed,
             multiple=multiple,
         )
-        result = attrs.evolve(
-            result,
-            batch_size=chosen,
-            fastest_batch_size=best.fastest,
-            tied_with=best.equal,
-            decided_by=decision.limit,
+        result = _in_loop(
+            attrs.evolve(
+                result,
+                batch_size=chosen,
+                fastest_batch_size=best.fastest,
+                tied_with=best.equal,
+                decided_by=decision.limit,
+            )
         )
-        result = in_loop(result)
         evidence = Evidence(
             decision=decision,
             posterior=posterior,
@@ -178,6 +178,32 @@ def answer(
     is_recommended = result.batch_size is not None and explain.is_compared(result)
     reasons = [*lead, *first, *reasons, *without, *last]
     return attrs.evolve(result, batch_size=result.batch_size if is_recommended else None, reasons=reasons)
+
+
+def _in_loop(result: TuningResult) -> TuningResult:
+    """
+    Return a result of steps as that of the loop around its data loader; the same without one.
+
+    By throughput, the recommendation is the user's current size, else the smallest measured one, whose loop is within
+    the tolerance of the best. `decided_by` is "loader" where larger batches have faster steps but no faster loop.
+    """
+    chosen, rates = result.batch_size, result.loop_rates
+    if result.loader is None or chosen is None or result.objective != "throughput" or chosen not in rates:
+        return result
+    share = 1 - (result.tolerance or 0.0)
+    within = [n for n, rate in rates.items() if rate >= share * max(rates.values())]
+    current = result.current_batch_size
+    size = current if current is not None and current in within else min(within)
+    steps = {n: result.sizes[n].samples_per_second or 0.0 for n in within}
+    is_limit = any(n > size and share * step > steps[size] for n, step in steps.items())
+    measurements = [
+        attrs.evolve(m, status="ok", stop_reason="nothing is faster in the loop with the data loader")
+        if m.batch_size == size and m.status != "ok"
+        else m
+        for m in result.measurements
+    ]
+    limit = "loader" if is_limit else result.decided_by
+    return attrs.evolve(result, batch_size=size, decided_by=limit, measurements=measurements)
 
 
 def _measurement(
