@@ -62,7 +62,6 @@ class FleetDevice:
 
     @property
     def _measurement(self) -> Measurement | None:
-        """The measurement of the recommended batch size."""
         measurements = () if self.result is None else self.result.measurements
         return next((m for m in measurements if m.batch_size == self.batch_size), None)
 

@@ -200,7 +200,6 @@ def _batches(loader: Any) -> Any:
 
 
 def _length(dataset: Any) -> int | None:
-    """Return the number of samples; None if unknown, as of a stream."""
     return len(dataset) if isinstance(dataset, Sized) else None
 
 

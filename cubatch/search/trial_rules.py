@@ -236,7 +236,6 @@ def timings_wanted(state: SearchState, n: int) -> int:
 
 
 def _compared(state: SearchState) -> list[int]:
-    """Return the measured sizes that the result compares: the recommended one and the user's current one."""
     current = state.inputs.requested if state.inputs.extends else ()
     return [n for n in dict.fromkeys([state.recommended, *current]) if n in state.measured]
 

@@ -339,7 +339,6 @@ def serving_plan(
 
 
 def _measured(result: BatchSizeResult) -> dict[int, Measurement]:
-    """Return the sizes with a time within the limits, ascending."""
     mode = getattr(result, "mode", None)
     if mode == "training":
         raise InvalidArgument("result", mode, "a result of inference", 'Tune with mode="inference".')

@@ -126,7 +126,6 @@ def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> 
 
 
 def _sd(measurement: Measurement) -> float:
-    """Return the standard deviation of the logarithm of a median."""
     if measurement.latency_interval is not None:
         low, high = measurement.latency_interval
         return max(MEASURED_SD, math.log(high / low) / (2 * Z90))

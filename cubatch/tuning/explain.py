@@ -149,7 +149,6 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
 
 
 def _not_compared(result: TuningResult, n: int, value: str) -> str:
-    """Return why the best size so far is no recommendation."""
     is_cut = any(m.status == "not_run" for m in result.sizes.values())
     within = f" within {result.budget_seconds:g} s" if is_cut and result.budget_seconds else ""
     if _count_timed(result) > 1:
@@ -196,7 +195,6 @@ def _against_current(result: TuningResult, posterior: Posterior, current: int, v
 
 
 def _no_value(present: Measurement) -> str:
-    """Return why the user's batch size could not be compared."""
     ended = {**_FAILED, "over_limit": "exceeds a limit", "not_run": "was not tried: raise budget"}
     return f"Batch size {present.batch_size} {ended.get(present.status, 'was not measured')}"
 
@@ -223,7 +221,6 @@ def details(result: TuningResult, evidence: Evidence) -> list[str]:
 
 
 def _in_loop(result: TuningResult, n: int, current: int | None) -> str:
-    """Return the recommendation for a loop that its data loader slows."""
     rates = result.loop_rates
     ending = "; larger batches gain nothing" if result.decided_by == "loader" else ""
     versus = (
@@ -340,7 +337,6 @@ def _interrupted(result: TuningResult) -> str:
 
 
 def _rank(result: BatchSizeResult, n: int) -> str:
-    """Return how the recommended size compares with the others."""
     latency = result.objective == "latency"
     if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
         return "the only size that ran within the limits"
@@ -375,12 +371,10 @@ def _doubt(result: TuningResult, chosen: Measurement) -> str:
 
 
 def _equal(result: BatchSizeResult) -> list[int]:
-    """Return the fastest size and its ties, ascending."""
     return sorted({result.fastest_batch_size or 0, *result.ties})
 
 
 def _noise(posterior: Posterior, n: int, other: int) -> float:
-    """Return half the 90 % interval of the ratio of two sizes."""
     if n == other:
         return 0.0
     low, high = posterior.ratio_interval(n, other)
@@ -407,7 +401,6 @@ def _noisy_ties(result: TuningResult) -> list[str]:
 
 
 def _floor(result: TuningResult) -> list[str]:
-    """Return the size below which a batch costs the same time."""
     timed = {n: m.latency_seconds for n, m in result.sizes.items() if m.latency_seconds is not None}
     lowest = min(timed.values(), default=0.0)
     flat = list(itertools.takewhile(lambda n: timed[n] <= (1 + _FLOOR_SHARE) * lowest, timed))
@@ -454,7 +447,6 @@ def _compare(power: int, other: int, interval: tuple[float, float]) -> str:
 
 
 def _noisy(result: TuningResult) -> list[str]:
-    """Warn where the best size is known too badly to compare others with it."""
     width = result.sizes[result.fastest_batch_size or 0].half_width or 0.0
     if width <= NOISY_SHARE:
         return []
@@ -667,7 +659,6 @@ def _predicted_ties(forecast: Forecast) -> Iterator[str]:
 
 
 def _longest_passes(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
-    """Yield what takes longest, and what bounds the whole."""
     words = [
         f"{_pass_name(group[0])}{f' and {len(group) - 1} like it' if len(group) > 1 else ''} "
         f"({format_percent(sum(share.share for share in group))}{f', {group[0].bound}' if group[0].bound else ''})"

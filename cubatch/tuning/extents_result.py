@@ -124,7 +124,6 @@ class ExtentsResult(Shown):
         return length_plan.plan(self.axis, ascending, rate_at=self.rate_at, measured=measured, chosen=chosen, seed=seed)
 
     def _fastest(self, extent: int) -> int:
-        """Return the measured batch size with the highest rate at an extent."""
         rates = self.results[extent].loop_rates
         if not rates:
             raise InvalidArgument(self.axis, extent, "an extent at which a batch size was measured", "Raise budget.")
@@ -202,7 +201,6 @@ class ExtentsResult(Shown):
 
 
 def _rate(rates: Mapping[int, float], batch_size: int, extent: int) -> float:
-    """Return samples per second at a batch size of an extent, by the rates that were measured there."""
     if not rates:
         raise InvalidArgument("extent", extent, "an extent at which a batch size was measured")
     sizes = sorted(rates)

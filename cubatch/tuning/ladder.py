@@ -178,7 +178,6 @@ def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Cal
 def _bounded(
     steps: Iterable[Candidate], memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]
 ) -> Ladder:
-    """Make a ladder with the memory of each size."""
     planned = (
         attrs.evolve(step, predicted_peak_bytes=peak_bytes(step.batch_size), over_limit=step.batch_size > largest)
         for step in steps

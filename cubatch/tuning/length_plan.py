@@ -97,7 +97,6 @@ def plan(
 def _timed(
     rate_at: RateAt, name: str, batches: Batches, batch_sizes: Mapping[int, int], token_budget: int | None = None
 ) -> Batching:
-    """Return a way with its padding and its rate."""
     seconds, tokens, positions = 0.0, 0, 0
     for batch in batches:
         padded = max(batch)

@@ -189,7 +189,7 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
 
 
 def _at_latency_limit(
-    request: Request, sizes: Sequence[int], seconds: Sequence[float], subject: PredictedSubject
+    request: Request, sizes: Sequence[int], seconds: Iterable[float], subject: PredictedSubject
 ) -> list[int]:  # fmt: skip
     """Return the largest size within the latency limit and the next one, if they lie in a gap of the ladder."""
     limit = math.inf if request.goal.latency_limit is None else request.goal.latency_limit
@@ -206,7 +206,6 @@ def _at_latency_limit(
 
 
 def _ties(values: Mapping[int, float], allowed: Iterable[int], fastest: int, sharpened: Sharpened) -> tuple[int, ...]:
-    """Return the sizes whose ratio to the fastest is 1 within the model's 90 % interval."""
     place, covariance = {n: index for index, n in enumerate(values)}, sharpened.covariance
     best, tied = place[fastest], []
     for n in allowed:

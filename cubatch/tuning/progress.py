@@ -46,7 +46,6 @@ def shown(progress: Show | None, *, now: Callable[[], float] = time.monotonic) -
 
 
 def _is_notebook() -> bool:
-    """Return whether an IPython kernel runs cells, not a terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

@@ -146,16 +146,20 @@ class Measurement:
         return self.latency_seconds is not None and latency_limit is not None and self.latency_seconds > latency_limit
 
 
-def _record(kind: type[_Record]) -> Any:
-    """Return a converter that takes a record, its JSON, or None."""
+def _record(kind: type[_Record], value: Any) -> _Record | None:
+    """Return a record, given as such or as JSON."""
+    if value is None or isinstance(value, kind):
+        return value
+    names = [attribute.name for attribute in attrs.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: value[name] for name in names if name in value})
 
-    def convert(value: Any) -> _Record | None:
-        if value is None or isinstance(value, kind):
-            return value
-        names = [attribute.name for attribute in attrs.fields(kind)]  # type: ignore[arg-type]
-        return kind(**{name: value[name] for name in names if name in value})
 
-    return convert
+def _data_parallel(value: Any) -> DataParallel | None:
+    return _record(DataParallel, value)
+
+
+def _loader(value: Any) -> LoaderRate | None:
+    return _record(LoaderRate, value)
 
 
 class BatchSizeResult(Shown):
@@ -316,12 +320,12 @@ class TuningResult(BatchSizeResult):
     decided_by: str | None = field(validator=validators.in_((*DECIDED_BY, None)))
     reasons: tuple[str, ...] = field(converter=checks.texts)
     measurements: tuple[Measurement, ...] = field(converter=checks.items)
-    data_parallel: DataParallel | None = field(default=None, converter=_record(DataParallel))
+    data_parallel: DataParallel | None = field(default=None, converter=_data_parallel)
     disturbed: bool | None = field(default=None, validator=_FLAG)
     reference: dict[str, Any] | None = field(
         default=None, hash=False, converter=attrs.converters.optional(checks.mapping)
     )
-    loader: LoaderRate | None = field(default=None, converter=_record(LoaderRate))
+    loader: LoaderRate | None = field(default=None, converter=_loader)
     accumulate: int = field(default=1, converter=checks.required_size)
     current_batch_size: int | None = field(default=None, converter=checks.size)
 

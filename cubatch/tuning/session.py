@@ -68,7 +68,6 @@ def tune(subject: Subject, request: Request) -> TuningResult:
 
 
 def _open(subject: Subject, request: Request) -> Run:
-    """Open the cached run of this subject and request, under all that its timings depend on."""
     budget = request.limits.budget
     if subject.identity is None:
         return store.Run(None, identity={}, conditions={}, budget=budget)

@@ -141,14 +141,12 @@ def _kinds(cases: Sequence[Case]) -> NDArray[np.int_]:
 
 
 def _same(cases: Sequence[Case]) -> NDArray[np.bool_]:
-    """Return which pairs are the same step: GPU, network and batch size."""
     works = [(gpu_of(work), work_of(work), sizes) for work, sizes in cases]
     which = _numbered([(gpu, work, n) for gpu, work, sizes in works for n in sizes])
     return np.equal.outer(which, which)
 
 
 def _numbered(keys: Sequence[object]) -> NDArray[np.int_]:
-    """Number keys; equal keys have the same number."""
     places: dict[object, int] = {}
     return np.array([places.setdefault(key, len(places)) for key in keys])
 
@@ -185,7 +183,6 @@ def _at(case: Case, logs: Array) -> StepPrediction:
 
 
 def _scales_shared(a: Workload, b: Workload) -> float:
-    """Return the correlation of the scales of two steps: 1 for the same GPU and source, 0 if both differ."""
     same_gpu, same_source = gpu_of(a) == gpu_of(b), source_of(a) == source_of(b)
     return GPU_SHARE * same_gpu + SOURCE_SHARE * same_source + PAIR_SHARE * (same_gpu and same_source)
 

@@ -404,7 +404,6 @@ def _now() -> str:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the fields that differ, with both values."""
     return [
         f"{name} was {_shorten(before.get(name))}, is {_shorten(now.get(name))}"
         for name in sorted(before.keys() | now.keys())

@@ -80,7 +80,6 @@ def autotune_extents(
 
 
 def _only_axis(extents: Mapping[str, Iterable[int]]) -> tuple[str, list[int]]:
-    """Return the axis and its extents, ascending."""
     allowed = 'one axis with its extents, such as {"sequence": (128, 512)}'
     if not isinstance(extents, Mapping) or len(extents) != 1:
         raise InvalidArgument("extents", extents, allowed)

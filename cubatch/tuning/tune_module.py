@@ -218,12 +218,10 @@ def _drawn_sizes(limits: Limits) -> list[int]:
 
 
 def _dtype_name(dtype: Any) -> Any:
-    """Return the name of a torch.dtype; any other value as it is."""
     return str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
 
 
 def _named(device: Any) -> Any:
-    """Return the name of a torch.device; any other device as it is."""
     return str(device) if type(device).__module__ == "torch" else device
 
 
@@ -255,7 +253,6 @@ def _tune_present(
 
 
 def _check_device(module: TorchModule, device: Device | str | None) -> Device:
-    """Return where the module is; reject another device."""
     present = module.device
     if device is not None and (wanted := probe.resolve(device)) != present:
         remedy = "Move it there first: module.to(); one without parameters runs where example_inputs are."

@@ -269,7 +269,6 @@ def _l2(work: Workload, ladder: Ladder) -> str:
 
 
 def _exchange_seconds(factory: FactoryRef, result: TuningResult, limits: Limits) -> dict[str, float]:
-    """Measure what the devices exchange in a step of the recommended size."""
     step = next(m.latency_seconds or 0.0 for m in result.measurements if m.batch_size == result.batch_size)
     allowed = max(prepare_limit(limits.budget), _EXCHANGE_PATIENCE * EXCHANGE_STEPS * step)
     runner = RemoteRunner(factory, prepare_seconds=allowed)

@@ -143,7 +143,6 @@ def _versions(device: Device) -> dict[str, Any]:
 
 
 def _checksums(path: Path, dims: Mapping[str, int]) -> dict[str, str]:
-    """Return the SHA-256 of the file, and of the files with its weights."""
     checksums = {}
     for number, each in enumerate(OnnxGraph(path, dims).files):
         try:
