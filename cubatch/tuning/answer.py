@@ -23,7 +23,6 @@ from cubatch.search.posterior import Posterior
 from cubatch.search.recommend import is_favored
 from cubatch.tuning import explain
 from cubatch.tuning.decision import UNSEEN, Fate, decide
-from cubatch.tuning.explain import Evidence
 from cubatch.tuning.notes import Note, sentence
 from cubatch.tuning.results import Measurement, TuningResult
 from cubatch.tuning.subject import SubjectFacts
@@ -129,7 +128,6 @@ def answer(
     )
     withheld = [sentence(each) for each in notes if each.withholds]
     reasons: list[str] = []
-    could_gain = {n: gain for n, o in outcomes.items() if (gain := o.facts.get("could_gain")) is not None}
     if able and not withheld:
         favored = None if is_listed else {c.batch_size for c in ladder if is_favored(c)}
         best = posterior.recommend(able, favored)
@@ -154,25 +152,14 @@ def answer(
                 decided_by=decision.limit,
             )
         )
-        evidence = Evidence(
-            decision=decision,
-            posterior=posterior,
-            throttled_only=[n for n, taken in used.items() if taken and taken[0].throttled],
-            could_gain=could_gain,
-            needed={
-                n: (o.facts["needed_seconds"], o.facts["left_seconds"])
-                for n, o in outcomes.items()
-                if "needed_seconds" in o.facts
-            },
-        )
-        reasons = explain.details(result, evidence)
+        throttled_only = [n for n, taken in used.items() if taken and taken[0].throttled]
+        reasons = explain.details(result, decision, posterior, outcomes, throttled_only)
     elif not (able or partial):
         if any(m.status == "ok" for m in measurements):
             raise EnergyNotAvailable(str(header["device"].get("name") or "the device"))
         raise _nothing(measurements, goal)
     lead = withheld or [explain.headline(result, posterior)]
-    refused_alike = {n for n, o in outcomes.items() if o.facts.get("limit") == "divisors"}
-    without = explain.sizes_without_result(result, could_gain, refused_alike)
+    without = explain.sizes_without_result(result, outcomes)
     first = [sentence(each) for each in notes if each.is_warning]
     last = [sentence(each) for each in notes if not (each.is_warning or each.withholds)]
     is_recommended = result.batch_size is not None and explain.is_compared(result)

@@ -10,11 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
-
-import attrs
 
 from cubatch.estimate.cubatch_kernels import MOVED_SHARE
 from cubatch.estimate.predictions import ModelNote
@@ -22,6 +19,7 @@ from cubatch.hardware import architectures
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks, fill
 from cubatch.measure.budget import LEAST_TIMINGS
+from cubatch.measure.records import Outcome
 from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.network.passes import Pass
 from cubatch.search.posterior import Posterior
@@ -55,7 +53,8 @@ _BEST = {"throughput": "fastest", "latency": "lowest latency", "energy": "best s
 _EQUAL = {"throughput": "equally fast", "latency": "equally fast", "energy": "equally efficient"}
 _WORSE = {"throughput": "are slower", "latency": "take longer", "energy": "use more energy per sample"}
 _REFUSED = ("out_of_memory", "over_limit")
-_NONE: Mapping[int, Any] = MappingProxyType({})
+Outcomes = Mapping[int, Outcome]
+_NONE: Outcomes = MappingProxyType({})
 _FAILED = {"out_of_memory": "ran out of memory", "timeout": "timed out", "error": "failed"}
 _MODEL_NOTES = {
     "counted_clocks": "Times of cubatch kernels are clocks counted in the compiled code; they were hardly fitted here.",
@@ -95,26 +94,6 @@ _MODEL_NOTES = {
 _COUNTED = ("counted_clocks", "fitted_on_h200")
 MEMORY_OF_ENGINE = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
 MEMORY_OF_MODULE = "Memory is that of the step's tensors; workspaces and unused blocks of the allocator come on top."
-
-
-@attrs.frozen(kw_only=True)
-class Evidence:
-    """
-    The basis of a recommendation besides the measurements.
-
-    Attributes:
-        decision: What ended the sizes above the recommended one.
-        posterior: What the timings say about each size and about differences of sizes.
-        throttled_only: Sizes that have none but throttled timings.
-        could_gain: Share of the best that a size which was not tried might gain, where that is known.
-        needed: Seconds that a trial of a size would have taken, and seconds that were left.
-    """
-
-    decision: Decision
-    posterior: Posterior
-    throttled_only: Sequence[int] = ()
-    could_gain: Mapping[int, float] = _NONE
-    needed: Mapping[int, tuple[float, float]] = _NONE
 
 
 # --- measured results -----------------------------------------------------------------------------------------
@@ -199,24 +178,35 @@ def _no_value(present: Measurement) -> str:
     return f"Batch size {present.batch_size} {ended.get(present.status, 'was not measured')}"
 
 
-def details(result: TuningResult, evidence: Evidence) -> list[str]:
-    """Return why the recommended size is not another one, and what else is known of the sizes."""
+def details(
+    result: TuningResult, decision: Decision, posterior: Posterior, outcomes: Outcomes, throttled_only: Sequence[int]
+) -> list[str]:  # fmt: skip
+    """
+    Return why the recommended size is not another one, and what else is known of the sizes.
+
+    Args:
+        result: The result.
+        decision: What ended the sizes above the recommended one.
+        posterior: What the timings say about each size and about differences of sizes.
+        outcomes: The outcome of each size.
+        throttled_only: Sizes that have none but throttled timings.
+    """
     of_step = [
-        *_fastest(result, evidence.posterior),
+        *_fastest(result, posterior),
         *_noisy_ties(result),
-        *_limit(result, evidence.decision, evidence.needed),
+        *_limit(result, decision, outcomes),
         *_floor(result),
         *_occupancy(result.sizes[result.batch_size or 0]),
-        *_powers_of_two(result, evidence.posterior),
+        *_powers_of_two(result, posterior),
         *_noisy(result),
     ]
     return [
         *_loader(result),
         *([] if result.decided_by == "loader" else of_step),
-        *_throttled(result, evidence.throttled_only),
+        *_throttled(result, throttled_only),
         *_cache(result),
         *_accumulated(result),
-        *_unpaired(result, evidence.posterior),
+        *_unpaired(result, posterior),
     ]
 
 
@@ -261,17 +251,11 @@ def _workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-def sizes_without_result(
-    result: TuningResult, could_gain: Mapping[int, float] = _NONE, refused_alike: Collection[int] = ()
-) -> list[str]:
-    """
-    Return which sizes gave no result, and why; then how far memory would reach.
-
-    Args:
-        result: The result.
-        could_gain: As in `Evidence`.
-        refused_alike: Sizes that were not tried because sizes with the same divisors raised an error.
-    """
+def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
+    """Return which sizes gave no result, and why; then how far memory would reach."""
+    facts = {n: outcome.facts for n, outcome in outcomes.items()}
+    could_gain = {n: each["could_gain"] for n, each in facts.items() if each.get("could_gain") is not None}
+    refused_alike = {n for n, each in facts.items() if each.get("limit") == "divisors"}  # as sizes that failed
     sizes = result.sizes.values()
     untried = [m for m in sizes if m.status == "not_run"]
     unreached = [m for m in sizes if m.status == "interrupted" and m.latency_seconds is None]
@@ -508,13 +492,13 @@ def ran_out_of_memory(result: BatchSizeResult) -> int | None:
 # --- which limit decided, measured or predicted ----------------------------------------------------------------
 
 
-def _limit(result: BatchSizeResult, decision: Decision, needed: Mapping[int, tuple[float, float]] = _NONE) -> list[str]:
+def _limit(result: BatchSizeResult, decision: Decision, outcomes: Outcomes = _NONE) -> list[str]:
     """Return what kept the recommended size from being larger."""
     limit = decision.limit
     if limit in ("peak", "plateau"):
         return [_curve(result, decision)]
     if limit == "budget":
-        return _untried(result, needed)
+        return _untried(result, outcomes)
     if limit == "max_batch_size":
         top = max(decision.reach, decision.top)
         return [f"max_batch_size is the limit: sizes above {top} were not allowed and may be faster."]
@@ -562,16 +546,17 @@ def _listed(result: BatchSizeResult, decision: Decision) -> str:
     return f"batch_sizes is the limit: it has nothing above {max(n, decision.reach)}; a larger size may be faster."
 
 
-def _untried(result: BatchSizeResult, needed: Mapping[int, tuple[float, float]]) -> list[str]:
+def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
     """Return how many sizes were not tried, and what a trial of the smallest would have taken."""
     untried = [n for n, m in result.sizes.items() if n > (result.batch_size or 0) and m.status == "not_run"]
     count = "1 larger size was tried; it" if len(untried) == 1 else f"{len(untried)} larger sizes were tried; they"
     sentences = [f"The budget ended before {count} may be faster."]
-    first = next((n for n in untried if n in needed), None)
-    if first is not None:
-        need, left = (format_seconds(seconds) for seconds in needed[first])
-        sentences.append(f"A trial of {first} was expected to take about {need}; {left} were left.")
-        if needed[first][0] <= needed[first][1]:  # see `SearchState.within_reach`
+    known = (n for n in untried if n in outcomes and "needed_seconds" in outcomes[n].facts)
+    if (first := next(known, None)) is not None:
+        need, left = (outcomes[first].facts[name] for name in ("needed_seconds", "left_seconds"))
+        words = f"to take about {format_seconds(need)}; {format_seconds(left)} were left"
+        sentences.append(f"A trial of {first} was expected {words}.")
+        if need <= left:  # see `SearchState.affordable_seconds`
             sentences.append("The search spends only part of the remaining time on a step of such uncertain length.")
     return sentences
 
