@@ -340,9 +340,9 @@ def _is_final(
     """
     Return whether an outcome of an earlier call counts now.
 
-    Not final are "interrupted", the death of a worker, which another process may have caused, "ok" without timings,
-    and a refusal or lack of memory that is available now. Under a larger budget than before, "not_run" and all that
-    the budget cut short are not final either.
+    Not final is "interrupted", and the death of a worker, which another process may have caused. Neither is "ok"
+    without timings, nor a refusal or lack of memory that is available now. Under a larger budget than before,
+    "not_run" and all that the budget cut short are not final either.
     """
     facts, size = outcome.facts, outcome.batch_size
     if outcome.status == "interrupted" or (outcome.status == "error" and facts.get("type") == WorkerDied.__name__):
