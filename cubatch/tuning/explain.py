@@ -40,12 +40,10 @@ from cubatch.units import (
 )
 
 _FLOOR_SHARE = 0.1  # latencies this near to the lowest count as the same
-_NEIGHBOR_SHARE = 1 / 8  # how near a size must be to a power of two to be compared with it
 _GUESS_SHARE = 0.5  # half an interval beyond this share of its median makes the recommendation a guess
 _FAR, _FEW = 4, 2  # times the largest timed size, and timed sizes: what is farther or from fewer is a guess
 _AGREES = 1.1  # of the slower of loader and step: a loop cannot be faster than both
 _MAX_SIZES = 6  # named in a sentence
-_MAX_POWERS = 3  # powers of two that are compared with a neighbor
 _MAX_PASSES = 3  # passes named in a sentence
 _MAX_REASON = 160  # characters of a foreign message in a sentence; the measurement keeps all of it
 
@@ -133,7 +131,7 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
     if _count_timed(result) > 1:
         return f"No recommendation: {n}, the best so far, was timed only once{within}: {value}. Raise budget."
     failed = [m for m in result.sizes.values() if m.status == "error"]
-    remedy = ": raise budget" if is_cut else f" ({_count_of(failed)} failed)" if failed else ""
+    remedy = ": raise budget" if is_cut else f" ({_counted(len(failed), 'other size')} failed)" if failed else ""
     alone = f"Only batch size {n} was measured{within}: {value}."
     return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
 
@@ -196,17 +194,13 @@ def details(
         *_noisy_ties(result),
         *_limit(result, decision, outcomes),
         *_floor(result),
-        *_occupancy(result.sizes[result.batch_size or 0]),
-        *_powers_of_two(result, posterior),
+        *_at_chosen(result.sizes[result.batch_size or 0]),
         *_noisy(result),
     ]
     return [
         *_loader(result),
         *([] if result.decided_by == "loader" else of_step),
-        *_throttled(result, throttled_only),
-        *_cache(result),
-        *_accumulated(result),
-        *_unpaired(result, posterior),
+        *_conditions(result, posterior, throttled_only),
     ]
 
 
@@ -229,13 +223,13 @@ def _loader(result: TuningResult) -> list[str]:
     step, fastest = (result.sizes[size].samples_per_second or 0.0 for size in (n, result.fastest_batch_size or n))
     own = rate.rate_at(n)
     delivered, alone = (format_objective(value, "throughput") for value in (own, step))
-    where = f"with {_workers(rate.num_workers)}" if rate.num_workers else "in the process that trains"
+    where = f"with {_counted(rate.num_workers, 'worker')}" if rate.num_workers else "in the process that trains"
     where += " on the CPUs of the step" if rate.delay_seconds and result.is_slowed(n) else ""
     text = f"The data loader by itself delivers {delivered} {where}, the step by itself {alone}"
     enough = rate.workers_for(fastest)
     if enough > rate.num_workers and result.is_slowed(result.fastest_batch_size or n):
         more = enough * own / max(1, rate.num_workers)
-        text += f"; {_workers(enough)} would deliver about {format_objective(more, 'throughput')}"
+        text += f"; {_counted(enough, 'worker')} would deliver about {format_objective(more, 'throughput')}"
     if rate.loop_ratio != 1 and n in result.loop_rates:
         text += f". In one loop, as it was run, they reach {format_objective(result.loop_rates[n], 'throughput')}"
         if result.loop_rates[n] > _AGREES * min(own, step):
@@ -247,42 +241,33 @@ def _loader(result: TuningResult) -> list[str]:
     return [f"{text}.", f"An epoch has {format_count(epoch[0])} batch{'' if epoch[0] == 1 else 'es'} of {n}{last}."]
 
 
-def _workers(count: int) -> str:
-    return f"{count} worker{'' if count == 1 else 's'}"
-
-
 def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
     """Return which sizes gave no result, and why; then how far memory would reach."""
-    facts = {n: outcome.facts for n, outcome in outcomes.items()}
-    could_gain = {n: each["could_gain"] for n, each in facts.items() if each.get("could_gain") is not None}
-    refused_alike = {n for n, each in facts.items() if each.get("limit") == "divisors"}  # as sizes that failed
-    sizes = result.sizes.values()
+    facts, ran = {n: outcome.facts for n, outcome in outcomes.items()}, result.largest_measured or 0
+    sizes = list(result.sizes.values())
     untried = [m for m in sizes if m.status == "not_run"]
     unreached = [m for m in sizes if m.status == "interrupted" and m.latency_seconds is None]
     dropped = [m for m in sizes if m.status == "dropped" and m.latency_seconds is None]
-    ruled_out = [m for m in dropped if m.batch_size not in refused_alike]
-    alike = [m for m in dropped if m.batch_size in refused_alike]
-    end = next((m for m in sizes if m.status in _FAILED and m.batch_size > (result.largest_measured or 0)), None)
-    above = [m for m in ruled_out if end is not None and m.batch_size > end.batch_size]
-    below = [m for m in ruled_out if m not in above]
-    gain = max((could_gain[m.batch_size] for m in untried if m.batch_size in could_gain), default=None)
-    is_guess = _count_timed(result) <= _FEW or any(
-        m.batch_size > _FAR * (result.largest_measured or 0) for m in untried
-    )
-    gained = "" if gain is None or gain > 1 or is_guess else f" (up to {_percent(gain)} to gain)"
+    alike = [m for m in dropped if facts.get(m.batch_size, {}).get("limit") == "divisors"]
+    end = next((m for m in sizes if m.status in _FAILED and m.batch_size > ran), None)
+    above = [m for m in dropped if end is not None and m.batch_size > end.batch_size and m not in alike]
+    below = [m for m in dropped if m not in above and m not in alike]
+    gains = [facts.get(m.batch_size, {}).get("could_gain") for m in untried]
+    gain = max((each for each in gains if each is not None), default=math.inf)
+    is_guess = gain > 1 or _count_timed(result) <= _FEW or any(m.batch_size > _FAR * ran for m in untried)
+    gained = "" if is_guess else f" (up to {_percent(gain)} to gain)"
     others = count_statuses([m for m in sizes if m not in untried and m not in unreached], result.limits)
-    alike_why = "Not tried, because sizes with the same divisors raised an error"
+    failed = "" if end is None else f"{end.batch_size} {_FAILED[end.status]}"
+    why = "Not tried, because sizes with the same divisors raised an error"
     return [
-        *([f"{alike_why}: {_names(alike)}. State what is accepted with multiple_of or divides."] if alike else []),
-        *([f"Not expected to be better, from the timings of neighbors: {_names(below)}."] if below else []),
-        *(
-            [f"Not tried, because {end.batch_size} {_FAILED[end.status]}: {_names(above)}."]
-            if end is not None and above
-            else []
+        *_that_hold(
+            (alike, f"{why}: {_names(alike)}. State what is accepted with multiple_of or divides."),
+            (below, f"Not expected to be better, from the timings of neighbors: {_names(below)}."),
+            (above, f"Not tried, because {failed}: {_names(above)}."),
+            (untried, f"Not tried, because the budget ended{gained}: {_names(untried)}. Raise budget."),
+            (unreached, f"Not reached before the interruption: {_names(unreached)}."),
+            (others, f"Without a result: {others}."),
         ),
-        *([f"Not tried, because the budget ended{gained}: {_names(untried)}. Raise budget."] if untried else []),
-        *([f"Not reached before the interruption: {_names(unreached)}."] if unreached else []),
-        *([f"Without a result: {others}."] if others else []),
         *_largest(result),
     ]
 
@@ -394,40 +379,17 @@ def _floor(result: TuningResult) -> list[str]:
     return [f"{same}: smaller batches leave the device idle."]
 
 
-def _occupancy(chosen: Measurement) -> list[str]:
-    words = [
-        text.format(format_percent(share))
-        for text, share in (
-            ("{} of the SMs' warp slots are used (occupancy)", chosen.occupancy),
-            ("{} of SM time is used (fill)", chosen.fill),
-        )
-        if share is not None
-    ]
-    counted = [f"At {chosen.batch_size}, counted for cubatch kernels, {' and '.join(words)}."] if words else []
-    clock = chosen.sm_clock_mhz
-    return [*counted, *([] if clock is None else [f"At {chosen.batch_size} the SMs ran at {clock:.0f} MHz."])]
-
-
-def _powers_of_two(result: TuningResult, posterior: Posterior) -> list[str]:
-    """Compare powers of two with the nearest other size that was measured, those near the recommended size first."""
-    sizes = [n for n, m in result.sizes.items() if m.is_measured]
-    near = sorted((n for n in sizes if n & (n - 1) == 0), key=lambda n: abs(math.log(n / (result.batch_size or 1))))
-    pairs = []
-    for power in near:
-        others = [n for n in sizes if n & (n - 1) and abs(n - power) <= _NEIGHBOR_SHARE * power]
-        if others:
-            other = min(others, key=lambda n: (abs(n - power), n))
-            pairs.append(_compare(power, other, posterior.ratio_interval(power, other)))
-    return [f"Powers of two against neighboring sizes: {'; '.join(pairs[:_MAX_POWERS])}."] if pairs else []
-
-
-def _compare(power: int, other: int, interval: tuple[float, float]) -> str:
-    low, high = interval
-    if low <= 0 <= high:
-        return f"{power} and {other} are equally fast"
-    word, ends = ("faster", (-high, -low)) if high < 0 else ("slower", (low, high))
-    least, most = (format_percent(math.expm1(end)) for end in ends)
-    return f"{power} is {least if least == most else f'{least} to {most}'} {word} per sample than {other}"
+def _at_chosen(chosen: Measurement) -> list[str]:
+    shares = (
+        ("of the SMs' warp slots are used (occupancy)", chosen.occupancy),
+        ("of SM time is used (fill)", chosen.fill),
+    )
+    words = [f"{format_percent(share)} {text}" for text, share in shares if share is not None]
+    n, clock = chosen.batch_size, chosen.sm_clock_mhz
+    return _that_hold(
+        (words, f"At {n}, counted for cubatch kernels, {' and '.join(words)}."),
+        (clock is not None, f"At {n} the SMs ran at {clock or 0:.0f} MHz."),
+    )
 
 
 def _noisy(result: TuningResult) -> list[str]:
@@ -439,32 +401,20 @@ def _noisy(result: TuningResult) -> list[str]:
     return [f"{text}. Measure again on a quiet machine{more}."]
 
 
-def _throttled(result: TuningResult, throttled_only: Sequence[int]) -> list[str]:
-    count = sum(m.throttled for m in result.measurements)
-    if not count:
-        return []
+def _conditions(result: TuningResult, posterior: Posterior, throttled_only: Sequence[int]) -> list[str]:
+    """Return the conditions under which the timings were taken."""
+    throttled, is_cpu = sum(m.throttled for m in result.measurements), result.device.get("kind") == "cpu"
     only = f", except those of {join_words(list(map(str, throttled_only)))}" if throttled_only else ""
-    return [f"{_count(count)} at a throttled clock {'is' if count == 1 else 'are'} not counted{only}."]
-
-
-def _cache(result: TuningResult) -> list[str]:
-    if result.l2 is None or result.device.get("kind") == "cpu":
-        return []
-    if result.l2 == "cold":
-        return ["The L2 cache is cold: steps rotate over several sets of buffers."]
-    return ["The L2 cache is warm: steps ran back to back, as they do in use."]
-
-
-def _accumulated(result: TuningResult) -> list[str]:
-    if result.accumulate == 1:
-        return []
-    return [f"A step is {result.accumulate} batches of this size and one optimizer step; latencies are of such steps."]
-
-
-def _unpaired(result: TuningResult, posterior: Posterior) -> list[str]:
-    if result.device.get("kind") != "cpu" or posterior.reference is not None or len(posterior.sizes) < 2:  # noqa: PLR2004
-        return []
-    return ["No reference step was timed: a host that changes its speed during the run distorts the comparison."]
+    are = f"{_count(throttled)} at a throttled clock {'is' if throttled == 1 else 'are'} not counted"
+    step = f"A step is {result.accumulate} batches of this size and one optimizer step"
+    alone = is_cpu and posterior.reference is None and len(posterior.sizes) > 1
+    return _that_hold(
+        (throttled, f"{are}{only}."),
+        (result.l2 == "cold" and not is_cpu, "The L2 cache is cold: steps rotate over several sets of buffers."),
+        (result.l2 == "warm" and not is_cpu, "The L2 cache is warm: steps ran back to back, as they do in use."),
+        (result.accumulate > 1, f"{step}; latencies are of such steps."),
+        (alone, "No reference step was timed: a host that changes its speed during the run distorts the comparison."),
+    )
 
 
 def _largest(result: BatchSizeResult) -> list[str]:
@@ -682,6 +632,11 @@ def _pass_name(share: PassShare) -> str:
     return share.layer if share.pass_ == Pass.FPROP.value else f"{share.layer} {share.pass_}"
 
 
+def _that_hold(*rows: tuple[object, str]) -> list[str]:
+    """Return the sentences whose conditions hold."""
+    return [text for condition, text in rows if condition]
+
+
 # --- words ----------------------------------------------------------------------------------------------------
 
 
@@ -703,12 +658,12 @@ def _percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g} %"
 
 
-def _count_of(others: Sequence[Measurement]) -> str:
-    return "1 other size" if len(others) == 1 else f"{len(others)} other sizes"
-
-
 def _count(timings: int) -> str:
-    return f"{format_count(timings)} timing{'' if timings == 1 else 's'}"
+    return _counted(timings, "timing")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def _latency_limit(limits: Mapping[str, object]) -> float | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import re
 
-import numpy as np
 import pytest
 
 from cubatch.errors import NothingMeasured
@@ -136,26 +135,6 @@ def test_the_reasons_say_how_full_a_gpu_is_at_the_answer() -> None:
     assert said({16: rows}, None) == []
 
 
-@pytest.mark.case("power-of-two")
-def test_powers_of_two_are_called_tied_when_they_are() -> None:
-    """64 and 63 cost the same per sample within a noise of either sign."""
-    sign = np.array([1, -1, 1, -1, 1, -1])
-    result = answer_of({63: (63 * (1 + 0.002 * sign)).tolist(), 64: (64 * (1 - 0.002 * sign)).tolist()})
-    assert [numbers(r) for r in result.reasons if r.startswith("Powers of two")] == [[64, 63]]
-    failed = answer_of(steady((63, 63.0), (64, 64.0)), {63: "error"})
-    assert not any(reason.startswith("Powers of two") for reason in failed.reasons)
-
-
-@pytest.mark.parametrize(("factor", "said"), [(0.8, "faster"), (1.25, "slower")])
-def test_a_comparison_of_powers_of_two_gives_its_interval(factor: float, said: str) -> None:
-    """64 takes 0.8 or 1.25 times as long per sample as 63: a quarter, drawn to its neighbor; smaller end first."""
-    noise = [1.025, 1 / 1.025, 1.025, 1 / 1.025, 1.025, 1 / 1.025]
-    result = answer_of({63: [63.0] * 6, 64: [64 * factor * one for one in noise]})
-    pattern = rf"64 is ([\d.]+) % to ([\d.]+) % {said} per sample than 63"
-    (low, high) = next(found.groups() for reason in result.reasons if (found := re.search(pattern, reason)))
-    assert 12.5 < float(low) < float(high) < 30.0
-
-
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [({1: 1.0, 2: 1.0, 64: 100.0}, True), ({3: 1.0, 4: 1.0, 64: 100.0}, False), ({1: 112.0, 2: 7.48, 4: 15.0}, False)],
@@ -166,17 +145,6 @@ def test_batches_that_cost_the_same_time_are_said_from_twice_the_smallest_on(
     """Of 1 and 2 it is worth a sentence; not of 3 and 4, which differ, nor where the smallest was disturbed."""
     result = answer_of(steady(*seconds.items()))
     assert any("takes about the same time" in reason for reason in result.reasons) == said
-
-
-def test_the_three_powers_of_two_nearest_the_answer_are_compared_with_their_nearest_neighbours() -> None:
-    """Within an eighth, 72 for 64 included; of two as near, the smaller; 16, the fourth, is left out."""
-    cheap = {64: 0.5}  # the fastest per sample
-    sizes = (16, 17, 32, 33, 36, 64, 72, 127, 128, 129)
-    result = answer_of(steady(*((n, n * cheap.get(n, 1.0)) for n in sizes)))
-    assert result.batch_size == 64
-    (said,) = (reason for reason in result.reasons if reason.startswith("Powers of two against"))
-    pairs = [[n for n in numbers(part) if n in sizes] for part in said.split(";")]
-    assert pairs == [[64, 72], [32, 33], [128, 127]]
 
 
 def test_a_tie_far_behind_with_a_wide_interval_is_called_too_noisy_to_tell() -> None:
