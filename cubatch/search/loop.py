@@ -44,8 +44,6 @@ from cubatch.search.recommend import is_favored
 from cubatch.search.state import SearchInputs, SearchState
 from cubatch.units import format_seconds
 
-__all__ = ["Event", "Goal", "is_out_of_memory", "measure"]
-
 _log = logging.getLogger(__name__)
 
 LEAST_REFERENCE_SECONDS, LONG_REFERENCE_SECONDS, WORK_SHARE = 0.01, 0.03, 1.5

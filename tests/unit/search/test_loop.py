@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 import cubatch
-from cubatch.errors import EnergyNotAvailable, TimedOut
+from cubatch.errors import EnergyNotAvailable
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_TRIAL, Measured, Recorder, Timing
 from cubatch.measure.stopwatch import MIN_SPAN_SECONDS
-from cubatch.search import loop
 from cubatch.search.events import Event
 from cubatch.search.noise import usable
 from cubatch.search.trial_rules import MOST_TRIALS
@@ -253,13 +252,6 @@ def test_nothing_is_imported_while_measuring() -> None:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True []\n"
-
-
-def test_is_out_of_memory_and_goal_are_at_hand_for_workers() -> None:
-    """The names that runners of other processes need come with the profiler."""
-    assert loop.is_out_of_memory(MemoryError())
-    assert loop.Goal is Goal
-    assert str(TimedOut("a step", 30.0)) == "a step did not come back within 30.0 s"
 
 
 class Compiler(FakeRunner):

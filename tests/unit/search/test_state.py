@@ -21,15 +21,6 @@ def probabilities(found) -> dict[int, float]:
     return dict(zip(found.sizes, found.feasibility.tolist(), strict=True))
 
 
-def test_the_answer_is_the_smallest_within_the_tolerance_of_the_fastest() -> None:
-    """Rates of 90, 99.5 and 100: within 1 % the middle one; by latency the lowest, or the largest as low."""
-    steps = {90: 1.0, 199: 2.0, 300: 3.0}
-    found = view(steps, ladder=[])
-    assert (found.recommended, found.fastest) == (199, 300)
-    found = view({1: 1.0, 8: 1.005, 16: 1.2}, goal=Goal(objective="latency"), ladder=[])
-    assert (found.recommended, found.fastest) == (8, 1)
-
-
 def test_sizes_over_the_latency_limit_are_no_answer() -> None:
     """A median of 3 s is above 2.5 s; where all are, there is no answer and no field."""
     found = view({100: 2.0, 300: 3.0}, goal=Goal(latency_limit=2.5), ladder=[])

@@ -7,7 +7,6 @@ import pytest
 
 from cubatch.hardware import host, probe
 from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.network import models
 from cubatch.network.layers import Conv2d
 from cubatch.tuning import ladder
 from cubatch.tuning.results import TuningResult
@@ -58,19 +57,6 @@ def test_an_answer_follows_from_its_measurements(spec, mode, virtual):
     assert 0 < result.seconds_spent < 60
 
 
-@pytest.mark.case("titan-x-test-batch")
-@pytest.mark.case("generalisation-gap")
-def test_the_smallest_size_within_tolerance_is_the_answer(virtual):
-    """1 ms and 10 us a sample: 9091, 24 242 and 50 000 samples/s at 10, 32 and 100; within 60 % is the middle one."""
-    rates = {n: n / (1e-3 + 1e-5 * n) for n in (10, 32, 100)}
-    for tolerance, answer in ((0.01, 100), (0.6, 32), (0.9, 10)):
-        result = tune(batch_sizes=rates, tolerance=tolerance, budget=20.0)
-        assert (result.batch_size, result.fastest_batch_size) == (answer, 100)
-        for m in result.measurements:
-            assert m.samples_per_second == pytest.approx(rates[m.batch_size], rel=CLOSE)
-            assert m.flops_per_second == pytest.approx(m.samples_per_second * models.build("mlp").flops())
-
-
 def test_candidates_come_from_the_plan_and_the_largest_ignores_max_batch_size(virtual):
     """Without a list: powers of two, 1.5 times them, and the maximum; `largest_batch_size` is the plan's alone."""
     limit = footprint("mlp", batch_size=1000, device="cpu", mode="inference").total
@@ -107,16 +93,6 @@ def test_a_limit_above_what_is_free_is_lowered_and_said(virtual, monkeypatch):
         f"Memory is limited to {format_bytes(hardware_memory.memory_limit(probe.device('cpu')).bytes)}: "
     )
     assert not any("Memory is limited" in reason for reason in tune(batch_sizes=[16], memory_limit="1MiB").reasons)
-
-
-def test_a_latency_limit_rules_out_slow_sizes_with_their_timings(virtual):
-    """A step of 11 ms where 10 are allowed: over_limit, with its timings kept."""
-    result = tune(batch_sizes=[1, 1000], latency_limit=0.01, budget=60.0)
-    assert statuses(result) == {1: "ok", 1000: "over_limit"}
-    large = result.measurements[1]
-    assert set(large.timings_seconds) == {1e-3 + 1e-5 * 1000}
-    assert "latency limit" in large.stop_reason
-    assert (result.batch_size, result.decided_by) == (1, "batch_sizes")  # nothing near the limit was asked for
 
 
 def test_a_budget_too_small_for_all_says_so(virtual):
