@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument
-from cubatch.network.extents import MAX_EXTENT
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass
 
@@ -113,46 +111,6 @@ def fused_winograd_blocks(
     extents = (batch_size, *_outputs(layer, pass_))
     images, rows, columns, filters = map(tiles, extents, (*pixels, FUSED_FILTERS))
     return images * rows * columns * filters
-
-
-def crest_batch_size(n: int = 1, *, blocks: Blocks, num_sms: int, blocks_per_sm: int = 1) -> int:
-    """
-    Return the largest batch at which no SM gets more than n blocks: the general form of Coulom's rule.
-
-    For the forward pass of a convolution with p x q outputs, k filters and tiles of tm x tn:
-
-        int(int(n * num_sms * blocks_per_sm / ceil(k / tn)) * tm / (p * q))
-
-    Args:
-        n: Most blocks of an SM.
-        blocks: Blocks by batch size: `num_blocks`, `winograd_blocks` or `fused_winograd_blocks` of a layer and pass.
-        num_sms: SMs of the device.
-        blocks_per_sm: Blocks that finish together on an SM. Resident blocks share the SM's pipes and usually do not:
-            the value 1 explains the published measurements.
-
-    Returns:
-        int: The batch size; 0 if one sample already has more blocks.
-
-    Raises:
-        InvalidArgument: If a number is not an integer of at least 1, or the blocks do not grow with the batch. Those of
-            wgrad do not: the batch is the depth of its product.
-
-    Example:
-        Go boards of 19 x 19 with 128 channels on a V100, by the published rule, and with tiles of 256 x 128:
-
-        >>> from functools import partial
-        >>> from cubatch.network.layers import Conv2d
-        >>> go = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
-        >>> [crest_batch_size(n, blocks=partial(num_blocks, go, Pass.FPROP), num_sms=80) for n in (1, 2, 3, 4)]
-        [28, 56, 85, 113]
-        >>> tall = partial(num_blocks, go, Pass.FPROP, tile=(256, 128))
-        >>> [crest_batch_size(n, blocks=tall, num_sms=80) for n in (1, 2, 3, 4)]
-        [56, 113, 170, 226]
-    """
-    most = check_whole("n", n) * check_whole("num_sms", num_sms) * check_whole("blocks_per_sm", blocks_per_sm)
-    if blocks(1) == blocks(MAX_EXTENT):
-        raise InvalidArgument("blocks", blocks(1), "a number that grows with the batch size", "That of wgrad does not.")
-    return largest_batch(blocks, most, MAX_EXTENT)
 
 
 def largest_batch(blocks: Blocks, most: int, limit: int) -> int:

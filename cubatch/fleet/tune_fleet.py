@@ -21,14 +21,12 @@ from cubatch.fleet import on_worker
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
 from cubatch.hardware import arithmetic, probe
 from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.measure.goal import Goal
 from cubatch.network import models
 from cubatch.network.models import SpecLike
 from cubatch.tuning import anchors as anchored
 from cubatch.tuning import prediction as forecasts
 from cubatch.tuning import tune
-from cubatch.tuning.limits import Limits
-from cubatch.tuning.request import check_progress
+from cubatch.tuning.request import Request, check_progress
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_bytes
 from cubatch.workload import Workload
@@ -117,12 +115,11 @@ def _check(call: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
     """Refuse arguments here that each worker would refuse by itself."""
     call.apply_defaults()
     given = call.arguments
-    Goal.of(**{name: given[name] for name in ("objective", "tolerance", "latency_limit")})
     if given["library"] not in arithmetic.LIBRARIES:
         remedy = "ONNX Runtime runs a file, but workers receive the network." * (given["library"] == "onnxruntime")
         raise InvalidArgument("library", given["library"], "one of " + ", ".join(arithmetic.LIBRARIES), remedy)
-    limits = {name: given[name] for name in ("budget", "seed", "sweeps", "current", "multiple_of", "divides")}
-    Limits.of(given["batch_sizes"], given["max_batch_size"], **limits)
+    checked = inspect.signature(Request.of).parameters.keys() - {"store", "progress"}
+    Request.of(**{name: given[name] for name in checked})
     if given["memory_limit"] is not None:
         hardware_memory.memory_limit(probe.device("cpu"), given["memory_limit"])
     for name, price in prices.items():

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from cubatch.errors import InvalidArgument
 from cubatch.estimate.block_counts import (
     FUSED_PIXELS,
-    crest_batch_size,
     fused_winograd_blocks,
+    largest_batch,
     num_blocks,
     winograd_blocks,
 )
 from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
+from cubatch.network.extents import MAX_EXTENT
 from cubatch.network.layers import Attention, Conv2d, Linear, ReLU
 from cubatch.network.passes import Pass
 from tests.thorough import examples
@@ -117,10 +118,15 @@ def test_a_fused_block_has_one_of_the_known_shapes():
 # --- the general rule ----------------------------------------------------------------------------------------
 
 
+def crest(n=1, *, blocks, num_sms, blocks_per_sm=1):
+    """The largest batch at which no SM gets more than n blocks."""
+    return largest_batch(blocks, n * num_sms * blocks_per_sm, MAX_EXTENT)
+
+
 @pytest.mark.case("coulom-rule")
 def test_the_published_rule_is_the_tile_of_128_by_128():
     """V100, boards of 19 x 19, 128 channels: 28, 56, 85, 113."""
-    found = [crest_batch_size(n, blocks=partial(num_blocks, GO, Pass.FPROP), num_sms=80) for n in (1, 2, 3, 4)]
+    found = [crest(n, blocks=partial(num_blocks, GO, Pass.FPROP), num_sms=80) for n in (1, 2, 3, 4)]
     assert found == [28, 56, 85, 113]
 
 
@@ -132,7 +138,7 @@ def test_the_published_formula_is_exact_where_channels_are_whole_tiles(n, h, wid
     Elsewhere the published one, which rounds once, is larger by less than a row of tiles: 128 pixels.
     """
     layer = Conv2d(h=h, w=h, c=128 * wide, k=128 * wide, r=3, s=3, pad=1)
-    general = crest_batch_size(n, blocks=partial(num_blocks, layer, Pass.FPROP), num_sms=num_sms)
+    general = crest(n, blocks=partial(num_blocks, layer, Pass.FPROP), num_sms=num_sms)
     published = coulom_batch_size(n, h=h, w=h, c=128 * wide, num_sms=num_sms)
     if n * num_sms % wide == 0:
         assert general == published
@@ -155,7 +161,7 @@ def test_the_general_rule_is_its_closed_form(n, b, num_sms, h, c, k, stride, sli
 
     def found(pass_: Pass) -> int:
         blocks = partial(num_blocks, layer, pass_, tile=tile, slices=slices)
-        return crest_batch_size(n, blocks=blocks, num_sms=num_sms, blocks_per_sm=b)
+        return crest(n, blocks=blocks, num_sms=num_sms, blocks_per_sm=b)
 
     assert found(Pass.FPROP) == closed(k, p * q)
     if stride == 1:
@@ -168,9 +174,7 @@ def test_winograds_rule_is_its_closed_form(n, num_sms, h, k, tile):
     layer = Conv2d(h=h, w=h, c=7, k=k, r=3, s=3, pad=1)
     pieces = n * num_sms // (36 * math.ceil(k / tile[1])) * tile[0]
     expected = pieces // math.ceil(h / 4) ** 2
-    assert (
-        crest_batch_size(n, blocks=partial(winograd_blocks, layer, Pass.FPROP, tile=tile), num_sms=num_sms) == expected
-    )
+    assert crest(n, blocks=partial(winograd_blocks, layer, Pass.FPROP, tile=tile), num_sms=num_sms) == expected
 
 
 @settings(max_examples=examples(150))
@@ -186,9 +190,9 @@ def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h,
         partial(winograd_blocks, layer, pass_, tile=tile),
         partial(fused_winograd_blocks, layer, pass_),
     ][turn]
-    crest = crest_batch_size(n, blocks=blocks, num_sms=num_sms)
-    assert busiest_sm_blocks(blocks(crest + 1), num_sms) > n
-    assert crest == 0 or busiest_sm_blocks(blocks(crest), num_sms) <= n
+    top = crest(n, blocks=blocks, num_sms=num_sms)
+    assert busiest_sm_blocks(blocks(top + 1), num_sms) > n
+    assert top == 0 or busiest_sm_blocks(blocks(top), num_sms) <= n
 
 
 @pytest.mark.case("coulom-rule")
@@ -200,7 +204,7 @@ def test_the_law_alone_gives_the_cliffs_of_a_chess_network():
     """
     chess = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
     blocks = partial(num_blocks, chess, Pass.FPROP)
-    assert [crest_batch_size(n, blocks=blocks, num_sms=48) for n in (1, 2)] == [96, 192]
+    assert [crest(n, blocks=blocks, num_sms=48) for n in (1, 2)] == [96, 192]
     for before, after in itertools.pairwise(CHESS):
         if after == before + 1:
             steps = busiest_sm_blocks(blocks(after), 48) - busiest_sm_blocks(blocks(before), 48)
@@ -220,30 +224,13 @@ def test_a_batch_of_go_boards_takes_as_long_as_its_busiest_sm():
     assert max(plain) / min(plain) > 1.5
 
 
-def test_wgrad_has_no_crest():
-    """Its result is the filter, as large for one sample as for a thousand: the batch is the depth of the sums."""
-    with pytest.raises(InvalidArgument) as caught:
-        crest_batch_size(blocks=partial(num_blocks, GO, Pass.WGRAD), num_sms=80)
-    assert "wgrad" in str(caught.value)
-
-
 def test_a_sample_of_more_blocks_than_asked_for_gives_no_batch():
     """One image of 224 x 224 x 64 is 392 blocks: 80 SMs have five each at least, and n = 4 has no batch."""
     large = partial(num_blocks, Conv2d(h=224, w=224, c=64, k=64, r=3, s=3, pad=1), Pass.FPROP)
-    assert [crest_batch_size(n, blocks=large, num_sms=80) for n in (4, 5)] == [0, 1]
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "3", None, True])
-@pytest.mark.parametrize("field", ["n", "num_sms", "blocks_per_sm"])
-def test_the_rule_refuses_what_is_no_count(field, value):
-    """A bad argument is named with its value."""
-    arguments = {"n": 1, "num_sms": 80, "blocks_per_sm": 1} | {field: value}
-    with pytest.raises(InvalidArgument) as caught:
-        crest_batch_size(blocks=partial(num_blocks, GO, Pass.FPROP), **arguments)
-    assert (caught.value.field, caught.value.value) == (field, value)
+    assert [crest(n, blocks=large, num_sms=80) for n in (4, 5)] == [0, 1]
 
 
 def test_the_rule_holds_for_linear_layers():
     """1000 outputs are 8 tiles wide, so 80 SMs hold 10 rows of them with 128 samples each."""
     for layer in (Linear(c=64, k=1000), Conv2d(h=1, w=1, c=64, k=1000, r=1, s=1)):
-        assert crest_batch_size(blocks=partial(num_blocks, layer, Pass.FPROP), num_sms=80) == 1280
+        assert crest(blocks=partial(num_blocks, layer, Pass.FPROP), num_sms=80) == 1280
