@@ -124,9 +124,6 @@ _TEXT: Mapping[str, str] = {
     "memory_not_watched": ("memory_limit was not watched: no library that reports its memory is loaded and has a GPU."),
     "memory_not_bounded": "Memory was not bounded before measuring: {reason}.",
     "memory_measured": "Memory was predicted from measured steps alone: {reason}.",
-    "prediction_falls": (
-        "The predicted memory of {larger} is below that of {smaller}: each prediction used the sizes measured before."
-    ),
     # --- the device and its ranks
     "no_tensor_cores": "{device} has no Tensor Cores for {dtype}: values are stored in it, arithmetic is float32.",
     "ranks": "{count} ranks were measured together; sizes and rates are those of one of them.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +35,6 @@ INPUTS = (
 )
 LOSS = " loss is called with the module's output and returns a scalar."
 """Both name arguments of the Python function; the command line replaces them by its options."""
-
-_FALL_SHARE = 0.9  # of a smaller size's prediction: predictions are to be 10 % off at most
 
 _CACHED_FACTS = {"memory_bytes", "largest_batch_size", "first", "dtype"}
 """What must be cached with a ladder for it to be used again."""
@@ -175,7 +172,7 @@ class BoundedSubject(Subject):
             measured = attrs.evolve(measured, added=_predicted(measured.added, predicted))
         notes = [of_remark(remark) for remark in remarks]
         notes += [note("page_faults", message=message) for message in ladder.facts.get("page_faults", [])]
-        return Revision(ladder=ladder, measured=measured, notes=[*notes, *falls([*ladder.candidates, *measured.added])])
+        return Revision(ladder=ladder, measured=measured, notes=notes)
 
     def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
         """Measure the data loader at the recommended size and some others that were measured."""
@@ -241,23 +238,6 @@ def _without_one(ladder: Ladder, limits: Limits) -> tuple[Ladder, list[Note]]:
     if limits.current == 1 or len(rest) == len(ladder.candidates):
         return ladder, []
     return attrs.evolve(ladder, candidates=rest), [note("compiled_without_one")]
-
-
-def falls(steps: Sequence[Candidate]) -> list[Note]:
-    """
-    Return a note where clearly less memory is predicted for a larger size.
-
-    Example:
-        >>> falls([Candidate(12, predicted_peak_bytes=120), Candidate(26, predicted_peak_bytes=110)])
-        []
-        >>> falls([Candidate(26, predicted_peak_bytes=66), Candidate(12, predicted_peak_bytes=120)])
-        [Note(code='prediction_falls', values={'smaller': 12, 'larger': 26})]
-    """
-    known = sorted((step.batch_size, step.predicted_peak_bytes) for step in steps if step.predicted_peak_bytes)
-    for (smaller, more), (larger, less) in itertools.pairwise(known):
-        if less < _FALL_SHARE * more:
-            return [note("prediction_falls", smaller=smaller, larger=larger)]
-    return []
 
 
 def _predicted(steps: Sequence[Candidate], num_bytes: Mapping[int, int]) -> tuple[Candidate, ...]:
