@@ -144,13 +144,13 @@ def format_percent(fraction: float) -> str:
 
 def format_tenths(fraction: float) -> str:
     """
-    Write an uncertainty as a percentage with one decimal.
+    Write an uncertainty as a percentage with one decimal; above a half its size means nothing.
 
     Example:
         >>> format_tenths(0.0232), format_tenths(1.37)
-        ('2.3 %', '137.0 %')
+        ('2.3 %', 'over 50 %')
     """
-    return f"{100 * fraction:.1f} %"
+    return f"{100 * fraction:.1f} %" if fraction <= 0.5 else "over 50 %"  # noqa: PLR2004
 
 
 def format_whole_percent(fraction: float, *, at_most: bool = False) -> str:
