@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 import attrs
 import numpy as np
 import pytest
 
-from benchmarks import fit_predictor
 from benchmarks.predictor import fitting
 from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
-from benchmarks.predictor.published import GEMM, NEUSIGHT, load
-from cubatch.estimate.vendor.fitted import Fitted
+from benchmarks.predictor.published import NEUSIGHT
 from tests.unit.benchmarks.building import (
     FACTORS,
-    GEMM_ROW,
     LAYERS,
     V100,
     model_of,
     rows_of,
-    write,
 )
 
 
@@ -87,40 +82,3 @@ def test_siblings_are_left_out_together(taught):
     ]
     assert np.isnan(left[rows.gpu == "k40"]).all()
     assert np.isfinite(left[rows.gpu != "k40"]).all()
-
-
-@pytest.fixture
-def folders(tmp_path, monkeypatch):
-    """Where files are read from, models and results are written to; what is fitted is known by its sd."""
-    found = [tmp_path / name for name in ("csv", "data", "results")]
-    for folder in found[:2]:
-        folder.mkdir()
-    monkeypatch.setattr(fit_predictor, "DATA", found[1])
-    monkeypatch.setattr(fit_predictor, "RESULTS", found[2])
-    monkeypatch.setattr(fit_predictor, "fitted", lambda rows, seed: model_of(name=rows.name, sd=0.1 + rows.tensor))
-    return found
-
-
-def command(folder, *options):
-    """The words of the command line."""
-    return ["fit_predictor", "--data", str(folder), *options]
-
-
-def test_the_command_writes_a_model_for_each_source_that_is_there(folders, monkeypatch, capsys):
-    """float32 and Tensor Cores have a file each, stored float16 none; the rows that were used are written down."""
-    folder, data, results = folders
-    sizes = {"fp32": (16, 32), "fp16_storage (16b in": (48, 64, 80), "fp16_mixed_tensorop (16b in": (16, 32)}
-    changes = ({"gpu": "Tesla V100", "precision": kind, "n": n} for kind, batches in sizes.items() for n in batches)
-    write(folder / "deepbench_gemm.csv", GEMM_ROW, *changes)
-    monkeypatch.setattr(sys, "argv", command(folder))
-    fit_predictor.main()
-    assert sorted(path.name for path in data.iterdir()) == ["deepbench_gemm.npz", "deepbench_gemm_tensor.npz"]
-    assert Fitted.load(data / "deepbench_gemm_tensor.npz").sd == 1.1
-    assert fit_predictor.path_of(GEMM) == data / "deepbench_gemm.npz"
-    assert fit_predictor.path_of(f"{GEMM} tensor") == data / "deepbench_gemm_tensor.npz"
-    single, stored, tensor = load(folder, GEMM)
-    with np.load(results / "rows.npz") as file:
-        used = file["fitted"]
-    assert sorted(used) == sorted([*fit_predictor.fingerprints(single), *fit_predictor.fingerprints(tensor)])
-    assert not set(used) & set(fit_predictor.fingerprints(stored))
-    assert "deepbench gemm tensor: 2 rows, 1 shapes, 1 GPUs" in capsys.readouterr().out

@@ -41,15 +41,6 @@ SYNTHETIC = result_of(
 )
 
 
-def test_goals_are_judged_by_the_geometric_mean_and_the_least():
-    """Products of 0.5 and 2 are at 1, convolutions of 0.8 and 1.25 too (not 3x3, stride 1); misc goes by its worst."""
-    text = gpu.goals(SYNTHETIC)
-    assert "| matrix products, float32: mean ratio to cuBLAS | 0.95 | 1.000 | 2 | yes |" in text
-    assert "| 1x1 and strided convolutions of resnet50, float32: mean ratio to cuDNN | 1.00 | 1.000 | 2 | yes |" in text
-    assert "| other operations: least share of a copy's bandwidth | 0.85 | 0.700 | 2 | **no** |" in text
-    assert "depthwise" not in text
-
-
 def test_the_table_of_products_leaves_out_what_was_wrong():
     """And the caption counts what was skipped."""
     text = gpu.gemm(SYNTHETIC)
@@ -74,11 +65,6 @@ def test_a_caption_names_the_commits_that_a_resumed_pass_kept_cases_of():
         item["commit"] = "1111111"
     assert "commit 0000000 (but 2 of the cases: 1111111), " in gpu.gemm(result)
     assert "commit 0000000, " in gpu.convolutions(result)
-
-
-def test_convolutions_are_averaged_by_network_and_pass():
-    """1x1 and strided apart from 3x3 at stride 1."""
-    assert "| resnet50 | float32 | 32 | fprop | 3 | 1.000 | 0.400 | 0.737 |" in gpu.convolutions(SYNTHETIC)
 
 
 def test_sections_of_a_page_are_written_from_a_pass(monkeypatch, tmp_path):

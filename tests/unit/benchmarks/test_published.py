@@ -6,8 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, SOURCES, load
-from cubatch.errors import UnknownName
+from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, load
 from cubatch.estimate.vendor.algorithms import Work
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
@@ -82,13 +81,6 @@ def test_deepbench_products_are_passes_of_a_linear_layer(tmp_path, letters, pass
     assert rows.work.flops.tolist() == [2 * 1760 * 16 * 2048]
     assert {rows.work.m[0], rows.work.columns[0]} == {1760, 16}
     assert (rows.work.depth.tolist(), rows.shape.tolist()) == ([2048], ["2048_1760"])
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_gpu_that_nobody_knows_is_an_error(tmp_path, source):
-    """A name outside the catalogue is refused, not skipped."""
-    with pytest.raises(UnknownName, match="Voodoo 2"):
-        read(tmp_path, source, {"gpu": "Voodoo 2"})
 
 
 def test_folds_divide_shapes_and_never_rows(tmp_path):

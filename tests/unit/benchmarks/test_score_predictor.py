@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import attrs
 import numpy as np
 import pytest
 
-from benchmarks import score_predictor
-from benchmarks.fit_predictor import fingerprints
 from benchmarks.predictor import fitting
-from benchmarks.predictor.published import GEMM, find_device
 from benchmarks.score_predictor import errors, score_source, summary
-from tests.unit.benchmarks.building import GEMM_ROW, LAYERS, model_of, rows_of, write
+from tests.unit.benchmarks.building import LAYERS, model_of, rows_of
 
 V100, P100, XP, TI = "v100-pcie-16gb", "p100-pcie-16gb", "titan-xp", "gtx-1080-ti"
 TWO = {V100: (1.0, 1.0), P100: (1.0, 1.0)}
@@ -41,9 +35,6 @@ def test_a_summary_counts_and_averages():
     assert 0 <= low < 10 < high <= 20
     alike = summary(rows, rows.seconds * 1.1, seed=0)
     assert (alike["mean_interval"], alike["median_interval"]) == ([10.0, 10.0], [10.0, 10.0])
-
-
-# https://github.com/LeelaChessZero/lc0/pull/1101
 
 
 @pytest.fixture
@@ -92,35 +83,3 @@ def test_rows_that_were_fitted_are_predicted_anew_and_others_by_the_model(refitt
         "neusight, unseen GPU, held out, 10 anchors": (16, 0.0),
     }
     assert scores["neusight, unseen GPU, 10 anchors"][1] < 20
-
-
-def products(folder, results):
-    """Twelve products of a V100 and a P100 each, of which those of the V100 were fitted; a model that knows it."""
-    changes = [
-        {"gpu": gpu, "m": 512 * m, "n": n, "k": 1024, "a_t": "T", "time_ms": 0.1 * m}
-        for gpu in ("Tesla V100", "Tesla P100") for m in (1, 2, 3) for n in (16, 32, 64, 128)
-    ]  # fmt: skip
-    write(folder / "deepbench_gemm.csv", GEMM_ROW, *changes)
-    (rows,) = score_predictor.published.load(folder, GEMM)
-    of = rows.gpu == find_device("Tesla V100").slug
-    np.savez_compressed(results / "rows.npz", fitted=fingerprints(rows.take(of)))
-    model_of({str(rows.gpu[of][0]): (1.0, 1.0)}, name=GEMM, sd=0.1, unseen_sd=0.2).save(results / "deepbench_gemm.npz")
-
-
-def test_the_command_scores_what_the_folder_has(tmp_path, monkeypatch, capsys, refitted):
-    """Fitted rows are known by their numbers; scores of other sources stay."""
-    monkeypatch.setattr(score_predictor, "RESULTS", tmp_path)
-    monkeypatch.setattr(score_predictor, "path_of", lambda name: tmp_path / f"{name.replace(' ', '_')}.npz")
-    out = tmp_path / "scores.json"
-    out.write_text(json.dumps({"scores": {"neusight, unseen shapes": {"mean": 1.0}}}))
-    products(tmp_path, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["score", "--data", str(tmp_path), "--out", str(out), "--only", GEMM])
-    score_predictor.main()
-    found = json.loads(out.read_text())
-    assert found["benchmark"] == "predictor"
-    assert found["scores"]["neusight, unseen shapes"] == {"mean": 1.0}  # of a source that was not asked for
-    assert set(refitted["shapes"].gpu) == {find_device("Tesla V100").slug}
-    assert found["scores"]["deepbench gemm, unseen shapes"]["rows"] == 12
-    assert found["scores"]["deepbench gemm, unseen GPU, held out"]["rows"] == 12
-    assert "deepbench gemm, unseen shapes, held out" not in found["scores"]
-    assert "deepbench gemm, unseen shapes: 10.0" in capsys.readouterr().out

@@ -9,7 +9,6 @@ import pytest
 from benchmarks import step_page as command
 from benchmarks.gpu.steps import STEPS, Step, step_named
 from benchmarks.pages import gpu_step
-from cubatch.errors import InvalidData
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import catalogue
 from cubatch.network import models
@@ -86,15 +85,6 @@ def test_predictions_add_up_to_the_predictors_own_step(step):
     assert mine == pytest.approx(theirs.seconds[0], rel=0.15)
 
 
-def test_later_results_win_and_other_gpus_are_refused():
-    """Of a case that two passes have, the last counts."""
-    first, second = measured(SMALL, 1e-3), measured(SMALL, 2e-3)
-    whole = gpu_step.whole(gpu_step.totals(SMALL, H200, [first, second]))
-    assert whole.measured_seconds == pytest.approx(2e-3 * whole.calls)
-    with pytest.raises(InvalidData, match="H100"):
-        gpu_step.totals(SMALL, H200, [measured(SMALL, 1e-3, device=catalogue.find("h100-sxm"))])
-
-
 def test_the_command_writes_the_page(capsys, tmp_path):
     """Of a step by its name; unknown names list those that there are, files of nothing are refused."""
     path = tmp_path / "pass.json"
@@ -108,21 +98,3 @@ def test_the_command_writes_the_page(capsys, tmp_path):
             command.main(wrong)
         assert stop.value.code == 2
     assert RESNET.name in capsys.readouterr().err
-
-
-def test_the_committed_passes_of_a_gpu_are_the_default(tmp_path, capsys):
-    """The newest counts for each operation; a pass without some kernels, and other results, are left out."""
-    folder = tmp_path / "h200-sxm"
-    folder.mkdir()
-    for name, date, seconds, facts in (
-        ("b", "2000-01-01", 1e-3, {}), ("a", "2000-01-02", 2e-3, {}), ("c", "2000-01-03", 9e-3, {"without": ["mma"]}),
-        ("d", "2000-01-04", 9e-3, {"benchmark": "step_graphs"}),
-    ):  # fmt: skip
-        result = measured(SMALL, seconds) | {"benchmark": "gpu_pass", "date": date} | facts
-        (folder / f"{name}.json").write_text(json.dumps(result))
-    assert [path.name for path in command.committed("h200-sxm", tmp_path)] == ["b.json", "a.json"]
-    assert command.committed("t4", tmp_path) == []
-    assert command.main([RESNET.name]) == 0
-    assert "calls were measured" in capsys.readouterr().out
-    assert command.main([RESNET.name, "--results"]) == 0
-    assert "calls are predicted" in capsys.readouterr().out
