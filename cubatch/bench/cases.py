@@ -37,11 +37,11 @@ _STATES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 _EXTENTS = 3  # of a sample: height, width, channels
 
 
-def _counted(case: Case, *, traffic: int | None = None, more: int = 0, **facts: Any) -> Case:
-    """Return a case that moves `traffic` bytes, by default each array once, and `more` in addition."""
+def _counted(case: Case, *, traffic: int | None = None, **facts: Any) -> Case:
+    """Return a case that moves `traffic` bytes, by default each array once."""
     case = attrs.evolve(case, **facts)
-    bytes_ = case.num_bytes if traffic is None else traffic
-    return attrs.evolve(case, traffic_bytes=bytes_, moved_bytes=bytes_ + more)
+    moved = case.num_bytes if traffic is None else traffic
+    return attrs.evolve(case, traffic_bytes=moved, moved_bytes=moved)
 
 
 def of_layer(

@@ -175,10 +175,9 @@ def time_case(
                 entries[index], step = checked.variant(way, entries[index])
                 if step is not None:
                     entrants[index] = Entrant(entries[index].name, OURS, step)
-        ways_of_others = rivals(case, target.module, others=others) if with_rivals else NOT_ASKED
-        missing += [ways_of_others] if isinstance(ways_of_others, str) else []
-        for rival in () if isinstance(ways_of_others, str) else ways_of_others:
-            bound = checked.rival(rival)
+        foreign = rivals(case, target.module, others=others) if with_rivals else NOT_ASKED
+        for rival in [foreign] if isinstance(foreign, str) else foreign:
+            bound = rival if isinstance(rival, str) else checked.rival(rival)
             if isinstance(bound, str):
                 missing.append(bound)
                 continue
