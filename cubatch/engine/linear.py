@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.engine.backend import gate, of, rectify, take_workspace, view
+from cubatch.engine.backend import areas, gate, of, rectify, take_workspace, view
 from cubatch.memory.blocks import Ends
 from cubatch.memory.conv_blocks import UNPACKED_PRODUCTS
 
@@ -40,7 +40,8 @@ def linear(
     y = xp.empty((*x.shape[:-1], k), dtype=x.dtype) if out is None else out
     rows = y.reshape(-1, k)
     if scale is not None or residual is not None:
-        _tile_by_tile(x.reshape(-1, c), w, rows, scale=scale, shift=shift, residual=residual, workspace=workspace)
+        ends = {"scale": scale, "shift": shift, "residual": residual}
+        _tile_by_tile(x.reshape(-1, c), w.T, rows, **ends, workspace=workspace)
     elif isinstance(x, np.ndarray) and (step := _outputs_at_once(len(rows), c, k)):
         _few_rows(x.reshape(-1, c), w, rows, step)
     elif isinstance(x, np.ndarray) and workspace is not None and workspace.nbytes >= y.nbytes:
@@ -73,20 +74,28 @@ def _few_rows(x: Any, w: Any, out: Any, step: int) -> None:
         of(x).matmul(x, w[first : first + step].T, out=out[:, first : first + step])
 
 
-def _tile_by_tile(x: Any, w: Any, out: Any, *, scale: Any, shift: Any, residual: Any, workspace: Any) -> None:
-    """Finish a tile of rows in the cache, since the residual may lie in the output."""
-    xp, k = of(x), len(w)
-    need = Ends(itemsize=x.itemsize, row=k)
+def _tile_by_tile(
+    x: Any, w: Any, out: Any, *, scale: Any = None, shift: Any = None, residual: Any = None, positive: Any = None,
+    workspace: Any,
+) -> None:  # fmt: skip
+    """Multiply and finish a tile of rows in the cache, since the residual may lie in the output."""
+    xp, width = of(x), out.shape[-1]
+    need = Ends(itemsize=x.itemsize, row=width)
     workspace = take_workspace(workspace, x, need, len(x))
     for piece, _ in need.cut(len(x), workspace.nbytes):
-        tile = view(workspace, out[piece].shape, x.dtype)
-        xp.matmul(x[piece], w.T, out=tile)
+        part = out[piece]
+        tile, flags = areas(workspace, need, (len(part), 1), (part.shape, x.dtype), (part.shape, "bool"))
+        xp.matmul(x[piece], w, out=tile)
         if scale is not None:
             xp.multiply(tile, scale, out=tile)
             xp.add(tile, shift, out=tile)
         if residual is not None:
-            xp.add(tile, residual.reshape(-1, k)[piece], out=tile)
-        xp.copyto(out[piece], tile)
+            xp.add(tile, residual.reshape(-1, width)[piece], out=tile)
+        if positive is None:
+            xp.copyto(part, tile)
+        else:
+            xp.not_equal(positive.reshape(-1, width)[piece], 0, out=flags)
+            gate(tile, flags, part)
 
 
 def linear_dgrad(
@@ -108,21 +117,7 @@ def linear_dgrad(
     if residual is None and positive is None:
         xp.matmul(errors, w, out=target)
         return dx
-    need = Ends(itemsize=dy.itemsize, row=c)
-    workspace = take_workspace(workspace, dy, need, len(target))
-    for piece, _ in need.cut(len(target), workspace.nbytes):
-        part = target[piece]
-        tile_at, flags_at = need.offsets(len(part), 1)
-        tile = view(workspace, part.shape, dy.dtype, offset=tile_at)
-        xp.matmul(errors[piece], w, out=tile)
-        if residual is not None:
-            xp.add(tile, residual.reshape(-1, c)[piece], out=tile)
-        if positive is None:
-            xp.copyto(part, tile)
-        else:
-            flags = view(workspace, part.shape, xp.bool_, offset=flags_at)
-            xp.not_equal(positive.reshape(-1, c)[piece], 0, out=flags)
-            gate(tile, flags, part)
+    _tile_by_tile(errors, w, target, residual=residual, positive=positive, workspace=workspace)
     return dx
 
 

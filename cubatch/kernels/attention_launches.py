@@ -69,7 +69,6 @@ def launches(
         pass_: The pass; WGRAD has no such launches.
         batch_size: Samples.
         dtype: Storage of the elements.
-        device: The GPU.
         saves: Whether the forward pass saves the weights, as in training.
 
     Example:

@@ -51,8 +51,8 @@ def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> N
             raise InvalidArgument(name, str(array.dtype), f"of dtype {np.dtype(dtype)}")
         if not array.flags.c_contiguous:
             raise InvalidArgument(name, f"strides {array.strides}", "C-contiguous")
-        if shape is not None:
-            check_shape(name, array, tuple(shape))
+        if shape is not None and tuple(array.shape) != tuple(shape):
+            raise InvalidArgument(name, tuple(array.shape), f"of shape {tuple(shape)}")
 
 
 def vector_width(context: Context, channels: int, *arrays: Any) -> int:
@@ -60,7 +60,6 @@ def vector_width(context: Context, channels: int, *arrays: Any) -> int:
     Return how many elements of a row a thread loads at once: 16 bytes, or one where rows or addresses forbid that.
 
     Args:
-        context: Checks alignment.
         channels: Elements of a row.
         arrays: All that are read or written in this way; of one type.
     """
@@ -122,9 +121,3 @@ def column_grid(tiles: ColumnTiles) -> tuple[int, int, int]:
     """
     layers = max(1, -(-tiles.blocks // MOST_IN_YZ))
     return (tiles.tiles, -(-tiles.blocks // layers), layers)
-
-
-def check_shape(name: str, array: Any, wanted: tuple[int, ...]) -> None:
-    """Check an array's shape: a kernel would write beyond the end of a smaller array."""
-    if tuple(array.shape) != tuple(wanted):
-        raise InvalidArgument(name, tuple(array.shape), f"of shape {tuple(wanted)}")

@@ -57,7 +57,6 @@ def batch_norm_finish(
     Merge the moments of tiles into the batch's statistics.
 
     Args:
-        context: Where it runs.
         partials: Count, mean and sum of squared deviations: float32 (tiles, 3, c), flat.
         tiles: Tiles of rows.
         dtype: Type of the activations.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cubatch.engine.native.arrays import check, check_shape, floats, take_workspace
+from cubatch.engine.native.arrays import check, floats, take_workspace
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.variant import find
@@ -43,8 +43,8 @@ _WINDOW = np.dtype(
 
 def forward(context: Context, shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any) -> Any:
     """Launch the kernel of the forward pass."""
-    check(x.dtype, x=x, w=w, b=b, out=out)
-    check_shape("out", out, (len(x), shape.vertical.out, shape.horizontal.out, shape.c))
+    check(x.dtype, x=x, w=w, b=b)
+    check(x.dtype, (len(x), shape.vertical.out, shape.horizontal.out, shape.c), out=out)
     rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
     _convolve(context, shape, (x, w, b, out), rows, columns, relu=relu)
     return out
@@ -52,9 +52,9 @@ def forward(context: Context, shape: ConvShape, x: Any, w: Any, b: Any, *, relu:
 
 def dgrad(context: Context, shape: ConvShape, dy: Any, w: Any, *, out: Any) -> Any:
     """Launch the kernel of the gradient by the input."""
-    check(dy.dtype, dy=dy, w=w, out=out)
-    check_shape("dy", dy, (len(out), shape.vertical.out, shape.horizontal.out, shape.c))
-    check_shape("out", out, (len(out), shape.vertical.size, shape.horizontal.size, shape.c))
+    check(dy.dtype, w=w)
+    check(dy.dtype, (len(out), shape.vertical.out, shape.horizontal.out, shape.c), dy=dy)
+    check(dy.dtype, (len(out), shape.vertical.size, shape.horizontal.size, shape.c), out=out)
     rows, columns = _backward(shape.vertical), _backward(shape.horizontal)
     _convolve(context, shape, (dy, w, None, out), rows, columns, turned=True)
     return out
@@ -62,8 +62,8 @@ def dgrad(context: Context, shape: ConvShape, dy: Any, w: Any, *, out: Any) -> A
 
 def wgrad(context: Context, shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any) -> Any:
     """Launch the kernels of the gradients by filter and bias; `depthwise_wgrad_workspace` is the workspace's size."""
-    check(x.dtype, x=x, dy=dy, dw=dw, db=db)
-    check_shape("dy", dy, (len(x), shape.vertical.out, shape.horizontal.out, shape.c))
+    check(x.dtype, x=x, dw=dw, db=db)
+    check(x.dtype, (len(x), shape.vertical.out, shape.horizontal.out, shape.c), dy=dy)
     dtype, row = dtype_of(x), (shape.taps + 1) * shape.c
     scratch = take_workspace(workspace, x, depthwise_wgrad_workspace(shape, len(x), dtype, context.device))
     vector = _vector(context, shape, x, dy)

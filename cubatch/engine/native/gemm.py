@@ -27,7 +27,6 @@ def gemm(
     Multiply matrices: out[m, n] = bias[n] + sum over k of a[m, k] * b[k, n].
 
     Args:
-        context: Where it runs.
         a: (m, k), or (k, m) where the layout's first letter is t.
         b: (k, n), or (n, k) where its second letter is t.
         bias: (n,), or None. Layout "nt" only.

@@ -63,7 +63,6 @@ def multiply_heads(
     Compute out = factor * a b for each head of each sample.
 
     Args:
-        context: Where it runs.
         layout: "nt": b is transposed; "nn": neither; "tn": a is.
         a, b: The factors.
         out: Receives the products.

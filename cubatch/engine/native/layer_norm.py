@@ -48,7 +48,6 @@ def parameter_sums(
     Sum dy times the factor of gamma, and dy, over all positions.
 
     Args:
-        context: Where it runs.
         dy: Gradient by the output (..., c).
         x: The forward pass's input.
         statistics: Mean and inverse deviation of each position, flat; None if x is not normalised.

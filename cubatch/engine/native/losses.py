@@ -25,7 +25,6 @@ def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
     Turn the first elements of every row of the last axis into probabilities; the padding behind them is not touched.
 
     Args:
-        context: Where it runs.
         x: Scores (..., stride).
         columns: Elements of a row that are scores; at most `stride`.
         out: Receives the probabilities: of x's shape, may be x.

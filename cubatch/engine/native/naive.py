@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, check_shape
+from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.conv import output_shape, shape_of
 from cubatch.engine.native.gemm import extents
@@ -38,8 +38,8 @@ def gemm(
     """Launch the kernel of a matrix product, with the arguments of `gemm.gemm`."""
     m, n, gemm_k = extents(a, b, layout)
     result = of(a).empty((m, n), dtype=a.dtype) if out is None else out
-    check(a.dtype, a=a, b=b, bias=bias, out=result)
-    check_shape("out", result, (m, n))
+    check(a.dtype, a=a, b=b, bias=bias)
+    check(a.dtype, (m, n), out=result)
     product = np.array((m, n, gemm_k, relu), dtype=_PRODUCT)[()]
     _launch(context, f"gemm_{layout}", m * n, (a, b, bias, result, product))
     return result
@@ -56,8 +56,8 @@ def conv2d(context: Context, given: SimpleNamespace) -> Any:
 @operation(out=lambda given: given.x_shape)
 def conv2d_dgrad(context: Context, given: SimpleNamespace) -> Any:
     dy, w, dx, shape = given.dy, given.w, given.out, shape_of(given, given.x_shape, given.w)
-    check(dy.dtype, dy=dy, w=w)
-    check_shape("dy", dy, output_shape(shape, len(dx)))
+    check(dy.dtype, w=w)
+    check(dy.dtype, output_shape(shape, len(dx)), dy=dy)
     _launch(context, "conv2d_dgrad", dx.size, (dy, w, dx, _convolution(shape, len(dy))))
     return dx
 
@@ -65,8 +65,8 @@ def conv2d_dgrad(context: Context, given: SimpleNamespace) -> Any:
 @operation()
 def conv2d_wgrad(context: Context, given: SimpleNamespace) -> Any:
     x, dy, dw, db, shape = given.x, given.dy, given.dw, given.db, shape_of(given, given.x.shape, given.dw)
-    check(x.dtype, x=x, dy=dy, dw=dw, db=db)
-    check_shape("dy", dy, output_shape(shape, len(x)))
+    check(x.dtype, x=x, dw=dw, db=db)
+    check(x.dtype, output_shape(shape, len(x)), dy=dy)
     outputs = dw.size + (0 if db is None else shape.k)
     _launch(context, "conv2d_wgrad", outputs, (x, dy, dw, db, _convolution(shape, len(x))))
     return dw

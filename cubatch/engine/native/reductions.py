@@ -18,7 +18,6 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
     Sum over all axes but the last, in float32, always in the same order.
 
     Args:
-        context: Where it runs.
         x: Array (..., c).
         out: Receives the sums (c,), of x's type. None allocates it.
         workspace: 1-D uint8 array of `workspace.misc.column_sums_workspace` bytes. None allocates one.
@@ -46,7 +45,6 @@ def finish_gradients(context: Context, x: Any, tiles: ColumnTiles, partials: Any
     Add up two sums for each tile and channel into the gradients of a norm's parameters.
 
     Args:
-        context: Where it runs.
         x: Activations (..., c).
         tiles: Tiles of its rows.
         partials: float32, flat: means to write (2, c), then the sums (tiles, 2, c).

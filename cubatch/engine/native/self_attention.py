@@ -69,7 +69,6 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     Mix the values by the softmax of scores that are never stored.
 
     Args:
-        context: Where it runs.
         qkv: Queries, keys and values (n, t, 3c), by head.
         heads: Number of heads, of at most `WIDEST_HEAD` channels.
         out: Receives the mixed values (n, t, c).

@@ -110,7 +110,6 @@ def depthwise_sums(shape: ConvShape, samples: int, vector: int, dtype: str, devi
         samples: Samples of one call.
         vector: Channels of a load of fprop and dgrad, an upper limit for a thread; 1 for the scalar kernel.
         dtype: Storage of the elements.
-        device: The GPU.
     """
     resident = resident_blocks(sums_kernel(shape, vector, dtype), device.compute_capability)
     vector = min(vector, _SUMS_VECTORS[shape.taps])

@@ -58,7 +58,6 @@ def summed_tiles(
         channels: Elements of a row.
         vector: Elements of a load.
         itemsize: Bytes of an element.
-        device: The GPU.
         blocks_per_sm: Blocks that an SM holds; at most 4, for which scratch memory is planned.
 
     Example:
@@ -85,7 +84,6 @@ def walked_tiles(
         channels: Elements of a row.
         vector: Elements of a load.
         itemsize: Bytes of an element.
-        device: The GPU.
         samples: Number of arrays of this shape.
 
     Example:
