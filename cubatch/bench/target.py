@@ -96,7 +96,7 @@ def on_gpu(device: Device) -> Target:
     from cubatch.kernels.launch import CudaLauncher
     from cubatch.measure.clocks import cupy_kernel_clock
 
-    module = backend.module("cuda")
+    module = gpu_library.cupy()
     module.cuda.Device(device.index).use()
     launcher = CudaLauncher(device)
 

@@ -45,15 +45,6 @@ def of(array: Any) -> Any:
     return module if calls is None else _RecordingModule(module, calls)
 
 
-def module(kind: str) -> ModuleType:
-    """Return the array module for a kind of device: "cpu" or "cuda"."""
-    if kind == "cpu":
-        return np
-    if kind == "cuda":
-        return gpu_library.cupy()
-    raise InvalidArgument("kind", kind, '"cpu" or "cuda"')
-
-
 class Replay:
     """
     Recorded calls; calling it makes them again.

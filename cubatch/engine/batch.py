@@ -45,7 +45,6 @@ def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], 
         x: The whole batch.
         labels: Of the whole batch, or None.
         kind: Storage type of activations.
-        xp: The array module.
     """
     shard = slice(place.begin, place.begin + place.arena.samples)
     for number in plan.schedule.given:
@@ -68,7 +67,6 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
         places: All shards.
         block: Numbers of `random_block`.
         seed: Draws the labels.
-        xp: The array module.
     """
     random = np.random.default_rng(seed)
     # Each shard begins at another number of the block, so that no two hold the same samples.

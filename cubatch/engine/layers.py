@@ -73,7 +73,6 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     Bind an operation of layers to its arrays.
 
     Args:
-        op: The operation.
         place: The shard that it works on.
         training: Whether statistics of the batch are used, and kept.
 

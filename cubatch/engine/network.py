@@ -37,6 +37,7 @@ from cubatch.engine.step_graphs import StepGraphs
 from cubatch.engine.step_numbers import StepNumbers
 from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument, UnsupportedDtype, is_out_of_memory
+from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import Device
 from cubatch.memory.plan import Plan
 from cubatch.memory.plan import plan as lay_out
@@ -101,7 +102,7 @@ class Model(Learned):
         self.mode, self.dtype, self.optimizer, self.recompute, self.seed = mode, dtype, optimizer, recompute, seed
         for node in self.network.nodes:
             layers.check(node.layer, node.name)
-        self._xp = context.launcher.module if context else backend.module(device.kind)
+        self._xp = context.launcher.module if context else np if device.kind == "cpu" else gpu_library.cupy()
         self.library = "cubatch" if context else "im2col"
         self._work = Workload(
             spec=spec, device=device, mode=mode, dtype=dtype, optimizer=optimizer, library=self.library,

@@ -149,7 +149,6 @@ class TimedChoice:
         Return the variant that runs a problem, with its slices.
 
         Args:
-            problem: The operation with its extents.
             device: The GPU.
             prepare: Binds a variant to the arrays and returns its launch; None: choose without timing.
         """

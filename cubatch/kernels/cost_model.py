@@ -123,7 +123,6 @@ def _tensor_step_clocks(kernel: Kernel, tile: Tile, read_by_warp: int, device: D
 
     Args:
         kernel: A kernel of kernels/mma.
-        tile: Its tile.
         read_by_warp: Rows and columns of the tile that each warp reads from shared memory.
         device: The GPU; an unknown architecture counts as the latest known one before it.
         peak_rate: `_peak_rate` of the device.

@@ -108,7 +108,6 @@ class CudaLauncher:
         Prepare a launch; the returned function enqueues it on the stream that is current at the call.
 
         Args:
-            kernel: The kernel.
             grid: Blocks in x, y and z.
             arguments: In the order of its parameters: CuPy arrays and None are passed as pointers, NumPy scalars and
                 tensor maps by value.
@@ -208,7 +207,6 @@ def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compu
 
     Args:
         function: CuPy's function of the kernel.
-        kernel: The kernel.
         resources: Resources of its entry.
         compute_capability: (major, minor) of the GPU.
 

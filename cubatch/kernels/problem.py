@@ -25,8 +25,6 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
     projection to queries, keys and values, its largest tiled product.
 
     Args:
-        layer: The layer.
-        pass_: The pass.
         batch_size: Samples.
         dtype: Storage of the elements, or "tf32".
 
@@ -91,8 +89,6 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
     Return one pass of a convolution as a problem.
 
     Args:
-        pass_: The pass.
-        shape: The convolution.
         samples: Samples of one call.
         dtype: Storage of the elements.
         vector: Widest load that extents and addresses allow, in elements.

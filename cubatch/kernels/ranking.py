@@ -79,7 +79,6 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
     Return the variants that can run a problem on a device, best first.
 
     Args:
-        problem: The product.
         device: A GPU of known SMs and compute capability.
     """
     return [kernel for _, _, kernel in ranking(problem, device)]
@@ -114,7 +113,6 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
     Return whether Hopper's copy engine can store the output of a product, whose rows are then contiguous.
 
     Args:
-        problem: The product.
         tile: Tile of the variant.
         slices: Slices of gemm_k.
         has_terms: Whether a residual is added or a mask applied.  These and swapped tiles need 16-bit elements.

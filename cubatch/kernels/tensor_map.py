@@ -146,7 +146,6 @@ def encode(tensor: TensorMap, address: int, driver: Any) -> bytes:
     Return a tensor map as encoded by the CUDA driver; makes no call to the GPU.
 
     Args:
-        tensor: The tensor map.
         address: Address of its array on the GPU.
         driver: The driver's library, from `driver.load`.
     """
@@ -188,7 +187,6 @@ def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
 
     Args:
         operation: "conv2d_fprop", "conv2d_dgrad" or "conv2d_wgrad".
-        shape: The convolution.
         samples: Samples of one call.
     """
     vertical, horizontal = shape.vertical, shape.horizontal

@@ -158,7 +158,6 @@ def product(problem: Problem, kernel: Kernel, tiles: int | None = None) -> Probl
     Return the products of a variant, side by side, as one problem; the problem itself for other algorithms.
 
     Args:
-        problem: The problem.
         kernel: The variant.
         tiles: Tiles of one part; None is all.
     """

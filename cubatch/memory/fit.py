@@ -20,7 +20,6 @@ def cuts(work: Workload, target: int, limit: int) -> list[int]:
     Return the divisors of an optimizer step that fit a limit, ascending.
 
     Args:
-        work: The workload.
         target: Samples of the step; gradients of smaller batches are added up.
         limit: Memory limit in bytes.
 

@@ -30,8 +30,6 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
     Return the scratch memory of one operation on cubatch kernels, in bytes.
 
     Args:
-        op: The operation.
-        program: Its schedule.
         samples: Samples of one call.
         dtype: Storage of the elements, or "tf32".
         device: The GPU, which decides variants and slices.
@@ -61,8 +59,6 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
     The target is 2 MiB on a CPU (an L2 and a core's part of an L3) and 256 MiB on a GPU.
 
     Args:
-        op: The operation.
-        program: Its schedule.
         samples: Samples of one call.
         itemsize: Bytes of an element in arithmetic, at least 4.
         device: The CPU or GPU.

@@ -36,7 +36,6 @@ class Launcher(Protocol):
         Return a function that runs the kernel, or enqueues it, each time it is called.
 
         Args:
-            kernel: The kernel.
             grid: Blocks in x, y and z.
             arguments: In the order of its parameters: arrays and None are passed as pointers, NumPy scalars by value.
         """

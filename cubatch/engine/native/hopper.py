@@ -45,7 +45,6 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
     Launch a variant of kernels/hopper; of a strided gradient the phases that change something, four in a launch.
 
     Args:
-        chosen: The variant.
         operands: The operands; in tf32, B is contiguous along gemm_k.
         partials: Receives the slices of a split product; None if it is not split.
         output: A record `structs.OUTPUT`.

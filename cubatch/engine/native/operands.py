@@ -103,7 +103,6 @@ def geometry(shape: ConvShape, *, of_input: bool = False) -> Any:
     Describe a convolution to the kernels.
 
     Args:
-        shape: The convolution.
         of_input: Whether gemm_m counts the pixels of the input, phase by phase, instead of the output's.
     """
     v, h = shape.vertical, shape.horizontal

@@ -29,7 +29,6 @@ def launch(context: Context, chosen: Kernel, operands: Operands, output: Any) ->
     Launch a variant of kernels/winograd.
 
     Args:
-        chosen: The variant.
         operands: The convolved array, x or the output's gradient, and the filter.
         output: A record `structs.OUTPUT`.
     """

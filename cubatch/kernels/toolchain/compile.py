@@ -59,7 +59,6 @@ def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folde
     Compile a kernel, or load it from the cache.
 
     Args:
-        kernel: The kernel.
         arch: "sm_70".
         root: Folder of the sources; None: cubatch's own.
         folder: Folder of cached cubins; None: in the user's cache.

@@ -75,7 +75,6 @@ def load(folder: Path, key: str, *, code: bool = True) -> Cubin | None:
     Return a cached cubin; None if it is missing or damaged.
 
     Args:
-        folder: The folder.
         key: Key of `save`.
         code: Whether the machine code is needed, or only its resources.
     """

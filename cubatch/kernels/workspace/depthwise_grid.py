@@ -106,7 +106,6 @@ def depthwise_sums(shape: ConvShape, samples: int, vector: int, dtype: str, devi
     Return the grid of a depthwise filter gradient: the blocks that the SMs hold, with an even share of the strips each.
 
     Args:
-        shape: The convolution.
         samples: Samples of one call.
         vector: Channels of a load of fprop and dgrad, an upper limit for a thread; 1 for the scalar kernel.
         dtype: Storage of the elements.

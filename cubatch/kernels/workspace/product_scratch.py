@@ -48,7 +48,6 @@ def linear_workspace(pass_: Pass, extents: tuple[int, int, int], dtype: str, dev
     Return the scratch memory of a pass of a linear layer in bytes; wgrad includes the gradient of the bias.
 
     Args:
-        pass_: The pass.
         extents: Positions of the batch, input channels, output channels.
         dtype: Storage of the elements.
         device: A GPU of known compute capability.
