@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cubatch.engine.backend import areas, gate, of, rectify, take_workspace, view
+from cubatch.engine.backend import areas, gate, of, take_workspace, view
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Curve, Flat
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 def relu(x: Any, *, out: Any = None) -> Any:
     """Clamp at zero; `out` may be x."""
-    y = of(x).empty_like(x) if out is None else out
-    rectify(x, y)
+    xp = of(x)
+    y = xp.empty_like(x) if out is None else out
+    xp.maximum(x, 0, out=y)
     return y
 
 
@@ -192,7 +193,7 @@ def _gelu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
     xp.multiply(tail, spare, out=tail)
     xp.abs(x, out=spare)
     xp.multiply(tail, spare, out=tail)
-    rectify(x, y)
+    xp.maximum(x, 0, out=y)
     xp.subtract(y, tail, out=y)
 
 

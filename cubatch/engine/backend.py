@@ -172,25 +172,6 @@ def areas(workspace: Any, need: Need, block: tuple[int, int], *views: tuple[tupl
     return [view(workspace, *each, offset=offset) for each, offset in zip(views, offsets, strict=True)]
 
 
-def rectify(x: Any, out: Any) -> None:
-    """
-    Write max(x, 0); `out` may be x. Both are C-contiguous.
-
-    NumPy's maximum with a scalar runs five times slower than with an array, so a row of zeros stands in.
-    """
-    xp = of(x)
-    if not isinstance(x, np.ndarray):
-        xp.maximum(x, 0, out=out)
-        return
-    zeros = _zeros(x.dtype)
-    whole = x.size // zeros.size * zeros.size
-    source, target = x.reshape(-1), out.reshape(-1)
-    if whole:
-        xp.maximum(source[:whole].reshape(-1, zeros.size), zeros, out=target[:whole].reshape(-1, zeros.size))
-    if whole < x.size:
-        xp.maximum(source[whole:], zeros[: x.size - whole], out=target[whole:])
-
-
 def gate(values: Any, passing: Any, out: Any) -> None:
     """
     Write the values that pass, and zero for the others; `out` may be the values.
@@ -254,10 +235,3 @@ def _record(calls: list[Call], function: Any, args: tuple[Any, ...], kwargs: dic
         calls.append((function, (*args, kwargs["out"])))  # a mapping for each of thousands of calls takes memory
     else:
         calls.append((functools.partial(function, **kwargs) if kwargs else function, args))
-
-
-@functools.lru_cache(maxsize=8)
-def _zeros(dtype: Any) -> np.ndarray[Any, Any]:
-    zeros = np.zeros(4096, dtype=dtype)
-    zeros.flags.writeable = False
-    return zeros

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cubatch.engine.backend import call, of, rectify
+from cubatch.engine.backend import call, of
 from cubatch.engine.channel_sums import Area
 
 if TYPE_CHECKING:
@@ -210,4 +210,4 @@ def _apply(area: Area, rows: Any, out: Any, *, mean: Any, factor: Any, shift: An
         if residual is not None:
             xp.add(target, residual.reshape(rows.shape)[piece], out=out[piece])
         if relu:
-            rectify(out[piece], out[piece])
+            xp.maximum(out[piece], 0, out=out[piece])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from cubatch.engine.backend import of, rectify, take_workspace, view
+from cubatch.engine.backend import of, take_workspace, view
 from cubatch.memory import conv_blocks
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, w
             work.xp.multiply(window, taps[tap], out=product)
             work.xp.add(place, product, out=place)
         if relu:
-            rectify(target, target)
+            work.xp.maximum(target, 0, out=target)
     return out
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.engine.backend import areas, gate, of, rectify, take_workspace, view
+from cubatch.engine.backend import areas, gate, of, take_workspace, view
 from cubatch.memory.blocks import Ends
 from cubatch.memory.conv_blocks import UNPACKED_PRODUCTS
 
@@ -53,7 +53,7 @@ def linear(
     if b is not None:
         xp.add(rows, b, out=rows)
     if relu:
-        rectify(rows, rows)
+        xp.maximum(rows, 0, out=rows)
     return y
 
 

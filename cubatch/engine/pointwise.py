@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cubatch.engine.backend import call, of, random_generator, rectify, take_workspace, view
+from cubatch.engine.backend import call, of, random_generator, take_workspace, view
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Flat
 
@@ -71,7 +71,7 @@ def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
     for other in others:
         xp.add(y, other, out=y)
     if relu:
-        rectify(y, y)
+        xp.maximum(y, 0, out=y)
     return y
 
 

@@ -17,15 +17,9 @@ _REACH = 16
 
 def cuts(work: Workload, target: int, limit: int) -> list[int]:
     """
-    Return the divisors of an optimizer step that fit a limit, ascending.
+    Return the divisors of an optimizer step that fit a limit in bytes, ascending.
 
-    Args:
-        target: Samples of the step; gradients of smaller batches are added up.
-        limit: Memory limit in bytes.
-
-    Raises:
-        DoesNotFit: If none of them fits.
-        InvalidArgument: If no network is trained, or the target is not a batch size.
+    `target` is the number of samples of the step; gradients of smaller batches are added up.
     """
     sizes = divisors(check_batch_size(target, "target_batch_size"))
     works = {size: accumulating(work, size, target) for size in sizes}
@@ -36,13 +30,7 @@ def cuts(work: Workload, target: int, limit: int) -> list[int]:
 
 
 def largest(work: Workload, limit: int, target: int | None = None) -> int:
-    """
-    Return the largest batch size whose plan fits a limit in bytes; with a target, the largest that divides it.
-
-    Raises:
-        DoesNotFit: If not even one sample fits.
-        InvalidArgument: As `cuts`.
-    """
+    """Return the largest batch size whose plan fits a limit in bytes; with a target, the largest that divides it."""
     if target is not None:
         return cuts(work, target, limit)[-1]
     program = schedule_of(work.spec, work.mode, work.recompute, work.library)

@@ -376,6 +376,6 @@ def test_a_model_runs_on_the_gpu_that_was_asked_for(monkeypatch):
         cuda=types.SimpleNamespace(Device=Chosen), get_default_memory_pool=lambda: pool, empty=np.empty,
         asarray=lambda array: used.append("allocated") or array, zeros_like=np.zeros_like, full=np.full,
     )  # fmt: skip
-    monkeypatch.setattr("cubatch.engine.network.backend.module", lambda kind: fake)
+    monkeypatch.setattr("cubatch.engine.network.gpu_library.cupy", lambda: fake)
     Model(models.build("mlp"), device=Device(name="a GPU", index=1, live=True, compute_capability=(7, 0))).close()
     assert used == [1, "allocated", 0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sqlite3
 import types
 
 import attrs
@@ -272,29 +270,6 @@ def test_a_choice_without_a_gpu_prefers_winners_of_its_own_overlap(tmp_path, mon
     device = FakeDevice(taking(3e-3, 2e-3, 1e-3))
     choice(device, winners(path, V100.name))(PROBLEM, V100, device.prepare)
     assert [chosen(overlaps=False), chosen(overlaps=True)] == [CONTENDERS[2], CONTENDERS[1]]
-
-
-_SCHEMA_1 = """
-CREATE TABLE winners (
-    gpu TEXT NOT NULL, kernels TEXT NOT NULL, problem TEXT NOT NULL, winner TEXT NOT NULL, seconds TEXT NOT NULL,
-    created TEXT NOT NULL, PRIMARY KEY (gpu, kernels, problem)) WITHOUT ROWID;
-INSERT INTO winners VALUES ('V100', 'abc', 'product', 'first', '{}', '2025-01-01');
-PRAGMA user_version = 1;
-"""
-
-
-def test_a_file_without_overlap_in_its_key_is_emptied(tmp_path, caplog):
-    """Version 1 of the table does not say whether launches overlapped: its rows are dropped, without a warning."""
-    path = tmp_path / "kernels.sqlite3"
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.executescript(_SCHEMA_1)
-    emptied = winners(path)
-    assert emptied.get("product") is None
-    emptied.put("product", "second", {})
-    assert winners(path).get("product") == "second"
-    assert winners(path, overlaps=True).get("product") is None
-    assert choices.delete_winners(path) == 1
-    assert not caplog.records
 
 
 def test_winners_are_forgotten_for_one_gpu_or_for_all(tmp_path):
