@@ -2,7 +2,7 @@
 Compare batch-size finders on fake CPU hosts that switch between a fast and a slow state.
 
     python -m benchmarks.bench_hosts --hosts 100 --seeds 10 --jobs 2 --json benchmarks/results/hosts.json
-    python -m benchmarks.bench_hosts --hosts 20 --seeds 4 --spreads 0.05 --finders cubatch --worst 5
+    python -m benchmarks.bench_hosts --hosts 20 --seeds 4 --spreads 0.05 --finders cubatch
 
 Each host is searched several times, with other noise and other times of its states.  Per finder the table shows
 
@@ -28,7 +28,9 @@ import attrs
 import numpy as np
 
 from benchmarks.provenance import provenance, write
+from benchmarks.search.finders import Task
 from benchmarks.search.hosts import TOLERANCE, Host, Ratios, Session
+from benchmarks.search.timed_rivals import powers_of_two
 from cubatch.search import loop
 from cubatch.tuning import answer, ladder
 
@@ -66,14 +68,11 @@ def run_cubatch(host: Host, session: Session, seed: int, budget: float) -> tuple
 
 
 def time_powers(host: Host, session: Session, seed: int, budget: float) -> tuple[int | None, None]:  # noqa: ARG001
-    """Return the smallest power of two within 1 % of the best median of five timings."""
-    rates = {}
-    for n in (2**i for i in range(host.max_batch_size.bit_length())):
-        session.prepare(n)
-        seconds = session.time(session.step, 1).seconds
-        repeats = max(1, int(0.01 / seconds))
-        rates[n] = n / statistics.median(session.time(session.step, repeats).seconds for _ in range(5))
-    return min(n for n, rate in rates.items() if rate >= (1 - TOLERANCE) * max(rates.values())), None
+    """Return the answer of `powers_of_two`, which needs no memory facts."""
+    task = Task(
+        max_batch_size=host.max_batch_size, total_bytes=0, fixed_bytes=0, bytes_per_sample=0.0, goal=host.goal
+    )  # fmt: skip
+    return powers_of_two(session, task), None
 
 
 def pair_rounds(host: Host, session: Session, seed: int, budget: float) -> tuple[int | None, None]:  # noqa: ARG001
@@ -156,24 +155,6 @@ def run_all(searches: Sequence[Search], jobs: int) -> Iterator[dict[str, Any]]:
         yield from pool.imap(search, searches, chunksize=4)
 
 
-def list_worst(rows: Sequence[Mapping[str, Any]], count: int) -> list[str]:
-    """Return lines about the hosts on which our answers differ most."""
-    hosts: dict[tuple[float, int], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["finder"] == OURS:
-            hosts.setdefault((row["spread"], row["host"]), []).append(row)
-
-    def width(item: tuple[Any, list[Mapping[str, Any]]]) -> float:
-        sizes = [row["batch_size"] or 1 for row in item[1]]
-        return max(sizes) / min(sizes)
-
-    ranked = sorted(hosts.items(), key=width, reverse=True)
-    return [
-        f"{key}: " + ", ".join(f"{row['batch_size']} (-{row['loss']:.1%}, {row['seconds']:.0f} s)" for row in of)
-        for key, of in ranked[:count]
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; exit status 1 where our search misses a goal."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
@@ -184,7 +165,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ratios", type=Ratios, choices=list(Ratios), default=Ratios.PER_SIZE)
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--finders", default=";".join(FINDERS), help="names separated by ';'")
-    parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the N hosts with the widest spread")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
@@ -205,8 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['spread_median']:.2f} / {row['spread_90']:.2f}, {row['seconds']:.1f} / {row['seconds_90']:.1f} s"
             f"{error}\n"
         )
-    for line in list_worst(rows, options.worst):
-        sys.stdout.write(f"{line}\n")
     for row in judged:
         word = "met   " if row["met"] else "MISSED"
         sys.stdout.write(f"{word} {row['spread']:.0%} {row['what']}: {row['value']:.4g}, goal <= {row['most']:g}\n")
