@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -92,6 +92,25 @@ class Grid:
     notes: tuple[str | tuple[str, ...], ...] = attrs.field(default=(), converter=_as_notes)
     marked: frozenset[int] = attrs.field(default=frozenset(), converter=_as_numbers)
     dispensable: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
+
+    @classmethod
+    def of(cls, records: Iterable[Any], columns: Mapping[str, Callable[[Any], Cell]], **parts: Any) -> Grid:
+        """
+        Return a grid with a row for each record.
+
+        Args:
+            records: What the rows are about.
+            columns: Headings, and functions from a record to its cell.
+            parts: Other attributes.
+
+        Example:
+            >>> print(Grid.of([3, 40], {"n": int, "square": lambda n: n * n}).text())
+             n  square
+            --  ------
+             3       9
+            40    1600
+        """
+        return cls(columns=columns, rows=[[cell(each) for cell in columns.values()] for each in records], **parts)
 
     @rows.validator
     def _check_rows(self, _: object, rows: Sequence[Sequence[Cell]]) -> None:

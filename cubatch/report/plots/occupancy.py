@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -36,113 +37,87 @@ def staircase(swept: Sweep, path: str | Path, *, title: str, subject: str, warps
         subject: The launch, for the subtitle.
         warps: Warps that an SM can hold, for the axis on the right.
     """
-    per = "per thread" if swept.quantity == "registers" else "per block"
-    axes, save = _axes(path, title, f"{subject}\n{advice(swept)}", f"{UNITS[swept.quantity]} {per}")
-    axes.set_xlim(0, swept.steps[-1].last)
-    steps = swept.steps
-    for before, after in pairwise(steps):
-        heights = [100 * before.occupancy, 100 * after.occupancy]
-        axes.plot([before.last] * 2, heights, color=style.BLUE, linewidth=0.9, alpha=0.5)
-    label = "occupancy"
-    for step in steps:
-        ends = [max(0, step.first - 1), step.last]
-        axes.plot(ends, [100 * step.occupancy] * 2, color=style.BLUE, linewidth=2.2, solid_capstyle="butt", label=label)
-        label = "_"
-    drops = [
-        (before.last, 100 * before.occupancy, 100 * after.occupancy)
-        for before, after in pairwise(steps)
-        if before.cliff
-    ]
-    _mark(axes, drops, swept.value, 100 * swept.at(swept.value).occupancy, f"now: {format_count(swept.value)}")
-    if swept.better is not None:
-        height = 100 * swept.at(swept.better).occupancy
-        text = f"nearest better: {format_count(swept.better)}"
-        axes.plot(swept.better, height, "o", markersize=9, mfc="none", mec=style.GREEN, mew=2, label=text, zorder=4)
-    if swept.quantity != "shared":
-        axes.set_xticks(range(0, steps[-1].last + 1, 128 if swept.quantity == "threads" else 32))
-    right = axes.secondary_yaxis(
-        "right", functions=(partial(np.multiply, warps / 100), partial(np.multiply, 100 / warps))
-    )
-    right.set_ylabel("resident warps per SM")
-    right.spines["right"].set_visible(False)
-    axes.set_ylim(0, 108)
-    axes.set_ylabel("occupancy, percent")
-    save()
+    per, steps = "per thread" if swept.quantity == "registers" else "per block", swept.steps
+    with _figure(path, title, f"{subject}\n{advice(swept)}", f"{UNITS[swept.quantity]} {per}") as axes:
+        axes.set_ylabel("occupancy, percent")
+        axes.set_xlim(0, steps[-1].last)
+        axes.set_ylim(0, 108)
+        for before, after in pairwise(steps):
+            heights = [100 * before.occupancy, 100 * after.occupancy]
+            axes.plot([before.last] * 2, heights, color=style.BLUE, linewidth=0.9, alpha=0.5)
+        label = "occupancy"
+        for step in steps:
+            ends = [max(0, step.first - 1), step.last]
+            axes.plot(ends, [100 * step.occupancy] * 2, color=style.BLUE, linewidth=2.2, solid_capstyle="butt",
+                      label=label)  # fmt: skip
+            label = "_"
+        _mark_drops(axes, [(s.last, s.occupancy, t.occupancy) for s, t in pairwise(steps) if s.cliff])
+        _mark(axes, swept.value, swept.at(swept.value).occupancy, f"now: {format_count(swept.value)}")
+        if swept.better is not None:
+            text = f"nearest better: {format_count(swept.better)}"
+            _mark(axes, swept.better, swept.at(swept.better).occupancy, text, is_better=True)
+        if swept.quantity != "shared":
+            axes.set_xticks(range(0, steps[-1].last + 1, 128 if swept.quantity == "threads" else 32))
+        to_warps = partial(np.multiply, warps / 100), partial(np.multiply, 100 / warps)
+        right = axes.secondary_yaxis("right", functions=to_warps)
+        right.set_ylabel("resident warps per SM")
+        right.spines["right"].set_visible(False)
 
 
 def saw(swept: BatchSweep, path: str | Path, *, title: str, subject: str) -> None:
     """
     Draw the share of used SMs against batch size, with its drops and the nearest better size.
 
-    Args:
-        swept: The sweep.
-        path: A .png, .svg or .pdf file.
-        title: Title of the figure.
-        subject: The launch, for the subtitle.
+    Args: as for `staircase`.
     """
-    axes, save = _axes(path, title, "\n".join(filter(None, (subject, batch_advice(swept)))), "batch size")
-    axes.set_xlim(0, swept.steps[-1].last.batch_size)
-    sizes = [grid.batch_size for step in swept.steps for grid in (step.first, step.last)]
-    axes.plot(sizes, [100 * grid.fill for step in swept.steps for grid in (step.first, step.last)], color=style.BLUE,
-              linewidth=1.8, label="share of SM time in use")  # fmt: skip
-    drops = [
-        (before.last.batch_size, 100 * before.last.fill, 100 * after.first.fill)
-        for before, after in pairwise(swept.steps)
-        if before.cliff
-    ]
-    if swept.grid is None:
-        _mark(axes, drops)
-    else:
-        _mark(axes, drops, swept.grid.batch_size, 100 * swept.grid.fill, f"now: {swept.grid.batch_size}")
-    if swept.better is not None:
-        text = f"nearest better: {swept.better.batch_size}, {format_percent(swept.better.fill)}"
-        at = swept.better.batch_size, 100 * swept.better.fill
-        axes.plot(*at, "o", markersize=9, mfc="none", mec=style.GREEN, mew=2, label=text, zorder=4)
-    axes.set_ylim(0, 112)
-    axes.set_ylabel("SM time in use, percent")
-    save()
+    subtitle, steps = "\n".join(filter(None, (subject, batch_advice(swept)))), swept.steps
+    with _figure(path, title, subtitle, "batch size") as axes:
+        axes.set_ylabel("SM time in use, percent")
+        axes.set_xlim(0, steps[-1].last.batch_size)
+        axes.set_ylim(0, 112)
+        ends = [grid for step in steps for grid in (step.first, step.last)]
+        axes.plot([grid.batch_size for grid in ends], [100 * grid.fill for grid in ends], color=style.BLUE,
+                  linewidth=1.8, label="share of SM time in use")  # fmt: skip
+        drops = [(s.last.batch_size, s.last.fill, t.first.fill) for s, t in pairwise(steps) if s.cliff]
+        _mark_drops(axes, drops)
+        if (now := swept.grid) is not None:
+            _mark(axes, now.batch_size, now.fill, f"now: {now.batch_size}")
+        if (better := swept.better) is not None:
+            text = f"nearest better: {better.batch_size}, {format_percent(better.fill)}"
+            _mark(axes, better.batch_size, better.fill, text, is_better=True)
 
 
-def _axes(path: str | Path, title: str, subtitle: str, x_label: str) -> tuple[Axes, Callable[[], None]]:
-    """Return the axes of a new figure, and a function that saves it."""
+@contextlib.contextmanager
+def _figure(path: str | Path, title: str, subtitle: str, x_label: str) -> Iterator[Axes]:
+    """Yield the axes of a new figure, and save it."""
     style.check(path)
     figure, axes = style.sheet(9.0, 4.6)
     style.head(axes, title, subtitle, pad=34, size=12, gap=7)
     axes.set_xlabel(x_label)
     style.rule(axes)
     axes.xaxis.set_major_formatter(lambda value, _: format_count(value))
-
-    def save() -> None:
-        style.legend(figure)
-        style.save(figure, path)
-
-    return axes, save
+    yield axes
+    style.legend(figure)
+    style.save(figure, path)
 
 
-def _mark(
-    axes: Axes,
-    drops: Sequence[tuple[int, float, float]],
-    x: float | None = None,
-    y: float = 0.0,
-    label: str = "",
-) -> None:
-    """
-    Mark the drops, the largest ones with their number, and the present launch.
-
-    Args:
-        axes: Axes whose limits are set.
-        drops: The last value before each drop, and the heights before and after.
-        x, y, label: Position and label of the present launch; None if there is none.
-    """
+def _mark_drops(axes: Axes, drops: Sequence[tuple[int, float, float]]) -> None:
+    """Mark drops, each the last value before it and the shares before and after; the largest ones with their number."""
     if drops:
-        places, heights, _ = zip(*drops, strict=True)
+        places, before, _ = zip(*drops, strict=True)
+        heights = [100 * share for share in before]
         axes.plot(places, heights, "v", markersize=5, color=style.RED, label="drop: the next value is lower", zorder=3)
     gap = _APART * axes.get_xlim()[1]
     numbered: list[int] = []
-    for place, before, _ in sorted(drops, key=lambda drop: drop[2] - drop[1]):
+    for place, share, _ in sorted(drops, key=lambda drop: drop[2] - drop[1]):
         if len(numbered) < _LABELS and all(abs(place - other) >= gap for other in numbered):
             numbered.append(place)
-            axes.annotate(format_count(place), (place, before), xytext=(0, 6), textcoords="offset points", ha="center",
-                          fontsize=8, color=style.RED)  # fmt: skip
-    if x is not None:
-        axes.plot(x, y, "*", markersize=15, color=style.ORANGE, mec="white", label=label, zorder=5)
+            axes.annotate(format_count(place), (place, 100 * share), xytext=(0, 6), textcoords="offset points",
+                          ha="center", fontsize=8, color=style.RED)  # fmt: skip
+
+
+def _mark(axes: Axes, x: float, share: float, label: str, *, is_better: bool = False) -> None:
+    if is_better:
+        axes.plot(x, 100 * share, "o", markersize=9, mfc="none", mec=style.GREEN, mew=2, label=label, zorder=4)
+    else:
+        axes.plot(x, 100 * share, "*", markersize=15, color=style.ORANGE, mec="white", label=label, zorder=5)

@@ -15,43 +15,37 @@ if TYPE_CHECKING:
 
 def candidates(proposed: Iterable[Candidate], *, title: str) -> Grid:
     """Return the table of the batch sizes worth measuring, with every reason."""
-    rows = [
-        [
-            candidate.batch_size,
-            written(format_seconds, candidate.predicted_seconds),
-            written(format_bytes, candidate.predicted_peak_bytes),
-            "over the limit" if candidate.over_limit else "",
-            ", ".join(candidate.reasons) or None,
-        ]
-        for candidate in proposed
-    ]
-    known = any(row[1] is not None for row in rows)
+    listed = list(proposed)
+    columns = {
+        "batch": lambda c: c.batch_size,
+        "predicted time": lambda c: written(format_seconds, c.predicted_seconds),
+        "memory plan": lambda c: written(format_bytes, c.predicted_peak_bytes),
+        "status": lambda c: "over the limit" if c.over_limit else "",
+        "reasons": lambda c: ", ".join(c.reasons) or None,
+    }
     note = (
         "“predicted time” is that of cubatch's own engine: from the time model, or from the roofline if facts of the "
         "GPU are unknown. `cubatch predict` predicts cuDNN."
     )
-    columns = ["batch", "predicted time", "memory plan", "status", "reasons"]
-    return Grid(title=title, columns=columns, rows=rows, notes=[note] if known else [])
+    is_predicted = any(candidate.predicted_seconds is not None for candidate in listed)
+    return Grid.of(listed, columns, title=title, notes=[note] if is_predicted else [])
 
 
 def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
     """Return the table of each layer at each candidate, with the channels that miss the Tensor Cores beneath."""
-    cells = [
-        [
-            row["batch_size"],
-            row["layer"],
-            row["layers"],
-            row["pass"],
-            row["tile"] + (f" / {row['slices']}" if row["slices"] > 1 else ""),
-            row["blocks"],
-            row["waves"],
-            written(format_percent, row["last_wave"]),
-            row["busiest_sm_blocks"],
-            format_percent(row["fill"]),
-            written(format_seconds, row["predicted_seconds"]),
-        ]
-        for row in rows
-    ]
+    columns = {
+        "batch": lambda row: row["batch_size"],
+        "layer": lambda row: row["layer"],
+        "alike": lambda row: row["layers"],
+        "pass": lambda row: row["pass"],
+        "tile": lambda row: row["tile"] + (f" / {row['slices']}" if row["slices"] > 1 else ""),
+        "blocks": lambda row: row["blocks"],
+        "waves": lambda row: row["waves"],
+        "last wave": lambda row: written(format_percent, row["last_wave"]),
+        "busiest SM": lambda row: row["busiest_sm_blocks"],
+        "fill": lambda row: format_percent(row["fill"]),
+        "time at best": lambda row: written(format_seconds, row["predicted_seconds"]),
+    }
     missing = {
         row["layer"]: " and ".join(f"{extent} to {size}" for extent, size in row["padding"].items())
         for row in rows
@@ -69,6 +63,4 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
             "Time follows the busiest SM; “fill” is the share of SM time in use.",
             *notes,
         ]
-    columns = ["batch", "layer", "alike", "pass", "tile", "blocks", "waves", "last wave", "busiest SM", "fill"]
-    columns += ["time at best"]
-    return Grid(title="By layer", columns=columns if rows else [], rows=cells, notes=notes)
+    return Grid.of(rows, columns if rows else {}, title="By layer", notes=notes)

@@ -15,21 +15,19 @@ if TYPE_CHECKING:
 
 def devices(listed: Sequence[Device], *, title: str) -> Grid:
     """Return the table of some devices."""
-    rows = [
-        [
-            _option(device),
-            None if device.compute_capability is None else ".".join(map(str, device.compute_capability)),
-            device.num_sms,
-            device.threads,
-            written(format_bytes, device.memory_bytes),
-            written(lambda rate: format_metric(rate, "B/s"), device.peak_bytes_per_second),
-            written(lambda rate: format_metric(rate, "FLOP/s"), device.peak_flops_per_second.get("float32")),
-            device.name,
-        ]
-        for device in listed
-    ]
-    columns = ["--device", "capability", "SMs", "threads", "memory", "bandwidth", "float32", "name"]
-    return Grid(title=title, columns=columns, rows=rows)
+    columns = {
+        "--device": _option,
+        "capability": lambda d: None if d.compute_capability is None else ".".join(map(str, d.compute_capability)),
+        "SMs": lambda d: d.num_sms,
+        "threads": lambda d: d.threads,
+        "memory": lambda d: written(format_bytes, d.memory_bytes),
+        "bandwidth": lambda d: written(lambda rate: format_metric(rate, "B/s"), d.peak_bytes_per_second),
+        "float32": lambda d: written(
+            lambda rate: format_metric(rate, "FLOP/s"), d.peak_flops_per_second.get("float32")
+        ),
+        "name": lambda d: d.name,
+    }
+    return Grid.of(listed, columns, title=title)
 
 
 def _option(device: Device) -> str:

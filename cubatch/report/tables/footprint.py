@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any
 
 import attrs
 
@@ -69,24 +70,17 @@ def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
         title: Title of the table.
     """
     size = next(iter(rows[0].modes.values())).footprint.batch_size
-    batch = f"batch {format_count(size)}"
-    lines = [
-        [
-            _name(row),
-            format_bytes(row.limit),
-            mode,
-            format_bytes(taken.footprint.total),
-            "fits" if taken.fits else "does not fit",
-            format_count(taken.max_batch_size) if taken.max_batch_size else "none",
-            written(format_price, row.price),
-        ]
-        for row in rows
-        for mode, taken in row.modes.items()
-    ]
-    columns = ["device", "may take", "mode", "takes", batch, "largest batch", "per hour"]
-    if all(row.price is None for row in rows):
-        columns, lines = columns[:-1], [line[:-1] for line in lines]
-    return Grid(title=title, columns=columns, rows=lines, notes=[_cheapest(rows, size)])
+    columns = {
+        "device": lambda of: _name(of[0]),
+        "may take": lambda of: format_bytes(of[0].limit),
+        "mode": lambda of: of[1],
+        "takes": lambda of: format_bytes(of[2].footprint.total),
+        f"batch {format_count(size)}": lambda of: "fits" if of[2].fits else "does not fit",
+        "largest batch": lambda of: format_count(of[2].max_batch_size) if of[2].max_batch_size else "none",
+        "per hour": lambda of: written(format_price, of[0].price),
+    }
+    records = [(row, mode, taken) for row in rows for mode, taken in row.modes.items()]
+    return Grid.of(records, columns, title=title, notes=[_cheapest(rows, size)])
 
 
 def _cheapest(rows: Sequence[DeviceMemory], size: int) -> str:
@@ -190,37 +184,34 @@ def _notes_of_networks(plans: Mapping[str, Footprint]) -> list[str]:
 
 
 def _by_layer(plan: Footprint, title: str) -> Grid:
-    columns = ("parameters", "weights", "activations", "activation_gradients", "workspace")
-    rows = [
-        [
-            layer["name"],
-            layer["type"],
-            shape(layer["output_shape"]),
-            format_count(layer["parameters"]) if layer["parameters"] else None,
-            *(format_bytes(layer[part]) if layer[part] else None for part in columns[1:]),
-        ]
-        for layer in plan.layers
-    ]
-    names = ["layer", "type", "output", *(column.replace("activation_", "") for column in columns)]
-    return Grid(title=title, columns=names, rows=rows)
+    def sized(part: str) -> Callable[[Mapping[str, Any]], str | None]:
+        return lambda layer: format_bytes(layer[part]) if layer[part] else None
+
+    columns = {
+        "layer": lambda layer: layer["name"],
+        "type": lambda layer: layer["type"],
+        "output": lambda layer: shape(layer["output_shape"]),
+        "parameters": lambda layer: format_count(layer["parameters"]) if layer["parameters"] else None,
+        "weights": sized("weights"),
+        "activations": sized("activations"),
+        "gradients": sized("activation_gradients"),
+        "workspace": sized("workspace"),
+    }
+    return Grid.of(plan.layers, columns, title=title)
 
 
 def rules(compared: Sequence[Rule], *, mode: str) -> Grid:
     """Return the table of the rules of thumb and the plan."""
-    write: dict[str, Callable[[float], str]] = {"bytes": format_bytes}
-    rows = [
-        [
-            rule.name,
-            write.get(rule.unit, format_count)(rule.value),
-            write.get(rule.unit, format_count)(rule.computed),
-            written(lambda error: f"{100 * error:+.1f} %", rule.error if math.isfinite(rule.error) else None),
-            rule.unit,
-            rule.formula,
-        ]
-        for rule in compared
-    ]
-    return Grid(
-        title=f"Rules of thumb and the plan, {mode}",
-        columns=["rule", "gives", "plan", "off by", "unit", "formula"],
-        rows=rows,
-    )
+
+    def write(rule: Rule, value: float) -> str:
+        return format_bytes(value) if rule.unit == "bytes" else format_count(value)
+
+    columns = {
+        "rule": lambda rule: rule.name,
+        "gives": lambda rule: write(rule, rule.value),
+        "plan": lambda rule: write(rule, rule.computed),
+        "off by": lambda rule: f"{100 * rule.error:+.1f} %" if math.isfinite(rule.error) else None,
+        "unit": lambda rule: rule.unit,
+        "formula": lambda rule: rule.formula,
+    }
+    return Grid.of(compared, columns, title=f"Rules of thumb and the plan, {mode}")

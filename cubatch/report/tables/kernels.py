@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from cubatch.report.grid import Grid
+from cubatch.report.grid import Cell, Grid
 from cubatch.report.tables.common import span
 from cubatch.units import format_bytes, format_count, format_percent
 
@@ -35,11 +35,7 @@ def table(rows: Sequence[Row]) -> list[Grid]:
     by_family: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         by_family.setdefault(row.kernel.family, {}).setdefault(row.kernel.name, []).append(row)
-    names = ["variant", "runs on", "threads", "registers", "spills", "shared", "blocks/SM", "occupancy"]
-    grids: list[Grid] = [
-        Grid(title=f"{family}, {where}", columns=names, rows=[_line(compiled) for compiled in variants.values()])
-        for family, variants in by_family.items()
-    ]
+    grids = [Grid.of(variants.values(), _COLUMNS, title=f"{family}, {where}") for family, variants in by_family.items()]
     compilers = ", ".join(sorted({row.nvrtc for row in rows if row.nvrtc}))
     notes = (
         [f"Compiled by NVRTC {compilers}. {_GRAMMAR}"]
@@ -55,20 +51,24 @@ def table(rows: Sequence[Row]) -> list[Grid]:
     return [*grids[:-1], attrs.evolve(grids[-1] if grids else Grid(), notes=notes)]
 
 
-def _line(rows: Sequence[Row]) -> list[Any]:
-    kernel = rows[0].kernel
-    figures = [row.figures for row in rows if row.figures is not None]
-    held = [row.occupancy for row in rows if row.occupancy is not None]
-    return [
-        kernel.name,
-        kernel.where,
-        kernel.threads,
-        span(str, [each.registers for each in figures]),
-        span(str, [each.spill_bytes for each in figures]),
-        span(format_bytes, [row.shared_bytes for row in rows if row.shared_bytes is not None]),
-        span(str, [each.blocks_per_sm for each in held]),
-        span(format_percent, [each.occupancy for each in held]),
-    ]
+def _of_figures(name: str) -> Callable[[Sequence[Row]], str | None]:
+    return lambda rows: span(str, [getattr(row.figures, name) for row in rows if row.figures is not None])
+
+
+def _of_occupancy(name: str, write: Callable[[Any], str]) -> Callable[[Sequence[Row]], str | None]:
+    return lambda rows: span(write, [getattr(row.occupancy, name) for row in rows if row.occupancy is not None])
+
+
+_COLUMNS: Mapping[str, Callable[[Sequence[Row]], Cell]] = {
+    "variant": lambda rows: rows[0].kernel.name,
+    "runs on": lambda rows: rows[0].kernel.where,
+    "threads": lambda rows: rows[0].kernel.threads,
+    "registers": _of_figures("registers"),
+    "spills": _of_figures("spill_bytes"),
+    "shared": lambda rows: span(format_bytes, [row.shared_bytes for row in rows if row.shared_bytes is not None]),
+    "blocks/SM": _of_occupancy("blocks_per_sm", str),
+    "occupancy": _of_occupancy("occupancy", format_percent),
+}
 
 
 def problems(rows: Sequence[Row]) -> list[Grid]:

@@ -11,19 +11,15 @@ from cubatch.units import format_count, format_percent, visible
 
 def by_extent(result: ExtentsResult) -> Grid:
     """Return the table with one line per extent."""
-    axis, budget, rows = visible(result.axis), result.token_budget, []
-    for extent, tuned in result.results.items():
-        n, rate = tuned.batch_size, tuned.samples_per_second
-        rows.append(
-            [
-                format_count(extent),
-                written(format_count, n),
-                written(format_count, tuned.largest_batch_size),
-                written(format_count, rate),
-                written(format_count, result.tokens_per_second.get(extent)),
-                written(format_count, None if n is None else n * extent),
-            ]
-        )
+    axis, budget = visible(result.axis), result.token_budget
+    columns = {
+        axis: lambda item: format_count(item[0]),
+        "batch size": lambda item: written(format_count, item[1].batch_size),
+        "largest": lambda item: written(format_count, item[1].largest_batch_size),
+        "samples/s": lambda item: written(format_count, item[1].samples_per_second),
+        "tokens/s": lambda item: written(format_count, result.tokens_per_second.get(item[0])),
+        "tokens per batch": lambda item: written(lambda n: format_count(n * item[0]), item[1].batch_size),
+    }
     if budget is not None:
         first = f"Batches of {format_count(budget)} tokens are within the tolerance of the best at every {axis}."
     elif result.failed or None in result.batch_sizes.values():
@@ -37,8 +33,7 @@ def by_extent(result: ExtentsResult) -> Grid:
         for extent, tuned in result.results.items()
         if not tuned.recommended and tuned.reasons
     ]
-    columns = [axis, "batch size", "largest", "samples/s", "tokens/s", "tokens per batch"]
-    return Grid(title=f"{_subject(result)}: batch size by {axis}", columns=columns, rows=rows, notes=notes)
+    return Grid.of(result.results.items(), columns, title=f"{_subject(result)}: batch size by {axis}", notes=notes)
 
 
 def _subject(result: ExtentsResult) -> str:
@@ -48,19 +43,16 @@ def _subject(result: ExtentsResult) -> str:
 
 def ways(plan: LengthPlan) -> Grid:
     """Return the table of ways to form batches, the fastest first."""
-    best = plan.best.tokens_per_second
-    rows = [
-        [way.name, _sizes(way), format_percent(way.padding_share), format_count(way.tokens_per_second),
-         format_percent(way.tokens_per_second / best)]
-        for way in plan.ways
-    ]  # fmt: skip
-    return Grid(
-        title=f"{format_count(plan.num_samples)} samples of unequal length ({visible(plan.axis)})",
-        columns=["batches", "batch size", "padding", "real tokens/s", "of the best"],
-        rows=rows,
-        marked=[0],
-        notes=["“sorted” and “token budget” join samples of similar length."],
-    )
+    columns = {
+        "batches": lambda way: way.name,
+        "batch size": _sizes,
+        "padding": lambda way: format_percent(way.padding_share),
+        "real tokens/s": lambda way: format_count(way.tokens_per_second),
+        "of the best": lambda way: format_percent(way.tokens_per_second / plan.best.tokens_per_second),
+    }
+    title = f"{format_count(plan.num_samples)} samples of unequal length ({visible(plan.axis)})"
+    notes = ["“sorted” and “token budget” join samples of similar length."]
+    return Grid.of(plan.ways, columns, title=title, marked=[0], notes=notes)
 
 
 def _sizes(way: Batching) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,7 +12,7 @@ from cubatch.report.tables.common import plain, span, written
 from cubatch.units import format_bytes, format_count, format_percent
 
 if TYPE_CHECKING:
-    from cubatch.estimate.batch_sweep import BatchSweep, Spread
+    from cubatch.estimate.batch_sweep import BatchStep, BatchSweep, Spread
     from cubatch.estimate.occupancy_sweep import Sweep
     from cubatch.hardware.architectures import Architecture
     from cubatch.hardware.facts import Device
@@ -45,9 +45,25 @@ class Answer:
 
 def answers(launches: Sequence[Answer], device: Device, sm: Architecture, *, title: str) -> Grid:
     """Return the table of the launches; a single one has the limit of each resource beneath."""
-    names = ["variant", "threads", "registers", "shared", "blocks/SM", "occupancy", "limited by"]
-    names += ["batch", "blocks", "waves", "last wave", "busiest SM", "fill"]
-    rows = [_line(launch, several=len(launches) > 1) for launch in launches]
+
+    def of_spread(name: str, write: Callable[[float], str] = str) -> Callable[[Answer], str | None]:
+        return lambda launch: written(write, getattr(launch.spread, name, None))
+
+    columns = {
+        "variant": lambda launch: launch.name if len(launches) > 1 else None,
+        "threads": lambda launch: launch.needs.threads,
+        "registers": lambda launch: launch.needs.registers,
+        "shared": lambda launch: format_bytes(launch.needs.shared_bytes),
+        "blocks/SM": lambda launch: launch.held.blocks_per_sm,
+        "occupancy": lambda launch: format_percent(launch.held.occupancy),
+        "limited by": lambda launch: limiters(launch.held.limiters),
+        "batch": of_spread("batch_size"),  # a grid of a layer has one
+        "blocks": of_spread("blocks"),
+        "waves": of_spread("waves"),
+        "last wave": of_spread("last_wave", format_percent),
+        "busiest SM": of_spread("busiest_sm_blocks"),
+        "fill": of_spread("fill", format_percent),
+    }
     compilers = sorted({launch.needs.nvrtc for launch in launches if launch.needs.nvrtc})
     notes = [_limits(device, sm)]
     if len(launches) == 1:
@@ -62,25 +78,7 @@ def answers(launches: Sequence[Answer], device: Device, sm: Architecture, *, tit
         notes.append("Hopper kernels launch one block per SM, which computes several tiles: “blocks” are tiles here.")
     if compilers:
         notes.append(f"Registers and shared memory are those of NVRTC {', '.join(compilers)}.")
-    return Grid(title=title, columns=names, rows=rows, notes=notes)
-
-
-def _line(launch: Answer, *, several: bool) -> list[Any]:
-    facts: list[Any] = [None] * 6
-    if (spread := launch.spread) is not None:
-        last, busiest = written(format_percent, spread.last_wave), spread.busiest_sm_blocks
-        batch_size = getattr(spread, "batch_size", None)  # a grid of a layer has one
-        facts = [batch_size, spread.blocks, spread.waves, last, busiest, format_percent(spread.fill)]
-    return [
-        launch.name if several else None,
-        launch.needs.threads,
-        launch.needs.registers,
-        format_bytes(launch.needs.shared_bytes),
-        launch.held.blocks_per_sm,
-        format_percent(launch.held.occupancy),
-        limiters(launch.held.limiters),
-        *facts,
-    ]
+    return Grid.of(launches, columns, title=title, notes=notes)
 
 
 def _limits(device: Device, sm: Architecture) -> str:
@@ -97,22 +95,18 @@ def _limits(device: Device, sm: Architecture) -> str:
 def sweep(swept: Sweep) -> Grid:
     """Return the table of the steps of an occupancy sweep, with the present step marked."""
     now, better = swept.at(swept.value), None if swept.better is None else swept.at(swept.better)
-    rows = [
-        [
-            span(format_count, (step.first, step.last)),
-            step.blocks_per_sm,
-            format_percent(step.occupancy),
-            limiters(step.limiters),
-            _remarks(
-                "now" if step is now else "nearest better" if step is better else "",
-                f"drop beyond {format_count(step.last)}" if step.cliff else "",
-            ),
-        ]
-        for step in swept.steps
-    ]
-    names = [UNITS[swept.quantity], "blocks/SM", "occupancy", "limited by", "remarks"]
-    title, marked = f"If only the {UNITS[swept.quantity]} change", [swept.steps.index(now)]
-    return Grid(title=title, columns=names, rows=rows, marked=marked, notes=[advice(swept)])
+    columns = {
+        UNITS[swept.quantity]: lambda step: span(format_count, (step.first, step.last)),
+        "blocks/SM": lambda step: step.blocks_per_sm,
+        "occupancy": lambda step: format_percent(step.occupancy),
+        "limited by": lambda step: limiters(step.limiters),
+        "remarks": lambda step: _remarks(
+            "now" if step is now else "nearest better" if step is better else "",
+            f"drop beyond {format_count(step.last)}" if step.cliff else "",
+        ),
+    }
+    title = f"If only the {UNITS[swept.quantity]} change"
+    return Grid.of(swept.steps, columns, title=title, marked=[swept.steps.index(now)], notes=[advice(swept)])
 
 
 def advice(swept: Sweep) -> str:
@@ -137,33 +131,35 @@ def advice(swept: Sweep) -> str:
 def batch_sweep(swept: BatchSweep, *, subject: str) -> Grid:
     """Return the table of the steps of a sweep over batch sizes, with the present step marked."""
     now, better = swept.grid, swept.better
-    rows, marked = [], []
-    for index, step in enumerate(swept.steps):
-        here = now is not None and step.first.batch_size <= now.batch_size <= step.last.batch_size
-        marked += [index] if here else []
-        last = step.last
-        rows.append([
-            span(format_count, (step.first.batch_size, last.batch_size)),
-            span(format_count, (step.first.blocks, last.blocks)),
-            last.slices,
-            last.busiest_sm_blocks,
-            format_percent(step.first.fill) + ("" if step.first == last else f" to {format_percent(last.fill)}"),
-            last.waves,
-            written(format_percent, last.last_wave),
-            _remarks(
-                f"now: {now.batch_size}" if here and now else "nearest better" if last == better else "",
-                # Where the number of slices changes, a larger batch may be faster.
-                f"drop beyond {last.batch_size}: {format_percent(step.drop)} lost" if step.drop > 0 else "",
-            ),
-        ])  # fmt: skip
-    names = ["batch", "blocks", "slices", "busiest SM", "fill", "waves", "last wave", "remarks"]
+
+    def is_now(step: BatchStep) -> bool:
+        return now is not None and step.first.batch_size <= now.batch_size <= step.last.batch_size
+
+    columns = {
+        "batch": lambda step: span(format_count, (step.first.batch_size, step.last.batch_size)),
+        "blocks": lambda step: span(format_count, (step.first.blocks, step.last.blocks)),
+        "slices": lambda step: step.last.slices,
+        "busiest SM": lambda step: step.last.busiest_sm_blocks,
+        "fill": lambda step: (
+            format_percent(step.first.fill)
+            + ("" if step.first == step.last else f" to {format_percent(step.last.fill)}")
+        ),
+        "waves": lambda step: step.last.waves,
+        "last wave": lambda step: written(format_percent, step.last.last_wave),
+        "remarks": lambda step: _remarks(
+            f"now: {now.batch_size}" if now and is_now(step) else "nearest better" if step.last == better else "",
+            # Where the number of slices changes, a larger batch may be faster.
+            f"drop beyond {step.last.batch_size}: {format_percent(step.drop)} lost" if step.drop > 0 else "",
+        ),
+    }
     notes = [
         batch_advice(swept),
         "Waves and the last wave are those of the largest batch of the line.",
         "A drop loses this share of samples per second, if time follows the busiest SM.",
     ]
     title = f"If only the batch size changes: {subject}"
-    return Grid(title=title, columns=names, rows=rows, marked=marked, notes=filter(None, notes))
+    marked = [place for place, step in enumerate(swept.steps) if is_now(step)]
+    return Grid.of(swept.steps, columns, title=title, marked=marked, notes=filter(None, notes))
 
 
 def batch_advice(swept: BatchSweep) -> str | None:

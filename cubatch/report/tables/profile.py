@@ -42,26 +42,22 @@ def title(payload: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
 def layers(profile: Mapping[str, Any], *, title: str) -> Grid:
     """Return the table of a profile, in the order of the step; the longest pass is marked."""
     shown = [row for row in profile["layers"] if row["share"] >= _LEAST_SHARE]
-    rows = [
-        [
-            named(row),
-            row["pass"],
-            format_seconds(row["seconds"]),
-            format_percent(row["share"]),
-            _rate(row["flops"], row["seconds"], "FLOP/s"),
-            _rate(row["bytes"], row["seconds"], "B/s"),
-            row["calls"] or None,
-            row["bound_by"],
-        ]
-        for row in shown
-    ]
+    columns = {
+        "layer": named,
+        "pass": lambda row: row["pass"],
+        "time": lambda row: format_seconds(row["seconds"]),
+        "share": lambda row: format_percent(row["share"]),
+        "FLOP/s": lambda row: _rate(row["flops"], row["seconds"], "FLOP/s"),
+        "bytes/s": lambda row: _rate(row["bytes"], row["seconds"], "B/s"),
+        "calls": lambda row: row["calls"] or None,
+        "bound by": lambda row: row["bound_by"],
+    }
     longest = max(range(len(shown)), key=lambda index: shown[index]["seconds"])
-    columns = ["layer", "pass", "time", "share", "FLOP/s", "bytes/s", "calls", "bound by"]
     notes = [shares(profile), _remark(profile)]
     left_out = len(profile["layers"]) - len(shown)
     if left_out:
         notes.append(f"Passes of less than {format_percent(_LEAST_SHARE)} of the time are not listed: {left_out}.")
-    return Grid(title=title, columns=columns, rows=rows, marked=[longest], notes=notes)
+    return Grid.of(shown, columns, title=title, marked=[longest], notes=notes)
 
 
 def shares(profile: Mapping[str, Any]) -> str:

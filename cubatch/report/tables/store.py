@@ -12,25 +12,20 @@ from cubatch.units import format_seconds
 
 def runs(cached: Sequence[Mapping[str, Any]], path: str) -> Grid:
     """Return the table of the cached runs."""
-    rows = [
-        [
-            run["id"],
-            str(run["updated"])[:16],
-            _subject(run["identity"]),
-            _input(run["identity"]),
-            run["identity"].get("mode"),
-            run["identity"].get("dtype"),
-            run["state"],
-            run["num_timings"],
-            "yes" if run["disturbed"] else None,
-            format_seconds(run["seconds_spent"]),
-        ]
-        for run in cached
-    ]
-    notes = [] if rows else ["There are no runs."]
-    columns = ["id", "updated (UTC)", "what", "input", "mode", "dtype", "state", "timings", "interference"]
-    columns += ["measured for"]
-    return Grid(title=f"Runs in {path}", columns=columns if rows else [], rows=rows, notes=notes)
+    columns = {
+        "id": lambda run: run["id"],
+        "updated (UTC)": lambda run: str(run["updated"])[:16],
+        "what": lambda run: _subject(run["identity"]),
+        "input": lambda run: _input(run["identity"]),
+        "mode": lambda run: run["identity"].get("mode"),
+        "dtype": lambda run: run["identity"].get("dtype"),
+        "state": lambda run: run["state"],
+        "timings": lambda run: run["num_timings"],
+        "interference": lambda run: "yes" if run["disturbed"] else None,
+        "measured for": lambda run: format_seconds(run["seconds_spent"]),
+    }
+    notes = [] if cached else ["There are no runs."]
+    return Grid.of(cached, columns if cached else {}, title=f"Runs in {path}", notes=notes)
 
 
 def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cubatch.report.grid import Cell, Grid
+from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_count, format_percent, format_seconds
 
 
 def studies(listed: Sequence[Mapping[str, Any]]) -> Grid:
     """Return the table of all studies."""
-    rows = [
-        [s["name"], s["title"], s["model"], " and ".join(s["modes"]), format_seconds(s["budget_seconds"])]
-        for s in listed
-    ]
+    columns = {
+        "NAME": lambda study: study["name"],
+        "question": lambda study: study["title"],
+        "MODEL": lambda study: study["model"],
+        "--mode": lambda study: " and ".join(study["modes"]),
+        "measures for": lambda study: format_seconds(study["budget_seconds"]),
+    }
     notes = ["“measures for” is the default of --budget; --quick measures less. Run one: cubatch study waves"]
-    columns = ["NAME", "question", "MODEL", "--mode", "measures for"]
-    return Grid(title="Studies", columns=columns, rows=rows, notes=notes)
+    return Grid.of(listed, columns, title="Studies", notes=notes)
 
 
 def grids(payload: Mapping[str, Any]) -> list[Grid]:
@@ -43,116 +45,98 @@ def signed(share: float) -> str:
 
 def _powers_of_two(payload: Mapping[str, Any]) -> list[Grid]:
     rates = {m["batch_size"]: m["samples_per_second"] for m in payload["result"]["measurements"]}
-    rows: list[list[Cell]] = [
-        [
-            c["batch_size"],
-            c["reference"],
-            c["verdict"],
-            c["published"],
-            signed(c["ratio"] - 1),
-            f"{signed(c['interval'][0] - 1)} to {signed(c['interval'][1] - 1)}",
-            format_count(rates[c["batch_size"]]),
-            " and ".join(str(count) for count in c["trials"]),
-        ]
-        for c in payload["comparisons"]
-    ]
-    columns = ["batch", "reference", "verdict", "published", "difference", "90 % interval", "samples/s", "trials"]
-    differing = [place for place, c in enumerate(payload["comparisons"]) if c["verdict"] in {"faster", "slower"}]
-    return [Grid(title="Sizes compared with powers of two", columns=columns, rows=rows, marked=differing)]
+    columns = {
+        "batch": lambda c: c["batch_size"],
+        "reference": lambda c: c["reference"],
+        "verdict": lambda c: c["verdict"],
+        "published": lambda c: c["published"],
+        "difference": lambda c: signed(c["ratio"] - 1),
+        "90 % interval": lambda c: f"{signed(c['interval'][0] - 1)} to {signed(c['interval'][1] - 1)}",
+        "samples/s": lambda c: format_count(rates[c["batch_size"]]),
+        "trials": lambda c: " and ".join(str(count) for count in c["trials"]),
+    }
+    compared = payload["comparisons"]
+    differing = [place for place, c in enumerate(compared) if c["verdict"] in {"faster", "slower"}]
+    return [Grid.of(compared, columns, title="Sizes compared with powers of two", marked=differing)]
 
 
 def _small_batch_floor(payload: Mapping[str, Any]) -> list[Grid]:
     measured = [m for m in payload["result"]["measurements"] if m["latency_seconds"] is not None]
     first, best = measured[0]["latency_seconds"], max(m["samples_per_second"] for m in measured)
-    rows = [
-        [
-            m["batch_size"],
-            format_seconds(m["latency_seconds"]),
-            f"{m['latency_seconds'] / first:.2f} x",
-            format_count(m["samples_per_second"]),
-            format_percent(m["samples_per_second"] / best),
-        ]
-        for m in measured
-    ]
-    columns = ["batch", "a step", "relative to batch 1", "samples/s", "of the best"]
+    columns = {
+        "batch": lambda m: m["batch_size"],
+        "a step": lambda m: format_seconds(m["latency_seconds"]),
+        "relative to batch 1": lambda m: f"{m['latency_seconds'] / first:.2f} x",
+        "samples/s": lambda m: format_count(m["samples_per_second"]),
+        "of the best": lambda m: format_percent(m["samples_per_second"] / best),
+    }
     marked = [place for place, m in enumerate(measured) if m["batch_size"] == payload["floor"]]
-    return [Grid(title="Time of a step", columns=columns, rows=rows, marked=marked)]
+    return [Grid.of(measured, columns, title="Time of a step", marked=marked)]
 
 
 def _hyperparameter(payload: Mapping[str, Any]) -> list[Grid]:
-    rows = [
-        [
-            choice["batch_size"],
-            format_count(choice["samples_per_second"]),
-            format_percent(choice["cost"]),
-            written(format_bytes, choice["predicted_peak_bytes"]),
-        ]
-        for choice in payload["choices"]
-    ]
-    columns = ["batch", "samples/s", "costs", "memory by the plan"]
-    return [Grid(title="Sizes worth trying", columns=columns, rows=rows)]
+    columns = {
+        "batch": lambda choice: choice["batch_size"],
+        "samples/s": lambda choice: format_count(choice["samples_per_second"]),
+        "costs": lambda choice: format_percent(choice["cost"]),
+        "memory by the plan": lambda choice: written(format_bytes, choice["predicted_peak_bytes"]),
+    }
+    return [Grid.of(payload["choices"], columns, title="Sizes worth trying")]
 
 
 def _memory_rules(payload: Mapping[str, Any]) -> list[Grid]:
-    measured: list[list[Cell]] = [
-        [
-            t["mode"],
-            t["batch_size"],
-            format_bytes(t["planned_bytes"]),
-            written(format_bytes, t["measured_bytes"]),
-            written(format_bytes, t["device_bytes"]),
-            f"{t['planned_bytes'] / payload['file_bytes']:.3g} x" if payload["file_bytes"] else None,
-        ]
-        for t in payload["measured"]
-    ]
-    columns = ["mode", "batch", "plan", "measured", "by the driver", "relative to the file"]
-    rules: list[list[Cell]] = [
-        [rule["name"], rule["mode"], rule["batch_size"], format_bytes(rule["bytes"]), f"{rule['ratio']:.3g} x"]
-        for rule in payload["rules"]
-    ]
-    size = format_bytes(payload["file_bytes"])
-    return [
-        Grid(title=f"Memory; the file of the weights has {size}", columns=columns, rows=measured),
-        Grid(title="Rules of thumb", columns=["rule", "mode", "batch", "gives", "relative to measured"], rows=rules),
-    ]
+    file_bytes = payload["file_bytes"]
+    measured = {
+        "mode": lambda row: row["mode"],
+        "batch": lambda row: row["batch_size"],
+        "plan": lambda row: format_bytes(row["planned_bytes"]),
+        "measured": lambda row: written(format_bytes, row["measured_bytes"]),
+        "by the driver": lambda row: written(format_bytes, row["device_bytes"]),
+        "relative to the file": lambda row: f"{row['planned_bytes'] / file_bytes:.3g} x" if file_bytes else None,
+    }
+    rules = {
+        "rule": lambda rule: rule["name"],
+        "mode": lambda rule: rule["mode"],
+        "batch": lambda rule: rule["batch_size"],
+        "gives": lambda rule: format_bytes(rule["bytes"]),
+        "relative to measured": lambda rule: f"{rule['ratio']:.3g} x",
+    }
+    title = f"Memory; the file of the weights has {format_bytes(file_bytes)}"
+    return [Grid.of(payload["measured"], measured, title=title),
+            Grid.of(payload["rules"], rules, title="Rules of thumb")]  # fmt: skip
 
 
 def _numpy_mnist(payload: Mapping[str, Any]) -> list[Grid]:
-    causes = list(payload["epochs"][0]["shares"])
-    rows: list[list[Cell]] = [
-        [
-            row["batch_size"],
-            format_seconds(row["seconds"]),
-            written(format_seconds, row["published_seconds"]),
-            row["epochs_trained"] or None,
-            *(format_percent(row["shares"][cause]) for cause in causes),
-        ]
-        for row in payload["epochs"]
-    ]
-    fastest = min(range(len(rows)), key=lambda place: payload["epochs"][place]["seconds"])
-    columns = ["batch", "5 epochs", "published", "epochs trained", *causes]
-    return [Grid(title="Seconds of training, and what they go to", columns=columns, rows=rows, marked=[fastest])]
+    def share_of(cause: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: format_percent(row["shares"][cause])
+
+    epochs = payload["epochs"]
+    columns = {
+        "batch": lambda row: row["batch_size"],
+        "5 epochs": lambda row: format_seconds(row["seconds"]),
+        "published": lambda row: written(format_seconds, row["published_seconds"]),
+        "epochs trained": lambda row: row["epochs_trained"] or None,
+        **{cause: share_of(cause) for cause in epochs[0]["shares"]},
+    }
+    fastest = min(range(len(epochs)), key=lambda place: epochs[place]["seconds"])
+    return [Grid.of(epochs, columns, title="Seconds of training, and what they go to", marked=[fastest])]
 
 
 def _waves(payload: Mapping[str, Any]) -> list[Grid]:
     distribution, first = payload["distribution"], payload["full_waves"][0]["batch_size"]
     rates = {row["batch_size"]: row["samples_per_second"] for row in payload["sizes"]}
-    rows: list[list[Cell]] = [
-        [
-            row["batch_size"],
-            written(format_count, row["samples_per_second"]),
-            _share(row["samples_per_second"], rates[first]),
-            _share(row["rule"], rates[first]),
-            written(format_count, row["predicted"]),
-            row["busiest"],
-            ", ".join(row["marks"]) or None,
-        ]
-        for row in payload["sizes"]
-    ]
     busiest = f"{distribution['items'].partition(' ')[0]} of busiest {distribution['unit']}"
-    columns = ["batch", "samples/s", f"relative to {first}", "by the rule", "predicted", busiest, "suggested by"]
+    columns = {
+        "batch": lambda row: row["batch_size"],
+        "samples/s": lambda row: written(format_count, row["samples_per_second"]),
+        f"relative to {first}": lambda row: _share(row["samples_per_second"], rates[first]),
+        "by the rule": lambda row: _share(row["rule"], rates[first]),
+        "predicted": lambda row: written(format_count, row["predicted"]),
+        busiest: lambda row: row["busiest"],
+        "suggested by": lambda row: ", ".join(row["marks"]) or None,
+    }
     marked = [place for place, row in enumerate(payload["sizes"]) if "full wave" in row["marks"]]
-    return [Grid(title="Every batch around full waves", columns=columns, rows=rows, marked=marked)]
+    return [Grid.of(payload["sizes"], columns, title="Every batch around full waves", marked=marked)]
 
 
 def _share(value: float | None, of: float | None) -> str | None:
@@ -160,29 +144,21 @@ def _share(value: float | None, of: float | None) -> str | None:
 
 
 def _generalisation(payload: Mapping[str, Any]) -> list[Grid]:
-    rows: list[list[Cell]] = []
-    for row in payload["rows"]:
-        gap = row["gap"]
-        rows.append(
-            [
-                row["batch_size"],
-                row["policy"],
-                f"{row['learning_rate']:g}",
-                format_count(row["updates"]),
-                f"{100 * row['test_accuracy']:.2f} %",
-                None if gap is None else _points_of(gap),
-                written("{:.3g}".format, row["training_loss"]),
-                written("{:.3g}".format, row["sharpness"]),
-                format_seconds(row["seconds"]),
-                len(row["runs"]),
-            ]
-        )
-    columns = [
-        "batch", "rate", "learning rate", "updates", "test accuracy", "difference to 64, points",
-        "training loss", "sharpness", "time", "runs",
-    ]  # fmt: skip
-    best = max(range(len(rows)), key=lambda place: payload["rows"][place]["test_accuracy"])
-    return [Grid(title="Test accuracy", columns=columns, rows=rows, marked=[best])]
+    columns = {
+        "batch": lambda row: row["batch_size"],
+        "rate": lambda row: row["policy"],
+        "learning rate": lambda row: f"{row['learning_rate']:g}",
+        "updates": lambda row: format_count(row["updates"]),
+        "test accuracy": lambda row: f"{100 * row['test_accuracy']:.2f} %",
+        "difference to 64, points": lambda row: None if row["gap"] is None else _points_of(row["gap"]),
+        "training loss": lambda row: written("{:.3g}".format, row["training_loss"]),
+        "sharpness": lambda row: written("{:.3g}".format, row["sharpness"]),
+        "time": lambda row: format_seconds(row["seconds"]),
+        "runs": lambda row: len(row["runs"]),
+    }
+    rows = payload["rows"]
+    best = max(range(len(rows)), key=lambda place: rows[place]["test_accuracy"])
+    return [Grid.of(rows, columns, title="Test accuracy", marked=[best])]
 
 
 def _points_of(gap: Mapping[str, Any]) -> str:

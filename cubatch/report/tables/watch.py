@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cubatch.report.grid import Grid
@@ -21,13 +21,8 @@ def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
         gpus: Records of `hardware.gpu_history.GpuRecord`, in JSON form.
         title: Title of the table.
     """
-    rows = [_row(gpu, gpu["now"], gpu["peaks"]) for gpu in gpus]
-    columns = [
-        "GPU", "memory", "most", "of", "course of memory", "load", "most load", "clock", "power", "most W", "°C",
-        "most °C", "energy", "slowed by", "name",
-    ]  # fmt: skip
     notes = [line for gpu in gpus for line in _lines(gpu)]
-    return Grid(title=title, columns=columns, rows=rows, notes=[notes] if notes else [], dispensable=_DISPENSABLE)
+    return Grid.of(gpus, _COLUMNS, title=title, notes=[notes] if notes else [], dispensable=_DISPENSABLE)
 
 
 def sparkline(shares: Iterable[float]) -> str:
@@ -41,26 +36,6 @@ def sparkline(shares: Iterable[float]) -> str:
     return "".join(_BARS[min(len(_BARS) - 1, int(max(0.0, share) * len(_BARS)))] for share in shares)
 
 
-def _row(gpu: Mapping[str, Any], now: Mapping[str, Any], peaks: Mapping[str, float]) -> list[str | None]:
-    return [
-        str(gpu["gpu"]["index"]),
-        written(format_bytes, now["used_bytes"]),
-        written(format_bytes, peaks.get("used_bytes")),
-        written(format_bytes, now["total_bytes"]),
-        sparkline(gpu["course"]) or None,
-        written("{:.0f} %".format, now["utilization_percent"]),
-        written("{:.0f} %".format, peaks.get("utilization_percent")),
-        written("{:.0f} MHz".format, now["sm_clock_mhz"]),
-        _power(now),
-        written("{:.0f}".format, peaks.get("power_watts")),
-        written("{:.0f}".format, now["temperature_celsius"]),
-        written("{:.0f}".format, peaks.get("temperature_celsius")),
-        written("{:.0f} J".format, gpu["joules"]),
-        ", ".join(now["throttle_reasons"] or ()) or None,
-        str(gpu["gpu"]["name"]),
-    ]
-
-
 def _lines(gpu: Mapping[str, Any]) -> list[str]:
     """Return why a GPU could not be read, or the processes that hold its memory."""
     name = f"GPU {gpu['gpu']['index']}{' (a slice)' if str(gpu['gpu']['uuid']).startswith('MIG-') else ''}"
@@ -72,3 +47,30 @@ def _lines(gpu: Mapping[str, Any]) -> list[str]:
 def _power(now: Mapping[str, Any]) -> str | None:
     drawn, limit = now["power_watts"], now["power_limit_watts"]
     return None if drawn is None else f"{drawn:.0f} W" if limit is None else f"{drawn:.0f} of {limit:.0f} W"
+
+
+def _now(name: str, form: str) -> Callable[[Mapping[str, Any]], str | None]:
+    return lambda gpu: written(form.format, gpu["now"][name])
+
+
+def _most(name: str, form: str) -> Callable[[Mapping[str, Any]], str | None]:
+    return lambda gpu: written(form.format, gpu["peaks"].get(name))
+
+
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "GPU": lambda gpu: str(gpu["gpu"]["index"]),
+    "memory": lambda gpu: written(format_bytes, gpu["now"]["used_bytes"]),
+    "most": lambda gpu: written(format_bytes, gpu["peaks"].get("used_bytes")),
+    "of": lambda gpu: written(format_bytes, gpu["now"]["total_bytes"]),
+    "course of memory": lambda gpu: sparkline(gpu["course"]) or None,
+    "load": _now("utilization_percent", "{:.0f} %"),
+    "most load": _most("utilization_percent", "{:.0f} %"),
+    "clock": _now("sm_clock_mhz", "{:.0f} MHz"),
+    "power": lambda gpu: _power(gpu["now"]),
+    "most W": _most("power_watts", "{:.0f}"),
+    "°C": _now("temperature_celsius", "{:.0f}"),
+    "most °C": _most("temperature_celsius", "{:.0f}"),
+    "energy": lambda gpu: written("{:.0f} J".format, gpu["joules"]),
+    "slowed by": lambda gpu: ", ".join(gpu["now"]["throttle_reasons"] or ()) or None,
+    "name": lambda gpu: str(gpu["gpu"]["name"]),
+}
