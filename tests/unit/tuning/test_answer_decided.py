@@ -74,11 +74,62 @@ def test_by_latency_the_largest_flat_size_is_the_answer(
     assert (result.batch_size, result.decided_by) == (answer, decided_by)
 
 
-@pytest.mark.parametrize(("top", "decided_by"), [(100, "max_batch_size"), (191, "max_batch_size"), (192, "peak")])
-def test_a_peak_needs_sizes_up_to_twice_the_answer(top: int, decided_by: str) -> None:
-    """A slower size a little above the answer may be a tooth of a saw; one at twice the answer shows the other side."""
-    result = answer_of(steady((48, 0.5), (96, 0.96), (top, top / 80)))
-    assert (result.batch_size, result.decided_by) == (96, decided_by)
+RISING = {50: rate(50, 50), 100: rate(100, 100)}
+TRIED = {8: rate(80, 8), 16: rate(100, 16), 32: rate(60, 32, "dropped")}
+TWELVE = {12: rate(50, 12), 24: rate(100, 24)}
+LIMITED = {"goal": Goal(latency_limit=2.0)}
+STRICT = {"goal": Goal(latency_limit=1.1)}
+
+
+@pytest.mark.parametrize(
+    ("ended", "options", "chosen", "decided_by"),
+    [
+        # A slower size a little above may be a tooth of a saw; one at twice the size shows the other side.
+        ({48: rate(96, 48), 96: rate(100, 96), 100: rate(80, 100)}, {}, 96, "max_batch_size"),
+        ({48: rate(96, 48), 96: rate(100, 96), 191: rate(80, 191)}, {}, 96, "max_batch_size"),
+        ({48: rate(96, 48), 96: rate(100, 96), 192: rate(80, 192)}, {}, 96, "peak"),
+        # A size that might be better was left out; a smaller one keeps nothing from growing.
+        ({**TRIED, 64: NOT_RUN}, {}, 16, "budget"),
+        ({**TRIED, 64: DROPPED}, {}, 16, "peak"),
+        ({4: NOT_RUN, **TRIED, 64: DROPPED}, {}, 16, "peak"),
+        # The search adds multiples alone; of a list it adds none, and the largest by the plan is tried as it is.
+        ({**TWELVE, 26: too_slow(1.2)}, {"multiple": 2, **STRICT}, 24, "latency_limit"),
+        ({**TWELVE, 27: too_slow(1.2)}, {"multiple": 2, **STRICT}, 24, None),
+        ({**TWELVE, 32: NO_MEMORY}, {"multiple": 8}, 24, "memory"),
+        ({**TWELVE, 33: NO_MEMORY}, {"multiple": 8}, 24, None),
+        ({2: rate(50, 2), 4: rate(100, 4), 6: DROPPED, 8: NO_MEMORY}, {"multiple": 8}, 4, "plateau"),
+        ({**TWELVE, 32: too_slow(1.2)}, {"multiple": 8, "is_listed": True, **STRICT}, 24, "batch_sizes"),
+        ({**TWELVE, 32: PLANNED}, {"multiple": 8, "largest_batch_size": 31}, 24, None),
+        # However far above the plan's limit the refused size lies: what counts is how near to it a size ran.
+        ({500: rate(100, 500), 4096: PLANNED}, {"largest_batch_size": 510}, 500, "memory"),
+        ({500: rate(100, 500), 4096: PLANNED}, {"largest_batch_size": 511}, None, None),
+        ({500: rate(100, 500)}, {"largest_batch_size": 510}, 500, "memory"),
+        ({500: rate(100, 500)}, {"largest_batch_size": 511}, 500, None),
+        ({3: rate(100, 3), 4: ERROR}, {"largest_batch_size": 4}, 3, "memory"),
+        ({500: rate(100, 500), 600: DROPPED}, {"largest_batch_size": 600}, None, "plateau"),
+        # A size that failed below one that ran is no limit.
+        ({**RISING, 101: NO_MEMORY, 110: rate(90, 110, "dropped")}, {}, 100, "max_batch_size"),
+        # Memory ends at 401, and the curve is flat from 200 on: the plateau decided.
+        ({100: rate(50, 100), 200: rate(100, 200), 400: rate(100, 400), 401: NO_MEMORY}, {}, 200, "plateau"),
+        # Where the curve does not rise the limit is not sought: the curve decided, even short of twice the size.
+        ({**RISING, 150: rate(100, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, LIMITED, 100, "plateau"),
+        ({**RISING, 150: rate(90, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, LIMITED, 100, "peak"),
+        ({**RISING, 150: rate(90, 150, "dropped"), 190: NO_MEMORY}, LIMITED, 100, "peak"),
+        ({**RISING, 150: rate(90, 150, "dropped"), 180: ERROR, 190: NO_MEMORY}, LIMITED, 100, None),
+        ({**RISING, 150: DROPPED, 190: NO_MEMORY}, LIMITED, 100, "plateau"),
+        ({**RISING, 150: rate(90, 150, "dropped"), 180: DROPPED, 190: too_slow(2.2)}, LIMITED, 100, "peak"),
+        # Neither the list, nor max_batch_size, nor memory kept it from sizes that raised an error.
+        ({8: rate(100, 8), 32: ERROR}, {}, None, None),
+        ({8: rate(100, 8), 32: ERROR}, {"is_listed": True}, None, None),
+        ({8: rate(100, 8), 32: ERROR}, {"largest_batch_size": 99}, None, None),
+    ],
+)
+def test_what_decided_by_how_the_larger_sizes_ended(
+    ended: dict[int, Ended], options: dict[str, Any], chosen: int | None, decided_by: str | None
+) -> None:
+    """Each case states above its rows what they show."""
+    result = decide(ended, **options)
+    assert (result.batch_size, result.decided_by) == (chosen, decided_by)
 
 
 def test_what_lies_above_a_size_that_failed_was_not_looked_at() -> None:
@@ -109,14 +160,6 @@ def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
         assert any(reason.startswith("Memory is the limit: nothing larger than 32") for reason in result.reasons)
 
 
-def test_the_budget_decided_wherever_a_larger_size_was_not_tried() -> None:
-    """A size that might be better was left out: that the others show a peak does not say it is the peak."""
-    ended = {8: rate(80, 8), 16: rate(100, 16), 32: rate(60, 32, "dropped"), 64: NOT_RUN}
-    assert decide(ended).decided_by == "budget"
-    assert decide({**ended, 64: DROPPED}).decided_by == "peak"
-    assert decide({4: NOT_RUN, **ended, 64: DROPPED}).decided_by == "peak"  # a smaller one keeps nothing from growing
-
-
 @pytest.mark.parametrize(
     ("ran", "failed", "decided_by"),
     [
@@ -142,44 +185,6 @@ def test_a_limit_decided_only_where_it_was_met_within_2_percent_or_1(
         assert f"nothing between {ran} and {min(failed)}" in " ".join(result.reasons)
 
 
-@pytest.mark.parametrize(
-    ("ran", "failed", "options", "decided_by"),
-    [
-        (24, {26: too_slow(1.2)}, {"multiple": 2}, "latency_limit"),
-        (24, {27: too_slow(1.2)}, {"multiple": 2}, None),
-        (24, {32: NO_MEMORY}, {"multiple": 8}, "memory"),
-        (24, {33: NO_MEMORY}, {"multiple": 8}, None),
-        (4, {6: DROPPED, 8: NO_MEMORY}, {"multiple": 8}, "plateau"),  # 6 is no multiple, and of the ladder
-        (24, {32: too_slow(1.2)}, {"multiple": 8, "is_listed": True}, "batch_sizes"),
-        (24, {32: PLANNED}, {"multiple": 8, "largest_batch_size": 31}, None),
-    ],
-)
-def test_a_limit_is_met_where_the_search_has_no_size_to_try_below_it(
-    ran: int, failed: dict[int, Ended], options: dict[str, Any], decided_by: str | None
-) -> None:
-    """It adds multiples alone; of a list it adds none, and the largest that fits by the plan it tries as it is."""
-    ended = {ran // 2: rate(50, ran // 2), ran: rate(100, ran), **failed}
-    assert decide(ended, Goal(latency_limit=1.1), **options).decided_by == decided_by
-
-
-@pytest.mark.parametrize(
-    ("ended", "largest", "decided_by"),
-    [
-        ({500: rate(100, 500), 4096: PLANNED}, 510, "memory"),
-        ({500: rate(100, 500), 4096: PLANNED}, 511, None),
-        ({500: rate(100, 500)}, 510, "memory"),
-        ({500: rate(100, 500)}, 511, None),
-        ({3: rate(100, 3), 4: ERROR}, 4, "memory"),
-        ({500: rate(100, 500), 600: DROPPED}, 600, "plateau"),
-    ],
-)
-def test_the_plans_limit_is_met_within_2_percent_or_1_of_the_largest_by_plan(
-    ended: dict[int, Ended], largest: int, decided_by: str | None
-) -> None:
-    """However far above it the refused size lies: what counts is how near to the limit a size ran."""
-    assert decide(ended, largest_batch_size=largest).decided_by == decided_by
-
-
 @pytest.mark.parametrize(("allowed", "decided_by"), [(96, "max_batch_size"), (None, "memory")])
 def test_what_ran_fits_whatever_the_plan_says(allowed: int | None, decided_by: str) -> None:
     """96 ran while there was more memory, of which 50 fit now: what ended the sizes lies at 96, and not below it."""
@@ -189,37 +194,6 @@ def test_what_ran_fits_whatever_the_plan_says(allowed: int | None, decided_by: s
     assert any(
         reason.startswith(("max_batch_size is the limit", "Memory is")) and "96" in reason for reason in result.reasons
     )
-
-
-def test_a_size_that_failed_below_one_that_ran_is_no_limit() -> None:
-    """101 ran out of memory and 110 did not: the end of the ladder decided."""
-    ended = {50: rate(50, 50), 100: rate(100, 100), 101: NO_MEMORY, 110: rate(90, 110, "dropped")}
-    assert decide(ended).decided_by == "max_batch_size"
-
-
-def test_a_limit_met_does_not_decide_where_twice_the_answer_was_measured() -> None:
-    """Memory ends at 401, and the curve is flat from 200 on: the plateau kept the answer from being larger."""
-    flat = {100: rate(50, 100), 200: rate(100, 200), 400: rate(100, 400), 401: NO_MEMORY}
-    assert (decide(flat).batch_size, decide(flat).decided_by) == (200, "plateau")
-
-
-@pytest.mark.parametrize(
-    ("beyond", "decided_by"),
-    [
-        ({150: rate(100, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, "plateau"),
-        ({150: rate(90, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, "peak"),
-        ({150: rate(90, 150, "dropped"), 190: NO_MEMORY}, "peak"),
-        ({150: rate(90, 150, "dropped"), 180: ERROR, 190: NO_MEMORY}, None),
-        ({150: DROPPED, 190: NO_MEMORY}, "plateau"),
-        ({150: rate(90, 150, "dropped"), 180: DROPPED, 190: too_slow(2.2)}, "peak"),
-    ],
-)
-def test_a_far_limit_with_all_between_dropped_is_judged_by_what_was_timed(
-    beyond: dict[int, Ended], decided_by: str | None
-) -> None:
-    """Where the curve does not rise nobody looks for the limit: the curve decided, even short of twice the answer."""
-    result = decide({50: rate(50, 50), 100: rate(100, 100), **beyond}, Goal(latency_limit=2.0))
-    assert (result.batch_size, result.decided_by) == (100, decided_by)
 
 
 def test_sizes_dropped_without_a_timing_count_as_looked_at() -> None:
@@ -271,12 +245,6 @@ def test_a_list_decided_where_it_holds_nothing_up_to_the_size_that_failed() -> N
     assert decide(slower, is_listed=True).decided_by == "batch_sizes"
     assert decide(slower).decided_by == "peak"
     assert decide({16: rate(100, 16), 17: NO_MEMORY}, is_listed=True).decided_by == "memory"
-
-
-def test_errors_above_the_answer_are_no_limit() -> None:
-    """Neither the list, nor max_batch_size, nor memory kept the answer from sizes that raised an error."""
-    for more in ({}, {"is_listed": True}, {"largest_batch_size": 99}):
-        assert decide({8: rate(100, 8), 32: ERROR}, **more).decided_by is None
 
 
 def test_max_batch_size_decided_where_the_sizes_looked_at_reach_it() -> None:
