@@ -146,13 +146,7 @@ class FleetResult(Shown):
 
 
 def _shared(batch_size: int, workers: Mapping[str, tuple[float, int]]) -> dict[str, int]:
-    """
-    Divide samples in proportion to rates, within each worker's largest size; the largest remainders round up.
-
-    Example:
-        >>> _shared(96, {"a": (20.0, 64), "b": (10.0, 64)}), _shared(96, {"a": (90.0, 64), "b": (10.0, 64)})
-        ({'a': 64, 'b': 32}, {'a': 64, 'b': 32})
-    """
+    """Divide samples in proportion to rates, within each worker's largest size; the largest remainders round up."""
     shares = dict.fromkeys(workers, 0)
     open_, left = dict(workers), batch_size
     while open_:

@@ -92,10 +92,6 @@ def sizes_between(known: Iterable[int], multiple: int = 1) -> list[int]:
     Args:
         known: Sizes of the ladder and measured sizes.
         multiple: Only multiples of this are returned.
-
-    Example:
-        >>> sizes_between([1, 8, 16])
-        [2, 3, 5, 10, 11, 13]
     """
     between: set[int] = set()
     sizes = sorted(known)

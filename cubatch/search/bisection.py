@@ -15,13 +15,7 @@ _FAR = 2.0  # factor between two sizes from which their geometric mean is the mi
 
 
 def is_closed(low: int, high: int) -> bool:
-    """
-    Return whether the gap between a size within a limit and a size beyond it is closed.
-
-    Example:
-        >>> is_closed(100, 102), is_closed(100, 103), is_closed(3, 4)
-        (True, False, True)
-    """
+    """Return whether the gap between a size within a limit and a size beyond it is closed."""
     return high - low <= max(1, int(CLOSED * low))
 
 
@@ -37,12 +31,6 @@ def next_size(low: int, high: int, guess: float | None = None, multiple: int = 1
 
     Returns:
         A size strictly between, or None if the gap is closed or holds no multiple.
-
-    Example:
-        >>> next_size(64, 512), next_size(256, 512), next_size(256, 512, guess=300.7)
-        (181, 384, 300)
-        >>> next_size(100, 102) is None, next_size(97, 105, multiple=8)
-        (True, 104)
     """
     if is_closed(low, high):
         return None

@@ -115,12 +115,6 @@ def fit_curve(
         sizes: The sizes to predict.
         slope_variance: Variance of the common slope of host slowdowns: see `noise.Noise`.
         host: Whether the steps run on a CPU, with a reference step.
-
-    Example:
-        >>> estimates = [SizeEstimate(n, np.log(1.0 + n / 32), 1e-6) for n in (1, 8, 64, 512)]
-        >>> curve = fit_curve(estimates, [32, 256])
-        >>> np.exp(curve.mean).round(1).tolist()
-        [2.0, 9.0]
     """
     measured = np.array([estimate.batch_size for estimate in estimates], dtype=np.float64)
     predicted = np.array(sorted(sizes), dtype=np.float64)

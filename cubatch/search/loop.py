@@ -104,27 +104,6 @@ def measure(
         EnergyNotAvailable: If energy is the objective and none of the first timings has a value of it.
         BaseException: An error of no candidate, such as KeyboardInterrupt or an exception of `progress`, unchanged.
             Unfinished candidates have the outcome "interrupted".
-
-    Example:
-        >>> import time
-        >>> from cubatch.measure.runner import Reading
-        >>> class Sleeper:                                 # a runner of a virtual device: 1 ms and 10 us a sample
-        ...     peak_bytes = peak_device_bytes = None
-        ...     def __init__(self): self.clock, self.passed = self, 0.0
-        ...     def now(self): return self.passed
-        ...     def sleep(self, seconds): self.passed += seconds
-        ...     def time(self, step, repeats):
-        ...         before = self.passed
-        ...         for _ in range(repeats): step()
-        ...         return Reading(seconds=(self.passed - before) / repeats)
-        ...     def prepare(self, batch_size): self.batch_size = batch_size
-        ...     def step(self): self.passed += 1e-3 + 1e-5 * self.batch_size
-        ...     def release(self): pass
-        ...     def close(self): pass
-        >>> ladder = [Candidate(32), Candidate(64)]
-        >>> measured = measure(Sleeper, ladder, goal=Goal(), budget=60.0, seed=0)
-        >>> [(outcome.batch_size, outcome.status) for outcome in measured.outcomes]
-        [(32, 'dropped'), (64, 'ok')]
     """
     run = _Run(
         factory, ladder, goal, earlier or Measured(), keeper=keeper, budget=budget, seed=seed, progress=progress,

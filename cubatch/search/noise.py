@@ -127,10 +127,6 @@ def estimate_noise(sizes: Collection[Sequence[Timing]], goal: Goal) -> Noise:
     Args:
         sizes: The timings of each of its sizes.
         goal: Objective whose cost is compared.
-
-    Example:
-        >>> estimate_noise([], Goal()).trial
-        0.005
     """
     timings = [timing for taken in sizes for timing in usable(taken)]
     unpaired = _with_spreads(sizes, goal, Noise(TIMING_SD, TRIAL_SD), prior_trial=TRIAL_SD)

@@ -41,13 +41,7 @@ class Recommendation:
 
 
 def is_round(n: int) -> bool:
-    """
-    Return whether a size is a power of two or 1.5 times one.
-
-    Example:
-        >>> [n for n in range(1, 50) if is_round(n)]
-        [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
-    """
+    """Return whether a size is a power of two or 1.5 times one."""
     odd = n // (n & -n)
     return odd in (1, 3)
 

@@ -59,10 +59,6 @@ def simulate(
         instances: Instances that run steps independently of each other.
         delay: Seconds for which the oldest request waits for others at most, while an instance is idle.
         overhead: Seconds that are added to each latency.
-
-    Example:
-        >>> simulate([0.0, 0.1, 0.2, 5.0], [[1.0], [1.0]]).mean_batch_size
-        1.3333333333333333
     """
     count, most = len(arrivals), len(step_seconds)
     free_at = [0.0] * instances

@@ -75,13 +75,6 @@ def answer(
     Raises:
         NothingMeasured: If no candidate is "ok"; the message lists how they ended.
         EnergyNotAvailable: If energy is the objective and was measured for no candidate.
-
-    Example:
-        >>> timings = [Timing(batch_size=n, round=r, seconds=s) for n, s in ((32, 1.0), (64, 1.99)) for r in range(5)]
-        >>> measured = Measured(timings=tuple(timings), outcomes=(Outcome(32, "ok"), Outcome(64, "ok")))
-        >>> result = answer([Candidate(32), Candidate(64)], measured, goal=Goal(), setting={})
-        >>> result.batch_size, result.fastest_batch_size, result.decided_by
-        (32, 64, 'plateau')
     """
     refused = {o.batch_size for o in measured.outcomes if o.status == "over_limit" and o.facts.get("limit") == "memory"}
     timings = {c.batch_size: measured.of(c.batch_size) for c in ladder}

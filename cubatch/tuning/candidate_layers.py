@@ -50,11 +50,6 @@ def explain(
 
     Raises:
         InvalidArgument: If an argument cannot be used.
-
-    Example:
-        >>> rows = explain("go-net", [Candidate(28), Candidate(29)], device="v100-sxm2-16gb", library="im2col")
-        >>> [(row["layers"], row["blocks"], row["busiest_sm_blocks"]) for row in rows]
-        [(80, 79, 1), (80, 82, 2)]
     """
     gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
     chosen = arithmetic.resolve_library(library, gpu, dtype)

@@ -108,12 +108,6 @@ def decide(
         max_batch_size: The largest that is allowed; None for no such limit.
         is_listed: Whether the user gave the list of batch sizes.
         multiple: The search adds multiples of this size.
-
-    Example:
-        >>> fates = [Fate(8, "ok", (1.0, 1.0)), Fate(16, "ok", (0.9, 0.9)), Fate(32, "ok", (1.1, 1.1))]
-        >>> decide(fates, chosen=16, fastest=16, ties=(), goal=Goal(), largest_batch_size=None, max_batch_size=None,
-        ...        is_listed=False).limit
-        'peak'
     """
     by_size = {fate.batch_size: fate for fate in fates}
     larger = [fate for n, fate in sorted(by_size.items()) if n > chosen]

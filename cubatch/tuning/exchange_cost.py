@@ -41,15 +41,7 @@ class DataParallel:
 
     @classmethod
     def of(cls, devices: Sequence[str], batch_size: int, seconds: Mapping[str, float]) -> Self:
-        """
-        Make the record from the times of `RanksRunner.exchange`.
-
-        Example:
-            >>> taken = {"together": 0.25, "alone": 0.125, "exchange": 0.5, "exposed": 0.125}
-            >>> cost = DataParallel.of(["cpu", "cpu"], 64, taken)
-            >>> cost.overlap, cost.scaling_efficiency, cost.samples_per_second
-            (0.75, 0.5, 512.0)
-        """
+        """Make the record from the times of `RanksRunner.exchange`."""
         step, exchange, exposed = seconds["together"], seconds["exchange"], seconds["exposed"]
         return cls(
             devices=tuple(devices),

@@ -203,13 +203,7 @@ def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
 
 
 def plain(limits: Limits) -> list[Candidate]:
-    """
-    Propose sizes for an unknown workload: those of the request, else powers of two, 1.5 times them, and the maximum.
-
-    Example:
-        >>> [candidate.batch_size for candidate in plain(Limits(max_batch_size=14))]
-        [1, 2, 3, 4, 6, 8, 12, 14]
-    """
+    """Propose sizes for an unknown workload: those requested, else powers of two, 1.5 times them, and the maximum."""
     if limits.batch_sizes is not None:
         return asked_for(limits.batch_sizes)
     top = limits.max_batch_size or checks.MAX_BATCH_SIZE
@@ -326,13 +320,7 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
 
 
 def between(size: int, steps: Sequence[Candidate]) -> Candidate:
-    """
-    Make a candidate of a size that the search adds; its reason names its neighbors.
-
-    Example:
-        >>> between(113, [Candidate(96), Candidate(128)]).reasons
-        ('between 96 and 128',)
-    """
+    """Make a candidate of a size that the search adds; its reason names its neighbors."""
     sizes = [step.batch_size for step in steps]
     below, above = (max(n for n in sizes if n < size), min(n for n in sizes if n > size))
     return Candidate(size, (f"between {below} and {above}",))

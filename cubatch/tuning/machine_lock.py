@@ -42,12 +42,6 @@ def exclusive(device: Device, worker_pid: int | None = None) -> Iterator[list[st
 
     Warns:
         UserWarning: If it must wait for a thread, or another process measures on the device.
-
-    Example:
-        >>> from cubatch.hardware.probe import device
-        >>> with exclusive(device("cpu")), exclusive(device("cpu")):
-        ...     "measured"
-        'measured'
     """
     global _depth  # noqa: PLW0603 - only the thread that holds the lock reads and writes it
     if not _LOCK.acquire(blocking=False):

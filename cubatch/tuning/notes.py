@@ -222,12 +222,6 @@ def interference(load: CpuLoad, threads: int) -> Note | None:
         load: The CPU time that they took.
         threads: Threads of the measured step. If fewer threads would have had CPUs of their own, the note names an
             affinity mask, from which every library counts its threads.
-
-    Example:
-        >>> from cubatch.hardware.cpu_load import CpuLoad
-        >>> sentence(interference(CpuLoad(others=1.02, steal=0.0, num_cpus=4), threads=1))
-        'Other processes kept 1.0 of 4 CPUs busy during the measurement: end them and measure again.'
-        >>> interference(CpuLoad(others=0.1, steal=0.0, num_cpus=4), threads=4)
     """
     is_stolen = load.steal >= _STEAL_SHARE
     if load.others < _OTHER_CPUS:

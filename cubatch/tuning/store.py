@@ -133,20 +133,6 @@ class Run:
 
     Raises:
         StoreError: If the file is a directory, another program's database, or from a newer cubatch.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> path, request = Path(folder.name) / "store.sqlite3", {"spec": "mlp"}
-        >>> with Run(path, identity=request, conditions={"numpy": "2.0"}, budget=60.0) as run:
-        ...     run.timing(Timing(batch_size=32, round=0, seconds=0.25))
-        >>> with Run(path, identity=request, conditions={"numpy": "2.0"}, budget=60.0) as run:
-        ...     [timing.seconds for timing in run.earlier.timings]
-        [0.25]
-        >>> with Run(path, identity=request, conditions={"numpy": "2.1"}, budget=60.0) as run:
-        ...     run.earlier.timings, [sentence(each) for each in run.notes]
-        ((), ['Cached timings do not apply: numpy was 2.0, is 2.1.'])
-        >>> folder.cleanup()
     """
 
     def __init__(

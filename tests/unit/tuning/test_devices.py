@@ -273,6 +273,8 @@ def test_a_result_without_devices_reads_as_before():
 
 def test_nothing_is_hidden_where_all_is_exposed():
     """A wait that is longer than its sums hides none of them; ranks that exchange nothing have no overlap."""
+    cost = DataParallel.of(TWO, 64, {"together": 0.25, "alone": 0.125, "exchange": 0.5, "exposed": 0.125})
+    assert (cost.overlap, cost.scaling_efficiency, cost.samples_per_second) == (0.75, 0.5, 512.0)
     taken = {"together": 1.0, "alone": 0.5, "exchange": 0.2, "exposed": 0.3}
     assert DataParallel.of(TWO, 8, taken).overlap == 0.0
     assert DataParallel.of(TWO, 8, taken | {"exchange": 0.0, "exposed": 0.0}).overlap is None
