@@ -21,8 +21,9 @@ import numpy as np
 from cubatch.errors import DeviceFailed, InvalidArgument, OutOfMemory
 from cubatch.hardware import architectures, driver, gpu_library
 from cubatch.hardware.facts import Device
-from cubatch.hardware.waves import carveout_percent, occupancy
+from cubatch.hardware.waves import carveout_percent
 from cubatch.kernels import tensor_map
+from cubatch.kernels.resources import Needs
 from cubatch.kernels.tensor_map import TensorMap
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.toolchain.cubins import Resources
@@ -201,7 +202,7 @@ class CudaLauncher:
         return _Function(int(function.kernel.ptr), blocks_per_sm)
 
 
-def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compute_capability: Sequence[int]) -> int:
+def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compute_capability: tuple[int, int]) -> int:
     """
     Reserve a block's shared memory, and that of the blocks per SM by `occupancy`.
 
@@ -216,12 +217,7 @@ def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compu
     needed = resources.shared_bytes + kernel.dynamic_shared_bytes
     if needed > architectures.every().shared_bytes_without_opting_in:
         function.max_dynamic_shared_size_bytes = kernel.dynamic_shared_bytes
-    resident = occupancy(
-        compute_capability=compute_capability,
-        threads_per_block=kernel.threads,
-        registers_per_thread=resources.registers,
-        shared_bytes_per_block=needed,
-    ).blocks_per_sm
+    resident = Needs(kernel.threads, resources.registers, needed).on(compute_capability).blocks_per_sm
     if needed:  # otherwise all of it may be L1 cache
         function.preferred_shared_memory_carveout = carveout_percent(
             compute_capability=compute_capability, blocks_per_sm=resident, shared_bytes_per_block=needed

@@ -34,8 +34,9 @@ FLAGS = (
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _SECTION = re.compile(r"(?:Compiling entry function '(?P<entry>\w+)'|Function properties for (?P<function>\w+))")
-_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(.*)")
+_SHARED = re.compile(r"(\d+) bytes smem")
 _THREADS = re.compile(r"\.entry\s+(\w+)\([^)]*\)[^{]*?\.maxntid\s+(\d+)")
 _WARNING = re.compile(r"(?:[:;] |^ptxas )(warning\b.*)", re.MULTILINE)
 _DEPRECATED = "Architectures prior to"
@@ -133,7 +134,7 @@ def read_resources(log: str, ptx: str) -> dict[str, Resources]:
     """
     threads = {match[1]: int(match[2]) for match in _THREADS.finditer(ptx)}
     entries: list[str] = []
-    frames: dict[str, tuple[int, int]] = {}
+    spills: dict[str, int] = {}
     used: dict[str, tuple[int, str]] = {}
     function = ""
     for line in log.splitlines():
@@ -142,17 +143,15 @@ def read_resources(log: str, ptx: str) -> dict[str, Resources]:
                 entries.append(section["entry"])
             function = section["entry"] or section["function"]
         elif match := _SPILLS.search(line):
-            frames[function] = int(match[1]), int(match[2]) + int(match[3])
+            spills[function] = int(match[1]) + int(match[2])
         elif match := _USED.search(line):
             used[entries[-1]] = int(match[1]), match[2]
-    called_spills = sum(spills for name, (_, spills) in frames.items() if name not in entries)
+    called_spills = sum(count for name, count in spills.items() if name not in entries)
     return {
         entry: Resources(
             registers=used[entry][0],
-            spill_bytes=frames[entry][1] + called_spills,
-            stack_bytes=_count("bytes cumulative stack size", used[entry][1]),
-            shared_bytes=_count("bytes smem", used[entry][1]),
-            barriers=_count("barriers", used[entry][1]),
+            spill_bytes=spills[entry] + called_spills,
+            shared_bytes=int(shared[1]) if (shared := _SHARED.search(used[entry][1])) else 0,
             threads=threads.get(entry),
         )
         for entry in entries
@@ -168,11 +167,6 @@ def warnings_of(log: str) -> tuple[str, ...]:
         ('warning #177-D: variable was never referenced',)
     """
     return tuple(warning for warning in _WARNING.findall(log) if _DEPRECATED not in warning)
-
-
-def _count(what: str, text: str) -> int:
-    match = re.search(rf"(\d+) {what}", text)
-    return int(match[1]) if match else 0
 
 
 def _texts(root: Path, source: str) -> dict[str, str]:

@@ -32,17 +32,13 @@ class Resources:
         registers: Per thread.
         spill_bytes: Bytes of register spills (stores and loads) per thread, with those of functions that are not
             inlined.
-        stack_bytes: Local memory per thread.
         shared_bytes: Static shared memory of a block, without the 1024 bytes that the system uses from sm_80 on.
-        barriers: Barriers of the block.
         threads: Most threads of a block by the launch bounds; None without bounds.
     """
 
     registers: int
     spill_bytes: int
-    stack_bytes: int
     shared_bytes: int
-    barriers: int
     threads: int | None
 
 
@@ -85,7 +81,10 @@ def load(folder: Path, key: str, *, code: bool = True) -> Cubin | None:
         except (OSError, ValueError):
             continue
         if path.exists() or not code:
-            resources = {entry: Resources(**values) for entry, values in facts["resources"].items()}
+            names = [field.name for field in attrs.fields(Resources)]
+            resources = {
+                entry: Resources(*(values[name] for name in names)) for entry, values in facts["resources"].items()
+            }
             return Cubin(path, facts["nvrtc"], resources, facts["log"])
     return None
 

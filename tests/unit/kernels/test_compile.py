@@ -102,8 +102,7 @@ def test_machine_code_and_resources_come_without_a_gpu(build, arch):
     parts = sections(cubin.path.read_bytes())
     assert {".text.sums", ".text.doubled"} <= set(parts)
     found = cubin.resources["sums"]
-    assert (found.shared_bytes, found.threads, found.barriers) == (1024, 256, 1)
-    assert (found.spill_bytes, found.stack_bytes) == (0, 0)
+    assert (found.shared_bytes, found.threads, found.spill_bytes) == (1024, 256, 0)
     assert 2 <= found.registers <= 255
     # The log does not count what the system reserves; from sm_90 on the code's own section does.
     reserved = 1024 if arch in ("sm_90", "sm_90a", "sm_120") else 0
@@ -296,8 +295,8 @@ def test_spilled_registers_are_found(build, tree):
 def test_the_log_is_read_entry_by_entry():
     """Spills are stores and loads; those of a function that is called count for whoever may call it."""
     assert read_resources(LOG, PTX) == {
-        "two": Resources(32, 104 + 112 + 7, 96, 4096, 1, 1024),
-        "one": Resources(12, 7, 0, 0, 0, None),
+        "two": Resources(32, 104 + 112 + 7, 4096, 1024),
+        "one": Resources(12, 7, 0, None),
     }
 
 

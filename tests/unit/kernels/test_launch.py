@@ -97,7 +97,7 @@ def gpu(monkeypatch, request):
 
     def compile_kernel(wanted, arch):
         compiled.append((wanted.name, arch))
-        found = Resources(resources.registers, 0, 0, resources.shared_bytes, 0, wanted.threads)
+        found = Resources(resources.registers, 0, resources.shared_bytes, wanted.threads)
         return Cubin("/cache/demo.cubin", "12.9.86", {wanted.entry: found}, "")
 
     monkeypatch.setitem(sys.modules, "cupy", cupy)
