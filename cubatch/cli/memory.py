@@ -36,7 +36,7 @@ def memory(
             "--memory",
             "--limit",
             metavar="SIZE",
-            help="Memory that a step may take: 12GiB. Default: all of the device.",
+            help="Memory that a step may take: 12GiB. Default: all that is free on the device, on a CPU 0.8 of it.",
         ),
     ] = None,
     mode: Annotated[Mode | None, typer.Option("--mode", help="Default: both, side by side.")] = None,

@@ -116,7 +116,11 @@ CurrentOption = Annotated[
 ]
 MemoryOption = Annotated[
     str | None,
-    typer.Option("--memory-limit", metavar="SIZE", help='Bytes, "8GiB", or "80%" of free memory. Default: all of it.'),
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help='Bytes, "8GiB", or "80%" of free memory. Default: all of it, on a CPU 0.8 of it.',
+    ),
 ]
 ShapeOption = Annotated[
     str | None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cubatch.choices import Mode
 from cubatch.cli import console, torch_module
 from cubatch.cli import options as opt
 
@@ -25,7 +26,13 @@ def predict(
         str | None, typer.Option("--devices", metavar="A,B,...", help="Compare these GPUs instead: t4,v100-sxm2-16gb.")
     ] = None,
     prices: opt.PricesOption = None,
-    mode: opt.ModeOption = "inference",
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            "--mode",
+            help="inference: forward only; training: forward and backward, of a module also loss and optimizer.",
+        ),
+    ] = "inference",
     dtype: opt.DtypeOption = "float32",
     objective: Annotated[
         Literal["throughput", "latency"],

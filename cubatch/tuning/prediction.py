@@ -73,7 +73,7 @@ def predict(
             `batches` also the name of a function that returns one, "package.module:build".
         batches: For a module only: its batches, as for `autotune_module`.
         device: A GPU's name in the catalogue, "v100-sxm2-16gb", or a Device; None or "cuda" is that of this machine.
-        mode: "inference", or "training": forward, backward and optimizer step.
+        mode: "inference", or "training": forward and backward pass, of a module also loss and optimizer step.
         dtype: "float32", "tf32" (sm_80 on), "float16" or "bfloat16". A module has the types of its own parameters, and
             PyTorch's settings decide about TF32.
         batch_sizes: Predict exactly these; those that do not fit are marked `over_limit`.
