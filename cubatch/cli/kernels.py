@@ -107,7 +107,6 @@ def _known(archs: Sequence[str]) -> Sequence[str]:
 
 
 def _here() -> Sequence[str]:
-    """Return the architecture of this machine's first GPU; nothing without one."""
     from cubatch.hardware import probe
 
     arch = probe.device().arch

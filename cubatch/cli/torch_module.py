@@ -124,7 +124,6 @@ def parse_inputs(text: str) -> list[str | int]:
 
 
 def _example(input_shape: str | None, example_inputs: str | None) -> Any:
-    """Return the input shape, or the example inputs."""
     if example_inputs is not None:
         from cubatch.frameworks import module_worker
 

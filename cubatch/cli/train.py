@@ -144,7 +144,6 @@ def _sizes(text: str) -> Any:
 
 @contextlib.contextmanager
 def _progress(model: str, epochs: int) -> Iterator[Callable[[Step], None]]:
-    """Yield a function that shows a step."""
     with console.progress(f"training {model}") as show:
 
         def show_step(step: Step) -> None:

@@ -159,7 +159,6 @@ def _dims(texts: list[str]) -> dict[str, int] | None:
 
 
 def _check_endings(plot: str | None, report: str | None) -> None:
-    """Reject files of an unsupported type before anything is measured."""
     from cubatch.report.plots import style
 
     if report is not None and not report.lower().endswith((".html", ".htm")):

@@ -106,7 +106,6 @@ def board(
 
 
 def _has_memory(device: Device, memory_bytes: int | None, bytes_per_second: float | None) -> bool:
-    """Return whether a board has memory of this size, and of this speed where both speeds are known."""
     if device.num_sms is None or device.memory_bytes is None or memory_bytes is None:
         return False
     speeds = device.peak_bytes_per_second, bytes_per_second

@@ -182,7 +182,6 @@ def _left(group: Path, version: int) -> int | None:
 
 
 def _quota(group: Path, version: int) -> float | None:
-    """Return how many CPUs' time a group may use; None without a limit."""
     if version == 1:
         numbers = [read_text(group / "cpu.cfs_quota_us").strip(), read_text(group / "cpu.cfs_period_us").strip()]
     else:

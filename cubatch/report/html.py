@@ -40,7 +40,6 @@ class Section:
         heading: Its heading.
         texts: Paragraphs.
         figure, table: Below the paragraphs.
-        is_sticky: Whether the first two columns of the table stay visible on a narrow screen.
         commands: Lines for a shell.
     """
 
@@ -48,7 +47,6 @@ class Section:
     texts: Sequence[str] = ()
     figure: Figure | None = None
     table: Grid | None = None
-    is_sticky: bool = False
     commands: Sequence[str] = ()
 
 
@@ -144,7 +142,7 @@ def _lead(article: Article) -> str:
 def _content(section: Section) -> str:
     parts = [f"<p>{escape(text)}</p>" for text in section.texts]
     parts += [_figure(section.figure)] if section.figure else []
-    parts += [_table(section.table, is_sticky=section.is_sticky)] if section.table else []
+    parts += [_table(section.table)] if section.table else []
     parts += [f"<pre>{escape(command)}</pre>" for command in section.commands]
     return "\n".join(parts)
 
@@ -155,7 +153,7 @@ def _figure(figure: Figure) -> str:
     return f'<img class="figure" src="{figure.url}" alt="{escape(figure.title)}">'
 
 
-def _table(grid: Grid, *, is_sticky: bool = False) -> str:
+def _table(grid: Grid) -> str:
     shape = grid.shown()
     aligned = ["n" if right else "" for right in shape.right]
     head = "".join(f'<th class="{c}">{escape(name)}</th>' for name, c in zip(shape.columns, aligned, strict=True))
@@ -166,7 +164,8 @@ def _table(grid: Grid, *, is_sticky: bool = False) -> str:
         body.append(f'<tr class="{style}">{cells}</tr>')
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     notes = "".join(map(_note, (*grid.beneath, *grid.notes)))
-    return f'<div class="wide{" sticky" if is_sticky else ""}">{table}</div>\n{notes}'
+    sticky = " sticky" if shape.columns[:1] == [""] else ""  # marks, and what they are about, stay on a narrow screen
+    return f'<div class="wide{sticky}">{table}</div>\n{notes}'
 
 
 def _note(note: str | Iterable[str]) -> str:

@@ -38,7 +38,7 @@ def _article(result: BatchSizeResult) -> Article:
         reasons=result.reasons,
         sections=[
             Section(heading="The curve", figure=Figure(curve.title, style.data_url(figure) if figure else "")),
-            Section(heading="Every batch size", table=table, is_sticky=True),
+            Section(heading="Every batch size", table=table),
         ],
         facts=tables_of(result),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
+from collections.abc import Callable
 from typing import Any
 
 from cubatch.engine.training_run import Training
@@ -32,65 +32,35 @@ def html(record: Any) -> str:
     return page.notebook(record) if isinstance(record, BatchSizeResult) else written.tables(grids(record))
 
 
-@singledispatch
 def grids(record: Any) -> list[Grid]:
     """Return the tables of a record."""
+    for kind, tables in _TABLES.items():
+        if isinstance(record, kind):
+            return tables(record)
     raise TypeError(f"no table shows {type(record).__name__}")
 
 
-@grids.register
-def _(record: TuningResult) -> list[Grid]:
-    return [result.tuning_grid(record)]
-
-
-@grids.register
-def _(record: Forecast) -> list[Grid]:
-    return [forecast.prediction(record)]
-
-
-@grids.register
-def _(record: Comparison) -> list[Grid]:
+def _comparison(record: Comparison) -> list[Grid]:
     forecasts = list(record.forecasts.values())
     return [forecast.compared(forecasts, record.failed, costs=record.cost_per_million_samples)]
 
 
-@grids.register
-def _(record: FleetResult) -> list[Grid]:
-    return [fleet.compared(record)]
-
-
-@grids.register
-def _(record: ServingPlan) -> list[Grid]:
-    return [serving.plan(record)]
-
-
-@grids.register
-def _(record: ExtentsResult) -> list[Grid]:
-    return [lengths.by_extent(record)]
-
-
-@grids.register
-def _(record: LengthPlan) -> list[Grid]:
-    return [lengths.ways(record)]
-
-
-@grids.register
-def _(record: Footprint) -> list[Grid]:
-    return footprint.footprint(record, title=f"batch {record.batch_size}: memory of a step")
-
-
-@grids.register
-def _(record: ModuleFootprint) -> list[Grid]:
-    return footprint.of_module(record)
-
-
-@grids.register
-def _(record: Candidates) -> list[Grid]:
-    return [candidates.candidates(record, title=record.title)]
-
-
-@grids.register
-def _(record: Training) -> list[Grid]:
+def _training(record: Training) -> list[Grid]:
     title = f"{record.model}, {record.dtype}, batch {record.target_batch_size}, {record.optimizer}"
     ends = {"diverged": record.diverged, "stopped_early": record.stopped_early}
     return [training.epochs(record.epochs, title=f"{title}, learning rate {record.learning_rate:g}", **ends)]
+
+
+_TABLES: dict[type, Callable[[Any], list[Grid]]] = {
+    TuningResult: lambda record: [result.tuning_grid(record)],
+    Forecast: lambda record: [forecast.prediction(record)],
+    Comparison: _comparison,
+    FleetResult: lambda record: [fleet.compared(record)],
+    ServingPlan: lambda record: [serving.plan(record)],
+    ExtentsResult: lambda record: [lengths.by_extent(record)],
+    LengthPlan: lambda record: [lengths.ways(record)],
+    Footprint: lambda record: footprint.footprint(record, title=f"batch {record.batch_size}: memory of a step"),
+    ModuleFootprint: footprint.of_module,
+    Candidates: lambda record: [candidates.candidates(record, title=record.title)],
+    Training: _training,
+}

@@ -100,7 +100,6 @@ def _compare_rules(request: StudyRequest, m: Measurement) -> list[dict[str, Any]
 
 
 def _largest(request: StudyRequest, batch_size: int) -> dict[str, Any]:
-    """Compare the formula for the largest batch with the plan."""
     available = hardware_memory.memory_limit(request.work.device, request.memory_limit).bytes
     rules = rules_of_thumb(request.spec, batch_size=batch_size, memory=available, **_options(request))
     rule = next(rule for rule in rules if rule.unit == "samples")

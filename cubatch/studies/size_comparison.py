@@ -83,7 +83,6 @@ def compare(
 
 
 def _log_rates(measurement: Measurement) -> list[float]:
-    """Return the logarithm of the samples per second of each trial."""
     trials: dict[int, list[float]] = {}
     for number, seconds in zip(measurement.timings_rounds or (), measurement.timings_seconds, strict=True):
         trials.setdefault(number // PER_TRIAL, []).append(seconds)

@@ -77,7 +77,6 @@ def _draw(axes: Axes, curve: Curve, dash: str, color: str, label: str) -> None:
 
 
 def _legend(forecast: Forecast, answer: Dot | None) -> str:
-    """Return the GPU, its recommended size and the largest batch that fits."""
     parts = [f"recommended: {lines.label(answer, forecast.objective)}"] if answer else []
     memory, largest = forecast.limits["memory_bytes"], forecast.largest_batch_size
     return "; ".join([style.plain(forecast.device.name), *parts, f"up to {largest} fit in {format_bytes(memory)}"])

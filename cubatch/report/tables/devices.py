@@ -31,5 +31,4 @@ def devices(listed: Sequence[Device], *, title: str) -> Grid:
 
 
 def _option(device: Device) -> str:
-    """Return the value of `--device` for a device."""
     return f"cuda:{device.index or 0}" if device.live and device.kind == "cuda" else device.slug or device.kind

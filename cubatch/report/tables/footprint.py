@@ -149,7 +149,6 @@ def _in(some: Sequence[str], modes: Sized) -> str:
 
 
 def _parts(plans: Mapping[str, Footprint | ModuleFootprint], title: str) -> Grid:
-    """Return the table of the parts, with a column for each plan."""
     sizes = {part: [int(getattr(plan, part, 0)) for plan in plans.values()] for part in _PARTS}
     rows: list[list[str | None]] = [
         [part.replace("_", " "), *(format_bytes(size) if size else None for size in taken)]

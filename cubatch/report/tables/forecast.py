@@ -130,12 +130,10 @@ def _answer(result: Forecast) -> Measurement:
 
 
 def _value(answer: Measurement, objective: str) -> tuple[float, float, float]:
-    """Return the value of the objective with its interval."""
     return answer.value(objective) or (0.0, 0.0, 0.0)
 
 
 def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str, *, is_tied: bool) -> str:
-    """Return a sentence: the fastest GPU, and its lead; "probably" if another's interval overlaps with its own."""
     (result, answer), *others = answers
     value = _value(answer, objective)[0]
     certainly = "is probably" if is_tied else "is"
@@ -149,7 +147,6 @@ def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str, *,
 
 
 def _cheapest(costs: Mapping[str, float], names: Sequence[str]) -> str:
-    """Return a sentence: the cheapest GPU, and the GPUs without a price."""
     first = f"The cheapest at these prices is {min(costs, key=lambda name: costs[name])}"
     unpriced = [name for name in names if name not in costs]
     have = "has" if len(unpriced) == 1 else "have"
@@ -170,7 +167,6 @@ def _name(result: Forecast) -> str:
 
 
 def _bound(passes: Sequence[PassShare]) -> str | None:
-    """Return the limit of most of the time, with its share."""
     shares: dict[str, float] = {}
     for each in passes:
         if each.bound is not None:
@@ -191,7 +187,6 @@ def _summed(rest: Sequence[PassShare]) -> list[list[Any]]:
 
 
 def _taken(passes: Sequence[PassShare]) -> tuple[str, str]:
-    """Return the total time of passes, and its share of the step."""
     return format_seconds(sum(each.seconds for each in passes)), format_percent(sum(each.share for each in passes))
 
 

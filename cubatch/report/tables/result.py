@@ -96,7 +96,6 @@ def legend(result: BatchSizeResult) -> list[str]:
 
 
 def _marks(result: BatchSizeResult) -> Mapping[int, str]:
-    """Return the mark of each size that has one."""
     if result.batch_size is None:
         return {}
     marks = dict.fromkeys(result.ties, "≈") | dict.fromkeys(result.noisy_ties, "~")

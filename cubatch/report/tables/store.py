@@ -61,7 +61,6 @@ def _facts(title: str, facts: Mapping[str, Any]) -> Grid:
 
 
 def _input(identity: Mapping[str, Any]) -> str | None:
-    """Return the shape of a sample, if the spec has one."""
     spec = identity.get("spec")
     if not isinstance(spec, Mapping):
         return None

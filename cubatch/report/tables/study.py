@@ -162,7 +162,6 @@ def _generalisation(payload: Mapping[str, Any]) -> list[Grid]:
 
 
 def _points_of(gap: Mapping[str, Any]) -> str:
-    """Format a difference of accuracies with its interval, in points."""
     values = [gap["difference"], *(gap["interval"] or ())]
     texts = [f"{100 * value:+.2f}".replace("-", "−") for value in values]  # noqa: RUF001 - a minus sign
     return texts[0] if len(texts) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
