@@ -60,10 +60,7 @@ SPAN, REFERENCE_SPAN = 0.2, 0.02  # seconds of a timing, and of the reference st
 
 def runner_of(name: str, mode: str, limit: int, device: str) -> ModuleRunner:
     """Return a runner of a module in this process."""
-    subject = TorchModule(
-        zoo.build(name).to(module_worker.place_of(device)), zoo.example(name), mode=mode, loss=None, optimizer="sgd",
-        autocast=None, channels_last=False, compiled=False,
-    )  # fmt: skip
+    subject = TorchModule(zoo.build(name).to(module_worker.place_of(device)), zoo.example(name), mode=mode)
     return subject.ready().runner(limit, 0)
 
 

@@ -90,9 +90,8 @@ def operators(step: Step) -> tuple[Operator, ...]:
     module = zoo.build(step.model).to(getattr(torch, step.dtype))
     module = module.to(memory_format=torch.channels_last) if step.channels_last else module
     traced = TorchModule(
-        module, step.batches, mode=step.mode, loss=None, optimizer=step.optimizer or "sgd", autocast=step.autocast,
-        channels_last=False, compiled=False,
-    )  # fmt: skip
+        module, step.batches, mode=step.mode, optimizer=step.optimizer or "sgd", autocast=step.autocast
+    )
     every = traced.walk(step.batch_size, records=True).operators
     return tuple(each for each in every if step.optimizer or each.phase != "optimizer")
 

@@ -48,10 +48,10 @@ class TorchModule:
     """
 
     def __init__(
-        self, module: Any, batches: Any, *, mode: str, loss: Callable[..., Any] | str | None,
-        optimizer: str | Callable[[Iterable[Any]], Any], autocast: str | None, channels_last: bool, compiled: bool,
-        accumulate: int = 1, constant_inputs: Sequence[str | int] = (), sizes: Sequence[int] = DRAWN_SIZES,
-        place: str | None = None,
+        self, module: Any, batches: Any, *, mode: str, loss: Callable[..., Any] | str | None = None,
+        optimizer: str | Callable[[Iterable[Any]], Any] = "sgd", autocast: str | None = None,
+        channels_last: bool = False, compiled: bool = False, accumulate: int = 1,
+        constant_inputs: Sequence[str | int] = (), sizes: Sequence[int] = DRAWN_SIZES, place: str | None = None,
     ) -> None:  # fmt: skip
         torch = _torch()
         if not isinstance(module, torch.nn.Module):

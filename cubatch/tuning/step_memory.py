@@ -269,7 +269,7 @@ def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchMo
         raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or pass mode='training'.")
     constant = [names] if isinstance(names, str | int) else list(names)
     options = {**kind, "accumulate": accumulate, "constant_inputs": constant}
-    module = TorchModule(spec, batches, channels_last=False, compiled=False, **options)
+    module = TorchModule(spec, batches, **options)
     try:
         yield module
     except CubatchError:

@@ -113,16 +113,7 @@ def test_no_size_above_the_memory_limit_is_run(monkeypatch):
     """The limit lies between two sizes by the walk, which is all that is told: the smaller fits, and none above it."""
     monkeypatch.setattr(HostMeter, "peak", lambda self: None)
     module = Recorder()
-    subject = torch_module.TorchModule(
-        module,
-        (3, 8, 8),
-        mode="inference",
-        loss=None,
-        optimizer="sgd",
-        autocast=None,
-        channels_last=False,
-        compiled=False,
-    )
+    subject = torch_module.TorchModule(module, (3, 8, 8), mode="inference")
     with subject:
         peaks = subject.peaks(1 << 30)
     limit = peaks.at(37) + 1

@@ -103,10 +103,7 @@ def test_before_pytorch_2_6_compiled_parts_are_not_walked_through(compiled, monk
 
 def test_a_compiled_module_has_the_name_of_what_was_compiled():
     """PyTorch calls what it wraps it in OptimizedModule."""
-    found = TorchModule(
-        torch.compile(Net(), backend="eager"), (4,), mode="inference", loss=None, optimizer="sgd", autocast=None,
-        channels_last=False, compiled=False,
-    )  # fmt: skip
+    found = TorchModule(torch.compile(Net(), backend="eager"), (4,), mode="inference")
     assert found.name == "Net"
 
 
@@ -192,10 +189,7 @@ def _one_rank(_nothing_compiled):
 def ranked(module):
     """The runner of a job's ranks, of which this process is the only one."""
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(40, 4)), batch_size=2)
-    made = TorchModule(
-        torch.compile(module, backend="eager", dynamic=True), data, mode="inference", loss=None, optimizer="sgd",
-        autocast=None, channels_last=False, compiled=False,
-    )  # fmt: skip
+    made = TorchModule(torch.compile(module, backend="eager", dynamic=True), data, mode="inference")
     return RankedRunner(Ranks(), made.ready().runner(2**30, 0), 2**30)
 
 

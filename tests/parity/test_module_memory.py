@@ -201,9 +201,7 @@ def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch, malloc_is_no
 
 
 def runner_of(module, limit):
-    subject = TorchModule(
-        module, SHAPE, mode="inference", loss=None, optimizer="sgd", autocast=None, channels_last=False, compiled=False
-    )
+    subject = TorchModule(module, SHAPE, mode="inference")
     return subject.ready().runner(limit, 0)
 
 

@@ -29,10 +29,7 @@ def test_a_held_reference_is_stepped_around_each_timing():
     """Both blocks step the held batch, the candidate's steps lie between, and training leaves no optimizer behind."""
     for mode in ("inference", "training"):
         module = Recorder()
-        subject = torch_module.TorchModule(
-            module, (3, 8, 8), mode=mode, loss=None, optimizer="adam", autocast=None, channels_last=False,
-            compiled=False,
-        )  # fmt: skip
+        subject = torch_module.TorchModule(module, (3, 8, 8), mode=mode, optimizer="adam")
         runner = subject.ready().runner(2**34, 0)
         runner.prepare(4)
         assert runner.clock.time(runner.step, 1).reference_before_seconds is None
@@ -48,10 +45,7 @@ def test_a_held_reference_is_stepped_around_each_timing():
 
 def test_a_reference_that_takes_much_of_the_limit_is_not_held():
     """A twentieth of the limit is what a batch may hold beside the candidates."""
-    subject = torch_module.TorchModule(
-        Recorder(), (3, 8, 8), mode="inference", loss=None, optimizer="sgd", autocast=None, channels_last=False,
-        compiled=False,
-    )  # fmt: skip
+    subject = torch_module.TorchModule(Recorder(), (3, 8, 8), mode="inference")
     batch_bytes = 4 * 3 * 8 * 8 * 4
     runner = subject.ready().runner(2**34, 0)
     runner.prepare(4)

@@ -110,10 +110,7 @@ def test_gradients_of_the_step_before_are_there_until_the_backward_pass():
                 y = y.exp()
             return y
 
-    found = TorchModule(
-        Wide(), (4096,), mode="training", loss=None, optimizer="sgd", autocast=None, channels_last=False,
-        compiled=False,
-    )  # fmt: skip
+    found = TorchModule(Wide(), (4096,), mode="training")
     assert found.peaks(2**40).at(2) >= (2 * 128 + 2 * 5 * 16) * 2**20
 
 

@@ -31,10 +31,7 @@ class Recurrent(nn.Module):
 
 
 def module(mode, length=1000):
-    return TorchModule(
-        Recurrent(), (length, 8), mode=mode, loss=None, optimizer="adam", autocast=None, channels_last=False,
-        compiled=False,
-    )  # fmt: skip
+    return TorchModule(Recurrent(), (length, 8), mode=mode, optimizer="adam")
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
