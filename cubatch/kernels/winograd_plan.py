@@ -182,7 +182,7 @@ def clocks(problem: Problem, kernel: Kernel, device: Device, product_clocks: Cal
     if how is None:
         return math.inf
     per_clock = _bytes_per_clock(device)
-    pixels, floats = how.outputs**2, how.points * (how.channels + how.filters)
+    pixels, floats = how.outputs**2, how.tile_floats
     total = _LAUNCH_CLOCKS + _FLOAT_BYTES * (how.filter_floats + problem.n * problem.k) / per_clock
     for _, tiles in how.parts():
         moved = _FLOAT_BYTES * tiles / per_clock

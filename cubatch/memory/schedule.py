@@ -228,8 +228,8 @@ class _Writer:
     def loss(self, values: dict[str, int]) -> None:
         """Add the gradient of the output: of the mean softmax cross-entropy, or an input for a layer on its own."""
         last = self.network.nodes[-1]
-        h, w, c = last.layer.output_shape
-        gradient = self.buffer(Buffer(f"{last.name}.y gradient", "activation_gradients", last.name, (h, w, c)))
+        h, w, _ = last.layer.output_shape
+        gradient = self.buffer(self.gradient_of(last))
         if self.single:
             self.given.add(gradient)
         else:
