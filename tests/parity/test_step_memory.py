@@ -18,7 +18,10 @@ from cubatch.units import format_bytes  # noqa: E402
 from tests.parity.traced_modules import MODULES, WORDS, Adapted, Reading, Tied, tokens, transformers  # noqa: E402
 from tests.unit.commands import in_process  # noqa: E402
 
-TAKES_MORE_INSIDE = {"lstm", "U-Net", "diffusion", "detection", "checkpointed", "two towers"}
+TAKES_MORE_INSIDE = {
+    "inference": {"lstm", "U-Net", "diffusion", "detection", "checkpointed", "two towers"},
+    "training": {"lstm", "U-Net", "diffusion", "detection"},
+}
 
 
 def storages(tensors):
@@ -29,37 +32,35 @@ def first_tensor(output):
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
-def most_allocated(profiler):
-    """The largest sum of allocated and freed bytes."""
-    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
-    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(itertools.accumulate(sizes, initial=0))
+def most_allocated(profiler, *, since=None):
+    """The largest sum of allocated and freed bytes, from a named range on."""
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    names = [event.name() for event in events]
+    sizes = [event.nbytes() if name == "[memory]" else 0 for event, name in zip(events, names, strict=True)]
+    return max(list(itertools.accumulate(sizes))[names.index(since) if since else 0 :])
 
 
-def real_peak(module, inputs, *, training):
-    """Peak bytes of a second step, by the profiler's record of each allocation; what was there before is added up."""
-    positional, keyword = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trained, lr=0.0) if training else None
-
-    def step():
-        with torch.inference_mode(not training):
-            loss = first_tensor(module(*positional, **keyword))
-            if training:
-                loss = loss.float().square().mean()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-
-    step()
-    leaves = torch.utils._pytree.tree_leaves(inputs)
-    held = [*module.parameters(), *module.buffers(), *leaves]
-    if training:
-        held += [parameter.grad for parameter in trained if parameter.grad is not None]
-        held += [value for state in optimizer.state.values() for value in state.values()]
+def real_peak(make, batches, *, training):
+    """Peak bytes of a second step, by the profiler's record of every allocation since the module was made."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        module, inputs = make().train(training), batches(24)
+        positional, keyword = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.Adam(trained, lr=0.0) if training else None
+
+        def step():
+            with torch.inference_mode(not training):
+                loss = first_tensor(module(*positional, **keyword))
+                if training:
+                    loss = loss.float().square().mean()
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()
+                    optimizer.step()
+
         step()
-    return sum(storages(held).values()) + most_allocated(profiler)
+        with torch.profiler.record_function("second step"):
+            step()
+    return most_allocated(profiler, since="second step")
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
@@ -68,8 +69,8 @@ def test_the_total_is_what_the_tensors_of_a_real_step_take(name, mode):
     """
     Of PyTorch's allocations in training with Adam and in inference; the module stays as it was.
 
-    A twentieth is left for what operations take inside.  Convolutions, attention and LSTM on a CPU take more than that
-    inside (here up to four times the tensors), so that theirs is a lower bound.
+    A hundredth is left for what operations take inside.  Convolutions and LSTM on a CPU take more inside (here up to
+    four times the tensors), in inference also attention and a bag of embeddings: theirs is a lower bound.
     """
     torch.manual_seed(0)
     make, batches = MODULES[name]
@@ -79,10 +80,10 @@ def test_the_total_is_what_the_tensors_of_a_real_step_take(name, mode):
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
     assert found.total == found.weights + found.inputs + found.gradients + found.optimizer + found.activations
-    real = real_peak(module, batches(24), training=mode == "training")
-    assert found.total <= 1.05 * real
-    if name not in TAKES_MORE_INSIDE:
-        assert found.total >= 0.95 * real
+    real = real_peak(make, batches, training=mode == "training")
+    assert found.total <= 1.01 * real
+    if name not in TAKES_MORE_INSIDE[mode]:
+        assert found.total >= 0.99 * real
 
 
 def num_bytes(parameters):
@@ -215,9 +216,9 @@ class Generating(nn.Module):
 
 def test_words_that_are_generated_with_a_cache_take_what_a_real_run_takes():
     """The cache grows in the forward pass."""
-    module, words = Generating(), tokens(24, CONTEXT)
-    found = cb.footprint(module, lambda n: (tokens(n, CONTEXT),), batch_size=24)
-    assert found.total == pytest.approx(real_peak(module, (words,), training=False), rel=0.05)
+    batches = lambda n: (tokens(n, CONTEXT),)  # noqa: E731
+    found = cb.footprint(Generating(), batches, batch_size=24)
+    assert found.total == pytest.approx(real_peak(Generating, batches, training=False), rel=0.05)
 
 
 def test_the_table_joins_layers_that_differ_in_their_number():
