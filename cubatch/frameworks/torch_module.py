@@ -221,7 +221,7 @@ class TorchModule:
             device = self.device
         gpu = None if device is None or device.kind == "cpu" else device
         mode = MODES[self._kind.training]
-        return ModuleFootprint.of(self.name, mode, batch_size, self.walk(batch_size, on_gpu=gpu is not None), gpu)
+        return ModuleFootprint.of(self._bare, mode, batch_size, self.walk(batch_size, on_gpu=gpu is not None), gpu)
 
     def largest(self, num_bytes: int, device: Device | None = None) -> int:
         """

@@ -86,6 +86,16 @@ def test_the_total_is_what_the_tensors_of_a_real_step_take(name, mode):
         assert found.total >= 0.99 * real
 
 
+def test_recurrent_layers_are_named_because_their_library_keeps_more():
+    """Of each its qualified name, in the record and in the table; other modules have no such note."""
+    module = nn.ModuleDict({"words": nn.Embedding(WORDS, 16), "reader": nn.GRU(16, 16, batch_first=True)})
+    module.forward = lambda words: module["reader"](module["words"](words))[0]
+    found = cb.footprint(module, lambda n: (tokens(n),), batch_size=8)
+    assert found.recurrent == ("reader",)
+    assert "time steps of reader" in found.table()
+    assert "time steps" not in cb.footprint(nn.Linear(64, 32), (64,), batch_size=8).table()
+
+
 def num_bytes(parameters):
     return sum(storages(parameters).values())
 

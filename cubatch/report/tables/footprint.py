@@ -26,6 +26,7 @@ _SHOWN_SUBMODULES = 10
 _NUMBERED = re.compile(r"(^|\.)\d+(?=\.)")  # of layers in a list; the last number of a name may be of any layer
 _OF_THE_ENGINE = "Memory is planned for cubatch's own engine. A framework takes more: see --library torch."
 _ON_A_CPU = "Without workspaces inside operations, and what the heap and the process take besides."
+_OF_RECURRENT = "Without what a library keeps of all time steps of {}, which can be most of the memory: measure it."
 _ON_A_GPU = (
     "“allocator” is what PyTorch's caching allocator reserves beyond the tensors, “overhead” the CUDA context and "
     "libraries, {}. Without workspaces of convolutions in cuDNN."
@@ -162,8 +163,10 @@ def _parts(plans: Mapping[str, Footprint | ModuleFootprint], title: str) -> Grid
 
 
 def _not_counted(plans: Mapping[str, Footprint | ModuleFootprint]) -> str:
-    sources = [plan.overhead_source for plan in plans.values() if isinstance(plan, ModuleFootprint)]
-    return _ON_A_GPU.format(sources[0]) if any(sources) else _ON_A_CPU
+    modules = [plan for plan in plans.values() if isinstance(plan, ModuleFootprint)]
+    source, recurrent = modules[0].overhead_source, modules[0].recurrent
+    text = _ON_A_GPU.format(source) if source else _ON_A_CPU
+    return f"{text} {_OF_RECURRENT.format(join_words(recurrent))}" if recurrent else text
 
 
 def _notes_of_networks(plans: Mapping[str, Footprint]) -> list[str]:
