@@ -303,7 +303,9 @@ def _device(name: str | None, dtypes: set[str], *, dry_run: bool) -> Device:
         remedy = "With --dry-run --device NAME it shows what would run on an absent GPU."
         raise DeviceNotAvailable(error.device, error.reason, remedy) from error
     if device.kind != "cuda":
-        raise InvalidArgument("--device", name, "a GPU", "With --dry-run it may be any of `cubatch devices`.")
+        raise InvalidArgument(
+            "--device", name, "a GPU", "With --dry-run it may be any GPU that `cubatch devices` lists."
+        )
     for dtype in dtypes:
         arithmetic.check_dtype(device, dtype)
     return device

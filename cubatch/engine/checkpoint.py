@@ -60,7 +60,7 @@ class Checkpoint:
 
 
 def check_files(*, save: str | Path | None, checkpoint: str | Path | None) -> None:
-    """Reject files that cannot be written, before anything is computed."""
+    """Reject files that cannot be written, or one file for both, before anything is computed."""
     given = {"save": save, "checkpoint": checkpoint}
     paths = [array_file.check_path(name, path).resolve() for name, path in given.items() if path is not None]
     if len(set(paths)) < len(paths):

@@ -117,7 +117,9 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
         labels = read_idx(_find(Path(folder), f"{part}-labels-idx1-ubyte"))
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not images.size:  # noqa: PLR2004
             raise InvalidData(
-                str(folder), f"{part} images of shape {images.shape} and labels of shape {labels.shape} do not match"
+                str(folder),
+                f"{part} images of shape {images.shape} and labels of shape {labels.shape} do not match",
+                "Download the files again.",
             )
         parts[part] = images[..., None], labels.astype(np.int32)
     shapes = [images.shape[1:3] for images, _ in parts.values()]

@@ -181,7 +181,11 @@ def _attention_seconds(
     compute: float,
     memory: float,
 ) -> tuple[Array, tuple[str, ...], Array]:
-    """Return the sum of the projections and the launches between them; the first projection moves `more`."""
+    """
+    Return for each batch size the seconds of all launches, and name and blocks of the longest one.
+
+    The first projection moves `more` further elements per sample.
+    """
     per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
     clocks_per_second = device.clock_hz or math.inf
     projected = [

@@ -222,7 +222,7 @@ def _held(value: Any) -> Any:
 
 
 def _is_users(value: Any) -> bool:
-    """Return whether it is an object with attributes, of a class in the user's own files."""
+    """Return whether it has attributes and is of a user's class, and is no module, container, class or callable."""
     import torch
 
     if (

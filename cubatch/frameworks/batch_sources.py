@@ -35,14 +35,13 @@ Source = Callable[[int], Any]
 
 def find(given: Any) -> Source | None:
     """
-    Return what makes batches of any size; None if the argument is an example.
+    Return the function that makes a batch of a given size; None if the argument is an example.
 
     Args:
-        given: The argument `batches`. A name "package.module:name" is imported. A function without parameters is
-            called: it returns a loader, a data set or examples.
+        given: The argument `batches`; `load` has already imported a name.
 
     Raises:
-        InvalidArgument: If there is no such name, or the loader does not tell which samples a batch has.
+        InvalidArgument: If the loader does not tell which samples a batch has.
     """
     if is_loader(given):
         return LoaderBatches(given)

@@ -89,7 +89,7 @@ class OnnxGraph:
         weights = {each.name for each in model.graph.initializer}
         values = [each for each in model.graph.input if each.name not in weights]
         if not values or not values[0].type.tensor_type.shape.dim:
-            raise self.refused("one whose first input has the batch as axis 0")
+            raise self.refused("one whose first input is a tensor of known rank, with the batch as axis 0")
         self._set_dims(values, dims or {})
         axis = self._batch_dim(values)
         self._batch, self._batch_name = axis.dim_value or None, axis.dim_param

@@ -33,7 +33,7 @@ class PageFaults:
         self._begun = resource.getrusage(resource.RUSAGE_SELF)
 
     def end(self, batch_size: int, steps: int) -> None:
-        """Stop counting after a number of steps of a batch size."""
+        """Stop counting; keep the largest share of CPU time and the page faults per step of a batch size."""
         begun, self._begun = self._begun, None
         if begun is None or not steps:
             return

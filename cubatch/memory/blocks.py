@@ -114,7 +114,7 @@ class Need:
         return _cut(self, samples, num_bytes)
 
     def num_blocks(self, samples: int, num_bytes: int) -> int:
-        """Return the number of blocks of `cut`."""
+        """Return the number of blocks that `cut` makes of the samples with a workspace of `num_bytes`."""
         if not samples:
             return 0
         most, rows = _largest(self, samples, num_bytes)

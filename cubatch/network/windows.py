@@ -174,7 +174,7 @@ def _travel(size: int, taps: int, step: int, pads: Pair) -> int:
 
 def _axis(size: int, taps: int, stride: int, step: int, pads: Pair, *, ceil: bool, name: str) -> Axis:
     if taps < 1 or stride < 1 or step < 1:
-        raise InvalidArgument(name, (taps, stride, step), "filter, stride and dilation of at least 1 each")
+        raise InvalidArgument(name, (taps, stride, step), "three numbers of at least 1: filter, stride and dilation")
     if min(pads) < 0:
         raise InvalidArgument("pad", pads, "at least 0 on every side")
     travel = _travel(size, taps, step, pads)

@@ -139,7 +139,7 @@ def decide(
 def _limit(
     larger: Sequence[Fate], top: int, largest: int | None, allowed: int | None, *, is_listed: bool
 ) -> tuple[int, str] | None:
-    """Return the next limit above the largest size that ran."""
+    """Return the first size above `top` that a limit rules out, and "memory" or "latency_limit"; None if none."""
     for fate in larger:
         if fate.batch_size <= top or not (fate.status in _REFUSED or fate.breaks_latency):
             continue

@@ -180,7 +180,7 @@ class Run:
 
     @property
     def is_kept(self) -> bool:
-        """Whether everything so far is written."""
+        """Whether everything so far is written; False without a store, after a failed write, or once closed."""
         return self._database is not None
 
     @property
@@ -287,7 +287,7 @@ class Run:
         )  # fmt: skip
 
     def _lock(self, path: Path, identity: str, wait_seconds: float) -> None:
-        """Lock the run, after waiting for another process that measures it."""
+        """Lock the run; wait for another process that measures it, and raise TimeoutError if that takes too long."""
         start = time.monotonic()
         for seconds in (0.0, wait_seconds):
             try:

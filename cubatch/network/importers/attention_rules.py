@@ -142,7 +142,7 @@ def project_with_bias(build: Builder, value: Value, bias: np.ndarray[Any, Any]) 
 
 
 def prepend(build: Builder, step: Step) -> Value:
-    """Put a class token in front of pixels as tokens, (n, h w, c)."""
+    """Hold a class token in front of pixels as tokens, (n, h w + 1, c); `position` makes the layer of it."""
     value, token = build.value(step), step.constants["token"]
     h, w, c = build.shapes[value.layer]
     rows = joined(atom for dim in build.axes("hw", (h, w, c)) for atom in dim)

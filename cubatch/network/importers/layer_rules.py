@@ -148,7 +148,7 @@ def _add(build: Builder, step: Step) -> Value:
 
 
 def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) -> Value:
-    """Make a constant for each channel the bias of the product before it."""
+    """Make an added constant the bias of the product before it or positions of tokens; skip zeros, refuse others."""
     value = build.value(step)
     if isinstance(prepended := build.pending.get(value.layer), attention_rules.Prepended):
         return attention_rules.position(build, step, value, prepended)

@@ -197,9 +197,8 @@ class _Reader:
         if len(outputs) == 1 and outputs[0] in self._known:
             raise InvalidArgument("module", self._name, "a module whose output depends on its input")
         if len(names) != 1 or len(outputs) != 1 or outputs[0] not in self._values:
-            raise InvalidArgument(
-                "module", self._name, f"one with a single tensor as its output, not {len(names)}", "Wrap it in another."
-            )
+            remedy = "Wrap it in a module that returns that tensor alone."
+            raise InvalidArgument("module", self._name, "one whose only output is a tensor that it computes", remedy)
         return self._values[outputs[0]]
 
     def _read(self, node: Any) -> None:

@@ -80,7 +80,7 @@ class Concat(Layer):
             return
         low, high = self.arity
         if not isinstance(value, tuple) or not low <= len(value) <= high:
-            raise InvalidSpec(attribute.name, value, f"a list of {low} to {high} whole numbers")
+            raise InvalidSpec(attribute.name, value, f"a list of {low} to {high} whole numbers, one for each input")
         for item in value:
             check_integer(item, attribute.name, 1)
 
