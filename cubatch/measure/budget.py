@@ -21,13 +21,13 @@ which there is no result.  The rest counts, so that a run whose steps are compil
 
 
 class OutOfBudget(Exception):
-    """The budget does not hold the next step."""
+    """Raised if the seconds left do not suffice for the next step."""
 
 
 @attrs.define
 class Budget:
     """
-    Count the seconds of measuring.
+    The seconds that a run may spend on measuring, and those that it has spent.
 
     Args:
         seconds: Allowed seconds, over all resumed runs.
@@ -45,11 +45,11 @@ class Budget:
         self._now, self._started = now, now()
 
     def forgive(self, seconds: float) -> None:
-        """Leave out seconds that have just passed."""
+        """Do not count this number of seconds, which have just passed."""
         self._started += seconds
 
     def forgive_compiling(self, seconds: float) -> float:
-        """Do not count seconds of compiling that have just passed, up to the limit for a run; return those seconds."""
+        """Leave seconds of compiling out of the count, up to a limit for the run; return the seconds left out."""
         most = max(FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE * self.seconds)
         free = min(seconds, max(0.0, most - self._compiled)) if self._compiled else seconds
         self._compiled += free
@@ -65,7 +65,7 @@ class Budget:
         return max(0.0, self.seconds - self.spent())
 
     def check(self, seconds: float = 0.0) -> None:
-        """Raise OutOfBudget unless this number of seconds is left, or any."""
+        """Raise OutOfBudget if no time is left, or less than `seconds`."""
         left = self.left()
         if left <= 0 or seconds > left:
             raise OutOfBudget
@@ -86,9 +86,10 @@ def timings_for(
     step_seconds: float, span_seconds: float, *, overhead_seconds: float, left: float, around_seconds: float = 0.0
 ) -> int:
     """
-    Return the number of timings of a trial.
+    Return the number of timings that a trial takes.
 
-    They take as long as the start of the trial, within FEWEST_TIMINGS and MOST_TIMINGS; LEAST_TIMINGS if expensive.
+    The timings last about as long as the start of the trial.  Their number is between FEWEST_TIMINGS and MOST_TIMINGS.
+    An expensive timing is taken LEAST_TIMINGS times.
 
     Args:
         step_seconds: Seconds of a step.
@@ -123,10 +124,14 @@ def trial_seconds(
 
 def guess_prepare(batch_size: int, known: Mapping[int, float]) -> float:
     """
-    Return the expected seconds of preparing a size: the least that other sizes allow.
+    Return the expected seconds of preparing a size, by those of other sizes; 0 if no other size is known.
 
-    A size for which code was compiled, or whose memory was never used before, took longer.  Preparing a larger batch
-    takes at most proportionally longer, and at least as long.
+    Each known size is a guess: preparing a larger batch takes proportionally longer, a smaller one as long.  The least
+    guess is returned, since compiling and first use of memory made some sizes slower.
+
+    Args:
+        batch_size: The size.
+        known: Seconds that preparing took, by batch size.
 
     Example:
         >>> guess_prepare(400, {100: 5.0, 200: 1.0}), guess_prepare(100, {200: 1.0}), guess_prepare(8, {})

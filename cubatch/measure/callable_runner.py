@@ -48,11 +48,11 @@ class CallableRunner:
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """None: a callable may use any device."""
+        """Always None: the device memory is unknown, since a callable may use any device."""
         return None
 
     def prepare(self, batch_size: int) -> None:
-        """Make the step of this batch size, after releasing the last one."""
+        """Release the step of the last size and make that of this batch size; OutOfMemory if it exceeds the limit."""
         self.release()
         step = self._make_step(batch_size)
         if self._move():  # make_step imported a library and put its arrays on another GPU
@@ -71,7 +71,7 @@ class CallableRunner:
                 raise OutOfMemory(f"a step of batch size {batch_size}", held, self._memory_limit)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared step as the reference; return False on a GPU, whose events need none."""
+        """Keep the prepared step as the reference step; return False without a step, or on a GPU, which needs none."""
         if type(self.clock) is not clocks.HostClock or self._step is None:
             return False
         self.clock.hold_reference(self._step, repeats)
@@ -108,7 +108,7 @@ class CallableRunner:
 
     def _move(self) -> bool:
         """
-        Make the GPU current in the libraries loaded by now; return whether there is a new one.
+        Make GPU `index` current in PyTorch and CuPy if they are loaded; return whether one was loaded since last time.
 
         Libraries may share the current GPU through the driver, so `close` restores them in reverse order.
         """

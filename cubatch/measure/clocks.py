@@ -57,9 +57,9 @@ class HostClock:
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """
-        Time `repeats` steps back to back, including the wait for the device and for the result of the last step.
+        Return the mean seconds of `repeats` back-to-back steps, with the wait for the device and the last result.
 
-        With a reference, a block of its steps is timed right before and right after.
+        With a reference step, a block of reference steps is timed right before and right after.
         """
         if self._reference is None:
             return Reading(seconds=self._time_steps(step, repeats))
@@ -101,7 +101,7 @@ class GpuHostClock(HostClock):
 
 class EventClock(GpuHostClock):
     """
-    CUDA events of CuPy or PyTorch around the steps, with NVML's values of the GPU.
+    A clock that times steps by CUDA events of CuPy or PyTorch, and reads the state of the GPU from NVML.
 
     Args:
         make_event: Function that makes an event with `record()` and `synchronize()`.
@@ -120,7 +120,9 @@ class EventClock(GpuHostClock):
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """
-        Time `repeats` steps back to back on the device, including the wait for the result of the last step.
+        Return the mean seconds of `repeats` back-to-back steps on the device, with the state of the GPU.
+
+        The seconds include the wait for the result of the last step.
 
         Two of eight NVML queries are made while the last steps run, the others before the first event and after the
         last.  They do not affect the time.  A MIG device has one query.
@@ -147,7 +149,7 @@ class EventClock(GpuHostClock):
         )
 
     def _wait_between(self, start: Any, end: Any, repeats: int) -> Reading:
-        """Wait for the second event; return the seconds of a step, and the clock of the GPU."""
+        """Wait for the second event; return the mean seconds of a step, with SM clock and throttling of the GPU."""
         # Read while the last steps still run: an idle GPU lowers its clock within milliseconds.
         pace = self._monitor.pace() if self._monitor else None
         with gpu_library.translating("waiting for what was timed"):
@@ -178,7 +180,7 @@ def _wait_for(result: object) -> bool:
 
 
 def _leaves(result: object) -> Iterator[object]:
-    """Yield the items of nested tuples, lists, dictionaries, and of classes that are registered with JAX."""
+    """Yield the innermost items of tuples, lists, dictionaries and classes registered with JAX, MOST_LEAVES at most."""
     jax, waiting = sys.modules.get("jax"), collections.deque([result])
     seen: dict[int, object] = {}  # holds the items, so that no id is reused
     while waiting and len(seen) < MOST_LEAVES:
@@ -273,7 +275,7 @@ FILLER_BYTES = 1 << 28
 
 class KernelClock(EventClock):
     """
-    CUDA events around steps that the device runs without waiting for the host.
+    A clock that times steps by CUDA events while the device does not wait for the host between steps.
 
     Args:
         make_event, elapsed_seconds, monitor: As of `EventClock`.
@@ -293,7 +295,7 @@ class KernelClock(EventClock):
         self._occupy, self._host_seconds = occupy, host_seconds
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
-        """Time `repeats` steps back to back on the device, or as many as the stream can queue."""
+        """Return the mean seconds of `repeats` back-to-back steps; of at most MAX_QUEUED if the host is slower."""
         reading, enqueueing = self._read(step, repeats, 0.0)
         if enqueueing <= HOST_BOUND * reading.seconds * repeats:
             return reading
@@ -315,11 +317,11 @@ class KernelClock(EventClock):
 
 def cupy_kernel_clock(uuid: str | None, filler_bytes: int = FILLER_BYTES) -> KernelClock:
     """
-    Return a clock of CuPy's current device: its events, with copies of memory as the filler work.
+    Return a clock that times launches on CuPy's current device; its filler work is copies of memory.
 
     Args:
-        uuid: The device in NVML, for its clock; None: without it.
-        filler_bytes: Size of each of two arrays, which the clock holds.
+        uuid: NVML's UUID of the device, to read its SM clock; None: it is not read.
+        filler_bytes: Bytes of each of the two arrays that the clock holds for the copies.
     """
     cupy: Any = gpu_library.cupy()
 

@@ -16,9 +16,10 @@ from cubatch.measure import clocks
 
 def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
     """
-    Return the recommended batch size by the tolerance, and the size with the best value.
+    Return the recommended batch size and the size with the best value.
 
-    Of equal sizes the smallest is taken, by latency the largest.
+    The recommended size is the smallest within the tolerance of the best value, or the largest if the objective is
+    latency.  Equal values are decided in the same way.
 
     Args:
         values: Samples per second, seconds (latency) or samples per joule, by batch size.
@@ -43,7 +44,7 @@ OBJECTIVES = ("throughput", "latency", "energy")
 @attrs.frozen(kw_only=True)
 class Goal:
     """
-    The objective, and the share of it that may be lost for a smaller batch.
+    The objective, and the share of it that may be lost for a smaller batch, or for a larger one by latency.
 
     Sizes are compared by `cost`: seconds per sample (throughput), seconds (latency), joules per sample (energy).
 
@@ -81,7 +82,7 @@ class Goal:
         return cls(objective=objective, **given)
 
     def cost(self, batch_size: int, *, seconds: float, joules: float | None) -> float | None:
-        """Return the cost of a step by the objective; None for energy that was not measured."""
+        """Return the cost of a step: seconds or joules per sample, or seconds; None if energy was not measured."""
         if self.objective == "latency":
             return seconds
         if self.objective == "energy":

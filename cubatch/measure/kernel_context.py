@@ -21,9 +21,10 @@ _FILLER_BYTES = 1 << 25  # two such arrays are outside the memory plan: small, b
 
 def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float, path: Path | None) -> Context:
     """
-    Return the context that runs the engine on cubatch kernels: compiles them and times the choice of variants.
+    Compile the cubatch kernels and return the context in which the engine runs them.
 
-    No GPU memory is allocated yet.
+    When a problem first occurs, the context times variants of its kernel and chooses the fastest.  No GPU memory is
+    allocated before.
 
     Args:
         device: A GPU of this machine.
@@ -31,8 +32,8 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
         overlaps: Whether a launch may begin before the last one has ended.  This shortens small steps that are launched
             one by one, and graphs of inference.  Graphs of training of ResNet-50 took 3 to 4 % longer from batch 8 on
             an H100 (benchmarks/results/h100-sxm).
-        seconds: Most seconds of all choices.
-        path: File of the winners; None: they are kept for this process.
+        seconds: Most seconds of timing variants, over all problems.
+        path: File that caches the fastest variants; None: they are cached for this process only.
     """
     launcher = CudaLauncher(device, overlaps=overlaps)
     arch = arch_number(device.arch or "")
@@ -45,15 +46,16 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
 
 def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) -> TimedChoice:
     """
-    Return the choice by the winners of earlier runs: those of the nearest batch, else the ranking.
+    Return a function that chooses the kernel variant of a problem by timings of earlier runs.
 
-    Nothing is timed, so this machine need not have the GPU.
+    It chooses the variant that was fastest at the nearest batch size, or the one ranked first if none was timed.  It
+    times nothing, so this machine need not have the GPU.
 
     Args:
         device: The GPU.
-        path: File of the winners; None: there are none.
-        overlaps: As for `kernel_context`.  Only the driver knows whether launches did overlap, so a problem without
-            a winner of this kind takes the winner of the other kind.
+        path: File of the fastest variants of earlier runs; None: there are none.
+        overlaps: As for `kernel_context`.  Timings with the other value count where there are none with this value:
+            only the driver knows whether launches did overlap.
     """
     winners, others = (
         Winners(path, gpu=gpu_name(device), sources=kernels_sha256(), overlaps=kind)
@@ -65,7 +67,9 @@ def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) ->
 
 def usual_context(device: Device, dtype: str = "float32", *, overlaps: bool = False) -> Context | None:
     """
-    Return the context of a model on a GPU, with the winners of earlier runs; None on a CPU.
+    Return the context in which a model runs cubatch kernels on a GPU; None on a CPU.
+
+    It knows the variants that were fastest in earlier runs.
 
     Args:
         device: A device of this machine.

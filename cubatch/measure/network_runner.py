@@ -79,7 +79,7 @@ class NetworkRunner:
         self.model.load_random()
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared model as the reference; return False on a GPU, or if it holds much of the free memory."""
+        """Keep the prepared model for reference steps; return False on a GPU, or if it takes much of free memory."""
         if self._make_model is None:
             return False
         free = None if isinstance(self.model, DataParallel) else host.available_memory_bytes()  # ranks decide alike
@@ -94,7 +94,7 @@ class NetworkRunner:
         self.model.step()
 
     def release(self) -> None:
-        """Free the memory of the batch, including pools, and record the overhead outside of them."""
+        """Free the memory of the batch, including pools; if `learns`, first record the overhead outside of them."""
         self._launch = self.launch
         if self._learns and self._monitor and self.model.plan is not None and (held := self._monitor.process_bytes()):
             context_overhead.record(self.model.device, held - self.model.held_bytes)

@@ -27,7 +27,7 @@ class LayerTime:
         pass_: "fprop", "dgrad", "wgrad", or "backward" if one function computes both gradients; "recompute",
             "accumulate" (of gradients), "update", ...
         seconds: Seconds in a step, as the mean over the threads.
-        causes: The same by CAUSES.
+        causes: The seconds by cause: one of CAUSES.
         share: Share of the step.
         calls: Calls of array functions, or launches, by one thread.
         flops: 2 for a multiply-add; 0 without products.
@@ -85,7 +85,7 @@ class StepProfile:
 
     @property
     def causes(self) -> dict[str, float]:
-        """Seconds of a step by CAUSES."""
+        """Seconds of a traced step by cause, one of CAUSES, over all rows."""
         return {cause: sum(row.causes[cause] for row in self.rows) for cause in CAUSES}
 
     @property

@@ -39,7 +39,7 @@ class RankGroup:
     The processes of all ranks, one for each device; a context manager.
 
     Args:
-        devices: Device of each rank, as `several` returns them.
+        devices: Device of each rank, as `resolve_devices` returns them.
 
     Attributes:
         names: Name of each device in the process of its rank.
@@ -128,7 +128,7 @@ class RankGroup:
     def _receive(
         self, ranks: Sequence[int], deadline: float, method: str, kills: int | None
     ) -> list[tuple[int, tuple[str, Any]]]:
-        """Wait for messages of some ranks until the deadline and return them with the rank."""
+        """Wait for a message of some ranks until the deadline; return (rank, message) of each; raise if a rank died."""
         seconds = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         numbers = {id(self._connections[rank]): rank for rank in ranks}
         messages: list[tuple[int, tuple[str, Any]]] = []
@@ -200,7 +200,7 @@ class RankGroup:
         return self._stderr.fileno()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Wait until all ranks are connected, and assign the CPUs of each."""
+        """Wait until all ranks are connected, and send each the numbers of the CPUs that it may use."""
         deadline = time.monotonic() + START_SECONDS
         connected: dict[int, Connection] = {}
         size = len(self._devices)

@@ -24,7 +24,7 @@ class RanksRunner:
     Run data parallel steps on several devices, each with the prepared batch size.
 
     Args:
-        devices: Names of the devices of the ranks, as for `several`.
+        devices: Names of the devices of the ranks, as for `resolve_devices`.
         arguments: Arguments of `network_runner`, except the device.
     """
 
@@ -124,7 +124,7 @@ class RanksRunner:
 
 
 class SlowestClock(HostClock):
-    """The clocks of all ranks, of which the slowest counts, and this process's clock for budgets."""
+    """A clock that times a step by its slowest rank; budgets use the clock of this process."""
 
     def __init__(self, do: Callable[..., list[Any]]) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def ranks_runner(*, devices: Sequence[str], **arguments: Any) -> RanksRunner:
     Return the runner of several devices; the arguments can be written as JSON, so that a worker can call this.
 
     Args:
-        devices: Names of the devices of the ranks, as for `several`.
+        devices: Names of the devices of the ranks, as for `resolve_devices`.
         arguments: Arguments of `network_runner`, except the device.
     """
     return RanksRunner(devices, arguments)

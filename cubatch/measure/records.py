@@ -204,19 +204,19 @@ class Keeper(Protocol):
     """Receives every result as soon as it exists, so that a killed run loses none; the store implements it."""
 
     def candidate(self, candidate: Candidate) -> None:
-        """Keep a size that the search added."""
+        """Store a size that the search added."""
         ...
 
     def timing(self, timing: Timing) -> None:
-        """Keep a timing."""
+        """Store a timing."""
         ...
 
     def outcome(self, outcome: Outcome) -> None:
-        """Keep the outcome of a candidate, in place of an earlier one."""
+        """Store the outcome of a candidate, in place of an earlier outcome."""
         ...
 
     def spent(self, seconds: float) -> None:
-        """Keep the seconds of measuring so far, over all resumed runs."""
+        """Store the seconds of measuring so far, over all resumed runs."""
         ...
 
 

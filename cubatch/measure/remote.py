@@ -146,8 +146,8 @@ class RemoteRunner:
 
         Args:
             method: Its name.
-            within: Most seconds; None is those of a start.
-            arguments: What it is called with.
+            within: Most seconds; None: those allowed for a start of the worker.
+            arguments: Keyword arguments of the method.
         """
         before, self._doing = self._doing, f"{method}()"
         try:
@@ -227,7 +227,7 @@ class RemoteRunner:
             raise
 
     def _ask(self, request: dict[str, Any], seconds: float | None) -> Any:
-        """Send a request and return its answer; end the worker if there is none."""
+        """Send a request to the worker and return its answer; end the worker if no answer comes within `seconds`."""
         if self._process is None or self._process.stdin is None:
             raise WorkerFailed("it has ended", "Call prepare() to start a new one.")
         try:
@@ -292,7 +292,7 @@ class RemoteRunner:
         _log.warning("waiting for %s in the measuring process%s.%s", what, until, state)
 
     def _death(self, kills_before: int | None) -> CubatchError:
-        """Return why the worker ended; a SIGKILL counts as out of memory if the kernel counted such a kill."""
+        """Return the error for a dead worker: OutOfMemory if it ended for lack of memory, else WorkerDied."""
         code, tail = self._end(grace_seconds=5.0)
         if code == -signal.SIGKILL:
             kills = oom_kills()

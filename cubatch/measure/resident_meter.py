@@ -13,33 +13,33 @@ _RESET_PEAK = "5"  # proc(5)
 
 
 class ResidentMeter:
-    """The resident set of this process, including memory that the C library has freed and kept."""
+    """Measure how much the resident memory of this process grows, with memory that the C library has not returned."""
 
     def __init__(self) -> None:
         self._start: int | None = None
 
     def trim(self) -> None:
-        """Return freed memory to the system."""
+        """Make the C library give freed memory back to the system."""
         gc.collect()
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
 
     def start(self) -> None:
-        """Return freed memory to the system and count from here."""
+        """Make the C library give freed memory back, and measure growth from here on."""
         self.trim()
         self._start = host.process_bytes("VmRSS")
         self.restart()
 
     def restart(self) -> None:
-        """Reset the peak, without a new start."""
+        """Forget the peak so far; growth is still measured from the last `start`."""
         try:
             _CLEAR.write_text(_RESET_PEAK)
         except OSError:  # not allowed in some sandboxes: the peak is unknown
             self._start = None
 
     def peak(self) -> int | None:
-        """Return the peak bytes above those at the start; None if /proc does not have them."""
+        """Return the largest growth since `start` in bytes, at least 0; None if unknown."""
         if self._start is None or (peak := host.process_bytes("VmHWM")) is None:
             return None
         return max(0, peak - self._start)

@@ -158,8 +158,8 @@ class MemoryLook(TypedDict):
 
     Keys:
         largest: The largest batch size that fits, 0 if none does; None if unknown.
-        why_not: Reason if there is no trace. `largest` is unknown then, or by measured steps alone.
-        raised: Error of a real step in that case, if one was run.
+        why_not: Reason if there is no trace. Then `largest` is unknown, or based on measured steps alone.
+        raised: Error of a real step without a trace; None if it succeeded or none was run.
         first: Bytes of a step of one sample.
         memory_bytes: Bytes that a step may take.
         num_samples: Samples of the data set that batches are made of; None if unknown.
@@ -232,7 +232,7 @@ class LearnsMemory(Runner, Protocol):
         ...
 
     def report(self) -> MemoryReport:
-        """Return the figures known now."""
+        """Return predicted and measured memory and the notes so far."""
         ...
 
 

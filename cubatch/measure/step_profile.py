@@ -136,7 +136,12 @@ Watched = tuple[list[float], list[Times], list[Call]]
 
 
 def _on_host(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: float) -> Watched:
-    """Run plain and traced steps in turns on the CPU."""
+    """
+    Run plain and traced steps in turns on the CPU.
+
+    Returns:
+        The seconds of each plain step, those of each traced step by pass and cause, and the calls of the last step.
+    """
     members = 1 if model.plan is None else model.plan.members
     small = _small_calls()
     for _ in range(2):  # warm caches and memory pages
@@ -152,7 +157,12 @@ def _on_host(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: f
 
 
 def _on_gpu(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: float) -> Watched:
-    """Run plain and traced steps in turns on the GPU."""
+    """
+    Run plain and traced steps in turns on the GPU.
+
+    Returns:
+        The seconds of each plain step, those of each traced step by pass and cause, and the calls of the last step.
+    """
     xp = gpu_library.cupy()
     begun = time.perf_counter()
     list(_traced_on_gpu(model, xp, 0.0))  # the first step also loads code: an upper bound of enqueueing
@@ -196,7 +206,7 @@ class _Small:
 
 
 def _small_calls() -> _Small:
-    """Time calls on single elements in the same way as the calls of a step."""
+    """Return the seconds of calls on single elements, traced in the same way as the calls of a step."""
     single, square = np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
     tried: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "": (_nothing, ()),

@@ -114,7 +114,7 @@ class Stopwatch:
 
     def hold_reference(self, batch_size: int, step_seconds: float) -> bool:
         """
-        Keep a batch size as the reference step, and return whether the runner could.
+        Keep a batch size as the reference step; return False if the runner cannot hold a reference.
 
         Args:
             batch_size: A size that has run.
@@ -264,7 +264,7 @@ class Stopwatch:
         )
 
     def rest(self, timing: Timing) -> None:
-        """Wait for a throttled device to cool, longer each time in a row, up to a share of the budget in all."""
+        """Wait after a throttled timing, so that the device cools: longer each time, up to a share of the budget."""
         self._rests = self._rests + 1 if timing.throttled else 0
         if not self._rests:
             return
@@ -275,7 +275,7 @@ class Stopwatch:
             self._rested += pause
 
     def forget(self) -> None:
-        """Record that nothing is prepared, as after a failure."""
+        """Record that no batch size is prepared, as after a failure."""
         self._prepared = None
 
     def _prepare(self, batch_size: int) -> None:

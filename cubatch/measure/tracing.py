@@ -64,23 +64,23 @@ class Named:
     name: str
 
     def __call__(self) -> None:
-        """Do nothing."""
+        """Do nothing, since the marker stands in a list of calls."""
 
 
 @attrs.frozen(eq=False)
 class Launch:
-    """A launch with its kernel."""
+    """A launch that can be called, with its kernel."""
 
     kernel: Kernel
     launch: Callable[[], None]
 
     def __call__(self) -> None:
-        """Launch it."""
+        """Launch the kernel."""
         self.launch()
 
 
 class NamedOperations:
-    """The functions of the engine, each of which records a marker with its name before its calls."""
+    """The engine's functions; each puts a marker with its name before the calls that it records."""
 
     def __init__(self, operations: Any) -> None:
         self._operations = operations
@@ -104,12 +104,12 @@ class NamedLauncher:
 
     @property
     def module(self) -> ModuleType:
-        """The module of its arrays."""
+        """The module whose arrays the launcher takes."""
         module: ModuleType = self._launcher.module
         return module
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Any) -> Launch:
-        """Prepare a launch."""
+        """Return a launch of a kernel on these arguments, which runs when it is called."""
         return Launch(kernel, self._launcher.bind(kernel, grid, arguments))
 
 
@@ -141,7 +141,7 @@ def classify(function: Any) -> tuple[str, str]:
 
 class HostTrace:
     """
-    Record a step on the host.  Work without recorded calls is one call.
+    Record the calls of a step on the CPU.  An operation whose calls are not recorded counts as one call.
 
     Args:
         members: Number of threads.
@@ -168,7 +168,7 @@ class HostTrace:
         self.operations[rank].append((number, began, now()))
 
     def wait(self, rank: int, meet: Work) -> None:
-        """Wait for the other threads."""
+        """Wait for the other threads by calling `meet`, and record the seconds."""
         begin = time.perf_counter()
         meet()
         end = time.perf_counter()
@@ -176,7 +176,7 @@ class HostTrace:
         self._waits[rank].append((self._now[rank], begin, end))
 
     def calls(self, began: float) -> Iterator[Call]:
-        """Yield the calls by thread; times count from `began`."""
+        """Yield the recorded calls and waits, thread by thread; their times count from `began`, in seconds."""
         for rank, (made, waits) in enumerate(zip(self._calls, self._waits, strict=True)):
             for number, function, call, begin, end, waited in made:
                 yield Call(rank, number, function, *classify(call), begin - began, end - began, end - begin - waited)
@@ -221,11 +221,11 @@ class DeviceTrace:
             self._marks.append((number, function, call, mark))
 
     def wait(self, rank: int, meet: Work) -> None:  # noqa: ARG002 - a GPU's team is one
-        """Call `meet`: there are no other threads."""
+        """Call `meet`; no time is recorded, since a GPU has no other threads."""
         meet()
 
     def calls(self) -> Iterator[Call]:
-        """Wait for the step and yield its launches."""
+        """Wait for the end of the step and yield its launches."""
         self._xp.cuda.get_current_stream().synchronize()
         begin = 0.0
         for number, function, call, mark in self._marks:
