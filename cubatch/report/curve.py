@@ -33,7 +33,7 @@ _GOALS = {"throughput": "samples per second by batch size", "latency": "time of 
 
 class Curve:
     """
-    The content of the figure of a tuning result or prediction.
+    The values, labels and axes of the figure of a tuning result or prediction.
 
     Attributes:
         result: The result.
@@ -94,9 +94,9 @@ class Curve:
     @property
     def limit(self) -> tuple[int, str] | None:
         """
-        The largest batch that fits, and its legend.
+        The largest batch that fits, and its text in the legend.
 
-        None if it ran out of memory or is far to the right of the curve.
+        None if it is unknown or far to the right of the curve, or if a batch up to it ran out of memory.
         """
         largest, sizes = self.result.largest_batch_size, self.result.sizes
         if not largest or not sizes or largest > 4 * max(sizes) or ran_out_of_memory(self.result) is not None:
@@ -124,7 +124,7 @@ class Curve:
 
     @property
     def labels(self) -> list[tuple[Dot, str]]:
-        """The largest steps of the curve that a reason explains, with a minimum distance."""
+        """Points of the largest peaks and drops of the curve that have a reason, with it; close ones are left out."""
         steps = []
         for before, point, after in zip(self.points, self.points[1:], self.points[2:], strict=False):
             peak = point.low > before.high and point.low > after.high

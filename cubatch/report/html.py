@@ -57,7 +57,7 @@ class Article:
 
     Attributes:
         title, subtitle: The heading, and the line beneath it.
-        reasons: The answer, and further sentences.
+        reasons: The recommendation, and further sentences.
         sections: Sections, top to bottom.
         facts: Two-column tables by title.
         predicted: Whether to warn that nothing was measured.
@@ -101,7 +101,7 @@ def document(article: Article) -> str:
 
 def output(article: Article) -> str:
     """
-    Return the same as an output of a notebook, with tables and facts in elements that fold.
+    Return an article as HTML for an output cell of a notebook, with tables and facts in elements that fold.
 
     It has no headings, which would enter the notebook's table of contents, and no ids, so that a notebook may hold
     several outputs.
@@ -122,7 +122,7 @@ def output(article: Article) -> str:
 
 
 def tables(grids: Iterable[Grid]) -> str:
-    """Return tables as an output of a notebook."""
+    """Return tables as HTML for an output cell of a notebook."""
     return _framed("\n".join(f'<p class="title">{escape(grid.title)}</p>\n{_table(grid)}' for grid in grids))
 
 

@@ -11,7 +11,7 @@ from cubatch.units import format_bytes, format_seconds, visible
 
 
 def setting(known: Mapping[str, Any], device: str | None) -> str:
-    """Return device, mode, dtype, library and date in one line, without unknown ones."""
+    """Return device, mode, dtype, library, recomputation and date in one line, without unknown values."""
     library, created = known.get("library"), str(known.get("created") or "")
     parts = [
         device,
@@ -74,7 +74,7 @@ def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = Non
 
 
 def vitals(result: BatchSizeResult) -> dict[str, object]:
-    """Return the state of the GPU: highest temperature and memory use, and power at the recommended size."""
+    """Return highest temperature and memory use of the GPU, and its power and load at the recommended size."""
     sizes = result.sizes.values()
     chosen = result.sizes.get(result.batch_size or 0)
     power, busy = (None, None) if chosen is None else (chosen.power_watts, chosen.utilization_percent)

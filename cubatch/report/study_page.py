@@ -76,7 +76,7 @@ def figures(payload: Mapping[str, Any]) -> Sequence[Lines | Curve]:
 
 
 def _series(label: str, points: Iterable[Sequence[Any]], *, is_computed: bool = False) -> list[Series]:
-    """Return a line of (batch size, value, interval or None), without the points that have no value."""
+    """Return a list with one line of (batch size, value, interval or None) points; empty if no point has a value."""
     dots = [
         Dot(batch_size=n, value=value, low=(interval or [value])[0], high=(interval or [value])[-1])
         for n, value, interval in points
@@ -152,7 +152,7 @@ def _eigenvalue(run: Mapping[str, Any]) -> float | None:
 def _seeds(
     rows: Iterable[Mapping[str, Any]], policy: str, value_of: Callable[[Mapping[str, Any]], float | None]
 ) -> Iterable[Sequence[Any]]:
-    """Yield batch size, mean and range over the seeds; values without a logarithm are left out."""
+    """Yield (batch size, mean, (lowest, highest)) of the positive values over the seeds, for each row of a policy."""
     for row in rows:
         values = [value for run in row["runs"] if (value := value_of(run)) is not None and value > 0]
         if row["policy"] == policy and values:

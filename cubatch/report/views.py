@@ -28,7 +28,7 @@ def text(record: Any) -> str:
 
 
 def html(record: Any) -> str:
-    """Return the page of a result, or the tables of another record, as an output of a notebook."""
+    """Return the page of a result, or the tables of another record, as HTML for an output cell of a notebook."""
     return page.notebook(record) if isinstance(record, BatchSizeResult) else written.tables(grids(record))
 
 

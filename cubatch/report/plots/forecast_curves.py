@@ -50,7 +50,7 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
 
 
 def _scale(axes: Axes, shown: Sequence[Curve], objective: str) -> None:
-    """Scale the axes: from zero, or logarithmic if the GPUs differ much."""
+    """Scale the axes: batch sizes to base 2; values from zero, or logarithmic if the GPUs differ much."""
     points = [point for curve in shown for point in curve.points]
     lows, highs = zip(*(curve.x_range for curve in shown), strict=True)
     style.batch_axis(axes, [point.batch_size for point in points], min(lows), max(highs))

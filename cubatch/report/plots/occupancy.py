@@ -28,7 +28,7 @@ _APART = 0.03  # least distance of two numbers, as a share of the axis
 
 def staircase(swept: Sweep, path: str | Path, *, title: str, subject: str, warps: int) -> None:
     """
-    Draw occupancy against threads, registers or shared memory, with its drops and the present launch.
+    Draw occupancy against threads, registers or shared memory into a file; mark its drops and the present launch.
 
     Args:
         swept: The sweep.
@@ -66,7 +66,7 @@ def staircase(swept: Sweep, path: str | Path, *, title: str, subject: str, warps
 
 def saw(swept: BatchSweep, path: str | Path, *, title: str, subject: str) -> None:
     """
-    Draw the share of used SMs against batch size, with its drops and the nearest better size.
+    Draw the share of used SMs against batch size into a file; mark its drops and the nearest better size.
 
     Args: as for `staircase`.
     """
@@ -102,7 +102,13 @@ def _figure(path: str | Path, title: str, subtitle: str, x_label: str) -> Iterat
 
 
 def _mark_drops(axes: Axes, drops: Sequence[tuple[int, float, float]]) -> None:
-    """Mark drops, each the last value before it and the shares before and after; the largest ones with their number."""
+    """
+    Mark the drops of a curve, and label the largest with their value on the x axis.
+
+    Args:
+        axes: The axes.
+        drops: For each drop, the last value before it, and the shares before and after it.
+    """
     if drops:
         places, before, _ = zip(*drops, strict=True)
         heights = [100 * share for share in before]

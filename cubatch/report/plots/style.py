@@ -34,7 +34,7 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check(path: str | Path) -> None:
-    """Check that a figure can be drawn into a file, before anything is measured."""
+    """Raise an error if the ending of a figure's path is not supported or Matplotlib is missing."""
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise InvalidArgument("plot file", str(path), "a path that ends in " + ", ".join(_SUFFIXES))
     try:

@@ -27,7 +27,7 @@ def plain(record: Any) -> Any:
 
 
 def written(write: Callable[[float], str], value: float | None) -> str | None:
-    """Return the formatted number; None if there is none."""
+    """Return the number as text, formatted by `write`; None stays None."""
     return None if value is None else write(value)
 
 

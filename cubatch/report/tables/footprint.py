@@ -85,7 +85,7 @@ def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
 
 
 def _cheapest(rows: Sequence[DeviceMemory], size: int) -> str:
-    """Return a sentence: the devices on which the requested batch fits, and the cheapest of them."""
+    """Return a sentence on which devices the requested batch fits, and which of them is the cheapest."""
     fitting = [row for row in rows if row.fits]
     if not fitting:
         return f"Batch {format_count(size)} fits on none of these devices."
@@ -133,7 +133,7 @@ def modes(
 
 
 def _fits(modes: Mapping[Mode, ModeMemory], limit: int, why: str, target: int | None) -> str:
-    """Return a sentence: the largest batch of each mode, and the modes in which the requested one does not fit."""
+    """Return a sentence on the largest batch of each mode, and the modes in which the requested batch does not fit."""
     requested = next(iter(modes.values())).footprint
     largest = {mode: memory.max_batch_size for mode, memory in modes.items()}
     sizes = join_words([f"{format_count(n) if n else 'no batch'}{_in([mode], modes)}" for mode, n in largest.items()])

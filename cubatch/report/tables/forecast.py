@@ -61,7 +61,7 @@ def compared(
     results: Sequence[Forecast], failed: Mapping[str, str], *, costs: Mapping[str, float] = MappingProxyType({})
 ) -> Grid:
     """
-    Return the table of predictions of one network on several GPUs, one line per GPU.
+    Return the table of predictions of one network on several GPUs, one row per GPU.
 
     Args:
         results: At least one prediction, the best first; they differ in the GPU only.
@@ -176,7 +176,7 @@ def _bound(passes: Sequence[PassShare]) -> str | None:
 
 
 def _summed(rest: Sequence[PassShare]) -> list[list[Any]]:
-    """Return a line for the short matrix products, and one for the short passes that only move bytes."""
+    """Return a row for the short matrix products, and a row for the short passes that only move bytes."""
     moving = [each for each in rest if each.blocks is None]
     kinds = {"products": [each for each in rest if each.blocks is not None], "bytes": moving}
     return [
@@ -191,7 +191,7 @@ def _taken(passes: Sequence[PassShare]) -> tuple[str, str]:
 
 
 def _spread(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str | None]:
-    """Return the number of blocks, the number on the busiest SM, and the share of SM time in use."""
+    """Return the blocks, the blocks on the busiest SM, and the used share of SM time as text; None if unknown."""
     if not blocks:
         return None, None, None
     busiest = -(-blocks // num_sms)

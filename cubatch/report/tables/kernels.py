@@ -23,9 +23,9 @@ _GRAMMAR = (
 
 def table(rows: Sequence[Row]) -> list[Grid]:
     """
-    Return a table for each family of kernels, with a line for each variant.
+    Return a table for each family of kernels, with a row for each variant.
 
-    Variants for other architectures than those of the rows are counted only.
+    A note counts the variants that run on other architectures only.
     """
     everything = {row.kernel.name for row in rows}
     rows = [row for row in rows if row.status != "not_applicable"]
@@ -72,7 +72,7 @@ _COLUMNS: Mapping[str, Callable[[Sequence[Row]], Cell]] = {
 
 
 def problems(rows: Sequence[Row]) -> list[Grid]:
-    """Return a table of the problems of a survey, each with its architectures, and a line of counts."""
+    """Return a table of the problems that compiling met, each with its architectures, and a line of counts."""
     archs_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for problem in row.problems:
@@ -94,7 +94,7 @@ def problems(rows: Sequence[Row]) -> list[Grid]:
 
 
 def mapping(rows: Iterable[Row]) -> dict[str, Any]:
-    """Return a survey as the JSON of docs/reference/api.md."""
+    """Return the kernels of a survey, grouped by name, in the JSON form of docs/reference/api.md."""
     listed = []
     order = sorted(rows, key=_identity)  # stable: variants stay in their order
     for (operation, _, dtype, family), group in groupby(order, key=_identity):

@@ -11,7 +11,7 @@ from cubatch.units import format_count, format_metric
 
 
 def models(named: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return the table of the named networks, with the other forms of a MODEL beneath."""
+    """Return the table of the named networks, with the other forms of a command's MODEL beneath."""
     columns = {
         "MODEL": lambda m: m["name"],
         "input": lambda m: shape(m["input_shape"]),

@@ -111,7 +111,7 @@ def sweep(swept: Sweep) -> Grid:
 
 def advice(swept: Sweep) -> str:
     """
-    Return the nearest better value as a sentence.
+    Return a sentence on the nearest value with a higher occupancy, or that there is none.
 
     Such as "Nearest better: 80 registers (16 fewer) make 3 blocks and 37.5 % instead of 25.0 %."
     """
@@ -163,7 +163,7 @@ def batch_sweep(swept: BatchSweep, *, subject: str) -> Grid:
 
 
 def batch_advice(swept: BatchSweep) -> str | None:
-    """Return the nearest batch size that keeps more SMs busy, as a sentence; None without a present batch size."""
+    """Return a sentence on the nearest batch size that keeps more SMs busy; None without a present batch size."""
     now, better = swept.grid, swept.better
     if now is None:
         return None

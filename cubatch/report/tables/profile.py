@@ -62,7 +62,7 @@ def layers(profile: Mapping[str, Any], *, title: str) -> Grid:
 
 def shares(profile: Mapping[str, Any]) -> str:
     """
-    Return the shares of the causes of a step's time, largest first.
+    Return a sentence with the shares of the causes of a step's time, largest first.
 
     Example:
         >>> shares({"causes": {"products": 3.0, "copies": 0.0, "elementwise": 1.0, "overhead": 0.0, "waiting": 0.0}})
@@ -96,12 +96,12 @@ def sizes(profiles: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """Return the name of a row: its layer, and the layers fused into its pass."""
+    """Return the name of a row: its layer, and the layers fused into its pass, joined by "+"."""
     return " + ".join([row["layer"] or {"update": "optimizer"}.get(row["pass"], row["pass"]), *row["then"]])
 
 
 def verdict(profiles: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence: the main cause that makes the slowest size slower than the fastest."""
+    """Return a sentence on the main cause of the slowest size being slower than the fastest."""
     each = [{cause: seconds / p["batch_size"] for cause, seconds in p["causes"].items()} for p in profiles]
     taken = [p["step_seconds"] / p["batch_size"] for p in profiles]
     slow, fast = taken.index(max(taken)), taken.index(min(taken))

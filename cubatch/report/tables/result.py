@@ -51,13 +51,13 @@ def tuning_grid(result: BatchSizeResult) -> Grid:
 
 
 def interval(measurement: Measurement) -> str | None:
-    """Return the interval of the samples per second as text."""
+    """Return the confidence interval of the samples per second as text; None without an interval."""
     ends = measurement.throughput_interval
     return None if ends is None else " to ".join(format_value(rate, "throughput") for rate in ends)
 
 
 def status(measurement: Measurement, result: BatchSizeResult) -> str:
-    """Return a status in words; empty for a measured size without remark."""
+    """Return the status of a size in words; empty for a measured size without remark."""
     if result.predicted:
         is_over = measurement.status == "over_limit"
         unfit = "does not fit" if measurement.latency_seconds is None else "predicted too slow"
@@ -70,7 +70,7 @@ def status(measurement: Measurement, result: BatchSizeResult) -> str:
 
 
 def has_row(measurement: Measurement, result: BatchSizeResult) -> bool:
-    """Return whether a size has a row; the reasons beneath the table count the others."""
+    """Return whether a size has a row in the table; the text beneath the table counts the sizes without a row."""
     if measurement.latency_seconds is not None:
         return True
     is_untried = measurement.status == "not_run"
@@ -87,7 +87,7 @@ def list_sizes(measurements: Sequence[Measurement]) -> str:
 
 
 def legend(result: BatchSizeResult) -> list[str]:
-    """Return the meaning of the marks in the first column."""
+    """Return a list with a sentence that explains the marks in the first column; empty without marks."""
     marks = set(_marks(result).values())
     shown = [f"{mark} {word}" for mark, word in _MARKS.items() if mark in marks]
     if any(m.status == "dropped" and has_row(m, result) for m in result.sizes.values()):

@@ -24,7 +24,7 @@ def studies(listed: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def grids(payload: Mapping[str, Any]) -> list[Grid]:
-    """Return the tables of a study, the answer first."""
+    """Return the tables of a study; the first has no rows, but the answer and further sentences."""
     head = Grid(
         title=f"{payload['title']} {payload['model']} on {payload['device'].get('name')}",
         notes=[payload["answer"], *([payload["points"]] if payload["points"] else [])],

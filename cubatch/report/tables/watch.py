@@ -37,7 +37,7 @@ def sparkline(shares: Iterable[float]) -> str:
 
 
 def _lines(gpu: Mapping[str, Any]) -> list[str]:
-    """Return why a GPU could not be read, or the processes that hold its memory."""
+    """Return a line on why a GPU could not be read, or on the processes that hold its memory; none without both."""
     name = f"GPU {gpu['gpu']['index']}{' (a slice)' if str(gpu['gpu']['uuid']).startswith('MIG-') else ''}"
     if gpu["problem"]:
         return [f"{name}: {gpu['problem']}"]
