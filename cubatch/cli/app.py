@@ -48,7 +48,7 @@ GROUPS = {"store": store.app, "bench": bench.app, "fleet": fleet.app}
 
 
 class _Group(TyperGroup):
-    """Turn errors and interruptions into messages and the exit codes of docs/reference/commands.md."""
+    """A group of commands that turns errors and Ctrl-C into messages and exit codes: docs/reference/commands.md."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:

@@ -199,7 +199,7 @@ _OWN = ("title", "cases")
 
 
 def _command(make: Callable[..., tuple[str, list[Any]]]) -> None:
-    """Add a command of a function that returns a title and cases, with the options of `_run` behind its own."""
+    """Register a command that runs the title and cases that `make` returns; it has the options of `make` and `_run`."""
     own, shared = (inspect.signature(function, eval_str=True) for function in (make, _run))
     options = [option for name, option in shared.parameters.items() if name not in {*_OWN, *own.parameters}]
 
@@ -266,7 +266,7 @@ def _run(
 def _time(
     cases: list[Case], device: Device, results: list[Any], *, seed: int, **options: Any
 ) -> tuple[float, BaseException | None]:
-    """Fill in the results; return the bandwidth of a copy, and the error after which nothing more ran."""
+    """Append the results; return the bytes per second of a copy, and the error that ended the timing or None."""
     from cubatch.bench import measure
     from cubatch.bench.contest import Contest
     from cubatch.bench.target import on_gpu

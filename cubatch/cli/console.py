@@ -86,7 +86,7 @@ def _as_text(grids: Sequence[Grid]) -> str:
 
 
 def _write(text: str) -> None:
-    """Write and flush, so that a closed pipe raises here and not when the interpreter ends."""
+    """Write a text to stdout and flush, so that a closed pipe raises here and not when the interpreter ends."""
     if sys.stdout is not None:  # it was closed before the start
         sys.stdout.write(text.encode(_encoding(), "replace").decode(_encoding()))
         sys.stdout.flush()
@@ -108,7 +108,7 @@ def is_terminal() -> bool:
 
 
 def write_text(option: str, path: str, text: str) -> None:
-    """Write a file; see `writing`."""
+    """Write a text file; raise InvalidData, which names the option, if that fails."""
     with writing(option, path) as place:
         place.write_text(text, encoding="utf-8")
 
@@ -229,7 +229,8 @@ def progress(
         now: The clock.
 
     Yields:
-        A function of (work done, total work, current step, unit); work done at its first call took no time.
+        A function of (work done, total work, current step, unit). The remaining time is based on the work since its
+        first call.
     """
     with progress_bar(description) as bar:
         line, first = progress_lines(now=now), None
@@ -254,6 +255,6 @@ def progress(
 
 @contextlib.contextmanager
 def watching(model: str) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows events of tuning."""
+    """Yield a function that shows each event of tuning as progress on stderr."""
     with progress(f"tuning {model}") as show:
         yield lambda event: None if event.kind == "end" else show(event.done, event.total, event.so_far)

@@ -60,7 +60,7 @@ def kernels(
 
 
 def _compiled(chosen: Sequence[Kernel], archs: Sequence[str], budget: Recorded, *, must_compile: bool) -> list[Row]:
-    """Compile; without a compiler for these architectures return the recorded figures, unless `must_compile`."""
+    """Compile and return a row per kernel and architecture; without a compiler, recorded rows unless `must_compile`."""
     from cubatch.errors import InvalidArgument, MissingDependency
     from cubatch.kernels import survey
 

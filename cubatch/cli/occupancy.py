@@ -119,7 +119,7 @@ def occupancy(
 
 
 def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, requested: str | None) -> str:
-    """Return the layer of the model for the title, and how it was chosen."""
+    """Return the end of a title: pass and layer of the model, and how it was chosen; empty without a layer."""
     if place is None:
         return ""
     chosen = "" if requested else ", the layer with most FLOP that it computes (--layer chooses another)"
@@ -136,7 +136,7 @@ def _check_options(
     sweep: str | None,
     plot: str | None,
 ) -> None:
-    """Reject options that exclude or need each other."""
+    """Raise BadParameter if options exclude each other, or one needs another that was not given."""
     given = [name for name, value in raw.items() if value is not None]
     if kernel is not None and given:
         raise typer.BadParameter(f"{given[0]} and KERNEL exclude each other; --sweep varies it for a KERNEL")
@@ -177,7 +177,7 @@ def _known(gpu: Device, fact: _Fact | None, name: str) -> _Fact:
 def _launches(
     kernel: str | None, threads: int, registers: int, shared: str | None, gpu: Device, *, single: bool
 ) -> list[tuple[Kernel | None, Needs]]:
-    """Return the resources of a block: as given, or of each variant of the name that runs on the GPU."""
+    """Return (kernel, resources of a block) of each variant of the name that the GPU runs, or (None, those given)."""
     from cubatch.errors import InvalidArgument
     from cubatch.kernels import resources, survey
     from cubatch.kernels.variant import arch_number

@@ -202,7 +202,7 @@ JsonOption = Annotated[
 
 def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaque: bool = False) -> Spec:
     """
-    Return the network that a MODEL argument stands for, as `models.resolve` does.
+    Return the network or layer that the MODEL argument of a command means.
 
     Args:
         model: The argument of the command.
@@ -212,7 +212,7 @@ def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaqu
 
     Raises:
         typer.BadParameter: If the shape is not three numbers, or is given for a spec file.
-        CubatchError: If there is no such model, or the file is no spec.
+        CubatchError: If there is no such model, or its file does not contain a network.
     """
     from cubatch.network import models
 
@@ -225,7 +225,7 @@ def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaqu
 
 
 def whole_numbers(option: str, text: str, count: int | None = None, remedy: str = "") -> list[int]:
-    """Parse "32,64"; the library checks the values."""
+    """Parse numbers such as "32,64"; raise BadParameter if one is no number, or their count is not `count`."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -237,19 +237,19 @@ def whole_numbers(option: str, text: str, count: int | None = None, remedy: str 
 
 
 def optional_sizes(text: str | None) -> list[int] | None:
-    """Parse the value of --batch-sizes."""
+    """Parse the value of --batch-sizes, such as "32,64"; None stays None."""
     return None if text is None else whole_numbers("--batch-sizes", text)
 
 
 def several_devices(text: str | None) -> int | list[str] | None:
-    """Parse "4" or "cuda:0,cuda:1"; the library checks the devices."""
+    """Parse the value of --devices: "4" becomes a number, "cuda:0,cuda:1" a list of names, and None stays None."""
     if text is None or text.isdecimal():
         return None if text is None else int(text)
     return [name.strip() for name in text.split(",")]
 
 
 def parse_prices(texts: Sequence[str] | None) -> dict[str, float] | None:
-    """Read "t4=0.35,a40=0.79" or "prices.toml", given once or several times; the library checks the values."""
+    """Return prices by device from texts such as "t4=0.35,a40=0.79" or "prices.toml"; None stays None."""
     if texts is None:
         return None
     prices: dict[str, float] = {}
@@ -275,7 +275,7 @@ def _read_prices(path: str) -> dict[str, float]:
 
 
 def choose_store(store: Path | None, *, no_store: bool, fresh: bool) -> Path | str | bool:
-    """Return the `store` argument of `autotune` for three options that exclude each other."""
+    """Return the `store` argument of `autotune`: the path, "refresh" for --fresh, False for --no-store, else True."""
     if no_store + fresh + (store is not None) > 1:
         raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
     return "refresh" if fresh else not no_store if store is None else store

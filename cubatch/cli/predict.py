@@ -133,7 +133,7 @@ def predict(
 
 
 def _predicted(spec: Any, *batches: Any, devices: list[str] | None = None, **options: Any) -> Any:
-    """Return the prediction of a network, or of a module with its batches: for a device, or for several."""
+    """Return the prediction for one device, or the comparison of several, of a network or of a module with batches."""
     from cubatch.tuning import comparison, prediction
 
     if devices is None:

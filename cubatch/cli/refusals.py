@@ -44,7 +44,7 @@ def exit_code(error: CubatchError) -> int:
 
 def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str:
     """
-    Return the message of an error, with options of the command in place of the arguments that it names.
+    Return the message of an error, in which options of the command replace names of Python arguments.
 
     Args:
         error: The error of the library.
@@ -67,7 +67,7 @@ def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str
 
 
 def reword(error: typer.BadParameter) -> typer.BadParameter:
-    """Replace the wording of Pydantic in a message."""
+    """Return the error with plain words in place of Pydantic's; the same error if there are none."""
     text = error.message
     for pattern, plain in _REWORDED:
         text = re.sub(pattern, plain, text)

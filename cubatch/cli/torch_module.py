@@ -19,7 +19,7 @@ _AUTOCAST = {"float32": None, "float16": "float16", "bfloat16": "bfloat16"}
 
 @attrs.frozen
 class InputOptions:
-    """Options of a command that say what a PyTorch module gets; None for one that was not given."""
+    """Options of a command that determine the inputs of a PyTorch module; None for an option that was not given."""
 
     input_shape: str | None
     batches: str | None = attrs.field(kw_only=True)
@@ -30,7 +30,7 @@ class InputOptions:
 
     def check_absent(self, library: str) -> None:
         """
-        Reject options of PyTorch modules for another library.
+        Raise an error if options of PyTorch modules were given for another library.
 
         Raises:
             typer.BadParameter: If one was given.
@@ -67,12 +67,12 @@ def bind(
     others: Mapping[str, object | None],
 ) -> Callable[..., _Result]:
     """
-    Return a function of the other options of a public function for modules, bound to a module and its inputs.
+    Return `function` with its module, inputs and precision filled in; the result takes its other arguments.
 
     Args:
-        function: Takes a module and batches, `autocast`, `constant_inputs` and `accumulate`.
+        function: Public function for modules, with the arguments `autocast`, `constant_inputs` and `accumulate`.
         model: "package.module:name" of a function that builds a module; files in the current folder are found too.
-        inputs: What the module gets.
+        inputs: Options for the inputs of the module.
         dtype: Value of --dtype; 16 bits mean automatic mixed precision.
         others: Options that a PyTorch module does not take; None for an option that was not given.
 
@@ -113,7 +113,7 @@ def bind(
 
 def parse_inputs(text: str) -> list[str | int]:
     """
-    Parse the value of --constant-inputs: names, and positions from 0.
+    Parse the value of --constant-inputs into names and positions, which count from 0.
 
     Example:
         >>> parse_inputs("mask,2")
@@ -137,7 +137,7 @@ def _example(input_shape: str | None, example_inputs: str | None) -> Any:
 
 @contextlib.contextmanager
 def _name_options(input_shape: str | None) -> Iterator[None]:
-    """Replace the remedies of errors by remedies that name the options of this command."""
+    """Raise errors of the block again, with remedies that name the options of the command."""
     from cubatch.tuning.subjects.bounded_subject import INPUTS, LOSS
 
     remedy = "--example-inputs takes a function that returns a batch of tensors, or a tuple or dict of tensors."

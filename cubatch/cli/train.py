@@ -125,7 +125,7 @@ def train(
 
 
 def _batch(arranged: Arranged) -> str:
-    """Return the batch size in words, with its parts if there are several."""
+    """Return the batch size as text, with the samples per step and the devices if there are several."""
     shares = arranged.shares or (arranged.batch_size,)
     whole = arranged.options["target_batch_size"] or sum(shares)
     at_a_time = "" if whole == sum(shares) else f" of {sum(shares)} at a time"
@@ -133,7 +133,7 @@ def _batch(arranged: Arranged) -> str:
 
 
 def _sizes(text: str) -> Any:
-    """Parse "64", "64,32" or "auto"."""
+    """Parse the value of --batch-size: "64" becomes a number, "64,32" a list of numbers, and "auto" stays text."""
     if text == _AUTO:
         return text
     sizes = text.split(",")

@@ -149,7 +149,7 @@ def tune(
 
 
 def _dims(texts: list[str]) -> dict[str, int] | None:
-    """Parse "sequence=128", given once or several times."""
+    """Return extents by name from texts such as "sequence=128"; None without any."""
     pairs = [text.rpartition("=") for text in texts]
     if wrong := [
         text for text, (name, _, extent) in zip(texts, pairs, strict=True) if not name or not extent.isdecimal()
