@@ -123,7 +123,7 @@ def run(request: StudyRequest, budget: float) -> Findings:
 
 
 def load_images(request: StudyRequest, network: Network) -> tuple[Dataset, Dataset]:
-    """Return the images for training and testing: MNIST, the first of it for a quick study, or generated ones."""
+    """Return the images for training and testing: MNIST, for a quick study its first images, or generated ones."""
     if request.data is not None:
         images = files.load_mnist(request.data)
         if not request.quick:
@@ -157,7 +157,7 @@ def _train(
     cell: Cell,
     progress: tuple[int, int],
 ) -> dict[str, Any]:
-    """Train one cell, `progress` = (cells done, all cells), and return its finding."""
+    """Train one cell and return its results in JSON form; `progress` is (cells done, all cells)."""
     device, start = request.work.device, time.monotonic()
 
     def show(step: Step) -> None:
@@ -225,7 +225,7 @@ def gap_to_base(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> di
 
 def answer(rows: Sequence[Mapping[str, Any]]) -> str:
     """
-    Return the accuracy that the largest batch costs, by policy.
+    Return a sentence on the accuracy that the largest batch costs, for each policy.
 
     Example:
         >>> gap = {"difference": -0.021, "interval": [-0.03, -0.01]}
@@ -254,7 +254,7 @@ def _gap_words(row: Mapping[str, Any]) -> str:
 
 
 def points(rows: Sequence[Mapping[str, Any]], *, missing: int = 0) -> list[str]:
-    """Return the best cell, undertrained batches, sharpness and time with a fixed rate, and what is missing."""
+    """Return sentences on the best run, undertrained batches, sharpness, time, diverged runs and missing runs."""
     best = max(rows, key=lambda row: row["test_accuracy"])
     lines = [
         f"Best: {100 * best['test_accuracy']:.2f} % at batch {best['batch_size']}, rate {best['learning_rate']:g}."

@@ -79,7 +79,7 @@ def _bytes_of(request: StudyRequest, m: Measurement) -> dict[str, Any]:
 
 
 def _compare_rules(request: StudyRequest, m: Measurement) -> list[dict[str, Any]]:
-    """Compare each rule that gives bytes, or elements, with the measured bytes."""
+    """Return each rule of thumb with its bytes and their ratio to the measured bytes; none if none were measured."""
     if not m.peak_bytes:
         return []
     compared = []
@@ -113,7 +113,7 @@ def _options(request: StudyRequest) -> dict[str, Any]:
 
 def answer(rules: Sequence[Mapping[str, Any]]) -> str:
     """
-    Return the range of the rules that know only the size of the file, relative to the measured bytes.
+    Return a sentence on the rules that know only the size of the file: their range relative to the measured bytes.
 
     Example:
         >>> answer([{"name": "2x the file", "ratio": 0.01}, {"name": "2x the file", "ratio": 1.9}])
@@ -131,7 +131,7 @@ def answer(rules: Sequence[Mapping[str, Any]]) -> str:
 def points(
     measured: Sequence[Mapping[str, Any]], rules: Sequence[Mapping[str, Any]], largest: Mapping[str, Any]
 ) -> list[str]:
-    """Return the error of the plan and of the textbook count, the parts of the largest plan, and the largest batch."""
+    """Return sentences on the errors of plan and textbook count, parts of the largest plan, and the largest batch."""
     lines = []
     errors = [abs(row["planned_bytes"] / row["measured_bytes"] - 1) for row in measured if row["measured_bytes"]]
     if errors:

@@ -96,7 +96,7 @@ def _train_epochs(
     cache: StudyCache,
     images: tuple[files.Dataset, files.Dataset],
 ) -> dict[int, list[float]]:
-    """Train epochs in turn, the shortest first, while the budget allows one; return their seconds by size."""
+    """Train epochs in turn, the shortest first, within the budget; return the seconds of each by batch size."""
     work, count = request.work, len(images[0])
     expected = {p["batch_size"]: count // p["batch_size"] * p["step_seconds"] for p in profiles}
     turns = [(number, size) for number in range(EPOCHS) for size in sorted(expected, key=lambda size: expected[size])]
@@ -127,7 +127,7 @@ def _timed(train: Callable[[], Training]) -> dict[str, float]:
 
 
 def _epochs(profile: Mapping[str, Any], trained: Sequence[float], request: StudyRequest, count: int) -> dict[str, Any]:
-    """Return the seconds of all epochs at a size, from trained epochs or from a step, with the share of each cause."""
+    """Return the seconds of EPOCHS epochs at a size, from trained epochs or else from a step, and shares of causes."""
     size, causes = profile["batch_size"], profile["causes"]
     per_epoch = sum(trained) / len(trained) if trained else count // size * profile["step_seconds"]
     return {
@@ -141,7 +141,7 @@ def _epochs(profile: Mapping[str, Any], trained: Sequence[float], request: Study
 
 def answer(epochs: Sequence[Mapping[str, Any]]) -> str:
     """
-    Return the batch size at which the seconds stop falling.
+    Return a sentence on the batch size at which the seconds stop falling.
 
     Example:
         >>> answer([{"batch_size": n, "seconds": s} for n, s in [(1, 100.0), (8, 50.0), (64, 49.0)]])
@@ -158,7 +158,7 @@ def answer(epochs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def points(epochs: Sequence[Mapping[str, Any]], profiles: Sequence[dict[str, Any]]) -> list[str]:
-    """Return how many epochs were trained, the causes of the time, and the sizes that interference affected."""
+    """Return sentences on the trained epochs, the causes of the time, and the sizes that interference affected."""
     trained = ", ".join(f"{row['epochs_trained']} at batch {row['batch_size']}" for row in epochs)
     largest = f"the time at batch {profiles[-1]['batch_size']}"
     lines = [

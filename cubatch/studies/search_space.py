@@ -57,7 +57,7 @@ def run(request: StudyRequest, budget: float) -> Findings:
 
 def answer(sizes: Sequence[int]) -> str:
     """
-    List the sizes in a sentence.
+    Return a sentence with the sizes that are nearly as fast as the fastest.
 
     Example:
         >>> answer([64, 128])

@@ -24,7 +24,7 @@ ENOUGH = 0.01  # an eigenvalue is known where it cannot be further from the esti
 
 @attrs.frozen(kw_only=True)
 class Sharpness:
-    """The largest eigenvalue, iterations of Lanczos's method, and whether one is known to lie within a hundredth."""
+    """The largest eigenvalue, the number of Lanczos iterations, and whether the eigenvalue is known to a hundredth."""
 
     eigenvalue: float
     iterations: int
@@ -57,7 +57,7 @@ def sharpness(network: Network, images: Any, labels: Any, *, device: Device, see
 
 
 def _of(model: Model, images: Any, labels: Any, seed: int) -> Sharpness:
-    """Return the sharpness of a model that trains at a learning rate of 0."""
+    """Return the sharpness of the loss; the model has a learning rate of 0, so that its steps change no weight."""
     model.prepare(len(images))
     landscape = _Landscape(model, images, labels)
     start = np.random.default_rng(seed).standard_normal(landscape.weights.size)
@@ -89,7 +89,7 @@ class _Landscape:
         self.weights = np.concatenate([self._snapshot[name].ravel() for name in self._names]).astype(np.float64)
 
     def curvature(self, direction: Any) -> Any:
-        """Return the Hessian times a direction of length 1."""
+        """Return the product of the Hessian and a direction of length 1, as a vector."""
         forth, back = (self._gradient(self.weights + step * direction) for step in (STEP, -STEP))
         return (forth - back) / (2 * STEP)
 

@@ -51,7 +51,7 @@ def compare(
     size: Measurement, other: Measurement, tolerance: float = TOLERANCE, *, rule: str = ""
 ) -> SizeComparison | None:
     """
-    Compare the throughput of two batch sizes.
+    Return the throughput of a batch size relative to that of a reference size.
 
     The medians of their trials are two samples; the ratio and its 90 % interval are those of
     `stopping.shift_interval`, of logarithms.  The size is faster, or slower, if the interval does not contain 1 and
@@ -91,7 +91,7 @@ def _log_rates(measurement: Measurement) -> list[float]:
 
 def list_verdicts(comparisons: Sequence[SizeComparison]) -> str:
     """
-    List comparisons by verdict.
+    Return the comparisons as text, grouped by verdict.
 
     Example:
         >>> one = SizeComparison(batch_size=9, reference=8, ratio=0.95, interval=(0.94, 0.96), trials=(7, 7),
@@ -118,7 +118,7 @@ def list_verdicts(comparisons: Sequence[SizeComparison]) -> str:
 
 
 def answer_slower(comparisons: Sequence[SizeComparison]) -> str:
-    """Summarize the comparisons as a sentence: yes if all sizes are slower, no, unclear, or it depends on the size."""
+    """Return a sentence on whether the sizes are slower: yes if all are, no, unclear, or it depends on the size."""
     verdicts = {c.verdict for c in comparisons}
     if not verdicts:
         return TOO_FEW_TRIALS
@@ -132,7 +132,7 @@ def answer_slower(comparisons: Sequence[SizeComparison]) -> str:
 
 
 def doubts(comparisons: Sequence[SizeComparison], missing: Sequence[tuple[int, int]]) -> list[str]:
-    """Return sentences about comparisons with a wide interval and about those without enough trials."""
+    """Return sentences on comparisons with a wide interval, and on comparisons without enough trials."""
     lines = []
     if any(c.verdict == "unclear" for c in comparisons):
         lines.append(

@@ -15,7 +15,7 @@ from cubatch.report.tables.common import plain
 
 class StudyCache:
     """
-    Findings by name, valid for one question under the same conditions.
+    A file of measured findings by name, which are valid for one question under the same conditions.
 
     Each finding is one line that is appended, so that concurrent runs and other questions share a file.  Lines that
     cannot be read are ignored.

@@ -106,7 +106,7 @@ class Findings:
         answer: The answer in a sentence or two.
         points: Further sentences.
         method: How it was measured, a paragraph each.
-        notes: Paragraphs to add to the question.
+        notes: Paragraphs for the page, under the question.
         details: The numbers, in JSON form.
         files: Further files for the folder: content in JSON form by name.
     """
@@ -156,7 +156,7 @@ def training_facts(
     request: StudyRequest, budget: float, images: Iterable[Dataset] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Describe the conditions of a study that trains or profiles instead of tuning.
+    Return the conditions of a study that trains or profiles instead of tuning.
 
     Args:
         request: The request.

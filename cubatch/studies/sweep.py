@@ -62,7 +62,7 @@ def sweep(
     pairs: Iterable[tuple[int, int, str]] = (),
 ) -> Sweep:
     """
-    Measure sizes equally often, and compare pairs of them.
+    Measure batch sizes equally often, and compare pairs of them by throughput.
 
     Args:
         request: The request.
@@ -119,9 +119,9 @@ _PUBLISHED_NOTE = (
 
 def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
     """
-    Choose powers of two and the sizes that each is compared with.
+    Return powers of two and, by power, the sizes that are compared with it.
 
-    These are 128, 256, 512 and larger ones up to the limit, but at least the three largest that it allows.
+    The powers are 128, 256, 512 and larger ones up to the limit, but at least the three largest that it allows.
 
     Example:
         >>> powers_and_neighbors(513)
@@ -210,7 +210,7 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
 
 
 def answer_floor(floor: int | None, seconds: Mapping[int, float]) -> str:
-    """Answer up to which batch size a step takes as long as a step of one sample."""
+    """Return a sentence on the batch size up to which a step takes as long as a step of one sample."""
     if floor is None:
         fastest = min(seconds, key=lambda n: (seconds[n], n))
         return (

@@ -50,7 +50,7 @@ class Distribution:
         count: Number of units.
         busiest: Pieces of work of the busiest unit, by batch size.
         full_waves: One or two batch sizes after which the busiest unit has more work, ascending.
-        coulom: Batch sizes of Coulom's rule, by their n.
+        coulom: Batch sizes of Coulom's rule, by their n: the tiles per SM.
     """
 
     items: str
@@ -102,7 +102,7 @@ def _over_sms(work: Workload, limit: int) -> Distribution:
 
 
 def _coulom_sizes(work: Workload, num_sms: int, limit: int) -> dict[int, int]:
-    """Return Coulom's sizes, by their n, for the convolution with most FLOP."""
+    """Return Coulom's sizes up to the limit, by their n, for the convolution with most FLOP; empty without one."""
     convolutions = [node.layer for node in as_network(work.spec).nodes if node.layer.convolution]
     if not convolutions:
         return {}
@@ -154,7 +154,7 @@ def marks(batch_size: int, distribution: Distribution) -> list[str]:
 
 
 def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, int, str]]:
-    """Pair each size just past a full wave with it, and each size of a common rule with the nearest full wave."""
+    """Return (size, full wave, rule): sizes just past a full wave, and sizes of common rules with the nearest one."""
     pairs = [(full + 1, full, PAST_FULL_WAVE) for full in distribution.full_waves]
     for size in sizes:
         full = min(distribution.full_waves, key=lambda top: abs(top - size))
@@ -164,7 +164,7 @@ def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, 
 
 
 def conclude(distribution: Distribution, sizes: Sequence[int], swept: Sweep) -> Findings:
-    """Answer whether the sizes just past the full waves are slower, and how sizes of common rules compare."""
+    """Return the findings: whether sizes just past the full waves are slower, and how sizes of common rules compare."""
     measured = {m.batch_size: m for m in swept.result.measurements}
     unit, items = distribution.unit, distribution.items
     tops, points = [], []
