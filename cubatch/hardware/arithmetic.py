@@ -10,7 +10,7 @@ TENSOR_CORE_MULTIPLES = {"tf32": 4, "float16": 8, "bfloat16": 8}
 
 
 def tensor_core_multiple(device: Device, dtype: str) -> int | None:
-    """Return the multiple of channels and batch sizes that Tensor Cores need; None where there are none."""
+    """Return the multiple of channels and batch sizes that Tensor Cores need; None without them for the dtype."""
     return TENSOR_CORE_MULTIPLES.get(dtype) if has_tensor_cores(device, dtype) else None
 
 
@@ -19,9 +19,10 @@ LIBRARIES = ("auto", "cubatch", "im2col")
 
 def resolve_library(library: str, device: Device, dtype: str = "float32") -> str:
     """
-    Return the library that runs: "auto" is cubatch's kernels on a GPU whose facts are known, else a BLAS.
+    Return the library that runs: "cubatch" (cubatch kernels) or "im2col" (products of a BLAS).
 
-    A BLAS takes float32 only: it would round to 16 bits between products, where kernels sum in float32.
+    "auto" becomes "cubatch" on a GPU whose SMs and compute capability are known, else "im2col".  A BLAS takes float32
+    only: it would round to 16 bits between products, where kernels sum in float32.
 
     Args:
         library: "auto", "cubatch" or "im2col".

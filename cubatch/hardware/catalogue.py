@@ -29,7 +29,7 @@ _SPEED_DIFFERENCE = 0.03
 
 def names() -> tuple[str, ...]:
     """
-    List the catalogue's name of every device, by generation.
+    Return the catalogue's name of every device, by generation.
 
     Example:
         >>> "h200-sxm" in names()
@@ -70,7 +70,7 @@ def find(name: str) -> Device:
 
 def sharing(name: str) -> tuple[Device, ...]:
     """
-    List the devices that have a name: none, one or several.
+    Return the devices of the catalogue that have a name: none, one or several.
 
     Example:
         >>> [found.slug for found in sharing("NVIDIA GeForce RTX 3060")]
@@ -89,7 +89,7 @@ def board(
     bytes_per_second: float | None = None,
 ) -> Device | None:
     """
-    Return the board that a driver describes by these figures; None in case of any doubt.
+    Return the board of the catalogue that matches what a driver reports; None unless exactly one matches.
 
     Different boards may report one name (RTX 3060, GTX 1650): they differ in chip, SMs and memory.
 

@@ -81,7 +81,7 @@ def _path() -> Path:
 
 
 def _read() -> dict[str, int]:
-    """Read the cached values; none from a file that is missing or damaged."""
+    """Return the cached overheads in bytes by device; empty if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         content = json.loads(_path().read_text(encoding="utf-8"))
         if isinstance(content, dict):

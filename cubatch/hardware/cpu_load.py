@@ -67,7 +67,7 @@ class CpuLoad:
 
 def snapshot(worker_pid: int | None = None, *, root: Path = ROOT) -> Snapshot | None:
     """
-    Read the CPU times; None where there is no /proc/stat.
+    Return the CPU times up to now; None where there is no /proc/stat.
 
     Args:
         worker_pid: A child of this process that measures for it and has not been waited for.
@@ -106,7 +106,7 @@ def between(before: Snapshot | None, after: Snapshot | None) -> CpuLoad | None:
 
 
 def read_stat(text: str, ticks: int, *, when: float, own_seconds: float) -> Snapshot | None:
-    """Read the text of /proc/stat, which counts `ticks` per second; None where a column is missing."""
+    """Return the CPU times in a text of /proc/stat, which counts `ticks` per second; None if a column is missing."""
     line = re.search(r"^cpu +([0-9 ]+)$", text, re.MULTILINE)
     counts = [int(count) / ticks for count in line[1].split()] if line else []
     if len(counts) < len(_COLUMNS):
@@ -125,7 +125,7 @@ def read_stat(text: str, ticks: int, *, when: float, own_seconds: float) -> Snap
 
 def process_seconds(text: str, ticks: int) -> float:
     """
-    Read from /proc/PID/stat the CPU seconds of a process, its threads, and the children that it has waited for.
+    Return from /proc/PID/stat the CPU seconds of a process, its threads, and the children that it has waited for.
 
     Example:
         >>> process_seconds("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 150 50 20 10 20 0 9 0 0", 100)

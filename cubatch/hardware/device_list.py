@@ -20,13 +20,13 @@ def resolve_devices(
     devices: int | Sequence[Device | str] | None, device: Device | str | None = None
 ) -> tuple[Device, ...] | None:
     """
-    Return the device of each rank; None where there is a single device.
+    Return the device of each rank of a data parallel run; None for a single device.
 
-    Ranks on a CPU share its threads evenly: `threads` of each device is its share. A list may have more ranks.
+    Ranks on a CPU share its threads evenly: `threads` of each device is its share.
 
     Args:
-        devices: How many, or which; None and 1 are a single device.
-        device: With a number: None is the GPUs if there are any, else the CPU; or a name of either kind.
+        devices: Number of devices, or a list with the device of each rank; None and 1 are a single device.
+        device: With a number, which kind of device: a GPU or the CPU; None: GPUs if there are any, else the CPU.
 
     Example:
         >>> resolve_devices(None) is None
@@ -67,7 +67,10 @@ def _on_cpus(count: int, device: Device) -> tuple[Device, ...]:
 
 def cpu_shares(count: int) -> list[list[int]]:
     """
-    Divide the CPUs that this process may use among `count` ranks, neighbors together; more ranks share CPUs.
+    Return for each of `count` ranks the numbers of the CPUs that it may use.
+
+    The CPUs of this process are divided evenly, neighbors together.  If there are more ranks than CPUs, each rank gets
+    one CPU, which it shares.
 
     Example:
         >>> len(cpu_shares(1))

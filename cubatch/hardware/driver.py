@@ -64,7 +64,7 @@ class VisibleGpu:
 
 
 def visible_gpus() -> tuple[VisibleGpu, ...]:
-    """List the GPUs of this process in CUDA's order."""
+    """Return the GPUs that CUDA shows to this process, in CUDA's order."""
     cuda = load()
     status = cuda.cuInit(0)
     if status == _STUB_LIBRARY:
@@ -80,7 +80,7 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
 
 
 def load() -> Any:
-    """Load the driver's library; raise DeviceNotAvailable if it is not installed."""
+    """Load and return the driver's library; raise DeviceNotAvailable if it is not installed."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -112,7 +112,7 @@ def _describe(cuda: Any, index: int) -> VisibleGpu:
         return value.value
 
     def attribute_or_0(number: int) -> int:
-        """Return 0, the driver's sign for an unknown value, where the query fails."""
+        """Return an attribute of the device; 0, the driver's sign for an unknown value, if the query fails."""
         value = ctypes.c_int()
         status = cuda.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
         return value.value if status == _SUCCESS else 0

@@ -24,7 +24,7 @@ _positive = validators.optional(validators.gt(0))
 
 
 def _capability(value: Sequence[int] | None) -> tuple[int, int] | None:
-    """Convert a pair of whole numbers, of NumPy or JSON too, into Python's."""
+    """Return a pair of whole numbers, also of NumPy or JSON, as Python's; None stays None."""
     if value is None:
         return None
     if (

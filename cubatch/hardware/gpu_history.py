@@ -19,14 +19,14 @@ _PEAKS = ("used_bytes", "power_watts", "temperature_celsius", "utilization_perce
 @attrs.define(kw_only=True)
 class GpuRecord:
     """
-    Figures of a GPU, or of a MIG slice, since the watch began.
+    State of a GPU, or of a MIG slice, since the watch began.
 
     Attributes:
         gpu: The GPU.
-        now: The latest figures; None where the GPU does not report one.
+        now: The latest state; values that the GPU does not report are None.
         processes: Processes that hold its memory now.
         peaks: Highest used_bytes, power_watts, temperature_celsius, utilization_percent and sm_clock_mhz.
-        course: Latest shares of its memory in use, the newest last.
+        course: Shares of its memory that were in use at the latest queries, the newest last.
         joules: Energy of the board since the watch began; None where it has no counter.
         problem: Why the latest reading failed; empty if it did not.
     """
@@ -40,13 +40,13 @@ class GpuRecord:
     problem: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as a plain mapping, for JSON."""
+        """Return the record as a plain mapping, for JSON."""
         return attrs.asdict(self) | {"course": list(self.course), "holders": name_processes(self.processes)}
 
 
 class GpuHistory:
     """
-    All GPUs of this machine.
+    Reads the state of all GPUs of this machine repeatedly, and holds the highest values.
 
     Raises:
         DeviceNotAvailable: If NVML is missing, or lists no GPU.
@@ -63,7 +63,7 @@ class GpuHistory:
         self._first_joules: dict[str, float | None] = {}
 
     def read(self) -> list[GpuRecord]:
-        """Read every GPU; the record of one that fails has the problem, and the others are read."""
+        """Read every GPU and return their records; `problem` of a record is set if its GPU cannot be read."""
         for record in self._records:
             if record.gpu.uuid is not None:
                 self._update(record, record.gpu.uuid)

@@ -84,7 +84,7 @@ def late(cuda_status: int) -> str:
 
 @functools.cache
 def _check(module: Any) -> None:
-    """Raise UnsupportedVersion for other releases; cached, since every array operation calls this."""
+    """Raise UnsupportedVersion for an unsupported CuPy or CUDA; cached, since every array operation calls this."""
     release = _NUMBER.match(module.__version__)
     cuda = module.cuda.runtime.runtimeGetVersion() // 1000  # 12090 is 12.9; AMD's HIP has eight digits
     if release is None or int(release[0]) not in CUPY_RELEASES or cuda not in CUDA_RELEASES:

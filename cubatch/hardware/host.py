@@ -45,7 +45,7 @@ def cpu_name(root: Path = ROOT) -> str:
 
 def cpu_threads(root: Path = ROOT) -> int:
     """
-    Count the threads that can really run at a time: affinity mask and cgroup quota applied.
+    Return the number of threads that can run at a time by the affinity mask and the CPU quota of the cgroup.
 
     The quota is rounded down, since a thread beyond the quota is stopped for a part of every period.
     """
@@ -56,7 +56,7 @@ def cpu_threads(root: Path = ROOT) -> int:
 
 def cpu_periods(root: Path = ROOT) -> dict[str, tuple[int, int]]:
     """
-    Return (periods, throttled periods) of each CPU quota so far, by the folder of its cgroup.
+    Return the numbers of (periods, throttled periods) of each CPU quota so far, by the folder of its cgroup.
 
     All threads of a cgroup are stopped for the rest of a throttled period.
     """
@@ -71,7 +71,7 @@ def cpu_periods(root: Path = ROOT) -> dict[str, tuple[int, int]]:
 
 def throttled_share(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> float | None:
     """
-    Return the largest share of throttled periods between two of `cpu_periods`; None where it is too small to matter.
+    Return the largest share of throttled periods between two results of `cpu_periods`; None if it is negligible.
 
     Example:
         >>> throttled_share({"job": (100, 7)}, {"job": (200, 50)})
@@ -97,18 +97,18 @@ def cpu_caches(root: Path = ROOT) -> dict[str, int]:
 
 
 def total_memory_bytes(root: Path = ROOT) -> int | None:
-    """Read the size of main memory: MemTotal of /proc/meminfo."""
+    """Return the bytes of main memory, MemTotal of /proc/meminfo; None if unknown."""
     return _kilobytes(root / "proc/meminfo", "MemTotal")
 
 
 def available_memory_bytes(root: Path = ROOT) -> int | None:
-    """Read how much main memory could be taken without swapping: MemAvailable of /proc/meminfo."""
+    """Return the bytes of main memory available without swapping, MemAvailable of /proc/meminfo; None if unknown."""
     return _kilobytes(root / "proc/meminfo", "MemAvailable")
 
 
 def cgroup_left_bytes(root: Path = ROOT) -> int | None:
     """
-    Return how much more memory the cgroups of this process allow; None where no group sets a limit.
+    Return how many more bytes of memory the cgroups of this process allow; None where no group sets a limit.
 
     Every group from the process's own up to the top may set a limit, and the tightest counts. The rest is limit -
     current + inactive page cache, which the kernel gives up before it kills. Versions 1 and 2 of the interface are
@@ -120,7 +120,7 @@ def cgroup_left_bytes(root: Path = ROOT) -> int | None:
 
 def address_space_left_bytes(root: Path = ROOT) -> int | None:
     """
-    Return how much more memory this process may map by `ulimit -v` and `ulimit -d`; None where neither is set.
+    Return how many more bytes this process may map by `ulimit -v` and `ulimit -d`; None where neither is set.
 
     Both count mapped memory, not used memory: thread stacks, arenas of the C library and buffers of BLAS too.
     """
@@ -135,7 +135,9 @@ def address_space_left_bytes(root: Path = ROOT) -> int | None:
 
 def process_bytes(name: str, root: Path = ROOT) -> int | None:
     """
-    Read a size of this process: resident ("VmRSS"), peak resident ("VmHWM") or mapped memory ("VmSize").
+    Return the bytes of a kind of memory of this process; None for an unknown kind.
+
+    The kinds are "VmRSS" (resident), "VmHWM" (peak resident) and "VmSize" (mapped), as in /proc/self/status.
 
     Example:
         >>> process_bytes("VmRSS") > 2**20, process_bytes("no such size")
@@ -150,7 +152,7 @@ def _kilobytes(path: Path, name: str) -> int | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
-    """Yield folder and interface version of each group, from the process's own to the top."""
+    """Yield (folder, interface version) of each cgroup of a controller, from the process's own to the top."""
     mounted = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

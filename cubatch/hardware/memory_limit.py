@@ -115,7 +115,7 @@ def _and_held(held: int) -> str:
 
 
 def _read(uuid: str, held: int) -> tuple[int | None, str]:
-    """Read a GPU's free memory (None where NVML does not report it) and the other processes that hold much of it."""
+    """Return a GPU's free bytes (None if NVML reports none), and a sentence on other processes that hold much of it."""
     try:
         monitor = nvml.Monitor(uuid)
     except (DeviceNotAvailable, DeviceFailed):

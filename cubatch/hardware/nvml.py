@@ -47,7 +47,7 @@ _MOST_NAMED = 3
 @attrs.frozen(kw_only=True)
 class Snapshot:
     """
-    Figures of a GPU at one moment; None where the GPU or the driver does not report one, or it was not read.
+    State of a GPU at one moment; a value is None if the GPU or driver does not report it, or it was not read.
 
     Attributes:
         free_bytes, used_bytes, total_bytes: Device memory; of the slice for a MIG device.
@@ -56,7 +56,7 @@ class Snapshot:
         event_reasons: All reasons for the clock, including the power cap and settings: bits of nvml.h.
         throttle_reasons: Names of the reasons that are heat or a power brake; empty where the clock is not lowered.
         power_watts: Power of the board; from Ampere on (except the A100) its mean over the last second.
-        power_limit_watts: Limit in force.
+        power_limit_watts: Power limit in force.
         temperature_celsius: Temperature of the GPU's die.
         utilization_percent: Share of the last sample period in which a kernel ran.
     """
@@ -131,7 +131,7 @@ def name_processes(processes: Sequence[Process]) -> str:
 
 class Monitor:
     """
-    Live figures of one GPU or MIG device.
+    Reads the state of one GPU or MIG device from NVML.
 
     Clocks, power, energy, temperature and utilization belong to a whole board. For a MIG device they are None, since
     other slices share in them. `snapshot` and `driver_version` raise DeviceFailed if NVML reports an error. All other
@@ -156,31 +156,31 @@ class Monitor:
         self.is_mig = uuid.startswith("MIG-")
 
     def snapshot(self) -> Snapshot:
-        """Read all figures."""
+        """Return all values, read now."""
         return self._figures((*_SIZES, *_BOARD_FIGURES, "event_reasons"), self._ask)
 
     def memory(self) -> Snapshot:
-        """Read the sizes of device memory."""
+        """Return free, used and total bytes of device memory; the other values are None."""
         return self._figures(_SIZES, self._try)
 
     def free_bytes(self) -> int | None:
-        """Read how much device memory is free."""
+        """Return the free bytes of device memory; None if unknown."""
         return self.memory().free_bytes
 
     def power_limit_watts(self) -> float | None:
-        """Read the power limit in force."""
+        """Return the power limit in force in watts; None if unknown."""
         return self._figures(["power_limit_watts"], self._try).power_limit_watts
 
     def pace(self) -> Snapshot:
-        """Read the SM clock and the reasons for it, in two calls: a full snapshot may last as long as a timing."""
+        """Return SM clock and reasons for it, read in two calls: a full snapshot may last as long as a timing."""
         return self._figures(_CLOCK, self._try)
 
     def vitals(self) -> Snapshot:
-        """Read temperature, power, utilization and used memory, in four calls; on a MIG device memory alone."""
+        """Return temperature, power, utilization and used memory, read in four calls; on a MIG device memory alone."""
         return self._figures(_VITALS, self._try)
 
     def energy_joules(self) -> float | None:
-        """Read the energy that the board used since the driver was loaded; None on GPUs before Volta."""
+        """Return the joules that the board used since the driver was loaded; None for a MIG device or before Volta."""
         if self.is_mig:
             return None
         millijoules = self._try(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
@@ -188,7 +188,7 @@ class Monitor:
 
     def process_bytes(self, pid: int | None = None) -> int | None:
         """
-        Read how much device memory a process holds, including its CUDA context.
+        Return the bytes of device memory that a process holds, including its CUDA context.
 
         Args:
             pid: Process number as NVML sees it, which is the host's; None is this process.
@@ -204,7 +204,7 @@ class Monitor:
         return sum(known) if known else None
 
     def processes(self) -> tuple[Process, ...]:
-        """List the processes that hold memory of the GPU, including this one, the most memory first."""
+        """Return the processes that hold memory of the GPU, including this one, by descending memory."""
         nvml, held = self._nvml, {}
         for query in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
             # A process of both kinds is in both lists, each time with all that it holds.
@@ -219,7 +219,7 @@ class Monitor:
         return None if version is None else str(version)
 
     def _figures(self, fields: Collection[str], ask: Callable[..., Any]) -> Snapshot:
-        """Read the figures of these fields."""
+        """Return a snapshot with these fields, each read by `ask`; the other fields are None."""
         nvml, figures = self._nvml, dict[str, Any]()
         memory = ask(nvml.nvmlDeviceGetMemoryInfo, self._handle) if {*fields} & {*_SIZES} else None
         if memory is not None:
@@ -272,7 +272,7 @@ class Monitor:
 
 def listed() -> list[Listed]:
     """
-    List all GPUs of this machine, including those hidden from CUDA, each followed by its MIG slices.
+    Return all GPUs of this machine, including those hidden from CUDA, each followed by its MIG slices.
 
     Example:
         >>> listed()                                                                            # doctest: +SKIP
@@ -309,7 +309,7 @@ def _board(nvml: Any, index: int) -> list[Listed]:
 
 
 def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass device='cpu'.") -> Any:
-    """Load NVML; a second call is cheap, since NVML counts how often it was started."""
+    """Load NVML and return its module; a second call is cheap, since NVML counts how often it was started."""
     import pynvml
 
     try:
@@ -323,7 +323,7 @@ def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass 
 
 
 def _ask(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
-    """Call NVML; return None where this GPU, slice, driver or user does not get the answer."""
+    """Return the result of an NVML query; None if this GPU, slice, driver or user cannot get it."""
     try:
         return query(*arguments)
     except (

@@ -21,7 +21,7 @@ _LIVE_NAME = re.compile(r"(?:cuda|gpu)(?::([0-9]+))?")
 
 def devices() -> list[Device]:
     """
-    List the devices of this machine: the GPUs that CUDA shows to this process, then the CPU.
+    Return the devices of this machine: the GPUs that CUDA shows to this process, then the CPU.
 
     Raises:
         DeviceFailed: If there is a GPU driver and it does not work.
@@ -38,7 +38,7 @@ def devices() -> list[Device]:
 
 def device(name: str | None = None) -> Device:
     """
-    Get a device of this machine, or the facts of one that is not here.
+    Return a device of this machine, or the facts of a device that is not in this machine.
 
     Args:
         name: None is the first GPU, else the CPU. "cpu", "cuda" or "gpu" (the first GPU) and "cuda:1" are live devices.
@@ -51,7 +51,7 @@ def device(name: str | None = None) -> Device:
         Device: Its facts; unknown ones are None.
 
     Raises:
-        DeviceNotAvailable: If a live device was named that is not here.
+        DeviceNotAvailable: If the name means a live device that is not in this machine.
         InvalidArgument: If several devices of the catalogue have the name, or the file makes no sense.
         UnknownName: If no device has it.
         DeviceFailed: If there is a GPU driver and it does not work.
@@ -81,7 +81,7 @@ def device(name: str | None = None) -> Device:
 
 def resolve(device: Device | str | None, *, live: bool = True) -> Device:
     """
-    Turn any `device=` argument into a Device.
+    Return the device that a `device=` argument of a public function means.
 
     Args:
         device: None, a name as for `device()`, or a Device.
@@ -111,7 +111,7 @@ def _by_uuid(uuid: str) -> Device:
 
 
 def _catalogue(name: str) -> Device:
-    """Return the device of a name, from the catalogue or this machine; the error for a path names the suffix."""
+    """Return the device of a name, from the catalogue or this machine; raise if none or several have the name."""
     try:
         return catalogue.find(name)
     except InvalidArgument as error:
@@ -132,7 +132,7 @@ def _called(name: str) -> Device | None:
 
 
 def _present(wanted: Device) -> Device:
-    """Return the device of this machine that is meant."""
+    """Return the live device of this machine that `wanted` describes; raise DeviceNotAvailable if none does."""
     if wanted.kind == "cpu":
         return wanted if wanted.live else _cpu()
     remedy = "cubatch predict, candidates and memory work for a GPU that is not here."

@@ -38,7 +38,7 @@ class Waves:
 
 def count_waves(num_blocks: int, *, blocks_per_sm: int, num_sms: int) -> Waves:
     """
-    Count the waves of a grid, and the share of the block slots that do work.
+    Return the number of waves of a grid, and the share of the block slots that do work.
 
     A wave is one full complement of resident blocks, `blocks_per_sm * num_sms`. A grid that does not divide into whole
     waves ends with a partial one. Batch size reaches the hardware mostly through the number of blocks, which is why
@@ -151,7 +151,7 @@ def occupancy(
     barriers_per_block: int = 1,
 ) -> Occupancy:
     """
-    Count the blocks of a kernel that one SM can hold at a time: the theoretical occupancy.
+    Return the blocks of a kernel that one SM can hold at a time: the theoretical occupancy.
 
     Two effects are left out, since kernels of cubatch do not have them or NVIDIA's arithmetic leaves them out too. On
     sm_52 and sm_61, global loads that are cached in L1 halve some resources. The blocks of a cluster must be resident
