@@ -90,7 +90,7 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
 
 @functools.cache
 def _figures(kernel: Kernel, arch: str) -> Figures | None:
-    """Compile a kernel once per process: the cache of cubins takes milliseconds."""
+    """Return registers, shared and spilled bytes of a kernel: compiled, else as recorded; None if not recorded."""
     try:
         resources = compiler.compile_kernel(kernel, arch).resources[kernel.entry]
     except MissingDependency:
@@ -101,7 +101,7 @@ def _figures(kernel: Kernel, arch: str) -> Figures | None:
 @attrs.frozen(kw_only=True)
 class Entry:
     """
-    A way to do a case, with its check and its times.
+    An implementation of a case, with its check and its times.
 
     Attributes:
         name: The main kernel of cubatch, or the library of a rival.
@@ -113,10 +113,11 @@ class Entry:
         worst_error: In units of the error bound; `None` if it was not checked.
         timings: By round.
         seconds, interval: Median with its 90 % confidence interval; `None` if it was not timed.
-        flops_per_second, bytes_per_second: Computed and moved in that time.
+        flops_per_second, bytes_per_second: FLOP and bytes of the case, divided by the seconds.
         roofline_fraction: Share of the speed that the data sheet allows.
         copy_fraction: Share of the bandwidth of a plain copy, measured in the same run.
-        ratio: Time of the vendor's fastest way divided by this one's: above 1 cubatch is faster; `None` for a rival.
+        ratio: Time of the vendor's fastest entry divided by that of this one: above 1 cubatch is faster; `None` for a
+            rival.
         ratio_interval: Its 90 % confidence interval from the rounds of both; `None` for too few rounds.
     """
 
@@ -164,7 +165,7 @@ class Result:
 
     @property
     def times(self) -> Mapping[str, Entry]:
-        """The fastest entry of each side that was timed and right."""
+        """The fastest timed entry with right results, by side."""
         fastest: dict[str, Entry] = {}
         for entry in self.entries:
             if entry.status == "ok" and entry.seconds is not None:
@@ -174,7 +175,7 @@ class Result:
 
     @property
     def best(self) -> Entry | None:
-        """The fastest cubatch kernel that was right; the first one if nothing was measured."""
+        """The fastest cubatch kernel with right results; if none was timed, the first planned one; else None."""
         planned = (entry for entry in self.entries if entry.side == OURS and entry.status == "planned")
         return self.times.get(OURS) or next(planned, None)
 
@@ -198,7 +199,7 @@ def entered(
     copy_bytes_per_second: float | None,
     rival: Entrant | None,
 ) -> Entry:
-    """Return an entry with the times of its entrant, compared with the fastest rival's if it is of cubatch."""
+    """Return the entry with status, times and rates of its entrant; one of cubatch also gets its ratio to the rival."""
     seconds = entrant.seconds
     if entrant.status == "error":
         return attrs.evolve(entry, status="error", reason=entrant.reason)

@@ -107,7 +107,7 @@ class Case:
 
     def call(self, operations: Any, arrays: Mapping[str, Any], **changes: Any) -> None:
         """
-        Call the operation.
+        Call the operation, which writes its results into the arrays.
 
         Args:
             operations: Holds it by name: `engine.functional` or the same operations on cubatch kernels.
@@ -182,14 +182,14 @@ class Case:
         return max(self.flops / peak if peak else 0.0, self.traffic_bytes / bandwidth)
 
     def bound(self, device: Device) -> str | None:
-        """Return the limit that `roofline_seconds` is: "compute", "memory", or `None` if it is unknown."""
+        """Return what limits the time by the data sheet: "compute", "memory", or `None` if a rate is unknown."""
         seconds = self.roofline_seconds(device)
         if seconds is None:
             return None
         return "memory" if seconds == self.traffic_bytes / (device.peak_bytes_per_second or 1) else "compute"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return what identifies the case, for JSON."""
+        """Return what identifies the case and what it computes and moves, for JSON."""
         options = dict(self.options)
         if "window" in options:
             options |= options.pop("window")._asdict()
@@ -218,7 +218,7 @@ class Blanks:
         self._operands: dict[int, tuple[np.ndarray[Any, Any], Operand, bool]] = {}
 
     def array(self, shape: Sequence[int], dtype: str = "", *, written: bool = False, **facts: Any) -> Any:
-        """Return an array; `facts` are fields of `Operand`."""
+        """Return an array without memory that stands for an operand with the fields `facts`."""
         element = np.empty((), _STAND_INS[dtype])
         self._operands[element.ctypes.data] = element, Operand((), dtype=dtype, **facts), written
         return np.broadcast_to(element, tuple(shape))
@@ -230,7 +230,7 @@ class Blanks:
 
 
 def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Case:
-    """Describe a call of an operation: operands by argument name, options, and which operands it writes."""
+    """Return a call as a case: operands by argument name, options, and the names of the operands that it writes."""
     arrays: dict[str, str | tuple[str | None, ...]] = {}
     options: dict[str, Any] = {}
     operands: dict[str, Operand] = {}
@@ -267,7 +267,7 @@ def _is_unused(operation: str, parameter: str, value: Any) -> bool:
 
 
 def _filled(operation: str, name: str, operand: Operand, options: Mapping[str, Any]) -> Operand:
-    """Set how an operand is filled: with values that the operation can meet in a network."""
+    """Return the operand with `kind`, `below` and `reach` set to values that the operation can meet in a network."""
     kind, stem = options.get("kind", ""), name.rstrip("0123456789")
     if stem in _POSITIVE:
         return attrs.evolve(operand, kind="positive")
@@ -300,7 +300,7 @@ def calls_of(
     layer: Layer, kind: str, samples: int, *, is_training: bool, ending: frozenset[str], relu: bool, channels: int
 ) -> list[Case]:
     """
-    Record the calls of one operation of a layer.
+    Return the calls that the engine makes for the forward or backward pass of a layer; nothing is computed.
 
     Args:
         layer: With known extents.
@@ -358,7 +358,7 @@ def calls_of(
 
 
 def _of_role(blanks: Blanks, layer: Layer, role: str, *, samples: int, made: str, channels: int, written: bool) -> Any:
-    """Return an array for a role of an operation; `made` is the role of what the operation makes."""
+    """Return an array without memory for a role, such as "dy"; `made` is the role of the operation's result."""
     role = made if role in {"residual", "positive"} else role
     h, w, c = layer.input_shape
     if role == "folded":

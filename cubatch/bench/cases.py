@@ -38,7 +38,7 @@ _EXTENTS = 3  # of a sample: height, width, channels
 
 
 def _counted(case: Case, *, traffic: int | None = None, **facts: Any) -> Case:
-    """Return a case that moves `traffic` bytes, by default each array once."""
+    """Return the case with further fields and `traffic` as the bytes that it moves, by default each array once."""
     case = attrs.evolve(case, **facts)
     moved = case.num_bytes if traffic is None else traffic
     return attrs.evolve(case, traffic_bytes=moved, moved_bytes=moved)
@@ -57,11 +57,11 @@ def of_layer(
     channels: int = 0,
 ) -> Case:
     """
-    Return one pass of a layer at a batch size.
+    Return the case of one pass of a layer at a batch size.
 
     Args:
         layer: With known extents. The input gradient of a layer without a filter gradient includes all gradients.
-        pass_: Which product.
+        pass_: The pass.
         batch_size: Samples.
         dtype: Storage of the elements.
         with_bias: Whether the bias of the layer takes part.
@@ -98,7 +98,7 @@ def of_layer(
 
 
 def _of_call(call: Case, layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Case:
-    """Count what a pass of a layer computes and moves."""
+    """Return the call as the case of a pass, with its FLOP and the bytes that it moves."""
     itemsize, passes = BYTES_PER_ELEMENT[dtype], [pass_]
     if isinstance(layer, Attention) and pass_ is Pass.DGRAD:
         passes.append(Pass.WGRAD)
@@ -130,7 +130,7 @@ def _of_call(call: Case, layer: Layer, pass_: Pass, batch_size: int, dtype: str)
 
 
 def _named(case: Case, channels: int) -> Case:
-    """Return the case with a name of what it computes; defaults are left out."""
+    """Return the case with a descriptive name, which leaves defaults out; the input is stored with `channels`."""
     layer, facts = case.layer, case.layer.to_mapping() if case.layer else {}
     if layer is None or case.pass_ is None:
         return case
@@ -165,20 +165,20 @@ def has_case(layer: Layer, pass_: Pass) -> bool:
 
 
 def modes_of(layer: Layer, pass_: Pass) -> tuple[str, ...]:
-    """Return the modes of `of_layer` that give different cases; the first is the default."""
+    """Return the values of `mode` for which `of_layer` returns different cases; the first is "", the default."""
     if pass_ is Pass.FPROP and isinstance(layer, Attention | LayerNorm):
         return "", "training"
     return ("", "inference") if pass_ is Pass.FPROP and isinstance(layer, BatchNorm2d | MaxPool2d) else ("",)
 
 
 def of_dtype(dtype: str) -> str:
-    """Write a dtype behind a name; float32 is left out."""
+    """Return a dtype as the end of a name: ", float16"; empty for float32."""
     return "" if dtype == "float32" else f", {dtype}"
 
 
 def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") -> Case:
     """
-    Return a matrix product (m, k) x (k, n): the pass of a linear layer that the engine computes by it.
+    Return the case of a matrix product (m, k) x (k, n), as a pass of a linear layer.
 
     Args:
         m, n, k: Extents.
@@ -208,7 +208,7 @@ def of_step(
     spec: Spec, mode: str, batch_size: int, dtype: str = "float32", *, optimizer: str = "momentum"
 ) -> list[Case]:
     """
-    List the distinct operations of one step on cubatch kernels, in the order of their first launch.
+    Return the distinct operations of one step on cubatch kernels, in the order of their first launch.
 
     Args:
         spec: A network or layer.
@@ -279,7 +279,7 @@ def _of_network(op: Op, network: Network, batch_size: int, dtype: str, optimizer
 
 def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
     """
-    Return a step of an optimizer over all parameters at once.
+    Return the case of a step of an optimizer over all parameters at once.
 
     Parameters of 16 bits have a float32 copy that the step updates; the gradient of a float16 loss is scaled.
 
@@ -316,7 +316,7 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
 
 
 def loss_scale(parameters: int, dtype: str = "float16") -> Case:
-    """Return the check of a scaled gradient of `parameters` elements for values that are not finite."""
+    """Return the case that checks a scaled gradient of `parameters` elements for values that are not finite."""
     blanks = Blanks()
     arguments = {
         "state": blanks.array((4,), "float32", kind="scaling", written=True, is_batched=False),
@@ -329,7 +329,7 @@ def loss_scale(parameters: int, dtype: str = "float16") -> Case:
 
 
 def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
-    """Return softmax with cross-entropy and its gradient, of `rows` samples."""
+    """Return the case of softmax with cross-entropy and its gradient, for `rows` samples."""
     blanks = Blanks()
     arguments = {
         "logits": blanks.array((rows, classes)),
@@ -346,7 +346,7 @@ def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
 
 def fold(channels: Sequence[int], has_bias: Sequence[bool], dtype: str = "float32") -> Case:
     """
-    Return the folding of batch norms into the products before them, which begins a step of inference.
+    Return the case of folding batch norms into the products before them, which begins a step of inference.
 
     Args:
         channels: Channels of each norm.

@@ -117,9 +117,9 @@ def terms_of(case: Case) -> int:
 
 def cuts_of(case: Case) -> dict[str, dict[str, int]]:
     """
-    Return the ways to cut a case into calls of the same kind: the axis of each operand, by the letter of what is cut.
+    Return the axes along which a case can be cut into smaller calls: by letter, the axis of each operand.
 
-    Results that no cut mentions are right only for the whole call.
+    A result without such an axis is right only for the whole call.
     """
     if case.operation in _UNCUT:
         return {}
@@ -159,13 +159,15 @@ class Check:
 
 class Expected:
     """
-    The right results of a case at a sample of places; made before the kernels run, which may overwrite operands.
+    The right results of a case at a sample of places.
+
+    They are computed before the kernels run, since kernels may overwrite operands.
 
     Args:
         case: The call.
         arrays: Its operands, filled.
         rng: Draws the places.
-        images, channels: Places along an axis that is cut; `None` for all of it.
+        images, channels: Number of places along an axis that is cut; `None` for all.
     """
 
     def __init__(
@@ -197,12 +199,12 @@ class Expected:
         factor: float = 1.0,
     ) -> Check:  # fmt: skip
         """
-        Compare what a kernel wrote with what is right.
+        Compare the results of a kernel with the right ones; return the worst error in units of its bound.
 
         Args:
             arrays: All arrays of the case.
             names: Results that are compared; `None` for all.
-            stored_between: Number of times that a kernel stores a result for the next one to end it.
+            stored_between: Number of times that a result is stored, and so rounded, before a later kernel completes it.
             factor: Factor on the bound, such as `WINOGRAD`.
         """
         worst, where, compared = -1.0, "", 0
@@ -246,7 +248,7 @@ class Expected:
         return unit * (np.abs(want) + bound) + bound + smallest / 2
 
     def _call(self, operands: Arrays) -> dict[str, Any]:
-        """Call the engine in float64; return the results that the cut leaves whole."""
+        """Return the results of the engine in float64, without those that a cut makes wrong."""
         case = self._case
         arrays = {name: array.copy() for name, array in operands.items()}
         for name in case.results:
@@ -265,7 +267,7 @@ class Expected:
         return {name: arrays[name].astype(np.float64) for name in case.results if not (is_cut and name in partial)}
 
     def _cut(self, name: str, array: Any) -> np.ndarray[Any, Any]:
-        """Copy the sample of an array to the host."""
+        """Return the sample of an array as a copy on the host."""
         for letter, axes in self._cuts.items():
             places, axis = self._places.get(letter), axes.get(name)
             if places is not None and axis is not None:
@@ -275,7 +277,7 @@ class Expected:
 
 
 def poison(case: Case, arrays: Mapping[str, Any]) -> None:
-    """Fill what is only written with NaN or the largest integer, so that an element that was not written shows."""
+    """Fill results that are only written with NaN or the largest integer, which reveals elements not written."""
     for name in case.results:
         if not case.reads(name):
             arrays[name].fill(math.nan if arrays[name].dtype.kind == "f" else np.iinfo(arrays[name].dtype).max)
@@ -296,7 +298,7 @@ def _places(
     case: Case, cuts: Mapping[str, Mapping[str, int]], rng: np.random.Generator, images: int | None,
     channels: int | None,
 ) -> dict[str, list[int]]:  # fmt: skip
-    """Draw places along each cut; the last place, where the residue of a tile lies, is always among them."""
+    """Return random places along each axis to cut, by its letter, always with the last; none for a whole axis."""
     drawn: dict[str, list[int]] = {}
     for letter, axes in cuts.items():
         name, axis = next(iter(axes.items()))

@@ -36,12 +36,12 @@ _CLEARLY = 1.06  # times as slow: the target and 5 %, because three timings are 
 @attrs.define
 class Entrant:
     """
-    A way to do the work.
+    An implementation that a contest times against others.
 
     Attributes:
         name: Unique in its contest.
-        side: `OURS` or the name of a rival. Entrants of one side are dropped when another of it is clearly faster.
-        step: Does the work once, or enqueues it. If the step of a rival fails, it ends and the others go on.
+        side: `OURS` or the name of a rival. An entrant is dropped when another of its side is clearly faster.
+        step: Does the work once, or enqueues it. A rival whose step fails ends; the contest goes on.
         timings: At most one per round.
         status: "ok", "dropped" (clearly slower) or "error".
         reason: Why measuring it ended.
@@ -77,7 +77,7 @@ class Entrant:
 
     @property
     def is_known(self) -> bool:
-        """Whether the median is known well enough; of throttled timings alone twice as many are taken."""
+        """Whether the median is known well enough; throttled timings alone suffice at twice the usual number."""
         if len(self.timings) >= MAX_ROUNDS:
             return True
         if all(timing.throttled for timing in self.timings):
@@ -85,7 +85,7 @@ class Entrant:
         return self.width <= TARGET_WIDTH
 
     def is_clearly_slower(self, other: Entrant) -> bool:
-        """Return whether its fastest credible time is more than a margin above the slowest credible one of another."""
+        """Return whether its interval lies clearly above that of another entrant; False after few timings."""
         if min(len(self.used), len(other.used)) < _MIN_ROUNDS_TO_DROP:
             return False
         return self._range[0] > _CLEARLY * other._range[1]
@@ -106,7 +106,7 @@ def time_ratio(rival: Entrant, entrant: Entrant) -> tuple[float | None, tuple[fl
     Return the time of a rival divided by that of an entrant, with a 90 % confidence interval.
 
     The interval is that of the median ratio of rounds, which changes between rounds do not affect.  It is the whole
-    range for few rounds, and `None` without a common round.
+    range for few rounds, and `None` without a common round.  Both are `None` if one of the two was not timed.
     """
     if not rival.seconds or not entrant.seconds:
         return None, None
@@ -140,7 +140,9 @@ class Contest:
 
     def run(self, entrants: Sequence[Entrant], seconds: float) -> None:
         """
-        Time until every median is known to 1 %, or the seconds are over. Each that runs gets at least one timing.
+        Time the entrants in turns until every median is known to 1 %, or the seconds are over.
+
+        Each entrant whose step does not fail gets at least one timing.
 
         Args:
             entrants: Their timings, status and reason are filled in.
@@ -166,7 +168,7 @@ class Contest:
             entrant.reason = entrant.reason or str(entrant)
 
     def _read(self, entrant: Entrant, repeats: int) -> Reading | None:
-        """Take a timing; a rival that fails gets the status "error"."""
+        """Return a timing; None for a rival that fails, whose status becomes "error"."""
         if entrant.status == "error":
             return None
         try:
@@ -179,7 +181,7 @@ class Contest:
         return None
 
     def _warm(self, entrant: Entrant) -> None:
-        """Work until the clocks have risen; once in a process."""
+        """Run steps until the clocks of the GPU have risen; only the first time."""
         begin, repeats = self.clock.now(), entrant.repeats
         while not self._is_warm:
             reading = self._read(entrant, repeats)

@@ -63,7 +63,7 @@ class Tracer:
         return self.launcher.module if self.launcher else np
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> Callable[[], None]:
-        """Record a launch and bind it."""
+        """Record a launch; return the function that runs it, which does nothing without a launcher."""
         self.launches.append(Launch(kernel, grid, self.problems[-1] if self.problems else None))
         return self.launcher.bind(kernel, grid, arguments) if self.launcher else _nothing
 
@@ -75,13 +75,13 @@ def _nothing() -> None:
 @attrs.frozen(eq=False)
 class Way:
     """
-    A way to do a case on cubatch kernels.
+    An implementation of a case on cubatch kernels.
 
     Attributes:
         case: The call.
         device: Decides grids and variants.
-        wanted: Variant for the problems of its operation; `None` for the one ranked first.
-        is_naive: Whether kernels/naive do the case, which have no variants.
+        wanted: Kernel variant for the problems of its operation; `None` for the variant ranked first.
+        is_naive: Whether the kernels of kernels/naive do the case, which have no variants.
         launches: Launches of the case.
         problems: Problems for which a variant is chosen; none if there is no choice.
     """
@@ -100,7 +100,7 @@ class Way:
         object.__setattr__(self, "problems", tuple(tracer.problems))
 
     def operations(self, tracer: Tracer) -> Any:
-        """Return the engine's operations, done this way through a tracer; UnsupportedLayer if no kernel does them."""
+        """Return the engine's operations on these kernels, launched through `tracer`; raise if no kernel suits."""
 
         def choose(problem: Problem, device: Device, *_: object) -> SplitKernel:
             tracer.problems.append(problem)
@@ -118,7 +118,7 @@ class Way:
 
     @property
     def main(self) -> Kernel:
-        """The kernel of the main part: the chosen one, else the first."""
+        """The kernel that does most of the work: the wanted variant, else that of the first choice or launch."""
         if self.wanted is not None:
             return self.wanted
         chosen = self.problems[0].operation if self.problems else None
@@ -144,7 +144,7 @@ class Way:
 
 def ways(case: Case, device: Device, variants: Which = "chosen", without: Collection[str] = ()) -> list[Way]:
     """
-    List the ways to do a case on cubatch kernels.
+    Return the implementations of a case on cubatch kernels.
 
     Args:
         case: The call.
@@ -166,7 +166,7 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
 
 
 def _is_plain(case: Case) -> bool:
-    """Return whether kernels/naive do the case: a product with a bias and a ReLU at most, without padding."""
+    """Return whether kernels/naive support the epilogue and operands: a bias and a ReLU at most, without padding."""
     return {"bias", "relu"}.issuperset(case.epilogue) and not any(each.padded for each in case.operands.values())
 
 

@@ -31,7 +31,7 @@ def plan(
     case: Case, device: Device, *, variants: Which = "chosen", without: Collection[str] = (), compiled: bool = True
 ) -> Result:
     """
-    Return how a case would run on a device, which need not be in this machine.
+    Return how a case would run on a device, which need not be in this machine; nothing is timed.
 
     Args:
         case: The call.
@@ -85,13 +85,13 @@ class _Checked:
         return cls(case, target, sets, expected, {name: sets[0][name].copy() for name in read})
 
     def restore(self) -> None:
-        """Restore results that are read, and poison the others."""
+        """Restore results that a run also reads, and fill the other results with NaN or the largest integer."""
         for name, array in self.initial.items():
             self.target.module.copyto(self.sets[0][name], array)
         poison(self.case, self.sets[0])
 
     def variant(self, way: Way, entry: Entry) -> tuple[Entry, Step | None]:
-        """Bind a variant to its buffers and check it; without a step it must not be timed."""
+        """Run a variant once and check it; return its entry and a step to time, None if it failed or is wrong."""
         operations, target = way.operations(Tracer(self.target.launcher)), self.target
         self.restore()
         try:
@@ -112,7 +112,7 @@ class _Checked:
         return entry, rotating(steps)
 
     def rival(self, rival: Rival) -> tuple[Entry, Step] | str:
-        """Bind a rival's library and check it; return why it is missing if it fails or is wrong."""
+        """Run a rival once and check it; return its entry and a step to time, or the reason if it fails or is wrong."""
         self.restore()
 
         def bind() -> tuple[Sequence[Step], Check]:
@@ -218,7 +218,7 @@ def verify(case: Case, target: Target, *, seed: int = 0, without: Collection[str
 
 
 def copy_bandwidth(target: Target, contest: Contest, seconds: float = 0.3) -> float:
-    """Return the bytes per second, reads and writes, of a plain copy within the memory of the device."""
+    """Return the bytes per second, reads plus writes, of a plain copy within the memory of the device."""
     size = min(_COPY_BYTES, (target.device.memory_bytes or _COPY_SHARE * _COPY_BYTES) // _COPY_SHARE)
     source = backend.random_generator(target.module.empty(0), 0).random(size=size // 4, dtype=np.float32)
     copied = target.module.empty_like(source)
@@ -228,7 +228,7 @@ def copy_bandwidth(target: Target, contest: Contest, seconds: float = 0.3) -> fl
 
 
 def rotating(steps: Sequence[Step]) -> Step:
-    """Return a step that takes the next of `steps` at each call."""
+    """Return a function that calls the next of `steps` at each call, in a cycle."""
     cycle = itertools.cycle(steps)
 
     def step() -> None:

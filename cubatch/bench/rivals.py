@@ -33,15 +33,15 @@ EPS = 1e-5  # of norms: the least that cuDNN takes; with less PyTorch uses anoth
 @attrs.frozen
 class Rival:
     """
-    A way of a library to do a case.
+    An implementation of a case by another library.
 
     Attributes:
-        library: Name of the library and of its way.
+        library: Name of the library and of its variant: "cuDNN (torch, NCHW)".
         bind: Returns a step for a set of arrays, which does the case once or enqueues it.
         results: Returns the results by name, laid out as the arrays of the case, from the value of a step. `None` if
             the step writes into the arrays.
         slack: Factor on the error bound of cubatch kernels.
-        stored_between: Number of times that a kernel stores a result for the next one to end it.
+        stored_between: Number of times that a result is stored, and so rounded, before a later kernel completes it.
     """
 
     library: str
@@ -54,14 +54,14 @@ class Rival:
 @attrs.frozen
 class Way:
     """
-    A way to do a case with PyTorch.
+    An implementation of a case with PyTorch.
 
     Attributes:
         make: Returns a step for tensors of the case, which returns its results.
         names: Names of the results in their order; empty if the step writes into the tensors.
-        is_image: Whether tensors of four axes are seen as NCHW.
+        is_image: Whether tensors of four axes are viewed as NCHW.
         slack: Factor on the error bound.
-        stored: Number of further times that a result is stored for the next kernel.
+        stored: Number of further times that a result is stored, and so rounded, before a later kernel reads it.
     """
 
     make: Callable[[Tensors], Step]
@@ -77,15 +77,15 @@ Ways = Mapping[str, Callable[[Any, Case], Mapping[str, Way]]]
 
 def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) -> list[Rival] | str:
     """
-    Return the ways of other libraries to do a case, the one whose arrays are those of cubatch first.
+    Return the implementations of a case by other libraries, first the one with the array layout of cubatch.
 
     Args:
         case: The call.
         module: Array module: CuPy, or NumPy in tests.
-        others: Ways of operations other than products and attention.
+        others: Functions that make the implementations of operations other than products and attention.
 
     Returns:
-        list | str: The reason if there is no way.
+        list | str: The implementations, or the reason if there is none.
     """
     try:
         torch, layer = torch_of(module), case.layer
@@ -107,7 +107,7 @@ def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) 
 
 
 def _ways(torch: Any, case: Case, others: Ways) -> Mapping[str, Way] | str:
-    """Return PyTorch's ways by the name of the library, or why there is none; the first is as cubatch has it."""
+    """Return PyTorch's implementations by library, first the one with cubatch's layout, or why there is none."""
     layer, on_gpu = case.layer, torch.cuda.is_available()
     if isinstance(layer, Attention):
         return {"SDPA (torch)" if on_gpu else "torch": _attention_way(torch, case)}
@@ -145,7 +145,7 @@ def _rival(torch: Any, module: types.ModuleType, case: Case, library: str, way: 
 
 
 def torch_of(module: types.ModuleType) -> types.ModuleType | None:
-    """Return PyTorch if it is installed and takes arrays of a module: those of CuPy only with CUDA."""
+    """Return PyTorch; None if it is missing or does not take arrays of this module: those of CuPy need CUDA."""
     torch = _torch()
     return None if torch is not None and module.__name__ == "cupy" and not torch.cuda.is_available() else torch
 
@@ -159,7 +159,7 @@ def versions() -> dict[str, str | None]:
 
 
 def set_precision(torch: Any, dtype: str) -> None:
-    """Have PyTorch compute float32 as float32 except for "tf32", and sums in float32; cuDNN times its algorithms."""
+    """Make PyTorch use TF32 for "tf32" only, sum in float32, and let cuDNN choose its algorithms by timing."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -168,10 +168,10 @@ def set_precision(torch: Any, dtype: str) -> None:
 
 def keeping(work: Step) -> Step:
     """
-    Return a step that keeps its last result until its next run.
+    Return a step that does the same work and holds its last result until its next run.
 
-    Libraries allocate their results.  Without this the memory would be the same for every set of arrays and would stay
-    in the L2.
+    Libraries allocate their results.  Held results have different memory for each set of arrays, so that they do not
+    stay in the L2.
     """
     results: list[Any] = []
 
@@ -185,7 +185,7 @@ def keeping(work: Step) -> Step:
 
 def ended(torch: Any, case: Case, y: Any, tensors: Tensors) -> Any:
     """
-    Apply the terms of a case's epilogue after a bias as PyTorch's eager mode does: one kernel each.
+    Return `y` after the epilogue of a case without its bias, as in PyTorch's eager mode: one kernel for each term.
 
     Args:
         torch: PyTorch.
@@ -223,7 +223,7 @@ def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any])
 
 
 def _linear_way(torch: Any, case: Case) -> Way:
-    """A pass of a linear layer; without an epilogue it writes into the arrays."""
+    """Return the implementation of a pass of a linear layer; without an epilogue it writes into the tensors."""
 
     def make(tensors: Mapping[str, Any]) -> Step:
         if not case.epilogue:
@@ -247,7 +247,7 @@ def _linear_way(torch: Any, case: Case) -> Way:
 
 def _convolution_ways(torch: Any, case: Case, layer: Conv2d, *, on_gpu: bool) -> dict[str, Way]:
     """
-    Return the ways of cuDNN through PyTorch.
+    Return the implementations of a convolution's pass by cuDNN through PyTorch, by library.
 
     * Channels last: the arrays as cubatch has them, which suits tensor cores.
     * NCHW: in float32, where many algorithms of cuDNN support nothing else. The arrays are copied before timing.
@@ -299,7 +299,7 @@ def _convolution_ways(torch: Any, case: Case, layer: Conv2d, *, on_gpu: bool) ->
 
 def _attention_way(torch: Any, case: Case) -> Way:
     """
-    Return attention by linear layers and scaled_dot_product_attention, whose algorithm PyTorch chooses.
+    Return the implementation of attention by linear layers and PyTorch's scaled_dot_product_attention.
 
     A backward pass is that of PyTorch's graph, whose forward pass runs before anything is timed.  It reads values that
     its own forward pass has rounded, which the bound of cubatch kernels does not cover.

@@ -52,7 +52,7 @@ def summary(results: Sequence[Result], *, title: str) -> Grid:
 
 
 def _if_compared(results: Sequence[Result], *cells: T) -> tuple[T, ...]:
-    """Return cells about the vendor; none if it took part in no case."""
+    """Return the cells, which are about the vendor; none if the vendor took part in no case."""
     return cells if any(entry.side == VENDOR for result in results for entry in result.entries) else ()
 
 
@@ -104,7 +104,7 @@ def _ratio(entry: Entry) -> str | None:
 
 
 def _totals(results: Sequence[Result]) -> list[str]:
-    """Return the sum over the layers of a network, each as often as it occurs, and the mean ratios."""
+    """Return sentences on the times of all layers, each counted as often as it occurs, and on the mean ratio."""
     timed = [(r, r.best.seconds) for r in results if r.best is not None and r.best.seconds is not None]
     floors = [r.case.multiplicity * r.roofline_seconds for r in results if r.roofline_seconds is not None]
     notes = []

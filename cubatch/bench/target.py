@@ -39,7 +39,7 @@ T = TypeVar("T")
 @attrs.frozen
 class Target:
     """
-    Where cases run.
+    The device on which cases run, with what launches and times them there.
 
     Attributes:
         device: Its SMs and architecture decide grids and variants.
@@ -92,7 +92,7 @@ def failure(error: Exception) -> str:
 
 
 def on_gpu(device: Device) -> Target:
-    """Return where cases run on a GPU of this machine."""
+    """Return the target that runs cases on a GPU of this machine."""
     from cubatch.kernels.launch import CudaLauncher
     from cubatch.measure.clocks import cupy_kernel_clock
 
@@ -121,7 +121,7 @@ def storage(dtype: str) -> str:
 
 def filled(module: ModuleType, case: Case, seed: int) -> Iterator[Arrays]:
     """
-    Make sets of the arrays of a case, all different, and fill them with random data.
+    Yield sets of the arrays of a case without end, all different and filled with random data.
 
     A GPU runs zeros at clocks that real data never reaches, and a kernel that swaps equal operands looks right.
 
@@ -136,7 +136,7 @@ def filled(module: ModuleType, case: Case, seed: int) -> Iterator[Arrays]:
 
 
 def fill(module: ModuleType, case: Case, seed: int) -> Arrays:
-    """Return the first set of `filled`."""
+    """Return one set of the arrays of a case, filled with random data."""
     return next(filled(module, case, seed))
 
 
@@ -169,7 +169,7 @@ def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
 
 
 def _save(case: Case, arrays: Arrays, random: Any) -> None:
-    """Fill what a backward pass reads of its forward pass, by the array library's own calls in float32."""
+    """Fill the arrays that a backward pass reads from its forward pass, which NumPy or CuPy runs in float32."""
     given = {name: elements.decoded(array) for name, array in arrays.items() if name not in case.results}
     saved: dict[str, Any] = {}
     if case.operation == "attention_backward":
@@ -191,7 +191,7 @@ def _save(case: Case, arrays: Arrays, random: Any) -> None:
 
 def count_sets(case: Case, l2_bytes: int | None) -> int:
     """
-    Return the number of sets of buffers that a case rotates over, so that no use finds data of the one before.
+    Return how many sets of arrays the timing of a case rotates over, so that none is still in the L2; at least 1.
 
     Example:
         >>> from cubatch.bench.cases import gemm
@@ -204,7 +204,7 @@ def count_sets(case: Case, l2_bytes: int | None) -> int:
 
 
 def reserve(case: Case) -> Arrays:
-    """Return arrays that have addresses and no memory, for calls that are not launched."""
+    """Return the arrays of a case with addresses but no memory, for calls that are not launched."""
     arrays: Arrays = {}
     for name, operand in case.operands.items():
         dtype = np.dtype(storage(case.dtype_of(name)))
