@@ -49,7 +49,7 @@ class Budget:
         self._started += seconds
 
     def forgive_compiling(self, seconds: float) -> float:
-        """Leave seconds of compiling out of the count, up to a limit for the run; return the seconds left out."""
+        """Leave seconds of compiling out of the count, after the first time up to a limit; return those left out."""
         most = max(FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE * self.seconds)
         free = min(seconds, max(0.0, most - self._compiled)) if self._compiled else seconds
         self._compiled += free
@@ -73,7 +73,7 @@ class Budget:
 
 def repeats_for(step_seconds: float, span_seconds: float) -> int:
     """
-    Return the number of back-to-back steps of a timing that spans these seconds.
+    Return the number of back-to-back steps of a timing that spans `span_seconds`: 1 to MAX_REPEATS.
 
     Example:
         >>> repeats_for(0.003, 0.01), repeats_for(5.0, 0.01)

@@ -48,7 +48,7 @@ class HostClock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait, so that the device can cool."""
+        """Wait for a number of seconds, in which the device cools."""
         time.sleep(seconds)
 
     def free_bytes(self) -> int | None:
@@ -206,7 +206,7 @@ def _attribute(item: object, name: str) -> object:
 
 
 def cupy_clock(uuid: str | None) -> EventClock:
-    """Return a clock of CuPy's events for the current device."""
+    """Return a clock that times steps by CuPy's events on the current device."""
     cupy: Any = gpu_library.cupy()
     return EventClock(cupy.cuda.Event, _cupy_seconds, monitor_of(uuid))
 
@@ -216,7 +216,7 @@ def _cupy_seconds(start: Any, end: Any) -> float:
 
 
 def torch_clock(index: int) -> EventClock:
-    """Return a clock of PyTorch's events for a GPU by its number."""
+    """Return a clock that times steps by PyTorch's events on the GPU of this number."""
     import torch
 
     return EventClock(

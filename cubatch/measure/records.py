@@ -140,7 +140,7 @@ class Timing:
 
     @property
     def reference_seconds(self) -> float | None:
-        """Geometric mean of the reference step before and after; None without a reference."""
+        """Geometric mean of the seconds of a reference step before and after; None without a reference."""
         before, after = self.reference_before_seconds, self.reference_after_seconds
         return None if before is None or after is None else math.sqrt(before * after)
 

@@ -121,7 +121,7 @@ class RemoteRunner:
         self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared batch size as the reference in the worker, and in any worker started later."""
+        """Keep the prepared size for reference steps, also in workers started later; return False if that fails."""
         is_held: bool = self._ask({"do": "hold_reference", "repeats": repeats}, self._prepare_seconds)
         self._reference = (self._batch_size, repeats) if is_held else None
         return is_held
@@ -310,7 +310,7 @@ class RemoteRunner:
         return WorkerDied(f"{reason}; its last output: {tail}" if tail else reason, self._remedy)
 
     def _end(self, grace_seconds: float = 0.0) -> tuple[int | None, str]:
-        """End the worker with its children; return its exit code, if it had ended by itself, and its last output."""
+        """End the worker with its children; return its exit code (None unless it ended by itself) and last output."""
         code, tail = None, ""
         if (process := self._process) is not None:
             deadline = time.monotonic() + grace_seconds
@@ -350,7 +350,7 @@ class _RemoteClock:
         return self._runner.time(repeats)
 
     def sleep(self, seconds: float) -> None:
-        """Wait, so that the device can cool."""
+        """Wait for a number of seconds, in which the device cools."""
         time.sleep(seconds)
 
     def free_bytes(self) -> int | None:

@@ -40,7 +40,7 @@ def rebuild_error(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchE
 
 
 def _make_error(name: str, args: list[Any] | None) -> CubatchError | None:
-    """Return a CubatchError by its name and arguments; None if there is none."""
+    """Return a CubatchError by its name and arguments; None if none can be made of them."""
     kind = getattr(errors, name, None)
     if args is None or not (isinstance(kind, type) and issubclass(kind, CubatchError)):
         return None

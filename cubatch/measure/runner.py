@@ -58,7 +58,7 @@ class Clock(Protocol):
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait, so that the device can cool."""
+        """Wait for a number of seconds, in which the device cools."""
         ...
 
 
