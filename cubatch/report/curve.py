@@ -106,7 +106,7 @@ class Curve:
 
     @property
     def x_range(self) -> tuple[float, float]:
-        """Ends of the axis of batch sizes."""
+        """Left and right end of the axis of batch sizes."""
         sizes = [*self.result.sizes, *(self.limit or ())[:1]]
         if not sizes:
             return 0.7, 1.5

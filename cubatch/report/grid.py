@@ -192,7 +192,7 @@ class Grid:
                     yield Text("- ") + Text("\n  ").join(lines(item, "", width - 2).split())
 
     def _table(self, shown: Shown, width: int, *, is_narrow: bool) -> Table:
-        """Make a rich table that wraps its last column, or all columns if the terminal is very narrow."""
+        """Return a rich table that wraps its last column, or all columns if the terminal is very narrow."""
         from rich.table import Table
         from rich.text import Text
 
@@ -260,6 +260,6 @@ def _shortened(texts: Sequence[str], width: int) -> str | None:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Break text into lines, but not inside a number with its groups, sign and percent: "27 462", "± 3 %"."""
+    """Return a text in lines of at most `width` characters, not broken inside numbers such as "27 462" or "± 3 %"."""
     joined = _UNBROKEN.sub(_NO_BREAK, text)
     return [line.replace(_NO_BREAK, " ") for line in textwrap.wrap(joined, width, break_on_hyphens=False)]

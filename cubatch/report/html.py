@@ -72,7 +72,7 @@ class Article:
 
 
 def escape(text: str) -> str:
-    """Return a text without markup and control characters."""
+    """Return a text for HTML, with markup and control characters escaped."""
     return html.escape(visible(text))
 
 

@@ -11,7 +11,7 @@ from cubatch.units import format_bytes, format_count, format_metric
 
 
 def compared(fleet: FleetResult) -> Grid:
-    """Return the table of a fleet, one line per distinct device."""
+    """Return the table of the results of a fleet, one row per distinct device."""
     columns = {
         "device": lambda d: d.name,
         "workers": lambda d: str(len(d.workers)) if d.workers else None,
@@ -29,6 +29,6 @@ def compared(fleet: FleetResult) -> Grid:
 
 
 def shared(shares: Mapping[str, int]) -> Grid:
-    """Return the table of the samples of each worker."""
+    """Return the table of the number of samples that each worker gets."""
     columns = {"worker": lambda item: item[0], "samples": lambda item: str(item[1])}
     return Grid.of(shares.items(), columns, title="Shares of a batch")

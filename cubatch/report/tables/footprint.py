@@ -203,7 +203,7 @@ def _by_layer(plan: Footprint, title: str) -> Grid:
 
 
 def rules(compared: Sequence[Rule], *, mode: str) -> Grid:
-    """Return the table of the rules of thumb and the plan."""
+    """Return the table that compares the rules of thumb with the memory plan."""
 
     def write(rule: Rule, value: float) -> str:
         return format_bytes(value) if rule.unit == "bytes" else format_count(value)

@@ -10,7 +10,7 @@ from cubatch.units import format_count, format_percent, visible
 
 
 def by_extent(result: ExtentsResult) -> Grid:
-    """Return the table with one line per extent."""
+    """Return the table of a result for several extents, one row per extent."""
     axis, budget = visible(result.axis), result.token_budget
     columns = {
         axis: lambda item: format_count(item[0]),

@@ -80,7 +80,7 @@ def has_row(measurement: Measurement, result: BatchSizeResult) -> bool:
 
 
 def list_sizes(measurements: Sequence[Measurement]) -> str:
-    """Return the batch sizes in words, at most twelve of them."""
+    """Return the batch sizes as text: the first twelve, and the number of the rest."""
     sizes = [str(m.batch_size) for m in measurements]
     rest = len(sizes) - _MAX_LISTED
     return ", ".join(sizes) if rest <= 1 else f"{', '.join(sizes[:_MAX_LISTED])} and {rest} more"
