@@ -157,7 +157,7 @@ def _train(
     cell: Cell,
     progress: tuple[int, int],
 ) -> dict[str, Any]:
-    """Train one cell and return its results in JSON form; `progress` is (cells done, all cells)."""
+    """Train one cell and return its results; `progress` is (cells done, all cells)."""
     device, start = request.work.device, time.monotonic()
 
     def show(step: Step) -> None:
@@ -189,7 +189,7 @@ def _train(
 
 
 def summarize(policy: str, cell: Cell, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarize the runs of one batch size and policy: means of accuracy and loss, medians of the rest."""
+    """Return a row for a batch size and policy: means of accuracy and loss, medians of sharpness and seconds."""
     sharp = [run["sharpness"]["eigenvalue"] for run in runs if run["sharpness"] and run["sharpness"]["settled"]]
     losses = [run["training_loss"] for run in runs]
     return {
@@ -288,7 +288,7 @@ def points(rows: Sequence[Mapping[str, Any]], *, missing: int = 0) -> list[str]:
 
 
 def _undertrained(rows: Sequence[Mapping[str, Any]], policy: str) -> str:
-    """Return a sentence if the largest batch has not learned its training images either, else an empty string."""
+    """Return a sentence if the largest batch also has a higher training loss, else an empty string."""
     of_policy = {row["batch_size"]: row for row in rows if row["policy"] == policy and row["training_loss"] is not None}
     if len(of_policy) < 2 or BASE not in of_policy:  # noqa: PLR2004 - a pair
         return ""
