@@ -147,7 +147,7 @@ class Result:
     Attributes:
         case: The call.
         entries: cubatch kernels in the order of their rank, then the rivals.
-        roofline_seconds, bound: Least time by the data sheet, and the limit that it is.
+        roofline_seconds, bound: Least time by the data sheet, and what limits it: "compute" or "memory".
         sets: Sets of buffers that were rotated over; 0 if nothing was measured.
         l2: "cold" if the sets exceed the L2, else "warm".
         no_rival: Why the vendor has no entry; empty if it has one.

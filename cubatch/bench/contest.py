@@ -77,7 +77,7 @@ class Entrant:
 
     @property
     def is_known(self) -> bool:
-        """Whether the median is known well enough; throttled timings alone suffice at twice the usual number."""
+        """Whether the median needs no further timings: its interval is narrow, or there are enough timings."""
         if len(self.timings) >= MAX_ROUNDS:
             return True
         if all(timing.throttled for timing in self.timings):
