@@ -109,7 +109,8 @@ def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) 
         raise _OldSchema(str(path), words, "The next run renames it and begins a new one.")
     report = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if report != "ok":
-        raise _damage(report)
+        code = re.search(r"error code[ =](\d+)", report)  # of a read that failed; without one it is damage
+        raise _damage(report, int(code[1]) if code else sqlite3.SQLITE_CORRUPT)
     return False
 
 
@@ -118,9 +119,9 @@ def _has_magic(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def _damage(report: str) -> sqlite3.DatabaseError:
+def _damage(report: str, code: int = sqlite3.SQLITE_CORRUPT) -> sqlite3.DatabaseError:
     error = sqlite3.DatabaseError(report)
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    error.sqlite_errorcode = code
     return error
 
 

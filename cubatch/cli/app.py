@@ -7,6 +7,7 @@ sense, 130 interrupted.  Commands import heavy modules when they run, so that `c
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from typing import Annotated, Any
@@ -101,6 +102,9 @@ def _options(
     """Declare the options that stand before the name of a command, as in `cubatch --version`."""
 
 
+_STREAM_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
+
+
 def main() -> None:
     """
     Run the command line.
@@ -115,7 +119,7 @@ def main() -> None:
     try:
         command(prog_name="cubatch")
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None or error.errno not in _STREAM_ERRORS:
             raise
         console.say(f"cubatch: stdout cannot be written: {files.reason(error)}")
         console.abandon_stdout()

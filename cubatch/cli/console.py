@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cubatch import files
+from cubatch import files, whole_file
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.report.grid import NARROWEST, Grid
 from cubatch.units import visible
@@ -108,9 +108,16 @@ def is_terminal() -> bool:
 
 
 def write_text(option: str, path: str, text: str) -> None:
-    """Write a text file; raise InvalidData, which names the option, if that fails."""
+    """Write a text file atomically, a device or pipe directly; raise InvalidData, which names the option, if that fails."""
     with writing(option, path) as place:
-        place.write_text(text, encoding="utf-8")
+        there = Path(os.path.realpath(place))
+        if files.is_special(place) or not os.access(there.parent, os.W_OK):
+            place.write_text(text, encoding="utf-8")
+            return
+        with whole_file.replacing(there) as partial:
+            partial.write_text(text, encoding="utf-8")
+            if there.exists():
+                shutil.copymode(there, partial)
 
 
 @contextlib.contextmanager

@@ -91,7 +91,10 @@ def read(path: str | Path) -> Checkpoint | None:
         raise InvalidData(str(path), "is no checkpoint", _RESTART)
     if (version := fields.pop("version")) != VERSION:
         raise InvalidData(str(path), f"is a checkpoint of version {shown(version)}, this one reads {VERSION}", _RESTART)
-    return Checkpoint(**fields, losses=arrays.pop(_LOSSES).tolist(), arrays=arrays)
+    try:
+        return Checkpoint(**fields, losses=arrays.pop(_LOSSES).tolist(), arrays=arrays)
+    except (TypeError, KeyError) as error:
+        raise InvalidData(str(path), f"is a checkpoint with other fields ({error})", _RESTART) from error
 
 
 def resume(

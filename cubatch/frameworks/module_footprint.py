@@ -60,12 +60,10 @@ class ModuleFootprint(Shown):
     recurrent: tuple[str, ...]
 
     @classmethod
-    def of(cls, module: Any, mode: str, batch_size: int, walk: Walk, gpu: Device | None) -> ModuleFootprint:
-        """Return the footprint of a traced step of a module, on a GPU or without one."""
-        from torch import nn
-
-        name = type(module).__name__
-        recurrent = tuple(at or name for at, each in module.named_modules() if isinstance(each, nn.RNNBase))
+    def of(
+        cls, name: str, mode: str, batch_size: int, walk: Walk, gpu: Device | None, recurrent: tuple[str, ...]
+    ) -> ModuleFootprint:
+        """Return the footprint of a traced step, on a GPU or without one."""
         by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))
         workspace = allocator = overhead = 0
         if gpu is not None:

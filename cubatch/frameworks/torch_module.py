@@ -221,7 +221,12 @@ class TorchModule:
             device = self.device
         gpu = None if device is None or device.kind == "cpu" else device
         mode = MODES[self._kind.training]
-        return ModuleFootprint.of(self._bare, mode, batch_size, self.walk(batch_size, on_gpu=gpu is not None), gpu)
+        import torch
+
+        layers = self._module.named_modules()
+        recurrent = tuple(name or self.name for name, layer in layers if isinstance(layer, torch.nn.RNNBase))
+        walk = self.walk(batch_size, on_gpu=gpu is not None)
+        return ModuleFootprint.of(self.name, mode, batch_size, walk, gpu, recurrent)
 
     def largest(self, num_bytes: int, device: Device | None = None) -> int:
         """

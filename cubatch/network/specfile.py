@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,11 @@ def load_spec(path: str | Path) -> Spec:
     if not isinstance(path, str | os.PathLike):
         raise InvalidSpec("spec file", path, "the path of a .toml or .json file")
     path = Path(path)
-    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
+    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": _parsed_json}
     if path.suffix.lower() not in readers:
         raise InvalidSpec("spec file", str(path), "a .toml or .json file")
+    if files.is_special(path):  # a pipe would block
+        raise InvalidSpec("spec file", str(path), "a text file that can be read (it is no regular file)")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -75,7 +77,20 @@ def load_spec(path: str | Path) -> Spec:
         raise InvalidSpec("spec file", str(path), allowed) from None
     try:
         mapping = readers[path.suffix.lower()](text)
-    except ValueError as error:  # both decoders raise children of it
+    except (ValueError, RecursionError) as error:  # both decoders raise children of ValueError
         allowed = f"valid {path.suffix[1:].upper()} ({error})"
         raise InvalidSpec("spec file", str(path), allowed) from None
-    return from_mapping(mapping, name=printable(path.stem))
+    # Bytes of a file's name that are not UTF-8 become U+FFFD, since the name is printed and stored.
+    return from_mapping(mapping, name=printable(os.fsencode(path.stem).decode(errors="replace")))
+
+
+def _parsed_json(text: str) -> Any:
+    """Parse JSON; raise ValueError for a duplicate key in an object, whose first value would be lost."""
+    return json.loads(text, object_pairs_hook=_distinct)
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError(f"a key stands twice in an object: {', '.join(key for key, _ in pairs)}")
+    return values

@@ -354,10 +354,11 @@ def _read_run(database: sqlite3.Connection, run: int) -> StoredRun:
         "(SELECT count(*) FROM outcomes WHERE run = id) AS num_outcomes FROM runs WHERE id = ?",
         (run,),
     ).fetchone()
-    return StoredRun(**{
-        name: json.loads(value) if name in _JSON_COLUMNS and value is not None else value
-        for name, value in dict(row).items()
-    })  # fmt: skip
+    with _written_here():
+        return StoredRun(**{
+            name: json.loads(value) if name in _JSON_COLUMNS and value is not None else value
+            for name, value in dict(row).items()
+        })  # fmt: skip
 
 
 def _read_measured(database: sqlite3.Connection, run: int) -> Measured:
@@ -365,15 +366,26 @@ def _read_measured(database: sqlite3.Connection, run: int) -> Measured:
     timings = database.execute("SELECT * FROM timings WHERE run = ? ORDER BY rowid", (run,))
     outcomes = database.execute("SELECT * FROM outcomes WHERE run = ? ORDER BY batch_size", (run,))
     spent = database.execute("SELECT seconds_spent FROM runs WHERE id = ?", (run,)).fetchone()[0]
-    return Measured(
-        timings=tuple(
-            Timing(**{name: row[name] for name in _TIMING_COLUMNS}, **json.loads(row["facts"])) for row in timings
-        ),
-        outcomes=tuple(
-            Outcome(row["batch_size"], row["status"], row["stop_reason"], json.loads(row["facts"])) for row in outcomes
-        ),
-        seconds_spent=spent,
-    )
+    with _written_here():
+        return Measured(
+            timings=tuple(
+                Timing(**{name: row[name] for name in _TIMING_COLUMNS}, **json.loads(row["facts"])) for row in timings
+            ),
+            outcomes=tuple(
+                Outcome(row["batch_size"], row["status"], row["stop_reason"], json.loads(row["facts"]))
+                for row in outcomes
+            ),
+            seconds_spent=spent,
+        )
+
+
+@contextlib.contextmanager
+def _written_here() -> Iterator[None]:
+    """Raise sqlite3.DatabaseError for a row that is no record; a store that fails does not stop a measurement."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError) as error:
+        raise sqlite3.DatabaseError(f"a row is no record of cubatch: {error}") from error
 
 
 def _to_json(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sqlite3
 
@@ -120,6 +121,21 @@ def test_files_of_others_stay(file, tmp_path):
     ):
         with pytest.raises(StoreError, match=words):
             sqlite_file.connect(path, SCHEMA, version, on_replaced=lambda *_: pytest.fail("renamed"))
+
+
+def test_a_read_that_fails_is_no_damage(file, monkeypatch):
+    """`quick_check` reports it like damage, with the result code of the read (266): the file stays."""
+
+    class Failing(sqlite3.Connection):
+        def execute(self, statement, *values):
+            if statement.startswith("PRAGMA quick_check"):
+                return super().execute("SELECT 'Tree 4 page 4: unable to get the page. error code=266'")
+            return super().execute(statement, *values)
+
+    monkeypatch.setattr(sqlite_file.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Failing))
+    with pytest.raises(sqlite3.DatabaseError, match="unable to get") as caught:
+        sqlite_file.connect(file, SCHEMA, 1, on_replaced=lambda *_: pytest.fail("renamed"))
+    assert "reading or writing it failed" in sqlite_file.reason(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "."])

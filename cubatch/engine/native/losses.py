@@ -66,7 +66,7 @@ def softmax_cross_entropy(context: Context, given: SimpleNamespace) -> Any:
     check(np.float64, (1,), loss=loss)
     check(np.float32, (1,), scale=scale)
     rows, classes = _extents(logits)
-    share, blocks = 1 / (rows if given.count is None else given.count), row_blocks(rows, classes, context.device)
+    share, blocks = float(1 / (rows if given.count is None else given.count)), row_blocks(rows, classes, context.device)
     need = softmax_cross_entropy_workspace(rows, classes, context.device)
     losses = view(take_workspace(given.workspace, logits, need), (blocks,), np.float64)
     numbers = *_numbers(context, rows, classes), share, scale

@@ -123,7 +123,7 @@ def dropout(context: Context, given: SimpleNamespace) -> Any:
     check(np.uint8, x.shape, mask=mask.view(np.uint8))
     key = np.random.SeedSequence(given.seed).generate_state(2, np.uint32)
     step = in_memory(x, given.step, np.int32)
-    context.run("dropout", x, element_grid(x), x, y, mask, np.int64(x.size), float(p), 1 / (1 - p), step, *key)
+    context.run("dropout", x, element_grid(x), x, y, mask, np.int64(x.size), float(p), float(1 / (1 - p)), step, *key)
     return y, mask
 
 
@@ -132,5 +132,5 @@ def dropout_backward(context: Context, given: SimpleNamespace) -> Any:
     dy, mask, dx = given.dy, given.mask, given.out
     check(dy.dtype, dy=dy)
     check(np.uint8, dy.shape, mask=mask.view(np.uint8))
-    context.run("dropout_backward", dy, element_grid(dy), dy, mask, dx, np.int64(dy.size), 1 / (1 - given.p))
+    context.run("dropout_backward", dy, element_grid(dy), dy, mask, dx, np.int64(dy.size), float(1 / (1 - given.p)))
     return dx

@@ -1,8 +1,8 @@
 """
 Cache of compiled kernels: the machine code as a file, and a JSON file with its resources.
 
-Files are written whole, so processes may share the folder; damaged files are ignored.  The folder may be deleted at any
-time.
+Files are written whole, so processes may share the folder.  A file that cannot be read is ignored.  The folder may be
+deleted at any time.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def default_folder() -> Path:
 
 def load(folder: Path, key: str, *, code: bool = True) -> Cubin | None:
     """
-    Return a cached cubin; None if it is missing or damaged.
+    Return a cached cubin; None if it is missing or its JSON cannot be read.
 
     Args:
         key: Key of `save`.
@@ -78,14 +78,12 @@ def load(folder: Path, key: str, *, code: bool = True) -> Cubin | None:
         path = place / f"{key}.cubin"
         try:
             facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            resources = {entry: Resources(**values) for entry, values in facts["resources"].items()}
+            cubin = Cubin(path, facts["nvrtc"], resources, facts["log"])
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
             continue
         if path.exists() or not code:
-            names = [field.name for field in attrs.fields(Resources)]
-            resources = {
-                entry: Resources(*(values[name] for name in names)) for entry, values in facts["resources"].items()
-            }
-            return Cubin(path, facts["nvrtc"], resources, facts["log"])
+            return cubin
     return None
 
 

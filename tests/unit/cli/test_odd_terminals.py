@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cubatch
-from cubatch.cli import console
+from cubatch.cli import app, console
 from cubatch.network.layers import ReLU
 from cubatch.report.grid import Grid
 from tests.unit.commands import on_a_terminal
@@ -43,6 +43,32 @@ def test_a_full_disk_behind_json_is_one_line_and_no_mistake_of_the_user():
     code, out, err = cubatch_says("models --json /dev/full")
     assert (code, b"resnet50" in out) == (1, True)
     assert err == "cubatch: /dev/full: --json cannot be written: No space left on device\n"
+
+
+def test_a_file_that_cannot_be_replaced_is_left_as_it_was(tmp_path):
+    """No file may grow here: the old content and its permissions stay, and no partial file is left."""
+    kept = tmp_path / "a.json"
+    kept.write_text("before")
+    kept.chmod(0o600)
+    command = f'exec "{sys.executable}" -m cubatch models --json "{kept}"'
+    limited = ["bash", "-c", f"ulimit -f 0; {command}"]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, kept.read_text(), list(tmp_path.iterdir())) == (1, "before", [kept])
+    assert "a.json: --json cannot be written: File too large" in done.stderr
+    subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, check=True)
+    assert json.loads(kept.read_text())["models"]
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_error_of_a_connection_is_none_of_stdout(monkeypatch):
+    """An OSError without a file, as of a scheduler that ended, is raised as it is."""
+
+    def fail(**_):
+        raise OSError("stream is closed")
+
+    monkeypatch.setattr(app.typer.main, "get_command", lambda _: fail)
+    with pytest.raises(OSError, match="stream is closed"):
+        app.main()
 
 
 @pytest.mark.parametrize("line", ["models --json - >&-", "models >&- 2>&-"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
 from cubatch import models
@@ -51,19 +54,24 @@ def test_as_many_inputs_as_are_allowed_are_allowed(make):
 
 
 def test_a_spec_file_must_be_readable(tmp_path):
-    """A folder, and no file."""
+    """A folder, a pipe, and no file."""
+    os.mkfifo(tmp_path / "pipe.json")
     folder = tmp_path / "folder.json"
     folder.mkdir()
-    for path in (folder, tmp_path / "none.json"):
+    for path in (folder, tmp_path / "pipe.json", tmp_path / "none.json"):
         with pytest.raises(InvalidSpec, match="a text file that can be read") as caught:
             load_spec(path)
         assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".json"])
-@pytest.mark.parametrize("text", ["input_shape = [", "[1, 2]", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["input_shape = [", "[1, 2]", "", '{"a":' * 100_000, '{"layers": 1, "layers": 2}'],
+    ids=lambda text: text[:12],
+)
 def test_a_spec_file_of_nonsense_is_refused(tmp_path, suffix, text):
-    """What is neither TOML nor JSON nor a spec."""
+    """What is neither TOML nor JSON nor a spec, 100 000 levels, and a key that stands twice."""
     path = tmp_path / f"net{suffix}"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidSpec) as caught:
@@ -77,6 +85,15 @@ def test_what_is_no_path_is_refused_as_such(path):
     with pytest.raises(InvalidSpec) as caught:
         load_spec(path)
     assert caught.value.field == "spec file"
+
+
+def test_a_file_whose_name_is_no_text_still_names_its_network(tmp_path):
+    """Control characters and bytes that are not UTF-8 are legal in file names, and are written out."""
+    for name, title in ((b"a\x1b[2J.json", r"a\x1b[2J"), (b"\xff.json", "\ufffd")):
+        path = os.fsencode(tmp_path) + b"/" + name
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of bytes
+            json.dump(network(), file)
+        assert load_spec(os.fsdecode(path)).name == title
 
 
 def test_what_imports_call_layers_is_made_printable():

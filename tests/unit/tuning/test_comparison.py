@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 
 import pytest
@@ -95,11 +94,3 @@ def test_what_predict_refuses_is_refused_alike(options):
     with pytest.raises(type(alone.value)) as caught:
         cubatch.compare("lenet5", ["t4", "a40"], **options)
     assert str(caught.value) == str(alone.value)
-
-
-@pytest.mark.parametrize("name", ["batch_sizes", "anchors"])
-def test_a_list_without_an_end_is_refused(name):
-    """As `predict` does: it holds more than is allowed."""
-    with pytest.raises(InvalidArgument) as caught:
-        cubatch.compare("lenet5", ["t4"], **{name: itertools.repeat(64)})
-    assert caught.value.field == name

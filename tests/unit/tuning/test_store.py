@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sqlite3
 import tempfile
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.errors import InvalidArgument
+from cubatch.errors import InvalidArgument, StoreError
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import store
 from cubatch.tuning.notes import note
@@ -66,6 +67,21 @@ def test_ladder_and_limit_come_back_with_the_first_timing(path):
     with begin(path) as run:
         assert run.ladder == tuple(ladder)
         assert run.limit == {"limit_bytes": 9000}
+
+
+@pytest.mark.parametrize("facts", ["{bad", '{"unknown": 1}'])
+def test_a_row_that_is_no_record_stops_no_measurement(path, facts):
+    """The run goes on without a store and says so; to show the row is an error that names the file."""
+    with begin(path) as run:
+        run.timing(timing())
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE timings SET facts = ?", (facts,))
+        database.commit()
+    with pytest.warns(UserWarning, match="Timings are not cached"), begin(path) as run:
+        assert run.earlier.timings == ()
+        assert not run.is_kept
+    with pytest.raises(StoreError, match=path.name):
+        store.show(path, 1)
 
 
 def test_a_round_is_kept_once(path):
