@@ -18,7 +18,7 @@ from benchmarks.modules import zoo
 from cubatch import TuningResult
 
 with contextlib.suppress(ImportError):  # first: Lightning and Transformers import it where it is installed
-    zoo._torchvision()  # noqa: SLF001 - its import works with any build of PyTorch
+    zoo.torchvision_package()  # its import works with any build of PyTorch
 import lightning.pytorch as pl
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 

@@ -60,7 +60,7 @@ def build(name: str) -> nn.Module:
     """Make a module by its name here."""
     if name in TRANSFORMERS:
         return {"encoder": Encoder, "decoder": Decoder}[name]()
-    models = _torchvision().models
+    models = torchvision_package().models
     if name == "vit":
         return models.VisionTransformer(
             image_size=IMAGE[1], patch_size=8, num_layers=6, num_heads=4, hidden_dim=_WIDTH, mlp_dim=4 * _WIDTH
@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Callable[[], nn.Module]:
     return functools.partial(build, name)
 
 
-def _torchvision() -> ModuleType:
+def torchvision_package() -> ModuleType:
     """
     Import torchvision, also with a PyTorch without CUDA.
 

@@ -93,7 +93,7 @@ def torchvision_module(model: str, mode: str, side: int) -> Workload:
         from benchmarks.modules import zoo
 
         torch.manual_seed(0)
-        return getattr(zoo._torchvision().models, model)(weights=None)  # noqa: SLF001 - its import works with any build of PyTorch
+        return getattr(zoo.torchvision_package().models, model)(weights=None)
 
     def tune(budget: float) -> Any:
         return cb.autotune_module(

@@ -108,7 +108,7 @@ def is_terminal() -> bool:
 
 
 def write_text(option: str, path: str, text: str) -> None:
-    """Write a text file atomically, a device or pipe directly; raise InvalidData, which names the option, if that fails."""
+    """Write a text file atomically, a device or pipe directly; InvalidData names the option if that fails."""
     with writing(option, path) as place:
         there = Path(os.path.realpath(place))
         if files.is_special(place) or not os.access(there.parent, os.W_OK):

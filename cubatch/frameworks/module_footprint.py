@@ -61,7 +61,7 @@ class ModuleFootprint(Shown):
 
     @classmethod
     def of(
-        cls, name: str, mode: str, batch_size: int, walk: Walk, gpu: Device | None, recurrent: tuple[str, ...]
+        cls, name: str, mode: str, batch_size: int, walk: Walk, gpu: Device | None, *, recurrent: tuple[str, ...]
     ) -> ModuleFootprint:
         """Return the footprint of a traced step, on a GPU or without one."""
         by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))

@@ -226,7 +226,7 @@ class TorchModule:
         layers = self._module.named_modules()
         recurrent = tuple(name or self.name for name, layer in layers if isinstance(layer, torch.nn.RNNBase))
         walk = self.walk(batch_size, on_gpu=gpu is not None)
-        return ModuleFootprint.of(self.name, mode, batch_size, walk, gpu, recurrent)
+        return ModuleFootprint.of(self.name, mode, batch_size, walk, gpu, recurrent=recurrent)
 
     def largest(self, num_bytes: int, device: Device | None = None) -> int:
         """
