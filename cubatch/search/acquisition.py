@@ -48,7 +48,7 @@ class AcquisitionInputs:
 
 
 def draw_losses(inputs: AcquisitionInputs) -> Array:
-    """Return the loss of stopping now beyond the tolerance, in draws from the posterior."""
+    """Return random draws of the log loss of stopping now, beyond the tolerance; 0 where nothing would be lost."""
     random = np.random.default_rng(0)  # the same draws each time: decisions are reproducible
     count = len(inputs.value)
     root = np.linalg.cholesky(inputs.posterior.covariance + _JITTER * np.eye(count))

@@ -15,13 +15,13 @@ _FAR = 2.0  # factor between two sizes from which their geometric mean is the mi
 
 
 def is_closed(low: int, high: int) -> bool:
-    """Return whether the gap between a size within a limit and a size beyond it is closed."""
+    """Return whether two sizes are too close for a trial between them: they differ by at most 2 % or 1."""
     return high - low <= max(1, int(CLOSED * low))
 
 
 def next_size(low: int, high: int, guess: float | None = None, multiple: int = 1) -> int | None:
     """
-    Return the next size to try in the gap: the guess if it narrows the gap well, else the middle.
+    Return the next size to try between two sizes: near the guess if there is one, else in the middle.
 
     Args:
         low: The largest size within the limit.

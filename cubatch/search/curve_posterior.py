@@ -73,22 +73,22 @@ class CurvePosterior:
 
     @property
     def sd(self) -> Array:
-        """Standard deviation by size: a relative error of the cost where it is small."""
+        """Standard deviation of the log cost, by size; about the relative error of the cost where it is small."""
         return np.sqrt(np.diag(self.covariance))
 
     def __contains__(self, n: object) -> bool:
         return n in self.sizes
 
     def place(self, n: int) -> int:
-        """Return the position of a size."""
+        """Return the position of a size in `sizes`."""
         return int(np.searchsorted(self.sizes, n))
 
     def cost(self, n: int) -> float:
-        """Return the expected cost of a step of a size."""
+        """Return the expected cost of a step of a size, in seconds or joules."""
         return math.exp(self.mean[self.place(n)])
 
     def interval(self, n: int) -> tuple[float, float]:
-        """Return the 90 % interval of that cost."""
+        """Return the 90 % interval (low, high) of the cost of a step of a size, in seconds or joules."""
         middle, half = float(self.mean[self.place(n)]), Z_90 * float(self.sd[self.place(n)])
         return math.exp(middle - half), math.exp(middle + half)
 
@@ -148,7 +148,7 @@ def fit_curve(
 
 
 class _Process:
-    """A Gaussian process: its likelihood under each shape, and its prediction."""
+    """A Gaussian process of the log cost: its likelihood under each prior mean curve, and its prediction."""
 
     def __init__(
         self,
@@ -170,14 +170,14 @@ class _Process:
         self.cross_covariance = _covariance(measured, predicted, smooth, steps)  # (measured, predicted)
 
     def covariance(self) -> Array:
-        """Return the posterior covariance of the predicted costs."""
+        """Return the posterior covariance matrix of the log costs at the predicted sizes."""
         half = np.linalg.solve(self._factor, self.cross_covariance)
         explained: Array = half.T @ half
         return _covariance(self._predicted, self._predicted, self._smooth, self._steps) - explained
 
 
 def _covariance(a: Array, b: Array, smooth: float, steps: float) -> Array:
-    """Return the prior covariance between two lists of sizes, which share the unknown scale of the curve."""
+    """Return the matrix of prior covariances of the log cost between two lists of sizes."""
     octaves = np.abs(np.log2(a)[:, None] - np.log2(b)[None])
     bend = np.sqrt(3.0) * octaves / SMOOTH_OCTAVES
     covariance: Array = (
@@ -189,7 +189,7 @@ def _covariance(a: Array, b: Array, smooth: float, steps: float) -> Array:
 
 
 def _shapes(sizes: Array) -> Array:
-    """Return the log cost at each size by each shape, up to a constant of the shape."""
+    """Return the prior mean curves of the log cost, log(knee + size): a row per size, a column per knee."""
     shapes: Array = np.log(KNEES[None] + sizes[:, None])
     return shapes
 

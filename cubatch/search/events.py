@@ -75,7 +75,7 @@ class EventReporter:
         self.failed: Exception | None = None
 
     def report(self, kind: str, batch_size: int | None, message: str, number: int, state: SearchState | None) -> None:
-        """Report an event, with the best size of this state."""
+        """Pass an event to the progress function, with the best size and the possible gain by this state."""
         if self._progress is None or self.failed is not None:
             return
         best = state.recommended if state is not None else None

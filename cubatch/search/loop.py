@@ -193,7 +193,7 @@ class _Run:
         return [n for n in self.candidates if n not in self.outcomes]
 
     def search(self) -> None:
-        """Measure the sizes that the rules name until they name none; then set the outcome of every size."""
+        """Run trials until none is worth its time or the budget is spent; then set the outcome of every size."""
         while True:
             while self.open and (step := self.next()):
                 if len(step) > 1 or step[0] in self.state.measured:
@@ -232,7 +232,7 @@ class _Run:
             return trial_rules.next_trials(self.state)
 
     def next_round(self, rounds: int) -> list[int]:
-        """Return the sizes with the fewest trials, shuffled; none once all have had a trial in each round."""
+        """Return the sizes with the fewest trials in random order; an empty list if each has had `rounds` trials."""
         trials = {n: count_trials(self.timings[n]) for n in self.open}
         least = min(trials.values())
         due = [n for n in self.open if trials[n] == least] if least < rounds else []
@@ -241,21 +241,21 @@ class _Run:
 
     @functools.cached_property
     def blas(self) -> ThreadpoolController | None:
-        """The BLAS libraries of this process; None if the process has no file descriptor left to list them."""
+        """Control of this process's BLAS threads; None if no file descriptor is left to list the libraries."""
         with contextlib.suppress(OSError):
             return ThreadpoolController()
         return None
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Compute with NumPy's usual error handling, and on one BLAS thread."""
+        """Limit BLAS to one thread and use NumPy's default error handling in the block."""
         # Idle BLAS threads spin for about 0.1 s and would disturb the next timing.
         limited = self.blas.limit(limits=1, user_api="blas") if self.blas else contextlib.nullcontext()
         with limited, usual_errors():
             yield
 
     def compute_state(self) -> SearchState:
-        """Return a state of all that is known now."""
+        """Return the estimates from all timings and outcomes so far."""
         prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
         around = self.stopwatch.around_seconds if self.stopwatch else 0.0
         left = self.budget.left()
@@ -293,7 +293,7 @@ class _Run:
     # --- a trial ---
 
     def run_trial(self, n: int) -> None:
-        """Run a trial of a size; its error becomes its outcome, or is retried once."""
+        """Run a trial of a size; after an error, repeat the trial once or make the error the size's outcome."""
         if n in self.outcomes:
             return
         if n not in self.candidates and self.extend is not None:
@@ -353,7 +353,7 @@ class _Run:
         return self.candidates[n].predicted_seconds
 
     def expected_seconds(self, n: int) -> float | None:
-        """Return the seconds of a step expected from smaller sizes, by their best rate or a line through two."""
+        """Return the least step time in seconds that smaller sizes suggest; None if none of them was measured."""
         rates = [seconds / size for size, seconds in self.state.seconds.items() if size < n]
         by_line = [self.likely_seconds(n)] if len(rates) > 1 and n in self.state.sizes else []
         return min([*(n * rate for rate in rates), *filter(None, by_line)], default=None)
@@ -384,7 +384,7 @@ class _Run:
 
     def fail(self, n: int, error: Exception, stopwatch: Stopwatch) -> None:
         """
-        Release a failed candidate, and either try it once more or set its outcome.
+        Release the memory of a failed trial, and either repeat the trial once or set the size's outcome.
 
         A size that has run before can run, and another process may have killed a worker: both are tried once more.  A
         size with timings that fails again is judged by its timings.
@@ -409,7 +409,7 @@ class _Run:
             self.finish(failure)
 
     def finish(self, outcome: Outcome, facts: Mapping[str, object] | None = None) -> None:
-        """Record the outcome of a size with these facts added, and what its trials took in addition to timings."""
+        """Record the outcome of a size, with these facts and the seconds that its trials spent besides timings."""
         n, spent = outcome.batch_size, self.stopwatch.spent.get(outcome.batch_size) if self.stopwatch else None
         more = {**(facts or {}), **(attrs.asdict(spent) if spent else {})}
         self.outcomes[n] = attrs.evolve(outcome, facts={**outcome.facts, **more})
@@ -439,7 +439,7 @@ def _describe_failure(n: int, error: Exception) -> Outcome:
 
 def _release_runner(runner: Runner, error: Exception, *, restart: bool) -> None:
     """
-    Free the memory of a failed runner, and restart a worker process that may be broken, or for a second try.
+    Free the memory of a failed runner; restart its worker process if `restart` is set or the process may be broken.
 
     After a fault on a GPU every later call in its context fails; running out of memory leaves the context usable.
     """

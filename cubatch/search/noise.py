@@ -45,7 +45,7 @@ FREEDOM = 4.0  # degrees of freedom of Student's t, by which trials of one size 
 
 
 def usable(timings: Iterable[Timing]) -> list[Timing]:
-    """Return the timings at full clock; all of them where every one was throttled."""
+    """Return the timings at full clock; all timings if every one was throttled."""
     every = list(timings)
     return [timing for timing in every if not timing.throttled] or every
 
@@ -56,7 +56,7 @@ def count_trials(timings: Iterable[Timing]) -> int:
 
 
 def has_cost(timings: Iterable[Timing], goal: Goal) -> bool:
-    """Return whether a usable timing has what the goal compares."""
+    """Return whether any usable timing has the value that the goal compares: joules for energy, else seconds."""
     return any(_cost(timing, goal) is not None for timing in usable(timings))
 
 
@@ -67,7 +67,7 @@ def _cost(timing: Timing, goal: Goal) -> float | None:
 @attrs.frozen
 class Noise:
     """
-    Hold the estimated spreads of a run, as shares.
+    Hold the noise model of a run. Standard deviations and variances are those of log times.
 
     Attributes:
         timing: Standard deviation between timings of one trial.
@@ -97,7 +97,7 @@ class Noise:
         return self.reference_batch_size is not None
 
     def variance(self, timings: int, trials: int = 1) -> float:
-        """Return the variance of a size's estimate from a number of timings and trials."""
+        """Return the variance of a size's log cost estimated from this number of timings and trials."""
         own = (MEDIAN_SD * self.timing) ** 2 / timings + self.trial**2 / trials
         return own + _outlier_share(timings, self.outliers) * OUTLIER_SD**2
 
@@ -199,7 +199,7 @@ def _outlier_share(timings: int, share: float) -> float:
 
 
 def _host_shift(timing: Timing, noise: Noise) -> float | None:
-    """Return the log of a timing's reference seconds over their median in the run; None without a reference step."""
+    """Return the log of a timing's reference seconds over the run's median ones; None without a reference step."""
     seconds = timing.reference_seconds
     if seconds is None or noise.reference_seconds is None or timing.reference_batch_size != noise.reference_batch_size:
         return None
@@ -231,7 +231,7 @@ def _trials(timings: Sequence[Timing], noise: Noise, goal: Goal) -> _Trials | No
 
 
 def _variance_of(timing: Timing, shift: float | None, noise: Noise) -> float:
-    """Return the variance of one timing: more where the host changed between its two reference blocks."""
+    """Return the variance of the log of one timing; larger if the host's speed changed during the timing."""
     change = 0.0
     if shift is not None and timing.reference_after_seconds and timing.reference_before_seconds:
         change = 0.5 * noise.slope * math.log(timing.reference_after_seconds / timing.reference_before_seconds)
@@ -239,7 +239,7 @@ def _variance_of(timing: Timing, shift: float | None, noise: Noise) -> float:
 
 
 def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the value at which half of the weight is reached, between the two nearest values."""
+    """Return the weighted median of values, interpolated between the two nearest ones."""
     order = np.argsort(values)
     ordered, weight = np.array(values)[order], np.array(weights)[order]
     reached = (np.cumsum(weight) - 0.5 * weight) / weight.sum()
@@ -270,14 +270,14 @@ def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise,
 
 
 def _sd_without_farthest(values: Sequence[float]) -> float:
-    """Return the standard deviation by mean distances, without the value that is farthest from the median."""
+    """Return the standard deviation of values without the one farthest from the median, by mean distances."""
     middle = median(values)
     nearest = sorted(values, key=lambda value: abs(value - middle))[: max(2, len(values) - 1)]
     return MEAN_TO_SD * fmean(_distances(nearest) or [0.0])
 
 
 def _distances(values: Sequence[float]) -> list[float]:
-    """Return the distances of all pairs over the square root of 2, whose spread is that of the values."""
+    """Return the absolute difference of each pair of values, divided by the square root of 2."""
     return [abs(a - b) / math.sqrt(2) for a, b in itertools.combinations(values, 2)]
 
 

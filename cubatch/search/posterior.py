@@ -45,7 +45,7 @@ class Posterior:
 
     @property
     def reference(self) -> dict[str, Any] | None:
-        """Batch size and median seconds of the reference step; None without one."""
+        """The reference step as `batch_size` and median `seconds`; None without a reference step."""
         if self.noise.reference_batch_size is None:
             return None
         return {"batch_size": self.noise.reference_batch_size, "seconds": self.noise.reference_seconds}
@@ -72,14 +72,14 @@ class Posterior:
         return self.seconds.cost(n), self.seconds.interval(n)
 
     def joules_of(self, n: int, timings: Sequence[Timing]) -> float | None:
-        """Return the joules of a step: the posterior mean if energy is the objective, else the median timing."""
+        """Return the joules of a step: posterior mean if energy is the objective, else median; None if not measured."""
         if self.goal.objective == "energy" and self.cost is not None and n in self.cost:
             return self.cost.cost(n)
         read = [timing.joules for timing in timings if timing.joules is not None]
         return median(read) if read else None
 
     def cost_interval(self, n: int) -> Interval | None:
-        """Return the 90 % interval of a size's `Goal.cost`; None where it was not measured."""
+        """Return the 90 % interval (low, high) of a size's cost, see `Goal.cost`; None if it was not measured."""
         if self.cost is None or n not in self.cost:
             return None
         low, high = self.cost.interval(n)

@@ -47,7 +47,7 @@ def is_round(n: int) -> bool:
 
 
 def is_favored(candidate: Candidate) -> bool:
-    """Return whether a size may be recommended on equal terms: a round one, or one with a hardware reason."""
+    """Return whether a size is round, or is a candidate because of the hardware or a request of the user."""
     return is_round(candidate.batch_size) or any(reason.startswith(_HARDWARE) for reason in candidate.reasons)
 
 
@@ -65,7 +65,7 @@ def recommend(
         curve: Posterior of the log step cost.
         feasible: The measured sizes within every limit.
         goal: Objective and tolerance.
-        favored: Sizes that may be recommended on equal terms; None: all.
+        favored: Sizes that need not beat their neighbors to be recommended; None: all sizes.
     """
     places = {n: curve.place(n) for n in sorted(feasible)}
     is_latency = goal.objective == "latency"

@@ -39,11 +39,11 @@ class SearchInputs:
     Attributes:
         goal: Objective and limits.
         ladder: Sizes that may be measured.
-        favored: Sizes that may be recommended on equal terms; others must beat their favored neighbors clearly.
+        favored: Sizes that need not beat their neighbors to be recommended; None: all. Others must beat them clearly.
         model: Predicted seconds of a step, by size; None without a prediction.
         timings: The timings, by size; also of sizes that are not in the ladder.
         closed: Sizes that are not measured again.
-        failed: Status of the sizes among them that failed, by memory or otherwise, and never ran.
+        failed: Status of the closed sizes that failed, for lack of memory or otherwise, and never ran.
         trial_seconds: Function that returns the seconds of a trial from a size and its seconds of a step.
         left, budget: Seconds left, and seconds in all.
         extends: Whether sizes outside the ladder may be measured.
@@ -98,7 +98,7 @@ class SearchState:
         self.fastest: int | None = best.fastest if best else None
 
     def is_feasible(self, n: int) -> bool:
-        """Return whether a measured size may be recommended."""
+        """Return whether a measured size may be recommended: it did not fail, and keeps the latency limit."""
         limit = self.goal.latency_limit
         return n not in self.inputs.failed and (limit is None or self.seconds[n] <= limit)
 
@@ -119,7 +119,7 @@ class SearchState:
         return sorted(known | (allowed - set(inputs.closed)))
 
     def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
-        """Return False if an error is likely, because sizes with the same divisors raised errors."""
+        """Return whether a size is likely to run; False if sizes with the same divisors raised errors."""
         if not self.inputs.extends:
             return True
         ran = [size for size in self.measured if size not in self.inputs.failed]
@@ -143,18 +143,22 @@ class SearchState:
 
     @functools.cached_property
     def step_seconds(self) -> Array:
-        """Expected seconds of a step, by size."""
+        """Expected seconds of a step of each of `sizes`."""
         return np.exp((self._fitted.seconds or self.posterior).mean)
 
     @functools.cached_property
     def trial_seconds(self) -> Array:
-        """Expected seconds of a trial, by size."""
+        """Expected seconds of a trial of each of `sizes`."""
         pairs = zip(self.sizes, self.step_seconds, strict=True)
         return np.array([self.inputs.trial_seconds(n, float(seconds)) for n, seconds in pairs])
 
     @functools.cached_property
     def feasibility(self) -> Array:
-        """Probability that a size runs within the latency limit; 0 where the budget does not hold a trial."""
+        """
+        Probability of each of `sizes` that it runs within the latency limit.
+
+        It is 0 for an unmeasured size whose trial the budget does not hold, and on a CPU for one that is not favored.
+        """
         in_reach = self.trial_seconds <= self.affordable_seconds
         if self.noise.is_paired and self.inputs.favored is not None:  # on a CPU only round sizes win
             in_reach &= np.isin(self.sizes, list(self.inputs.favored))
@@ -162,17 +166,17 @@ class SearchState:
 
     @functools.cached_property
     def run_probability(self) -> Array:
-        """Probability that a size runs within the latency limit, by size, for any budget."""
+        """Probability of each of `sizes` that it runs within the latency limit, regardless of the budget."""
         top = max((n for n in self.measured if n not in self.inputs.failed), default=0)
         return np.array([self._runs(n, top) * self._keeps_limit(place) for place, n in enumerate(self.sizes)])
 
     @functools.cached_property
     def bounding_failures(self) -> set[int]:
-        """Failed sizes above which larger sizes are expected to fail too: by memory, or a hang."""
+        """Sizes that ran out of memory or hung: larger sizes are expected to fail too."""
         return set(self.inputs.failed) - self._errors
 
     def _runs(self, n: int, top: int) -> float:
-        """Return the probability that a size runs: memory mostly, but not always, grows with the size."""
+        """Return the probability that a size runs, by the failed sizes and the largest that ran (`top`)."""
         if n in self.measured or n < top:
             return 1.0
         if any(top < size < n and status == "timeout" for size, status in self.inputs.failed.items()):
@@ -213,12 +217,12 @@ class SearchState:
 
     @functools.cached_property
     def losses(self) -> Array:
-        """The loss of stopping now, in draws from the posterior."""
+        """Random draws of the log loss of stopping now, beyond the tolerance, among sizes within the budget."""
         return acquisition.draw_losses(self.acquisition_inputs)
 
     @functools.cached_property
     def unbounded_losses(self) -> Array:
-        """The same for an unlimited budget; an exhausted budget leaves no loss that a trial could avoid."""
+        """Random draws of the log loss of stopping now, beyond the tolerance, among sizes of any cost."""
         return acquisition.draw_losses(attrs.evolve(self.acquisition_inputs, feasibility=self.run_probability))
 
     def gain(self, n: int) -> float:
@@ -238,12 +242,12 @@ class SearchState:
         return [sizes[place] for place in default_rng((self.inputs.seed, count)).permutation(len(sizes))]
 
     def affordable(self, n: int, share: float = 1.0) -> bool:
-        """Return whether a trial of a size takes at most this share of the affordable seconds."""
+        """Return whether a trial of a size is expected to take at most this share of `affordable_seconds`."""
         return bool(self.trial_seconds[self.place(n)] <= share * self.affordable_seconds[self.place(n)])
 
     @functools.cached_property
     def affordable_seconds(self) -> Array:
-        """Seconds that a trial may take, by size: the time left, or a part of it for steps longer than any measured."""
+        """Seconds that a trial of each of `sizes` may take: the time left, or a share of it for much longer steps."""
         longest = max(self.seconds.values(), default=0.0)
         return np.where(self.step_seconds > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.inputs.left
 
@@ -253,8 +257,8 @@ def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: 
     Return whether a size may run, by what sizes that ran have in common and the failed ones lack.
 
     Two rules are considered: all accepted sizes are multiples of one number, or all divide one number.  A rule that
-    contradicts the failures is ignored.  Only a failure between sizes that ran is a sign of a rule: others may be the
-    end of what the workload takes.
+    contradicts the failures is ignored.  Only a failure between sizes that ran is a sign of a rule: other
+    failures may show the largest or smallest size of the workload.
 
     Args:
         n: The size.

@@ -58,7 +58,7 @@ def next_trials(state: SearchState) -> list[int]:
 
 def first(state: SearchState) -> list[int]:
     """
-    Return the smallest size, or the best predicted size if even the smallest is expensive.
+    Return the first size to measure: the smallest, or the best predicted one if the smallest is expensive.
 
     By the objective latency the smallest size is the fastest.
     """
@@ -74,13 +74,13 @@ def first(state: SearchState) -> list[int]:
 
 
 def try_requested(state: SearchState) -> list[int]:
-    """Return the smallest requested size that was not measured."""
+    """Return the smallest affordable requested size that was not measured; an empty list if there is none."""
     waiting = [n for n in state.inputs.requested if n not in state.inputs.closed and n not in state.measured]
     return [n for n in sorted(waiting) if state.affordable(n)][:1]
 
 
 def try_smaller(state: SearchState) -> list[int]:
-    """Return the smallest size, if all measured sizes exceed the latency limit; measured again if it had one trial."""
+    """Return the smallest size to try, first or again, if no measured size may be recommended; else an empty list."""
     if state.recommended is not None:
         return []
     least = min(state.measured)
@@ -91,7 +91,7 @@ def try_smaller(state: SearchState) -> list[int]:
 
 
 def bisect_latency(state: SearchState) -> list[int]:
-    """Return a size between the largest within the latency limit and the smallest beyond it."""
+    """Return a size between the largest within the latency limit and the smallest beyond it, if it is worth a trial."""
     limit = state.goal.latency_limit
     if limit is None or state.recommended is None or state.goal.objective == "latency":
         return []
@@ -115,7 +115,7 @@ def bisect_latency(state: SearchState) -> list[int]:
 
 
 def bisect_memory(state: SearchState) -> list[int]:
-    """Return a size between the largest that ran and the smallest that ran out of memory or failed otherwise."""
+    """Return a size between the largest that ran and the smallest larger one that failed, if it is worth a trial."""
     able = [n for n in state.measured if state.is_feasible(n)]
     if not able or state.goal.objective == "latency":
         return []
@@ -132,7 +132,7 @@ def bisect_memory(state: SearchState) -> list[int]:
 
 def _in_gap(state: SearchState, low: int, high: int, guess: float | None) -> list[int]:
     """
-    Return a size in the gap of a limit, if the curve rises there and the budget holds a trial.
+    Return a size between two sizes around a limit, if the objective rises there and the budget holds a trial.
 
     Where it rises by less than the tolerance, only a cheap trial is worth it.
     """
@@ -152,7 +152,7 @@ def _in_gap(state: SearchState, low: int, high: int, guess: float | None) -> lis
 
 
 def bisect_lowest(state: SearchState) -> list[int]:
-    """Bisect the ladder, by the objective latency, for the largest size within the allowed time."""
+    """Return the next sizes to time, by the objective latency, to find the largest within the tolerance."""
     if state.goal.objective != "latency" or state.fastest is None:
         return []
     allowed = state.goal.allowed(state.seconds[state.fastest])
@@ -172,14 +172,14 @@ def bisect_lowest(state: SearchState) -> list[int]:
 
 
 def _is_unsure(state: SearchState, n: int, allowed: float) -> bool:
-    """Return whether it is uncertain on which side of a bound a size lies."""
+    """Return whether it is uncertain if a step of a size takes longer than the allowed seconds."""
     timings = state.measured[n]
     sd = math.sqrt(state.noise.variance(len(usable(timings)), count_trials(timings)))
     return n != state.fastest and abs(math.log(state.seconds[n] / allowed)) < Z_90 * sd
 
 
 def learn(state: SearchState) -> list[int]:
-    """Return the size with the largest expected gain per second, or the contenders of a round."""
+    """Return the unmeasured size with the largest expected gain per second, or measured sizes for a new round."""
     if state.recommended is None or state.goal.objective == "latency":
         return []
     if state.losses.mean() < KNOWN * state.tolerance:
@@ -219,13 +219,13 @@ def probe_neighbors(state: SearchState) -> list[int]:
 
 
 def confirm(state: SearchState) -> list[int]:
-    """Return the recommended size or one to compare it with, while it lacks a second trial or timings."""
+    """Return the recommended or the user's current size, if it lacks a second trial or timings; else an empty list."""
     waiting = [n for n in _compared(state) if n not in state.inputs.closed and timings_wanted(state, n)]
     return [n for n in waiting if state.affordable(n)][:1]
 
 
 def timings_wanted(state: SearchState, n: int) -> int:
-    """Return the number of timings that the recommended size, or one to compare it with, still lacks."""
+    """Return the number of timings that the recommended or the user's current size lacks; 0 for other sizes."""
     if n not in _compared(state):
         return 0
     timings = state.measured[n]
@@ -241,6 +241,6 @@ def _compared(state: SearchState) -> list[int]:
 
 
 def trials_wanted(state: SearchState, n: int) -> int:
-    """Return how often a size is timed before it is recommended: once more if its first two trials disagree."""
+    """Return the number of trials that a size needs to be recommended: one more if its trials disagree."""
     costs = trial_costs(state.measured[n], state.noise, state.goal)
     return CONFIRM_TRIALS + (len(costs) > 1 and max(costs) - min(costs) > DISAGREE)

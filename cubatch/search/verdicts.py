@@ -22,7 +22,7 @@ def judge_sizes(state: SearchState) -> list[Outcome]:
 
 
 def _judge_measured(state: SearchState, n: int) -> Outcome:
-    """Drop a size that is slower than the fastest by more than the tolerance, with 95 % confidence."""
+    """Return the outcome of a measured size: "ok", "over_limit", or "dropped" if clearly slower than the fastest."""
     limit = state.goal.latency_limit
     if not state.is_feasible(n) and limit is not None:
         text = f"its time of {format_seconds(state.seconds[n])} is above the latency limit of {format_seconds(limit)}"
@@ -61,7 +61,7 @@ def _judge_unmeasured(state: SearchState, n: int) -> Outcome:
 
 
 def _exclusions(state: SearchState, n: int, best: int) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the reasons, other than its expected gain, for which an unmeasured size is not recommended."""
+    """Yield (reason, facts) for each reason, other than its expected gain, to drop an unmeasured size."""
     goal, last = state.goal, max(state.measured)
     if goal.objective == "latency":
         allowed = goal.allowed(state.seconds[state.fastest or best])
@@ -84,7 +84,7 @@ def _exclusions(state: SearchState, n: int, best: int) -> Iterator[tuple[str, di
 
 
 def _gain(state: SearchState, n: int) -> tuple[float, float]:
-    """Return the expected gain over the recommended size beyond the tolerance, and the largest likely gain."""
+    """Return a size's expected log gain beyond the tolerance, and its largest likely gain as a share."""
     ahead, sd = state.ahead(n)
     z = (state.tolerance - ahead) / sd
     above = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2))
