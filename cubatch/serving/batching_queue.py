@@ -50,7 +50,7 @@ def simulate(
     overhead: float = 0.0,
 ) -> Load:
     """
-    Serve requests in the order of their arrival.
+    Return latency and utilization of a simulated server that batches requests in the order of arrival.
 
     Args:
         arrivals: Time of each request in seconds, ascending.

@@ -72,7 +72,7 @@ class ServingPlan(Shown):
         overhead: Seconds that server and network add to each request.
         instances: Copies of the model that run steps independently, each on a device of its own.
         options: The best setting of each maximum batch size.
-        max_batch_size: That of the plan.
+        max_batch_size: Requests per step at most, in this plan.
         price_per_hour: Price of an instance; None if it was not given.
     """
 
@@ -90,7 +90,7 @@ class ServingPlan(Shown):
 
     @property
     def chosen(self) -> ServingOption:
-        """The option of the plan."""
+        """The option with the maximum batch size of the plan."""
         return next(option for option in self.options if option.max_batch_size == self.max_batch_size)
 
     @property
@@ -114,7 +114,7 @@ class ServingPlan(Shown):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Sentences for a user: the plan, how much more it takes, and what batching gains."""
+        """Sentences for a user: the plan, its highest arrival rate, and the gain from batching."""
         chosen, smallest = self.chosen, self.options[0]
         wait = f", queued for at most {format_seconds(chosen.queue_delay)}" if chosen.queue_delay else ""
         first = (
@@ -136,7 +136,7 @@ class ServingPlan(Shown):
         return (first, most, gain, busy) if self.on_busy_machine else (first, most, gain)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain mappings and lists, for JSON."""
+        """Return the plan as plain mappings and lists, for JSON."""
         plan = {"schema": 1} | attrs.asdict(self) | {
             "queue_delay": self.queue_delay, "cost_per_million_requests": self.cost_per_million_requests,
             "reasons": self.reasons,
@@ -190,14 +190,14 @@ class ServingPlan(Shown):
 @attrs.frozen(kw_only=True, slots=False)
 class _Server:
     """
-    The server of a plan with a number of instances.
+    A simulated server, with which settings of a plan are compared.
 
     Attributes:
         steps: Seconds of a step of 1, 2, ... requests; several times of one size are used in turn.
         overhead: Seconds that are added to each request.
         limit: Limit of the 99th percentile of the latency.
         instances: Copies of the model.
-        seed: Of the arrivals.
+        seed: Seed of the random arrivals.
     """
 
     steps: Sequence[Sequence[float]]
@@ -214,11 +214,11 @@ class _Server:
 
     @property
     def delays(self) -> list[float]:
-        """The queue delays that are tried."""
+        """The queue delays to compare, in seconds."""
         return [share * self.limit for share in _DELAY_SHARES]
 
     def capacity(self, batch_size: int) -> float:
-        """Return the requests per second of full batches without pause."""
+        """Return the requests per second that all instances serve together, in full batches without pause."""
         return self.instances * batch_size / float(np.mean(self.steps[batch_size - 1]))
 
     def load(self, batch_size: int, delay: float, rate: float) -> Load | None:
@@ -230,12 +230,12 @@ class _Server:
         return simulate(arrivals, steps, instances=self.instances, delay=delay, overhead=self.overhead)
 
     def keeps_limit(self, batch_size: int, delay: float, rate: float) -> bool:
-        """Return whether the 99th percentile of each stretch of requests stays below the limit."""
+        """Return whether the 99th percentile of latency stays within the limit in each of ten stretches of requests."""
         load = self.load(batch_size, delay, rate)
         return load is not None and load.worst_p99 <= self.limit
 
     def highest_rate(self, batch_size: int, delay: float, rate: float) -> float:
-        """Return the highest arrival rate that keeps the limit, by bisection from a rate; 0 if none does."""
+        """Return the highest arrival rate that keeps the limit, 0 if none does; bisection starts at `rate`."""
         capacity = self.capacity(batch_size)
         low, high = (rate, capacity) if self.keeps_limit(batch_size, delay, rate) else (0.0, min(rate, capacity))
         for _ in range(_RATE_STEPS):
@@ -244,7 +244,7 @@ class _Server:
         return low
 
     def option(self, batch_size: int, rate: float) -> ServingOption:
-        """Return the best queue delay of a maximum batch size, at an arrival rate if it keeps the limit there."""
+        """Return the option of a maximum batch size, with the queue delay that suits the arrival rate best."""
         delays = self.delays if batch_size > 1 else self.delays[:1]
         rates = {delay: self.highest_rate(batch_size, delay, rate) for delay in delays}
         delay = _smallest_as_good(rates, rate)
@@ -255,7 +255,7 @@ class _Server:
 
 
 def _smallest_as_good(rates: Mapping[Any, float], rate: float) -> Any:
-    """Return the smallest key whose rate is about the best, among those that reach a rate if any does."""
+    """Return the smallest key with nearly the highest rate, among keys that reach `rate` if any does."""
     able = {key: highest for key, highest in rates.items() if highest >= rate} or rates
     best = max(able.values())
     return min(key for key, highest in able.items() if highest >= _SAME_SHARE * best)
@@ -286,7 +286,7 @@ def serving_plan(
         instances: Copies of the model. None: as few as keep the limit.
         overhead: Seconds that server and network add to each request.
         price_per_hour: Price of an instance, in any currency.
-        seed: Of the simulated arrivals.
+        seed: Seed of the simulated arrivals.
 
     Returns:
         ServingPlan: The plan, each maximum batch size in comparison, and the lines for common servers.
@@ -350,9 +350,9 @@ def _measured(result: BatchSizeResult) -> dict[int, Measurement]:
 
 def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:
     """
-    Return the seconds of a step of 1, 2, ... samples, up to the largest measured size.
+    Return lists of the seconds of a step of 1, 2, ... samples, up to the largest measured size.
 
-    They are linear between measured sizes, and vary as the timings of the nearest one. Batches below the smallest
+    Means are linear between measured sizes; times vary as the timings of the nearest one. Batches below the smallest
     measured size take as long as that, as a server pads them.
     """
     sizes = sorted(measured)
@@ -365,7 +365,7 @@ def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:
 
 
 def _fewest(server: _Server, sizes: Sequence[int], rate: float) -> int:
-    """Return the smallest number of instances that keeps the limit."""
+    """Return the smallest number of instances that keeps the latency limit; raise InvalidArgument if none does."""
 
     def keeps(instances: int) -> bool:
         tried = attrs.evolve(server, instances=instances)
