@@ -23,10 +23,10 @@ class FleetDevice:
 
     Attributes:
         name: Its name, unique in the fleet.
-        workers: Addresses of the workers that have one; none for a device that is not in the fleet.
-        result: The tuning result of one of them; None if that failed or the device is not in the fleet.
+        workers: Addresses of the workers that have this device; none for a device that is not in the fleet.
+        result: The tuning result of one worker; None if it failed or the device is not in the fleet.
         forecast: The prediction for a device that is not in the fleet.
-        error: Why there is neither; empty if there is one.
+        error: Why there is neither a result nor a forecast; empty if there is one.
         price_per_hour: The given price; None if there is none.
     """
 
@@ -45,7 +45,7 @@ class FleetDevice:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second at the recommended batch size."""
+        """Samples per second at the recommended batch size; None if there is no result."""
         if self.batch_size is None:
             return None
         if self.forecast is not None:
@@ -54,7 +54,7 @@ class FleetDevice:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak memory of a step at the recommended batch size, measured or planned."""
+        """Peak bytes of a step at the recommended batch size, measured or else planned; None if unknown."""
         if self.forecast is not None:
             return self.forecast.peak_bytes[self.forecast.batch_size]
         measured = self._measurement
@@ -72,7 +72,7 @@ class FleetDevice:
 
     @property
     def cost_per_million_samples(self) -> float | None:
-        """In the currency of the price; None without a price."""
+        """Cost of a million samples in the currency of the price; None without a price or a result."""
         if self.price_per_hour is None or not self.samples_per_second:
             return None
         return self.price_per_hour / _SECONDS_PER_HOUR * _MILLION / self.samples_per_second
@@ -123,7 +123,7 @@ class FleetResult(Shown):
         return _shared(batch_size, {address: (rate or 0.0, most) for address, (rate, most) in rates.items()})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the results as plain mappings and lists, for JSON."""
         return {
             "schema": 1,
             "devices": [

@@ -42,7 +42,7 @@ def describe(dask_worker: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions that must be equal on all workers and at the caller; None for a package that is missing."""
+    """Return versions by package, which must be equal on all workers and at the caller; None for a missing package."""
     installed: dict[str, str | None] = {"cubatch": cubatch.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         installed[name] = None
@@ -53,14 +53,14 @@ def versions() -> dict[str, str | None]:
 
 def measure(spec: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
     """
-    Tune on this worker, alone on its GPU or on its host.
+    Tune on this worker, while no other worker measures on its GPU, or on its host without a GPU.
 
     Args:
         spec: A layer or network, as a mapping.
         options: Those of `autotune`.
 
     Returns:
-        "worker", its address, and "result", in JSON, or the "error": Dask cannot pickle an error of two parents.
+        "worker": its address. Also "result", in JSON, or "error", as text: Dask cannot pickle an error of two parents.
     """
     from distributed import Lock, get_worker
 

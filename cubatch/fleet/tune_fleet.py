@@ -112,7 +112,7 @@ def autotune_fleet(
 
 
 def _check(call: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
-    """Refuse arguments here that each worker would refuse by itself."""
+    """Raise InvalidArgument here for arguments that every worker would reject."""
     call.apply_defaults()
     given = call.arguments
     if given["library"] not in arithmetic.LIBRARIES:
@@ -139,7 +139,7 @@ def _missing(predict: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _connected(client: Any) -> Iterator[Any]:
-    """Yield the client, or one that is connected to the address."""
+    """Yield the given client, or a new one that is connected to the given scheduler address."""
     try:
         import distributed
         from distributed.comm import addressing
@@ -165,7 +165,7 @@ def _connected(client: Any) -> Iterator[Any]:
 def _measure(
     client: Any, spec: Mapping[str, Any], options: Mapping[str, Any], progress: Callable[[str, str], None]
 ) -> list[FleetDevice]:
-    """Tune once per distinct device, and return the devices."""
+    """Tune on one worker per distinct device, and return the devices with their results or errors."""
     progress("cluster", f"waiting for its first worker, {_FIRST_WORKER_SECONDS} s at most")
     try:
         client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
@@ -198,7 +198,7 @@ def _measure(
 
 
 def _measured(client: Any, device: FleetDevice, task: Any, progress: Callable[[str, str], None]) -> FleetDevice:
-    """Wait for the task of a device, as long as one of its workers is there, and return the device with the reply."""
+    """Wait for the tuning of a device, and return the device with the result, or with an error if it failed."""
     while not task.done():
         if not set(device.workers) & set(client.nthreads()):
             return _failed(device, "all workers with this device left the cluster: call again", progress)
@@ -220,7 +220,7 @@ def _failed(device: FleetDevice, error: str, progress: Callable[[str, str], None
 
 
 def _check_versions(workers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise InvalidArgument for a worker with other versions: its timings would not compare devices only."""
+    """Raise InvalidArgument if a worker has other package versions than the caller."""
     here = on_worker.versions()
     for address, facts in workers.items():
         there = facts["versions"]
@@ -265,7 +265,7 @@ def distinct(workers: Mapping[str, Mapping[str, Any]]) -> list[FleetDevice]:
 def _predicted(
     spec: Mapping[str, Any], names: Iterable[str], measured: Iterable[FleetDevice], options: Mapping[str, Any]
 ) -> list[FleetDevice]:
-    """Predict GPUs that are not in the fleet, for the library of its GPUs and anchored by their results."""
+    """Return a forecast or an error for each named GPU; results of the fleet's GPUs correct the forecasts."""
     results = {d.name: d.result for d in measured if d.result is not None and d.result.device["kind"] == "cuda"}
     library: Modelled = "cubatch" if any(result.library == "cubatch" for result in results.values()) else "vendor"
     known = {key: value for key, value in options.items() if key in _PREDICTABLE}
@@ -284,7 +284,7 @@ def _predicted(
 
 
 def _usable(results: Mapping[str, TuningResult], work: Workload) -> tuple[list[TuningResult], list[str]]:
-    """Return the results that can anchor a prediction, and a sentence about each of the others."""
+    """Return the results that can correct a prediction, and a sentence about each result that cannot."""
     usable, notes = list[TuningResult](), list[str]()
     for name, result in results.items():
         try:
@@ -298,7 +298,7 @@ def _usable(results: Mapping[str, TuningResult], work: Workload) -> tuple[list[T
 
 
 def _priced(devices: Iterable[FleetDevice], prices: Mapping[str, float]) -> tuple[FleetDevice, ...]:
-    """Set the prices, and order the devices: measured, predicted, failed, the fastest first."""
+    """Return the devices with prices, in the order measured, predicted, failed; the fastest of each first."""
     priced = [
         attrs.evolve(device, price_per_hour=float(prices[device.name])) if device.name in prices else device
         for device in devices
