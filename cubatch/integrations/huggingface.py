@@ -81,7 +81,7 @@ class TrainerResult:
 
     Attributes:
         training: The `TuningResult` of training steps.
-        evaluation: That of evaluation steps; None without an evaluation dataset.
+        evaluation: The `TuningResult` of evaluation steps; None without an evaluation dataset.
     """
 
     training: TuningResult
@@ -195,7 +195,7 @@ def _tune_evaluation(trainer: Any, options: dict[str, Any]) -> TuningResult:
 
 
 def _batches(loader: Any) -> Any:
-    """Return the loader, whose samples make batches of any size, or its first batch if it does not tell them."""
+    """Return the loader if batches of any size can be made of its samples, else its first batch."""
     return next(iter(loader)) if loader_rate.measurable(loader) is None else loader
 
 
@@ -204,7 +204,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _limited(options: dict[str, Any], dataset: Any, devices: int) -> dict[str, Any]:
-    """Return the options with a batch that is at most a device's share of the dataset."""
+    """Return the options with `max_batch_size` of at most a device's share of the dataset, if its length is known."""
     most, count = options.get("max_batch_size"), _length(dataset)
     if count is None:
         return options
@@ -234,7 +234,7 @@ def _as_it_is(loss: Any) -> Any:
 
 @contextlib.contextmanager
 def _checkpointing(trainer: Any) -> Iterator[None]:
-    """Have the model compute activations again, where `trainer.train()` will."""
+    """Enable gradient checkpointing of the model in the block, if `trainer.train()` would."""
     names = ("activation_checkpointing", "gradient_checkpointing")  # since transformers 5, and before
     name = next((name for name in names if hasattr(trainer.model, f"{name}_enable")), None)
     if name is None or not any(getattr(trainer.args, each, False) for each in names):

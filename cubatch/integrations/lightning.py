@@ -30,7 +30,7 @@ _AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 
 
 class _Finder:
-    """The parts of the callback that differ from Lightning's own."""
+    """The parts of the callback that differ from Lightning's `BatchSizeFinder`."""
 
     optimal_batch_size: int | None
     _batch_arg_name: str
@@ -127,14 +127,14 @@ class _Finder:
         )
 
     def _accumulated(self, trainer: Any, batch: Any) -> int:
-        """Return the batches to an optimizer step: the trainer's, or those that the target has at the loader's size."""
+        """Return the batches per optimizer step: the trainer's, or the target divided by the loader's batch size."""
         if self._target is None:
             return int(trainer.accumulate_grad_batches)
         return max(1, self._target // (_loader_size(trainer) or Inputs.of((batch,), None).batch_size))
 
 
 def _first_batch(trainer: Any) -> tuple[Any, int | None]:
-    """Return a batch as a step gets it, and the number of samples; None if unknown."""
+    """Return the first batch as a step receives it, and the number of samples in the data set, None if unknown."""
     loop = trainer._active_loop  # noqa: SLF001 - as Lightning's finder does
     loop.setup_data()
     loader = loop._combined_loader  # noqa: SLF001 - as above
@@ -147,7 +147,7 @@ def _first_batch(trainer: Any) -> tuple[Any, int | None]:
 
 
 def _as_steps_get_it(trainer: Any, batch: Any) -> Any:
-    """Convert a batch and move it to the device, with the hooks on its way."""
+    """Return a batch as a step receives it: converted, passed through Lightning's hooks, and on the device."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)  # noqa: SLF001 - as its loops
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # whose hooks may be what makes tensors
@@ -164,7 +164,7 @@ def _together(trainer: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def _drawn(trainer: Any) -> Callable[[int], Any] | None:
-    """Return a function from a batch size to the arguments of a step; None if samples of a loader are unknown."""
+    """Return a function from a batch size to the arguments of a step; None if a loader allows no other batch sizes."""
     loaders, join = _together(trainer)
     if any(loader_rate.measurable(each) is None for each in loaders):
         return None
@@ -184,7 +184,7 @@ def _loader(trainer: Any) -> Any:
 
 
 def _loader_size(trainer: Any) -> int | None:
-    """Return the batch size of the loaders that make a batch together, None if unknown; reject different ones."""
+    """Return the batch size of the data loaders, None if unknown; raise InvalidArgument if they differ."""
     sizes = {size for each in _together(trainer)[0] if (size := getattr(each, "batch_size", None)) is not None}
     if len(sizes) > 1:
         given = " and ".join(map(str, sorted(sizes)))
@@ -193,7 +193,7 @@ def _loader_size(trainer: Any) -> int | None:
 
 
 def _check_rows(trainer: Any, batch: Any) -> None:
-    """Reject a batch of more rows than samples: without other batches, the rows of a sample are unknown."""
+    """Raise InvalidArgument if a batch has more rows than samples: the rows of a sample are then unknown."""
     rows, size = Inputs.of((batch,), None).batch_size, _loader_size(trainer)
     if size is not None and rows > size > 1:  # at 1 a dataset may give whole batches
         allowed = f"at most {size}, the batch size of the data loader, on axis 0 of a batch's first tensor"
@@ -209,7 +209,7 @@ def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:
 
 
 class _quiet:  # noqa: N801 - used like a function
-    """Ignore what the module logs: outside of its loops Lightning rejects it."""
+    """Context manager that discards the module's logging, which Lightning rejects outside of its loops."""
 
     def __init__(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._module = trainer, pl_module
@@ -253,7 +253,7 @@ def _loss(output: Any) -> Any:
 
 
 def _optimizer(trainer: Any) -> Callable[[Iterable[Any]], Any]:
-    """Return a function that makes optimizers like the first of the trainer, with its clipping of gradients."""
+    """Return a function from parameters to an optimizer like the trainer's first, with its gradient clipping."""
     from lightning.pytorch.core.optimizer import _MockOptimizer  # stands where there is none
 
     optimizer = trainer.optimizers[0]
@@ -268,11 +268,11 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import BatchSizeFinder
 
     class CubatchBatchSizeFinder(_Finder, BatchSizeFinder):
-        """As `_DOC` has it."""
+        """Find the fastest batch size in a Lightning callback; `_DOC` is its docstring at run time."""
 
 
 def __getattr__(name: str) -> Any:
-    """Make the callback on first use, so that this module can be imported without Lightning."""
+    """Return the callback class, made on first use so that this module can be imported without Lightning."""
     if name != "CubatchBatchSizeFinder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
