@@ -22,8 +22,8 @@ class Cut:
         batch_size: Samples of one step.
         steps: Steps per optimizer step.
         seconds: Time of one step.
-        is_measured: Whether it was measured, not interpolated.
-        is_below: Whether it is smaller than all measured sizes: its time is then taken in proportion.
+        is_measured: Whether the time was measured, not interpolated.
+        is_below: Whether the batch size is below all measured sizes: the time is then proportional to it.
     """
 
     batch_size: int
@@ -47,13 +47,14 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     """
     Divide an effective batch into the steps that take the least time in total.
 
-    Considered are its divisors up to the largest timed size. Times are those measured, also of dropped sizes, and
-    interpolated linearly between measured sizes. If all divisors are below the measured sizes, the largest is taken.
+    Considered are the divisors of the batch up to the largest timed size. Times are those measured, also of dropped
+    sizes, and interpolated linearly between measured sizes. If all divisors are below the measured sizes, the largest
+    is taken.
 
     Args:
         result: The result of tuning a training step.
         target: The effective batch size.
-        fitting: Sizes that fit together with the accumulated gradients; None: those that were measured.
+        fitting: Sizes that fit together with the accumulated gradients; None: all sizes up to the largest timed one.
 
     Raises:
         InvalidArgument: If the result is of inference or compares no sizes, or no size that divides the batch ran and

@@ -32,17 +32,17 @@ _OF_OTHERS = ("torch", "onnxruntime")  # libraries that the model does not know
 
 
 def gpu_of(work: Workload) -> str:
-    """Return a name of the GPU that results and the catalogue share."""
+    """Return an identifier of the GPU: its name in the catalogue, else its UUID, else its name."""
     return work.device.slug or work.device.uuid or work.device.name
 
 
 def source_of(work: Workload) -> tuple[str, str]:
-    """Return the facts that the scales of a GPU depend on: library and dtype."""
+    """Return (library, dtype), on which the GPU's correction factors depend."""
     return work.library, work.dtype
 
 
 def work_of(work: Workload) -> str:
-    """Return the facts that the error of a network depends on, besides the GPU and the batch size."""
+    """Return spec, mode, library, dtype and recompute as JSON: workloads with equal text share a prediction error."""
     mapping = {name: value for name, value in work.spec.to_mapping().items() if name != "name"}
     return json.dumps([mapping, work.mode, work.library, work.dtype, work.is_recomputed], sort_keys=True)
 
@@ -50,13 +50,13 @@ def work_of(work: Workload) -> str:
 @attrs.frozen
 class Anchor:
     """
-    A tuning result, reduced to what the model uses.
+    A tuning result that corrects predictions, reduced to the parts that the time model uses.
 
     Attributes:
         origin: Its file, or its place in the list, for errors and notes.
         work: The measured workload.
-        seconds: Median seconds of a step by batch size, with status "ok".
-        sds: Standard deviation of the logarithm of each.
+        seconds: Measured seconds of a step by batch size, of sizes with the status "ok".
+        sds: Standard deviation of the logarithm of these seconds, by batch size.
     """
 
     origin: str
@@ -67,12 +67,12 @@ class Anchor:
 
 def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[Anchor]:
     """
-    Read anchors, and reject those that are unrelated to the predicted workload.
+    Return tuning results, given as such or as files, as anchors of the prediction for a workload.
 
     Raises:
         InvalidData: If a file is no tuning result of this schema.
         InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, or has no time. Also if it
-            shares neither GPU, nor library and dtype, nor network with the prediction.
+            shares neither the GPU nor library and dtype with the prediction.
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
@@ -134,7 +134,7 @@ def _sd(measurement: Measurement) -> float:
 
 
 def _device(result: TuningResult, predicted: Device, refused: Callable[..., InvalidArgument]) -> Device:
-    """Return the single GPU of a result."""
+    """Return the GPU of a result; raise InvalidArgument for a CPU, several GPUs or a part of one."""
     if result.data_parallel is not None or result.environment.get("devices"):
         raise refused("results of one GPU", "Steps of this one are shared by several, and wait for their sums.")
     facts = result.device
@@ -149,7 +149,7 @@ def _device(result: TuningResult, predicted: Device, refused: Callable[..., Inva
 
 
 def _catalogued(facts: Mapping[str, Any], name: str, refused: Callable[..., InvalidArgument]) -> Device:
-    """Look up a GPU by its catalogue name, else by the driver's name, which different boards may share."""
+    """Return the GPU of the catalogue with these facts; raise InvalidArgument if there is none."""
     try:
         return catalogue.find(facts.get("slug") or name)
     except InvalidArgument as error:

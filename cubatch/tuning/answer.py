@@ -55,7 +55,7 @@ def answer(
     partial: bool = False,
 ) -> TuningResult:
     """
-    Make the result: recommendation, limit and reasons.
+    Return the tuning result: measurements, recommendation, limiting factor and reasons.
 
     Only candidates with the status "ok" are recommended: see `search.recommend.recommend`. `tied_with` holds the sizes
     whose difference from the fastest may be zero, by its 90 % interval. For `decided_by` see `decision.decide`.
@@ -162,7 +162,7 @@ def answer(
 
 def _in_loop(result: TuningResult) -> TuningResult:
     """
-    Return a result of steps as that of the loop around its data loader; the same without one.
+    Return the result with a recommendation for the loop of data loader and step; unchanged without a loader.
 
     By throughput, the recommendation is the user's current size, else the smallest measured one, whose loop is within
     the tolerance of the best. `decided_by` is "loader" where larger batches have faster steps but no faster loop.
@@ -250,7 +250,7 @@ def _most(timings: Sequence[Timing], name: str) -> Any:
 
 
 def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Average what is known over the layers, by measured time, or else by predicted time."""
+    """Return the mean of a field over layers that have it, weighted by time; None if no layer has it and a time."""
     for weight in ("seconds", "predicted_seconds"):
         rows = [layer for layer in layers if layer.get(name) is not None]
         if rows and all(layer.get(weight) is not None for layer in rows) and sum(layer[weight] for layer in rows) > 0:

@@ -46,7 +46,7 @@ def explain(
         list[dict]: A row per candidate and distinct matrix product of the network; layers of equal extents share a
             row. Keys are `batch_size`, `layer` (the first), `layers` (their number), `pass`, and `predicted_seconds` of
             all these layers. Waves, the busiest SM and fill are those of `on_sms.on_sms`.
-            `padding` has the next multiple for Tensor Cores of each of c and k that is none: {"c": 8}.
+            `padding` has, for each channel number c or k that is no multiple for Tensor Cores, the next one: {"c": 8}.
 
     Raises:
         InvalidArgument: If an argument cannot be used.
@@ -79,7 +79,7 @@ def explain(
 
 
 def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
-    """Return the channels (of one group) that are no multiple for Tensor Cores, rounded up."""
+    """Return each channel number (c, k of a group) that is no multiple for Tensor Cores, rounded up, by name."""
     if multiple is None:
         return {}
     return {name: -(-size // multiple) * multiple for name, size in layer.product_channels.items() if size % multiple}

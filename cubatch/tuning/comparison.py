@@ -28,7 +28,7 @@ class Comparison(Shown):
     Predictions for several GPUs; nothing was measured.
 
     Attributes:
-        forecasts: By the GPU's name in the catalogue, best first.
+        forecasts: The forecast of each GPU, by its name in the catalogue, best first.
         failed: The error of each GPU without a forecast, by name.
         prices: Price of an hour, by name.
     """
@@ -47,7 +47,7 @@ class Comparison(Shown):
         }
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain mappings and lists, for JSON."""
+        """Return the comparison as plain mappings and lists, for JSON."""
         return {
             "schema": 1,
             "predicted": True,
@@ -112,6 +112,6 @@ def compare(
 
 
 def _latency_or_rate(forecast: Forecast) -> float:
-    """Return the figure of the objective; smaller is better."""
+    """Return a sort key, smaller for a better GPU: seconds of a step for latency, else negative samples/s."""
     n = forecast.batch_size
     return forecast.seconds[n] if forecast.objective == "latency" else -forecast.samples_per_second[n]

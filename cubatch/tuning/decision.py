@@ -32,7 +32,7 @@ class Fate:
         batch_size: The size.
         status: One of `records.STATUSES`, or UNSEEN.
         cost: Interval (low, high) of the median of `Goal.cost`; None without a timing.
-        breaks_latency: A step takes longer than the latency limit.
+        breaks_latency: Whether a step takes longer than the latency limit.
     """
 
     batch_size: int
@@ -101,7 +101,7 @@ def decide(
     the lowest latency itself, and "plateau" for a larger one.
 
     Args:
-        fates: Of every candidate, ascending.
+        fates: Outcomes of all candidates, ascending by size.
         chosen, fastest, ties: The recommended size, the one with the best median, and those that equal the fastest.
         goal: The objective.
         largest_batch_size: The largest that fits by the memory plan; None without a plan.
@@ -139,7 +139,11 @@ def decide(
 def _limit(
     larger: Sequence[Fate], top: int, largest: int | None, allowed: int | None, *, is_listed: bool
 ) -> tuple[int, str] | None:
-    """Return the first size above `top` that a limit rules out, and "memory" or "latency_limit"; None if none."""
+    """
+    Return the first limit above `top` as (size, "memory" or "latency_limit"); None if there is none.
+
+    The size is the smallest that exceeds the limit; of a memory plan, the largest that fits.
+    """
     for fate in larger:
         if fate.batch_size <= top or not (fate.status in _REFUSED or fate.breaks_latency):
             continue
@@ -152,7 +156,7 @@ def _limit(
 
 
 def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tuple[int, str] | None:
-    """Return the limit, or a failure before it."""
+    """Return the given limit, or (size, FAILURE) if a size before it failed otherwise; None if there is neither."""
     failure = next((fate.batch_size for fate in larger if fate.batch_size > top and fate.status in _FAILED), None)
     if failure is None or (limit is not None and (limit[0] < failure or _is_near(top, limit[0]))):
         return limit
@@ -160,7 +164,7 @@ def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tu
 
 
 def _is_ruled_out_below(edge: tuple[int, str] | None, top: int, larger: Sequence[Fate]) -> bool:
-    """Return whether all sizes between the largest that ran and the next limit were dropped: the curve did not rise."""
+    """Return whether all sizes between the largest that ran and the next limit were ruled out as no better."""
     if edge is None:
         return False
     between = [fate for fate in larger if top < fate.batch_size <= edge[0] and fate.status not in _REFUSED]
@@ -173,7 +177,7 @@ def _is_worse(last: Fate, best: Fate, goal: Goal) -> bool:
 
 
 def _is_met(ran: int, edge: int, by_size: Mapping[int, Fate], multiple: int) -> bool:
-    """Return whether nothing is left to try below a limit; the largest size of the plan is itself a candidate."""
+    """Return whether no size is left to try between the largest that ran and a limit."""
     failed = by_size.get(edge)
     has_failed = failed is not None and (failed.status == "out_of_memory" or failed.breaks_latency)
     is_next = ran // multiple == (edge - 1) // multiple and not any(ran < n < edge for n in by_size)

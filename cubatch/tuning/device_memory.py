@@ -25,8 +25,8 @@ class ModeMemory:
     The memory of a step in one mode.
 
     Attributes:
-        footprint: At the requested batch size.
-        fits: Whether that is within the limit.
+        footprint: Memory of a step by part, at the requested batch size.
+        fits: Whether the footprint is within the limit.
         max_batch_size: The largest batch that fits; 0 if none does.
         rules: Rules of thumb, compared with the plan of a network.
     """
@@ -37,7 +37,7 @@ class ModeMemory:
     rules: Sequence[Rule] = ()
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain mappings and lists, for JSON."""
+        """Return the record as plain mappings and lists, for JSON."""
         return {
             "footprint": self.footprint.to_mapping(),
             "fits": self.fits,
@@ -67,11 +67,11 @@ class DeviceMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether the requested batch fits, in the first mode; inference takes less than training."""
+        """Whether the requested batch fits, in the first of `modes`."""
         return next(iter(self.modes.values())).fits
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain mappings and lists, for JSON."""
+        """Return the record as plain mappings and lists, for JSON."""
         return {
             "device": self.device.slug or self.device.name,
             "memory": self.limit,
@@ -128,7 +128,7 @@ def memory_on(
 
 
 def _limit(device: Device, requested: int | str | None, step: NetworkStep | ModuleStep) -> tuple[int, str]:
-    """Return the bytes that a step may take on a device, and why; no reason for the requested ones."""
+    """Return the bytes that a step may take on a device, and the limit's source; empty for the requested limit."""
     limit = hardware_memory.memory_limit(device, requested)
     if requested is not None and not limit.is_lowered:
         return limit.bytes, ""

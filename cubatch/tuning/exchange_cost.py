@@ -23,7 +23,7 @@ class DataParallel:
         step_seconds: Median time of a shared step, on the slowest device.
         alone_seconds: Median time of a step of the first device alone, with the same batch size.
         exchange_seconds: Time of a step during which gradients are being summed.
-        exposed_seconds: The part of it for which the optimizer waits.
+        exposed_seconds: The part of `exchange_seconds` for which the optimizer waits.
         overlap: Share of the exchange that is hidden behind the backward pass; None without an exchange.
         scaling_efficiency: alone_seconds / step_seconds; 1 is perfect scaling.
         samples_per_second: Of all devices together.
@@ -41,7 +41,7 @@ class DataParallel:
 
     @classmethod
     def of(cls, devices: Sequence[str], batch_size: int, seconds: Mapping[str, float]) -> Self:
-        """Make the record from the times of `RanksRunner.exchange`."""
+        """Return the record of these seconds: "together", "alone", "exchange" and "exposed"."""
         step, exchange, exposed = seconds["together"], seconds["exchange"], seconds["exposed"]
         return cls(
             devices=tuple(devices),

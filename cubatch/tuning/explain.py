@@ -98,7 +98,7 @@ MEMORY_OF_MODULE = "Memory is that of the step's tensors; workspaces and unused 
 
 
 def headline(result: TuningResult, posterior: Posterior) -> str:
-    """Return the recommendation, its value, and how sure it is."""
+    """Return sentences for a user: the recommendation, its value, and how certain it is."""
     if result.batch_size is None:
         return _interrupted(result)
     n, current = result.batch_size, result.current_batch_size
@@ -137,7 +137,7 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
 
 
 def is_compared(result: TuningResult) -> bool:
-    """Return whether the recommended size was timed twice and compared, or lies right below a limit."""
+    """Return whether the recommended size was compared with others, is the only one, or lies right below a limit."""
     if len(result.sizes) == 1 or result.decided_by in ("memory", "latency_limit"):
         return True
     return _count_timed(result) > 1 and len(result.sizes[result.batch_size or 0].timings_seconds) >= LEAST_TIMINGS
@@ -148,7 +148,7 @@ def _count_timed(result: TuningResult) -> int:
 
 
 def _against_current(result: TuningResult, posterior: Posterior, current: int, value: str) -> str:
-    """Return whether to keep the user's batch size, or how much better another one is."""
+    """Return a sentence to keep the user's batch size, or on how much better the recommended one is."""
     n, fastest, shares = result.batch_size or 0, result.fastest_batch_size or 0, result.shares
     best = f"the {_BEST[result.objective]} ({fastest})"
     if n == current == fastest:
@@ -180,14 +180,14 @@ def details(
     result: TuningResult, decision: Decision, posterior: Posterior, outcomes: Outcomes, throttled_only: Sequence[int]
 ) -> list[str]:  # fmt: skip
     """
-    Return why the recommended size is not another one, and what else is known of the sizes.
+    Return sentences on why no other size is recommended, and on the conditions of the timings.
 
     Args:
         result: The result.
         decision: What ended the sizes above the recommended one.
         posterior: What the timings say about each size and about differences of sizes.
         outcomes: The outcome of each size.
-        throttled_only: Sizes that have none but throttled timings.
+        throttled_only: Sizes whose timings were all throttled.
     """
     of_step = [
         *_fastest(result, posterior),
@@ -216,7 +216,7 @@ def _in_loop(result: TuningResult, n: int, current: int | None) -> str:
 
 
 def _loader(result: TuningResult) -> list[str]:
-    """Return the rates of the data loader and of the step, and the batches of an epoch."""
+    """Return sentences on the rates of data loader and step, and on the batches of an epoch; none without a loader."""
     rate, n = result.loader, result.batch_size or 0
     if rate is None:
         return []
@@ -242,7 +242,7 @@ def _loader(result: TuningResult) -> list[str]:
 
 
 def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
-    """Return which sizes gave no result, and why; then how far memory would reach."""
+    """Return sentences on sizes without a result, with the reason, and on the largest size that fits in memory."""
     facts, ran = {n: outcome.facts for n, outcome in outcomes.items()}, result.largest_measured or 0
     sizes = list(result.sizes.values())
     untried = [m for m in sizes if m.status == "not_run"]
@@ -273,7 +273,7 @@ def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
 
 
 def count_statuses(measurements: Sequence[Measurement], limits: Mapping[str, object]) -> str:
-    """Return which sizes ended in which way, each way with the reason of its first size."""
+    """Return a phrase on sizes that failed or exceed a limit, by kind of outcome, with the first size's reason."""
     limit = _latency_limit(limits)
     ways: dict[str, list[Measurement]] = {}
     for m in measurements:
@@ -289,7 +289,7 @@ def count_statuses(measurements: Sequence[Measurement], limits: Mapping[str, obj
 
 
 def breaks_latency_limit(measurement: Measurement, limit: float) -> str:
-    """Return how long a size takes that is above the latency limit."""
+    """Return a phrase with the step time of a size and the latency limit that it exceeds."""
     seconds, count = format_seconds(measurement.latency_seconds or 0.0), _count(len(measurement.timings_seconds))
     return f"{measurement.batch_size} takes {seconds} ({count}), above the latency limit of {format_seconds(limit)}"
 
@@ -319,7 +319,7 @@ def _rank(result: BatchSizeResult, n: int) -> str:
 
 
 def _before_the_end(result: BatchSizeResult) -> str:
-    """Return the sizes that were compared if the budget ended before others; else nothing."""
+    """Return a phrase with the number of measured sizes if the budget ended before others; else empty text."""
     if result.decided_by != "budget":
         return ""
     count = sum(m.latency_seconds is not None for m in result.sizes.values())
@@ -327,7 +327,7 @@ def _before_the_end(result: BatchSizeResult) -> str:
 
 
 def _doubt(result: TuningResult, chosen: Measurement) -> str:
-    """Return what limits the trust in a value, in parentheses."""
+    """Return the uncertainty of the recommended size's value in parentheses; empty text if there is nothing to add."""
     width, timings = chosen.half_width, len(chosen.timings_seconds)
     words = [
         f"± {format_tenths(width)}" if width is not None else "",
@@ -402,7 +402,7 @@ def _noisy(result: TuningResult) -> list[str]:
 
 
 def _conditions(result: TuningResult, posterior: Posterior, throttled_only: Sequence[int]) -> list[str]:
-    """Return the conditions under which the timings were taken."""
+    """Return sentences on the conditions of the timings: throttling, L2 cache, accumulation, missing reference step."""
     throttled, is_cpu = sum(m.throttled for m in result.measurements), result.device.get("kind") == "cpu"
     only = f", except those of {join_words(list(map(str, throttled_only)))}" if throttled_only else ""
     are = f"{_count(throttled)} at a throttled clock {'is' if throttled == 1 else 'are'} not counted"
@@ -432,7 +432,7 @@ def _largest(result: BatchSizeResult) -> list[str]:
 
 
 def ran_out_of_memory(result: BatchSizeResult) -> int | None:
-    """Return the smallest size above all that ran that fits by the plan and ran out of memory."""
+    """Return the smallest size that fits by the memory plan but ran out of memory above all that ran; None if none."""
     largest = result.largest_batch_size or 0
     ran = max((n for n, m in result.sizes.items() if m.latency_seconds is not None), default=0)
     failed = (n for n, m in result.sizes.items() if m.status == "out_of_memory")
@@ -443,7 +443,7 @@ def ran_out_of_memory(result: BatchSizeResult) -> int | None:
 
 
 def _limit(result: BatchSizeResult, decision: Decision, outcomes: Outcomes = _NONE) -> list[str]:
-    """Return what kept the recommended size from being larger."""
+    """Return sentences on what kept the recommended size from being larger."""
     limit = decision.limit
     if limit in ("peak", "plateau"):
         return [_curve(result, decision)]
@@ -497,7 +497,7 @@ def _listed(result: BatchSizeResult, decision: Decision) -> str:
 
 
 def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
-    """Return how many sizes were not tried, and what a trial of the smallest would have taken."""
+    """Return sentences on how many larger sizes were not tried, and how long a trial of one would have taken."""
     untried = [n for n, m in result.sizes.items() if n > (result.batch_size or 0) and m.status == "not_run"]
     count = "1 larger size was tried; it" if len(untried) == 1 else f"{len(untried)} larger sizes were tried; they"
     sentences = [f"The budget ended before {count} may be faster."]
@@ -510,7 +510,7 @@ def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
 
 
 def _unknown(result: BatchSizeResult, decision: Decision) -> str:
-    """Return what is known where no limit was met."""
+    """Return a sentence for a result without a known limit, after an interruption, a failure or a gap in the sizes."""
     n, top, limit = result.batch_size or 0, decision.top, _latency_limit(result.limits)
     beyond = [m for m in result.sizes.values() if m.batch_size > top]
     if any(m.status == "interrupted" for m in result.sizes.values() if m.batch_size > n):
@@ -533,7 +533,7 @@ def _unknown(result: BatchSizeResult, decision: Decision) -> str:
 
 
 def predicted(forecast: Forecast, sharpened: Sharpened) -> tuple[str, ...]:
-    """Return the recommendation of a prediction and its reasons."""
+    """Return sentences for a user: the predicted recommendation, then its reasons."""
     n, top = forecast.batch_size, max(n for n in forecast.seconds if not forecast.why_not(n))
     over = next(((m, "latency_limit") for m in forecast.sizes if m > top), None)
     ends = (forecast.sizes[n].value(forecast.objective) or (0.0, 0.0, 0.0))[1:]
@@ -556,13 +556,13 @@ def forecast_notes(
     device: Device, model: Sequence[ModelNote], memory: Sequence[str], known: Sequence[Anchor]
 ) -> tuple[str, ...]:
     """
-    Return what the figures of a forecast leave out.
+    Return sentences on the limits of a forecast: of the time model, of an unknown GPU and of memory.
 
     Args:
         device: The GPU.
         model: Notes of the time model.
         memory: Sentences about the memory limit.
-        known: Anchors; those of cubatch kernels replace the note that their times are counted.
+        known: The anchors. Those of cubatch kernels are listed in the note on the times of these kernels.
     """
     timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
     measured = f"Times of cubatch kernels are clocks counted in the compiled code, corrected by measurements: {timed}."
@@ -604,7 +604,7 @@ def _longest_passes(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -
 
 
 def _wave(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:
-    """Yield a sentence on the waves of the slowest matrix product: its blocks, SMs and the idle share."""
+    """Yield a sentence on the slowest matrix product: its blocks, those of the busiest SM and the filled share."""
     share = next((group[0] for group in groups if group[0].blocks), None)
     if share is None or share.blocks is None:
         return
@@ -631,7 +631,7 @@ def _pass_name(share: PassShare) -> str:
 
 
 def _that_hold(*rows: tuple[object, str]) -> list[str]:
-    """Return the sentences whose conditions hold."""
+    """Return the sentences of the rows (condition, sentence) whose condition is true."""
     return [text for condition, text in rows if condition]
 
 

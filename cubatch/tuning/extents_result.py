@@ -70,7 +70,7 @@ class ExtentsResult(Shown):
 
     def largest_at(self, extent: int) -> int:
         """
-        Return the largest batch size that was measured at an extent, or at the next larger one that was tuned; else 0.
+        Return the largest batch size measured at an extent, or else at the next larger tuned one; 0 if none was.
 
         Raises:
             InvalidArgument: If the extent is not positive, or above the largest that was tuned.
@@ -103,11 +103,11 @@ class ExtentsResult(Shown):
 
     def with_lengths(self, lengths: Iterable[int], *, seed: int = 0) -> LengthPlan:
         """
-        Return how to form batches of samples of these lengths, by real tokens per second, padding left out.
+        Return ways to form batches of samples of these lengths, fastest first by real tokens (no padding) per second.
 
         Args:
             lengths: The length of each sample of your data, in tokens.
-            seed: Of the random order.
+            seed: Seed of the random order.
 
         Raises:
             InvalidArgument: If there is no length, one is longer than the largest tuned extent, or nothing was measured
@@ -189,7 +189,7 @@ class ExtentsResult(Shown):
         return budget
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain mappings and lists, for JSON."""
+        """Return the result as plain mappings and lists, for JSON."""
         return {
             "schema": 1,
             "axis": self.axis,

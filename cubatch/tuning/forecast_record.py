@@ -37,7 +37,7 @@ class PassShare:
         layer: The layer's name, or the operator's of a module.
         pass_: "fprop", "dgrad" or "wgrad"; of other operators of a module "forward", "backward" or "optimizer".
         seconds: Predicted time.
-        share: Share of the whole step, in [0, 1].
+        share: Share of the predicted time of all passes, in [0, 1].
         algorithm: Predicted algorithm: "128x128", "winograd 4x4", a cubatch kernel, or "bytes" of a layer that only
             moves data.
         bound: "compute" or "memory", the limiting roof; None if a rate is unknown.
@@ -56,7 +56,7 @@ class PassShare:
 @attrs.frozen(kw_only=True)
 class Forecast(BatchSizeResult):
     """
-    The predicted recommendation, the figures that it is based on, and the reasons; nothing was measured.
+    A predicted recommendation, with predicted times, memory and reasons; nothing was measured.
 
     Attributes:
         spec_name: The network's name, the kind of layer, or the module's class.
@@ -111,12 +111,12 @@ class Forecast(BatchSizeResult):
 
     @property
     def samples_per_second(self) -> dict[int, float]:
-        """Predicted throughput by batch size."""
+        """Predicted samples per second, by batch size."""
         return {n: n * self.accumulate / seconds for n, seconds in self.seconds.items()}
 
     @property
     def throughput_interval(self) -> dict[int, tuple[float, float]]:
-        """(low, high) of the predicted throughput by batch size."""
+        """90 % interval (low, high) of the predicted samples per second, by batch size."""
         samples = {n: n * self.accumulate for n in self.interval}
         return {n: (samples[n] / high, samples[n] / low) for n, (low, high) in self.interval.items()}
 
@@ -131,7 +131,7 @@ class Forecast(BatchSizeResult):
 
     @property
     def sizes(self) -> Mapping[int, Measurement]:
-        """The predicted figures of each batch size, ascending."""
+        """The predicted time and memory of each batch size as a `Measurement`, ascending."""
         rates, spreads = self.samples_per_second, self.throughput_interval
         return {
             n: Measurement(
@@ -187,7 +187,7 @@ class Forecast(BatchSizeResult):
         return plain
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Write the forecast as JSON: `to_mapping`."""
+        """Return the forecast as JSON text, in the form of `to_mapping`."""
         return json.dumps(self.to_mapping(), ensure_ascii=False, indent=indent)
 
 

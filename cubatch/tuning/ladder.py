@@ -133,11 +133,11 @@ class Ladder:
 
     @property
     def most_planned_bytes(self) -> int:
-        """Bytes of the largest plan that fits."""
+        """Peak bytes of the largest memory plan of the candidates that fit; 0 without a plan."""
         return max((step.predicted_peak_bytes or 0 for step in self.candidates if not step.over_limit), default=0)
 
     def within(self, memory: MemoryLimit, largest: int) -> Ladder:
-        """Return the ladder of an earlier run for the present memory limit."""
+        """Return the ladder with each candidate marked by whether it fits the present memory limit."""
         again = tuple(
             step
             if (planned := step.predicted_peak_bytes) is None
@@ -152,7 +152,7 @@ def propose(
     work: Workload, limits: Limits, memory: MemoryLimit, largest: int, *, tiles_of: Workload | None = None
 ) -> Ladder:
     """
-    List the candidates as `candidates` does, without predicted times: see `timed`.
+    Return the candidates that `candidates` describes, with planned memory but without predicted times.
 
     `largest` is the largest batch whose plan fits. `tiles_of` is the workload whose tiles make the wave peaks, if it is
     not `work`.
@@ -166,7 +166,7 @@ def propose(
 
 
 def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
-    """List round sizes and the limits, for a workload of which only the memory is known (`peak_bytes` by size)."""
+    """Return round sizes and the limits as a ladder, if only a step's memory is known (`peak_bytes` by size)."""
     steps = asked_for(limits.batch_sizes or ())
     if limits.batch_sizes is None:
         top = limits.max_batch_size
@@ -186,7 +186,7 @@ def _bounded(
 
 
 def timed(work: Workload, ladder: Ladder) -> Ladder:
-    """Add predicted seconds to the candidates: see `expected.step_seconds`."""
+    """Return the ladder with predicted seconds of a step added to its candidates."""
     expected = step_seconds(work, [step.batch_size for step in ladder.candidates])
     pairs = zip(ladder.candidates, expected, strict=True)
     return attrs.evolve(
@@ -195,7 +195,7 @@ def timed(work: Workload, ladder: Ladder) -> Ladder:
 
 
 def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
-    """Make a candidate of a size that the search adds, with predicted memory and time."""
+    """Return a candidate of a size between those of the ladder, with planned memory and predicted time."""
     step = attrs.evolve(
         between(batch_size, ladder.candidates), predicted_peak_bytes=plan(work, batch_size).total
     )  # fmt: skip
@@ -203,7 +203,7 @@ def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
 
 
 def plain(limits: Limits) -> list[Candidate]:
-    """Propose sizes for an unknown workload: those requested, else powers of two, 1.5 times them, and the maximum."""
+    """Return candidates of an unknown workload: the requested, else powers of two, 1.5 times them, and the maximum."""
     if limits.batch_sizes is not None:
         return asked_for(limits.batch_sizes)
     top = limits.max_batch_size or checks.MAX_BATCH_SIZE
@@ -212,7 +212,7 @@ def plain(limits: Limits) -> list[Candidate]:
 
 
 def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
-    """List all proposals from 1 to the limit, in the order of the kinds."""
+    """Return all proposed sizes from 1 to the memory limit or `top`, grouped by the kind of reason."""
     limit = largest if top is None else min(largest, top)
     limits = _limits(largest, top)
     if work.device.kind == "cpu":
@@ -244,7 +244,7 @@ def _limits(largest: int, top: int | None) -> list[Proposal]:
 
 def _accepted(limits: Limits, largest: int, proposals: Sequence[Proposal]) -> list[Proposal]:
     """
-    Return the proposals that `multiple_of` and `divides` accept, and such sizes up to the limit.
+    Return the proposals that `multiple_of` and `divides` accept, and more accepted sizes up to the limit.
 
     Raises:
         InvalidArgument: If the limit is below the smallest of them.
@@ -266,7 +266,7 @@ def _accepted(limits: Limits, largest: int, proposals: Sequence[Proposal]) -> li
 
 
 def _current(limits: Limits) -> list[Proposal]:
-    """Propose the size that the user has now, also if it does not fit."""
+    """Return a proposal of the user's current size, also if it does not fit; an empty list if there is none."""
     return [] if limits.current is None else [Proposal(limits.current, CURRENT, CURRENT)]
 
 
@@ -281,12 +281,12 @@ def _plain(limit: int) -> list[Proposal]:
 
 
 def asked_for(sizes: Iterable[int]) -> list[Candidate]:
-    """Make candidates of exactly these sizes."""
+    """Return candidates of exactly these sizes."""
     return [Candidate(size, ASKED) for size in sizes]
 
 
 def _ladder(proposals: Sequence[Proposal]) -> list[Candidate]:
-    """Merge proposals into at most 40 ascending candidates with all their reasons."""
+    """Return at most 40 candidates, ascending, each with the reasons of all its proposals."""
     reasons: dict[int, dict[str, None]] = {}
     for proposal in proposals:
         reasons.setdefault(proposal.batch_size, {})[proposal.reason] = None
@@ -297,7 +297,7 @@ def _ladder(proposals: Sequence[Proposal]) -> list[Candidate]:
 
 def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
     """
-    Select 40 sizes by the rule in the docstring of `candidates`.
+    Return the 40 sizes that the rule in the docstring of `candidates` selects.
 
     The first two steps select at most 40. Closing gaps adds at most one size between two of the 31 powers of two.
     Limits and first ones are at most 7 more.
@@ -320,7 +320,7 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
 
 
 def between(size: int, steps: Sequence[Candidate]) -> Candidate:
-    """Make a candidate of a size that the search adds; its reason names its neighbors."""
+    """Return a candidate of a size between two given candidates, whose sizes are its reason."""
     sizes = [step.batch_size for step in steps]
     below, above = (max(n for n in sizes if n < size), min(n for n in sizes if n > size))
     return Candidate(size, (f"between {below} and {above}",))

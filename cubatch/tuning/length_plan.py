@@ -63,7 +63,7 @@ def plan(
     chosen: Mapping[int, int], seed: int,
 ) -> LengthPlan:  # fmt: skip
     """
-    Compare the ways to form batches.
+    Return the ways to form batches, each at its best batch size, the fastest first.
 
     Args:
         axis: Name of the axis.
@@ -71,7 +71,7 @@ def plan(
         rate_at: Returns samples per second at an extent and a batch size.
         measured: The measured batch sizes of each extent, ascending.
         chosen: The recommended batch size of each extent, ascending; where there is none, the fastest.
-        seed: Of the random order.
+        seed: Seed of the random order.
     """
     shuffled = np.random.default_rng(seed).permutation(np.asarray(lengths)).tolist()
     longest = lengths[-1]
@@ -114,7 +114,7 @@ def _of_size(lengths: Sequence[int], batch_size: int) -> Batches:
 
 
 def _of_buckets(lengths: Sequence[int], edges: Mapping[int, int]) -> Batches:
-    """Yield batches of samples that lie between the same two extents, in their given order."""
+    """Yield batches of lengths from one bucket each, in their given order; `edges`: batch size by upper end."""
     lower = 0
     for edge, batch_size in edges.items():
         yield from _of_size([n for n in lengths if lower < n <= edge], batch_size)
@@ -122,7 +122,7 @@ def _of_buckets(lengths: Sequence[int], edges: Mapping[int, int]) -> Batches:
 
 
 def _of_tokens(lengths: Sequence[int], budget: int) -> Batches:
-    """Yield batches of successive lengths, which ascend, with at most that many positions."""
+    """Yield batches of successive ascending lengths that are padded to at most `budget` positions."""
     first = 0
     for stop, length in enumerate(lengths, start=1):
         if (stop - first) * length > budget and stop - first > 1:

@@ -52,7 +52,7 @@ class Limits:
         divides: int | None = None,
     ) -> Self:
         """
-        Check the arguments of a public function.
+        Return the limits, after checking the arguments of a public function.
 
         Raises:
             InvalidArgument: If one of them makes no sense.
@@ -95,7 +95,7 @@ class Limits:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The fields that decide the ladder and the search, for the identity of cached timings."""
+        """The fields by name that must be equal for cached timings to be used again."""
         sizes = None if self.batch_sizes is None else list(self.batch_sizes)
         optional = {
             "sweeps": self.sweeps, "current": self.current, "divides": self.divides,
@@ -106,7 +106,7 @@ class Limits:
 
 
 def _ascending(batch_sizes: Iterable[int], top: int | None, current: int | None) -> tuple[int, ...]:
-    """Return the sizes and the current one, each once and ascending; none may be above `top`."""
+    """Return the sizes and the current one, each once, ascending; raise InvalidArgument for one above `top`."""
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
     sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in batch_sizes}))

@@ -149,18 +149,18 @@ class Note:
 
     @property
     def is_warning(self) -> bool:
-        """Whether it comes right after the recommendation."""
+        """Whether the note is shown as a warning, right after the recommendation."""
         return self.code in WARNINGS
 
     @property
     def withholds(self) -> bool:
-        """Whether it stands in place of a recommendation."""
+        """Whether the note replaces the recommendation."""
         return self.code in WITHHOLDS
 
 
 def note(code: str, **values: Any) -> Note:
     """
-    Make a note.
+    Return the note of a code, with the values that its text names.
 
     Raises:
         ValueError: If the code is unknown or its values are not those that its text names.
@@ -172,14 +172,14 @@ def note(code: str, **values: Any) -> Note:
 
 
 def measure_again(*, is_default_store: bool) -> str:
-    """Return how to discard cached timings: the option is for the user's own store only."""
+    """Return a phrase on how to measure again instead of using cached timings."""
     if is_default_store:
         return "--fresh (store='refresh') measures again"
     return "with another store the same call measures again"
 
 
 def of_remark(remark: Remark) -> Note:
-    """Make a note of what a runner knows, which may have come from a worker process."""
+    """Return the note of a runner's remark, which has a code and values."""
     return note(remark["code"], **remark["values"])
 
 
@@ -216,10 +216,10 @@ def memory_notes(memory: MemoryLimit) -> list[Note]:
 
 def interference(load: CpuLoad, threads: int) -> Note | None:
     """
-    Return a note about CPU time that others took while something was measured; None where it is too little to matter.
+    Return a note about CPU time of other processes during a measurement; None if it is too little to matter.
 
     Args:
-        load: The CPU time that they took.
+        load: The CPU time of other processes.
         threads: Threads of the measured step. If fewer threads would have had CPUs of their own, the note names an
             affinity mask, from which every library counts its threads.
     """

@@ -127,7 +127,7 @@ def predict(
 
 
 def _forecast(subject: PredictedSubject, request: Request, about_memory: str) -> Forecast:
-    """Apply the rule of the recommendation to predicted seconds."""
+    """Return the forecast: the predicted steps of all candidates, and the recommended size."""
     device, goal, limits, ladder = subject.device, request.goal, request.limits, subject.ladder
     sizes = [step.batch_size for step in ladder.candidates if not step.over_limit]
     if not sizes:
@@ -191,7 +191,7 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
 def _at_latency_limit(
     request: Request, sizes: Sequence[int], seconds: Iterable[float], subject: PredictedSubject
 ) -> list[int]:  # fmt: skip
-    """Return the largest size within the latency limit and the next one, if they lie in a gap of the ladder."""
+    """Return the predicted largest size within the latency limit and the next one, unless the ladder has them."""
     limit = math.inf if request.goal.latency_limit is None else request.goal.latency_limit
     last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)
     if request.limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):

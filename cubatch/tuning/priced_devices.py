@@ -31,11 +31,11 @@ def distinct(devices: Iterable[Device | str | None]) -> dict[str, Device]:
 
 def prices_of(devices: Mapping[str, Device], prices: Mapping[str, float]) -> dict[str, float]:
     """
-    Return the price of an hour by the name that `distinct` has; prices of other devices are left out.
+    Return the price of an hour by name of the given devices; prices of other devices are left out.
 
     Raises:
         InvalidArgument: If a price is no positive number, or given twice.
-        UnknownName: If a price is of no device.
+        UnknownName: If a price is of an unknown device.
     """
     paid: dict[str, float] = {}
     for given, price in prices.items():

@@ -42,7 +42,7 @@ class Request:
         store: bool | str | Path = False, progress: Callable[[Event], None] | None = None,
     ) -> Self:  # fmt: skip
         """
-        Check the arguments of a public function.
+        Return the request, after checking the arguments of a public function.
 
         Raises:
             InvalidArgument: If one of them makes no sense.
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The part of the identity of cached timings that the subject does not decide."""
+        """The arguments by name that must be equal for cached timings of a subject to be used again."""
         return {**attrs.asdict(self.goal), **self.limits.identity, "memory_limit": self.memory_limit}
 
 

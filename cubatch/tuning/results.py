@@ -147,7 +147,7 @@ class Measurement:
 
 
 def _record(kind: type[_Record], value: Any) -> _Record | None:
-    """Return a record, given as such or as JSON."""
+    """Return a record, given as such or as a mapping of its fields; None stays None."""
     if value is None or isinstance(value, kind):
         return value
     names = [attribute.name for attribute in attrs.fields(kind)]  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ class BatchSizeResult(Shown):
 
     @property
     def shares(self) -> dict[int, float]:
-        """Share of the best value (1) that each size within the limits reaches."""
+        """By batch size within the limits, the share of the best value that it reaches; 1 is the best."""
         is_latency = self.objective == "latency"
         within = {n: m.value(self.objective) for n, m in self.sizes.items() if m.status != "over_limit"}
         values = {n: value[0] for n, value in within.items() if value is not None and value[0] > 0}
@@ -218,7 +218,7 @@ class BatchSizeResult(Shown):
 
     @property
     def noisy_ties(self) -> tuple[int, ...]:
-        """Ties that are far worse than the fastest by their median, and known too badly to rule them out."""
+        """Sizes tied with the fastest only because their timings vary widely: their estimates are far worse."""
         if self.predicted:
             return ()
         sizes, shares = self.sizes, self.shares
@@ -227,7 +227,7 @@ class BatchSizeResult(Shown):
 
     @property
     def ties(self) -> tuple[int, ...]:
-        """Ties that are not due to their noise alone."""
+        """Sizes that are tied with the fastest, without `noisy_ties`."""
         noisy = set(self.noisy_ties)
         return tuple(n for n in self.tied_with if n not in noisy)
 
@@ -341,23 +341,23 @@ class TuningResult(BatchSizeResult):
 
     @property
     def step_samples_per_second(self) -> float | None:
-        """Rate of the recommended step by itself."""
+        """Samples per second of the step alone, at the recommended size."""
         size = self.sizes.get(self.batch_size or 0)
         return None if size is None else size.samples_per_second
 
     @property
     def loader_samples_per_second(self) -> float | None:
-        """Rate of the data loader by itself at the recommended size; None if none was given."""
+        """Samples per second of the data loader alone, at the recommended size; None if no loader was given."""
         return None if self.loader is None else self.loader.rate_at(self.batch_size or self.loader.batch_size)
 
     @property
     def samples_per_second(self) -> float | None:
-        """Rate of the loop at the recommended size: of the step, and of the data loader if one was given."""
+        """Samples per second at the recommended size: of the step, or of the loop with the data loader if given."""
         return self.loop_rates.get(self.batch_size or 0)
 
     @property
     def loop_rates(self) -> dict[int, float]:
-        """Rate of the loop at each measured size: of the step, and of the data loader if one was given."""
+        """Samples per second by measured size: of the step, or of the loop with the data loader if given."""
         rates = {m.batch_size: m.samples_per_second for m in self.comparable if m.samples_per_second}
         return rates if self.loader is None else {n: self.loader.loop_rate(rate, n) for n, rate in rates.items()}
 
@@ -368,7 +368,7 @@ class TuningResult(BatchSizeResult):
 
     @property
     def comparison(self) -> float | None:
-        """How many times as good the recommended size is as `current`; None if either is unknown or was not timed."""
+        """How many times as good the recommended size is as `current_batch_size`; None if either has no value."""
         values = self.loop_rates if self.loader is not None and self.objective == "throughput" else self.shares
         current, recommended = values.get(self.current_batch_size or 0), values.get(self.batch_size or 0)
         return recommended / current if current and recommended else None
@@ -384,20 +384,20 @@ class TuningResult(BatchSizeResult):
         return None if self.data_parallel is None else self.data_parallel.scaling_efficiency
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Write the result as JSON of schema 1; no NaN or infinity can be in it."""
+        """Return the result as JSON text of schema 1, without NaN and infinity."""
         rates = {name: getattr(self, name) for name in _RATES}
         mapping = {"schema": SCHEMA} | attrs.asdict(self) | rates
         return json.dumps(mapping, allow_nan=False, ensure_ascii=False, indent=indent)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return what `to_json` writes as plain mappings and lists."""
+        """Return the result as plain mappings and lists, in the form of `to_json`."""
         mapping: dict[str, Any] = json.loads(self.to_json())
         return mapping
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = "tuning result") -> TuningResult:
         """
-        Read the output of `to_json`; unknown keys are ignored.
+        Return the result that `to_json` wrote; unknown keys are ignored.
 
         Args:
             text: The JSON.
@@ -414,7 +414,7 @@ class TuningResult(BatchSizeResult):
 
     @classmethod
     def from_mapping(cls, data: object, *, source: str = "tuning result") -> TuningResult:
-        """Read the output of `to_mapping`, as `from_json` does."""
+        """Return the result that `to_mapping` wrote; unknown keys are ignored."""
         if not isinstance(data, dict):
             raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result")
         if data.get("schema") != SCHEMA:
@@ -492,7 +492,7 @@ def load(path: str | Path, field: str) -> TuningResult:
 
 
 def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
-    """Make a record of a mapping, naming the field that is missing or wrong."""
+    """Return a record made of a mapping; raise InvalidData with the path of a missing or wrong field."""
     if not isinstance(data, Mapping):
         raise InvalidData(source, f"{path.rstrip('.')} must be a mapping, got {shown(data)}")
     values = {}

@@ -104,7 +104,7 @@ class _Session:
         self.run.save_ladder([*ladder.candidates, *added], facts)
 
     def measure(self) -> Measured:
-        """Take the timings that are not cached; after Ctrl-C the exception carries the result so far."""
+        """Return all timings and outcomes, cached or taken now; after Ctrl-C the exception has the result so far."""
         self.notes += self._cache_notes()
         run, ladder, limits, device = self.run, self.ladder, self.request.limits, self.subject.device
         if run.finished:
@@ -136,7 +136,7 @@ class _Session:
         return last if last is not None and last < (self.ladder.largest or 0) else None
 
     def revise(self, measured: Measured) -> Measured:
-        """Replace what was predicted by what the subject knows after measuring."""
+        """Return the timings with memory predictions updated after measuring; update ladder and notes too."""
         revision = self.subject.revise(self.ladder, measured, self.request.limits)
         self.notes += revision.notes
         if revision.ladder is not self.ladder:
@@ -145,14 +145,14 @@ class _Session:
         return revision.measured
 
     def count_loader(self, loader: LoaderRate | Note) -> None:
-        """Have later results count the data loader, or note why its rate is unknown."""
+        """Store the data loader's rate for later results, or the note on why it is unknown."""
         if isinstance(loader, LoaderRate):
             self.loader = loader
         else:
             self.notes.append(loader)
 
     def result(self, measured: Measured, *, is_partial: bool = False) -> TuningResult:
-        """Apply the rule of the recommendation to what was measured."""
+        """Return the tuning result of these timings: recommendation, reasons and notes."""
         notes = [*self.run.notes, *self.notes]
         launch = measured.launch or {}
         if launch.get("launches") is not None and launch["refusal"]:
@@ -168,7 +168,7 @@ class _Session:
 
     @contextlib.contextmanager
     def partial_on_interrupt(self, make_result: Callable[[], TuningResult]) -> Iterator[None]:
-        """Attach `partial` and `is_kept` to Ctrl-C, or to another exception that ends the run from outside."""
+        """Add `partial`, the result so far, and `is_kept` to an exception from outside, such as Ctrl-C."""
         try:
             yield
         except CubatchError:  # its message explains the run's end
@@ -178,7 +178,7 @@ class _Session:
             raise
 
     def _setting(self, launch: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the fields of the result that measuring does not decide."""
+        """Return the fields of the result that do not come from timings: limits, device, environment and others."""
         device, limits, fields = self.subject.device, self.request.limits, dict(self.subject.describe(self.ladder))
         facts, added = device.to_mapping(), fields.pop("environment", {})
         launched = {} if launch is None else {"launch": dict(launch)}
@@ -207,7 +207,7 @@ class _Session:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Wait for this process's turn to measure; note and cache the interference of others, also after an error."""
+        """Measure exclusively in the block; note and cache interference by other processes, also after an error."""
         interference: list[str] = []
         periods = host.cpu_periods()
         try:

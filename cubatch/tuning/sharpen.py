@@ -62,7 +62,7 @@ class Sharpened:
     Attributes:
         step: Seconds, interval and passes, as from `predict_step`.
         covariance: Covariance of the logarithms of the seconds, by pairs of batch sizes.
-        compute, memory: Scales of the GPU for this source.
+        compute, memory: Correction factors of compute and memory time, for this GPU, library and dtype.
         ratios: Measured over predicted time of each anchor: the median over its batch sizes.
     """
 
@@ -74,7 +74,7 @@ class Sharpened:
 
 
 def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
-    """Predict a step at each of distinct batch sizes given the anchors; without anchors, as `predict_step`."""
+    """Return the predicted step at each of distinct batch sizes, corrected by the anchors if there are any."""
     cases = [(predicted, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
     steps = [step_of(work, ladder) for work, ladder in cases]
     slopes = _diagonal([_slopes(partial(_at, case), step) for case, step in zip(cases, steps, strict=True)])
@@ -125,7 +125,7 @@ def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]
 
 
 def unanchored(predict: Callable[[Scales], StepPrediction]) -> Sharpened:
-    """Return a prediction without anchors, as `sharpen` does of a workload, from a model with scales of the GPU."""
+    """Return the uncorrected prediction of a model with its covariance; `predict` makes it from scales of the GPU."""
     step = predict(Scales())
     slopes = _slopes(lambda logs: predict(Scales(*map(float, np.exp(logs)))), step)
     explained = slopes @ (step.scale_sd**2 * _PAIR) @ slopes.T
@@ -136,7 +136,7 @@ def unanchored(predict: Callable[[Scales], StepPrediction]) -> Sharpened:
 
 
 def _kinds(cases: Sequence[Case]) -> NDArray[np.int_]:
-    """Number the steps by GPU and source."""
+    """Return a number per step, equal for steps of the same GPU, library and dtype."""
     return _numbered([(gpu_of(work), source_of(work)) for work, sizes in cases for _ in sizes])
 
 
@@ -177,7 +177,7 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
 
 
 def _at(case: Case, logs: Array) -> StepPrediction:
-    """Predict a step with the scales of compute and memory time, given as logarithms."""
+    """Return the predicted step of a case for these logarithms of the factors on compute and memory time."""
     compute, memory = map(float, np.exp(logs))
     return step_of(*case, Scales(compute, memory))
 
@@ -188,25 +188,25 @@ def _scales_shared(a: Workload, b: Workload) -> float:
 
 
 def _works_shared(works: Sequence[Workload]) -> Array:
-    """Return the correlation of the network's error for pairs of steps."""
+    """Return the matrix of correlations of the network's error between workloads."""
     network, gpu = _numbered([work_of(work) for work in works]), _numbered([gpu_of(work) for work in works])
     return np.equal.outer(network, network) * np.where(np.equal.outer(gpu, gpu), 1.0, OTHER_GPU_SHARE)
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> Array:
-    """Return the correlation of the network's error at batch sizes a and b."""
+    """Return the matrix of correlations of the network's error between batch sizes a and b."""
     octaves = np.abs(np.subtract.outer(np.log2(a), np.log2(b)))
     return ALL_SIZES_SHARE + (1 - ALL_SIZES_SHARE) * np.exp(-octaves)
 
 
 def _own_sd(step: StepPrediction) -> Array:
-    """Return the standard deviation of the network's error: the interval without the scales."""
+    """Return the standard deviation of log time by batch size, without the part from the GPU's scales."""
     whole = np.log(step.high / step.low) / (2 * Z90)
     return np.sqrt(np.maximum(whole**2 - step.scale_sd**2, _LEAST_SD**2))
 
 
 def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
-    """Return the covariance of the networks' errors."""
+    """Return the covariance matrix of the networks' errors over all steps of the cases."""
     sizes, sds = [n for _, ladder in cases for n in ladder], np.concatenate([_own_sd(step) for step in steps])
     owner = np.repeat(np.arange(len(cases)), [len(ladder) for _, ladder in cases])
     shared = _works_shared([work for work, _ in cases])
@@ -214,13 +214,13 @@ def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
 
 
 def _slopes(at: Callable[[Array], StepPrediction], step: StepPrediction) -> Array:
-    """Return the derivative of log time by the logarithm of either scale: their shares of the time."""
+    """Return the derivatives of log time by the logarithms of the two scales, as an array (batch sizes, 2)."""
     moved = [at(log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
     return np.stack([np.log(seconds / step.seconds) / _STEP for seconds in moved], axis=1)
 
 
 def _diagonal(parts: Sequence[Array]) -> Array:
-    """Return the block-diagonal matrix of matrices with two columns."""
+    """Return the block-diagonal matrix of these parts, which have two columns each."""
     whole = np.zeros((sum(map(len, parts)), 2 * len(parts)))
     row = 0
     for place, part in enumerate(parts):

@@ -162,7 +162,7 @@ class NetworkStep:
     options: Mapping[str, Any]
 
     def footprint(self, batch_size: int, device: Device | None) -> Footprint:
-        """Return its memory by part on a device; None is the device of this machine."""
+        """Return the memory of a step by part, on a device; None is the device of this machine."""
         work = accumulating(self._work(device), batch_size, self.options["target_batch_size"])
         return step_footprint.footprint_of(work, batch_size)
 
@@ -176,7 +176,7 @@ class NetworkStep:
         return fit.largest(self._work(device), limit, self.options["target_batch_size"])
 
     def rules(self, taken: Footprint, device: Device, limit: int, most: int) -> Sequence[Rule]:
-        """Return the rules of thumb next to a footprint and the largest batch size, 0 if there is none."""
+        """Return rules of thumb for memory, compared with a footprint and the largest batch size (0: nothing fits)."""
         is_any = self.options["target_batch_size"] is None  # a formula does not know what divides a target
         return thumb_rules.compare_rules(self._work(device), taken, limit, most if is_any else 0)
 
@@ -192,14 +192,14 @@ class ModuleStep:
 
     Attributes:
         module: The module.
-        only_tensors: Whether to leave out what a GPU takes besides.
+        only_tensors: Whether to count tensors only, without the overhead of a GPU such as its CUDA context.
     """
 
     module: TorchModule
     only_tensors: bool = False
 
     def footprint(self, batch_size: int, device: Device | None) -> ModuleFootprint:
-        """Return its memory by part on a device; None is the device of its parameters."""
+        """Return the memory of a step by part, on a device; None is the device of the module's parameters."""
         return self.module.footprint(batch_size, None if self.only_tensors else device)
 
     def largest(self, limit: int, device: Device | None) -> int:
@@ -218,7 +218,7 @@ class ModuleStep:
 @contextlib.contextmanager
 def step_of(spec: Any, batches: Any, options: Mapping[str, Any]) -> Iterator[NetworkStep | ModuleStep]:
     """
-    Yield the step of a network or of a PyTorch module; in the block, errors of the module's code are of an argument.
+    Yield the step of a network or of a PyTorch module; errors of its code in the block become InvalidArgument.
 
     Args:
         spec, batches: As for `footprint`.
@@ -257,7 +257,7 @@ def is_module(spec: Any, batches: Any) -> bool:
 
 @contextlib.contextmanager
 def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchModule]:
-    """Make what traces steps of a module; errors of its code in the block are those of an argument."""
+    """Yield a module whose steps can be traced; errors of its code in the block become InvalidArgument."""
     if isinstance(spec, str):
         with user_code.users("module", spec, CALLABLE):
             spec = module_source.load(spec)()

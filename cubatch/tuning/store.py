@@ -189,12 +189,12 @@ class Run:
         return self.path == sqlite_file.default_path().resolve()
 
     def candidate(self, candidate: Candidate) -> None:
-        """Write a size that the search added to the ladder."""
+        """Store a size that the search added to the ladder."""
         self._candidates.append(candidate)
         self._update(ladder=[attrs.asdict(each) for each in self._candidates])
 
     def timing(self, timing: Timing) -> None:
-        """Write one timing; a round that is already there stays as it is."""
+        """Store one timing, unless its size and round are already stored."""
         self._has_rows = True
         facts = attrs.asdict(timing, filter=lambda item, value: item.name not in _TIMING_COLUMNS and value is not None)
         self._write(
@@ -203,7 +203,7 @@ class Run:
         )  # fmt: skip
 
     def outcome(self, outcome: Outcome) -> None:
-        """Write the outcome of a candidate, in place of an earlier one."""
+        """Store the outcome of a candidate, replacing an earlier one."""
         self._has_rows, facts = True, dict(outcome.facts)
         if outcome.status == "out_of_memory" and self._memory_bytes is not None:  # for a rerun that has more
             facts["memory_bytes"] = self._memory_bytes
@@ -213,28 +213,28 @@ class Run:
         )  # fmt: skip
 
     def spent(self, seconds: float) -> None:
-        """Write the measuring time so far, over all resumes."""
+        """Store the total seconds of measuring, earlier calls included."""
         self._update(seconds_spent=seconds)
 
     def save_ladder(self, candidates: Sequence[Candidate], limit: Mapping[str, Any]) -> None:
-        """Write the candidates and the memory limit that they were chosen under; reruns use them with the timings."""
+        """Store the candidates and the memory limit that they were chosen under; reruns use them with the timings."""
         self._candidates, self.limit = list(candidates), limit
         self._update(ladder=[attrs.asdict(each) for each in candidates], limit=limit)
 
     def save_exchange(self, facts: Mapping[str, Any]) -> None:
-        """Write the facts of the exchange between devices, with the limit."""
+        """Store the measured cost of the gradient exchange between devices, for reruns."""
         self.limit = {**(self.limit or {}), "exchange": dict(facts)}
         self._update(limit=self.limit)
 
     def save_disturbed(self, sentences: Sequence[str]) -> None:
-        """Write sentences about interference of other processes, for results from these timings."""
+        """Store sentences about interference of other processes, for results from these timings."""
         known = tuple(dict.fromkeys([*self.disturbed, *sentences]))[-_MAX_DISTURBED:]
         if known != self.disturbed:
             self.disturbed = known
             self._update(disturbed=known)
 
     def finish(self) -> None:
-        """Mark the run as whole: a rerun without a larger budget measures nothing."""
+        """Mark the run as finished: a rerun without a larger budget measures nothing."""
         self.finished = True
         self._update(state="finished")
 
@@ -244,7 +244,7 @@ class Run:
         self._write(f"UPDATE runs SET {names}, updated = ? WHERE id = ?", *values, _now(), self._id)  # noqa: S608 - literals
 
     def _write(self, statement: str, *values: object) -> int:
-        """Commit one statement and return the number of its new row; if it fails, go on without the store."""
+        """Execute one SQL statement and return the last row's number; if it fails, disable the store and return 0."""
         try:
             return int(self._database.execute(statement, values).lastrowid or 0) if self._database else 0
         except sqlite_file.ERRORS as error:
@@ -252,7 +252,7 @@ class Run:
             return 0
 
     def _disable(self, error: Exception) -> None:
-        """Go on measuring without the store, and report it once."""
+        """Close the store and warn the user; the run continues without it."""
         self.close()
         self._warn(note("cache_unusable", path=self.path, reason=sqlite_file.reason(error)))
 
@@ -324,10 +324,10 @@ def _is_final(
     outcome: Outcome, run: StoredRun, earlier: Measured, budget: float, memory_bytes: int | None
 ) -> bool:  # fmt: skip
     """
-    Return whether an outcome of an earlier call counts now.
+    Return whether an outcome of an earlier call still holds, so that the size is not tried again.
 
     Not final is "interrupted", and the death of a worker, which another process may have caused. Neither is "ok"
-    without timings, nor a refusal or lack of memory that is available now. Under a larger budget than before,
+    without timings, nor a size that lacked memory which is available now. Under a larger budget than before,
     "not_run" and all that the budget cut short are not final either.
     """
     facts, size = outcome.facts, outcome.batch_size
@@ -415,7 +415,7 @@ def _shorten(value: object) -> str:
 
 
 def path_of(place: bool | str | Path) -> Path | None:  # noqa: FBT001
-    """Return the file that `store=` means; None for none."""
+    """Return the file for the argument `store`; None if it is False."""
     if place is False:
         return None
     return sqlite_file.default_path() if place is True or place == "refresh" else Path(place)
@@ -423,10 +423,10 @@ def path_of(place: bool | str | Path) -> Path | None:  # noqa: FBT001
 
 def check_place(place: object) -> None:
     """
-    Check the argument `store`.
+    Check that the argument `store` is a bool, "refresh" or a path in an existing folder.
 
     Raises:
-        InvalidArgument: If it names no store.
+        InvalidArgument: If it is not.
     """
     if not isinstance(place, bool | str | Path):
         raise InvalidArgument("store", place, 'True, False, "refresh" or a path')

@@ -22,7 +22,7 @@ from cubatch.tuning.store import Run
 @attrs.frozen(kw_only=True)
 class SubjectFacts:
     """
-    Figures of a step that are computed, not measured.
+    Facts of a step that are computed, not measured.
 
     Attributes:
         flops_per_sample: FLOP of one sample; None where unknown.
@@ -111,15 +111,15 @@ class Subject(Protocol):
         ...
 
     def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
-        """Make a candidate of a size that the search adds between those of the ladder."""
+        """Return a candidate of a size that the search adds between those of the ladder."""
         return between(batch_size, ladder.candidates)
 
     def close(self) -> None:
-        """Release what `ladder` and the runners hold, after measuring or an error."""
+        """Release the memory and processes of `ladder` and the runners, after measuring or an error."""
         return
 
     def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:  # noqa: ARG002 - as above
-        """Return what is known after measuring."""
+        """Return the ladder and timings with memory predictions as known after measuring."""
         return Revision(ladder=ladder, measured=measured)
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:  # noqa: ARG002 - as above
@@ -127,19 +127,19 @@ class Subject(Protocol):
         return {"l2": "warm"}
 
     def facts(self, sizes: Sequence[int]) -> SubjectFacts:  # noqa: ARG002 - as above
-        """Compute figures of these batch sizes."""
+        """Return FLOP, rooflines and other computed facts of steps of these batch sizes."""
         return SubjectFacts()
 
     def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
-        """Measure the data loader of the user's loop; a note if that fails, None if there is none."""
+        """Return the measured rate of the user's data loader, a note if that fails, or None without a loader."""
         return None
 
     def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
-        """Run the loop of loader and step at the recommended size; None if that cannot be done."""
+        """Run the loop of loader and step at the recommended size; return its rate, a note of failure, or None."""
         return None
 
     def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002 - as above
-        """Add to the result what must be measured at the recommended size."""
+        """Return the result with further measurements at the recommended size."""
         return result
 
     def remedy(self, ladder: Ladder) -> str:  # noqa: ARG002 - as above

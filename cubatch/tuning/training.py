@@ -139,7 +139,7 @@ class Arranged:
     options: dict[str, Any]
 
     def run(self, progress: Callable[[Epoch], None] | None, stepped: Callable[[Step], None] | None) -> Training:
-        """Train; the arguments are those of `train`."""
+        """Train the network and return the loss, accuracy and speed of each epoch; arguments as for `train`."""
         if self.devices is not None:
             return self._run_together(self.devices, progress, stepped)
         with gpu_library.translating(f"training {self.network.name}"):
@@ -155,7 +155,7 @@ class Arranged:
         progress: Callable[[Epoch], None] | None,
         stepped: Callable[[Step], None] | None,
     ) -> Training:
-        """Train in one process per device; the first reports progress."""
+        """Train in one process per device, and return the first one's record; it also reports progress."""
 
         def report(event: Epoch | Step) -> None:
             if isinstance(event, Epoch) and progress:
@@ -189,7 +189,7 @@ def arrange(
     **options: Any,
 ) -> Arranged:
     """
-    Check the arguments of `train`, and determine the batch size if none was given.
+    Return a training run ready to start: arguments checked, and the batch size tuned if it is "auto".
 
     `tune` replaces `autotune`, to show its progress. The other arguments and the errors are those of `train`.
     """
@@ -238,7 +238,7 @@ def _tuned(
     work: Workload, devices: Sequence[Device] | None, *, target: int | None, most: int,
     tune: Callable[..., TuningResult], seed: int,
 ) -> tuple[int, tuple[str, ...]]:  # fmt: skip
-    """Tune; return the batch size and the reasons."""
+    """Tune the training step; return the batch size and sentences on the reasons."""
     count = 1 if devices is None else len(devices)
     target, most = None if target is None else target // count, most // count
     facts = {"dtype": work.dtype, "optimizer": work.optimizer, "recompute": work.recompute, "seed": seed}
@@ -257,7 +257,7 @@ def _tuned(
 def _shares(
     batch_size: int | Sequence[int] | str, target: int | None, devices: Sequence[Device] | None
 ) -> tuple[int, ...] | None:
-    """Return the batch size of each device if they are listed; reject what devices cannot share."""
+    """Return the batch size of each device, None if not listed; raise InvalidArgument for sizes they cannot share."""
     count = 1 if devices is None else len(devices)
     if isinstance(target, int) and target % count:
         below = target // count * count or count

@@ -187,7 +187,7 @@ def autotune_module(
 
 
 def _only(batches: Any, example_inputs: Any) -> Any:
-    """Return `batches`, of which `example_inputs` is the older name."""
+    """Return the argument that was given, `batches` or its older name; raise InvalidArgument for none or both."""
     if (batches is None) == (example_inputs is None):
         given = None if batches is None else "given with example_inputs, its older name"
         raise InvalidArgument("batches", given, batch_sources.ALLOWED)
@@ -204,9 +204,9 @@ def _names(constant_inputs: Iterable[str | int]) -> list[str | int]:
 
 def _drawn_sizes(limits: Limits) -> list[int]:
     """
-    Return batch sizes at which a function is called to see what grows; `_drawn` takes the first three that it makes.
+    Return batch sizes at which to call the user's function of inputs, to see which axes grow with the batch.
 
-    They are accepted by the workload and small, if two such sizes exist: only then come the sizes of `batch_sizes`.
+    Small sizes that the workload accepts come first, then sizes of `batch_sizes`.
     """
     multiples = [limits.multiple_of * count for count in (1, 2, 3, 4, 8, 16)]
     sizes = multiples if limits.divides is None else divisors(limits.divides)

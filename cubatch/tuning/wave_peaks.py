@@ -26,7 +26,7 @@ _CREST = "crest"  # in reasons, for a wave peak
 
 @attrs.frozen
 class Proposal:
-    """A batch size with one reason; when the ladder is cut, the kinds of reasons take turns."""
+    """A batch size proposed for one reason; kinds of reasons take turns where not all sizes can be candidates."""
 
     batch_size: int
     kind: str
@@ -34,14 +34,14 @@ class Proposal:
 
 
 def _levels(end: int) -> Iterator[int]:
-    """Return 1 to 8, then doubling, below `end`."""
+    """Return the numbers 1 to 8, then 16, 32, 64 and so on, as far as they are below `end`."""
     doubling = (STEPS * 2**i for i in itertools.count(1))
     return itertools.takewhile(lambda level: level < end, itertools.chain(range(1, STEPS + 1), doubling))
 
 
 def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
     """
-    Propose batch sizes by Coulom's rule, for the three distinct convolutions with most FLOP.
+    Return batch sizes by Coulom's rule, for the three distinct convolutions with most FLOP.
 
     Each SM then has n whole tiles of 128 x 128 outputs.
     """

@@ -43,14 +43,14 @@ _CACHED_FACTS = {"memory_bytes", "largest_batch_size", "first", "dtype"}
 @attrs.define(kw_only=True)
 class BoundedSubject(Subject):
     """
-    Steps of another framework.
+    A subject whose steps run in another framework, with memory predicted from small sizes.
 
     Attributes:
-        name: What it is called.
-        library: What runs it, as a result calls it.
+        name: Its name in results and messages.
+        library: The framework's name in results.
         device, memory: See `Subject`.
         mode, optimizer, seed, budget, accumulate, loader: As for `autotune_module`.
-        versions: Added to the `environment` of the result.
+        versions: Versions that are added to the `environment` of the result.
     """
 
     name: str
@@ -68,10 +68,10 @@ class BoundedSubject(Subject):
 
     @abc.abstractmethod
     def make_runner(self) -> LearnsMemory:
-        """Make a runner whose steps take at most `memory` bytes."""
+        """Return a runner whose steps take at most `memory` bytes."""
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
-        """Propose sizes up to the largest that fits by what small ones take; an earlier call may have found out."""
+        """Return sizes up to the largest that fits, predicted from small sizes or cached by an earlier call."""
         if cached is None or not cached.facts.keys() >= _CACHED_FACTS:
             return self._propose(limits)
         if cached.largest is None or is_finished:
@@ -119,7 +119,7 @@ class BoundedSubject(Subject):
         return attrs.evolve(ladder, facts=facts, notes=tuple(notes))
 
     def _check_unbounded(self, limits: Limits, raised: str | None, why_not: str | None) -> None:
-        """Reject a module that does not run at all, and one of unknown memory without a maximum."""
+        """Raise InvalidArgument if the module does not run, or if memory is unknown and no maximum size is given."""
         if raised:
             allowed = f"one whose {self.mode} step runs on batches of its inputs"
             raise InvalidArgument("module", self.name, allowed, f"On two samples it raised {raised}. {self._needs()}")
@@ -128,15 +128,15 @@ class BoundedSubject(Subject):
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker that has tried small sizes."""
+        """Process id of the worker that has tried small sizes; None without a worker."""
         return None if self._runner is None else self._runner.worker_pid
 
     def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002
-        """Return what makes the runner, once."""
+        """Return a function that makes the runner on the first call, and then returns the same one."""
         return self._started
 
     def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
-        """Predict the memory of a size that the search adds."""
+        """Return a candidate of a size that the search adds, with predicted memory."""
         step = between(batch_size, ladder.candidates)
         return attrs.evolve(step, predicted_peak_bytes=self._started().predicted(batch_size))
 
@@ -147,10 +147,10 @@ class BoundedSubject(Subject):
 
     def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:
         """
-        Replace predictions by what is known at last.
+        Return ladder and timings with the final memory predictions, and notes of the runner.
 
-        A size that ran keeps what was predicted just before. The largest size is not raised above what was proposed:
-        nothing larger was to be tried.
+        A size that ran keeps the prediction made just before. The largest size is not raised above the proposed one,
+        since no larger size may have been tried.
         """
         remarks = ladder.facts.get("remarks", [])
         if self._runner is not None:
@@ -175,7 +175,7 @@ class BoundedSubject(Subject):
         return Revision(ladder=ladder, measured=measured, notes=notes)
 
     def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
-        """Measure the data loader at the recommended size and some others that were measured."""
+        """Return the data loader's rate at the recommended and some other measured sizes; a note if that fails."""
         if self.loader is None or result.batch_size is None:
             return None
         seconds = loader_seconds(limits)
@@ -191,11 +191,11 @@ class BoundedSubject(Subject):
 
     @property
     def copy_batch(self) -> Callable[[Any], None] | None:
-        """Copies a batch of the loader to the device; None if there is nothing to copy."""
+        """Function that copies a batch of the loader to the device; None if there is nothing to copy."""
         return None
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:
-        """Return its name, dtype and how it is stepped."""
+        """Return the result's fields of the subject: spec, mode, dtype, optimizer, library and others."""
         optimizer = self.optimizer
         return {
             "spec": {"name": self.name},
@@ -209,7 +209,7 @@ class BoundedSubject(Subject):
         }
 
     def remedy(self, ladder: Ladder) -> str:
-        """Return the reasons why all sizes may have failed: state that remains, or inputs that no trace takes."""
+        """Return sentences on why all sizes may have failed: state that remains, or inputs that cannot be traced."""
         remains = [
             sentence(of_remark(each)) for each in ladder.facts.get("remarks", []) if each["code"] == STATE_REMAINS
         ]
@@ -233,7 +233,7 @@ def loader_seconds(limits: Limits) -> float:
 
 
 def _without_one(ladder: Ladder, limits: Limits) -> tuple[Ladder, list[Note]]:
-    """Leave out a batch of 1, which torch.compile compiles separately, unless it is the user's current size."""
+    """Return the ladder without size 1, which torch.compile compiles separately, and a note; keep a current 1."""
     rest = tuple(step for step in ladder.candidates if step.batch_size > 1)
     if limits.current == 1 or len(rest) == len(ladder.candidates):
         return ladder, []

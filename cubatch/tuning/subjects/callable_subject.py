@@ -22,7 +22,7 @@ from cubatch.tuning.subject import Revision, Subject
 @attrs.frozen(kw_only=True)
 class CallableSubject(Subject):
     """
-    Steps of a function.
+    A subject whose steps are calls of the user's function.
 
     Attributes:
         make_step: make_step(n) returns a step of batch size n.
@@ -38,15 +38,15 @@ class CallableSubject(Subject):
     index: int | None
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:  # noqa: ARG002
-        """Propose round sizes up to the maximum."""
+        """Return a ladder of the requested sizes, or of round ones up to the maximum."""
         return Ladder(tuple(plain(limits)), None, self.watched_bytes)
 
     def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002
-        """Return what makes the runner, in this process."""
+        """Return a function that makes the runner in this process."""
         return functools.partial(CallableRunner, self.make_step, self.watched_bytes, self.index)
 
     def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:  # noqa: ARG002
-        """Note which clock was used; the steps may have imported a library that has events."""
+        """Return the ladder and timings unchanged, with notes if the host's clock was used or memory not watched."""
         notes = []
         if not isinstance(clocks.callable_clock(), clocks.EventClock):
             notes.append(note("host_clock"))

@@ -45,19 +45,20 @@ class PresentModuleSubject(BoundedSubject):
     first_notes: Sequence[Note] = ()
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
-        """Return the notes that were given."""
+        """Return `first_notes`."""
         return self.first_notes
 
     @property
     def copy_batch(self) -> Callable[[Any], None] | None:
-        """Copies a batch to the GPU of the module; None on a CPU."""
+        """Function that copies a batch to the GPU of the module; None on a CPU."""
         return None if self.device.kind == "cpu" else loader_rate.copy_to(f"cuda:{self.device.index or 0}")
 
     def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
         """
-        Run the loop of loader and step at the recommended size on the CPU; twice if it is much slower than its parts.
+        Run the loop of loader and step at the recommended size on the CPU, and return its rate or a note of failure.
 
-        Not on a GPU, whose steps overlap with loading, nor with ranks, which would all have to step.
+        It is run twice if it is much slower than its parts suggest. Return None on a GPU, whose steps overlap with
+        loading, and with ranks, which would all have to step.
         """
         rate, runner, n = result.loader, self._runner, result.batch_size
         step_rate = result.step_samples_per_second
@@ -82,7 +83,7 @@ class PresentModuleSubject(BoundedSubject):
         return attrs.evolve(rate, loop_ratio=looped / predicted) if looped else None
 
     def make_runner(self) -> LearnsMemory:
-        """Return a runner that steps the module in this process."""
+        """Return a runner that runs the module's steps in this process."""
         return self.make(self.memory.bytes, self.seed)
 
 
@@ -94,7 +95,7 @@ class NamedModuleSubject(BoundedSubject):
     Attributes:
         inputs: An example of its inputs, as JSON can hold it.
         kind: mode, loss, optimizer, autocast, channels_last, compiled, accumulate; functions by name.
-        sources: Of the functions: their files and what these import.
+        sources: Files of the named functions, with the packages that they import.
     """
 
     inputs: Any
@@ -133,7 +134,7 @@ class NamedModuleSubject(BoundedSubject):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The builder's name, the inputs and how it is stepped."""
+        """The builder's name, the inputs and the options of the step."""
         extents = {"input_shape": self.inputs} if isinstance(self.inputs, list) else {}  # else tensors, packed
         return {
             "spec": {"name": self.name, **extents},
@@ -156,11 +157,11 @@ class NamedModuleSubject(BoundedSubject):
         return facts
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
-        """Note how the worker keeps freed memory."""
+        """Return a note on the thresholds of glibc's heap in the worker; none if the user has set them."""
         return heap_notes(self.device)
 
     def make_runner(self) -> LearnsMemory:
-        """Start a worker that builds the module and steps it."""
+        """Return a runner whose worker process builds the module and runs its steps."""
         arguments = {
             "build": self.name, "inputs": self.inputs, **self.kind, "memory_limit": self.memory.bytes,
             "seed": self.seed, "device": self.device.address,
@@ -171,7 +172,7 @@ class NamedModuleSubject(BoundedSubject):
 
 
 def heap_notes(device: Device) -> list[Note]:
-    """Return the thresholds that a worker sets for glibc's heap; none if the user has set them."""
+    """Return a note on the thresholds that a worker sets for glibc's heap; none if the user has set them."""
     return (
         [note("heap_thresholds", variables=heap.format_variables(heap.RAISED))] if heap.is_raised(device.kind) else []
     )

@@ -49,14 +49,14 @@ _L2_SETS = 2  # times the L2 cache, from which the smallest step cannot find its
 @attrs.frozen(kw_only=True)
 class NetworkSubject(Subject):
     """
-    Steps of a network or layer.
+    A network or layer that cubatch's engine runs.
 
     Attributes:
-        work: What is run, on the first device.
-        devices: All that share a step; None where one has it to itself.
-        memory: What a step may take on each of them.
+        work: The workload, on the first device.
+        devices: All devices that share a step; None for a single device.
+        memory: The memory that a step may take on each device.
         isolate: True, False or "auto": whether steps run in a process that may die.
-        winners: The file with the kernel variants that won; None if they are not cached.
+        winners: The file of cached choices of the fastest kernel variants; None if they are not cached.
     """
 
     work: Workload
@@ -72,7 +72,7 @@ class NetworkSubject(Subject):
         recompute: bool, isolate: bool | str,
     ) -> Self:  # fmt: skip
         """
-        Check the arguments of `autotune` that concern the network and its devices.
+        Return the subject, after checking the arguments of `autotune` for the network and its devices.
 
         Raises:
             CubatchError: If these devices or the engine cannot serve the request.
@@ -103,21 +103,21 @@ class NetworkSubject(Subject):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The spec, how it is run, and on how many devices."""
+        """The spec, the workload's settings, and the devices that share a step."""
         shared = {} if self.devices is None else {"devices": [each.uuid or each.name for each in self.devices]}
         return {**self.work.settings, "spec": self.work.spec.to_mapping(), **shared}
 
     @property
     def multiple(self) -> int:
-        """Other sizes leave Tensor Cores, or threads of a CPU, idle."""
+        """The batch sizes' multiple that fills Tensor Cores or the threads of a CPU; 1 if there is none."""
         threads = self.device.threads if self.device.kind == "cpu" else None
         return arithmetic.tensor_core_multiple(self.device, self.work.dtype) or threads or 1
 
     def start(self, *, refresh: bool) -> Sequence[Note]:
         """
-        Note what the dtype means on this device; with `refresh`, discard the kernel choices of earlier runs.
+        Return a note if there are no Tensor Cores for the dtype; with `refresh`, discard cached kernel choices.
 
-        They are discarded here, once: a worker that dies leaves its own to the next one.
+        They are discarded here and not by a worker, so that a restarted worker finds those made in this run.
         """
         notes, dtype = [], self.work.dtype
         if dtype != "float32" and arithmetic.has_tensor_cores(self.device, dtype) is False:
@@ -130,7 +130,7 @@ class NetworkSubject(Subject):
         return notes
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
-        """Propose sizes by the memory plan and the layers; a finished run keeps its own."""
+        """Return sizes by the memory plan and the layers, or those of the earlier call for the present memory limit."""
         if cached is not None and is_finished:
             return cached
         largest = fit.largest(self.work, max(1, self.memory.bytes))
@@ -141,7 +141,7 @@ class NetworkSubject(Subject):
         return attrs.evolve(ladder, facts={**ladder.facts, "note": self.memory.note})
 
     def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:
-        """Return what makes the runner, in a worker where the step might end this process."""
+        """Return a function that makes the runner, in a worker process if a step might end this one."""
         factory, isolate = self.factory(limits), self.isolate
         if isolate == "auto":
             isolate = self.device.kind == "cuda" or ladder.most_planned_bytes > _ISOLATE_SHARE * self.memory.bytes
@@ -153,7 +153,7 @@ class NetworkSubject(Subject):
         )  # fmt: skip
 
     def factory(self, limits: Limits) -> FactoryRef:
-        """Return the factory of the runner and its arguments, for another process."""
+        """Return a reference to the runner's factory with its arguments, which another process can call."""
         arguments: dict[str, Any] = {
             "spec": self.work.spec.to_mapping(),
             **self.work.settings,
@@ -167,11 +167,11 @@ class NetworkSubject(Subject):
         return FactoryRef("cubatch.measure.network_runner:network_runner", arguments | {"device": self.device.address})
 
     def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
-        """Plan and time a size that the search adds, as those of the ladder."""
+        """Return a candidate of a size that the search adds, with planned memory and predicted time."""
         return added(self.work, ladder, batch_size)
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:
-        """Return spec, settings and whether the L2 cache was cold; the devices that share a step."""
+        """Return the result's fields of the network: spec, settings, state of the L2 cache, and sharing devices."""
         shared = {} if self.devices is None else {"devices": [str(device) for device in self.devices]}
         return {
             "spec": self.work.spec.to_mapping(),
@@ -182,7 +182,7 @@ class NetworkSubject(Subject):
         }
 
     def facts(self, sizes: Sequence[int]) -> SubjectFacts:
-        """Compute FLOP, rooflines and device memory, and count the blocks of cubatch's own kernels."""
+        """Return FLOP, rooflines and device memory, and for cubatch kernels the blocks of each layer, by batch size."""
         work, rows = self.work, dict[int, Any]()
         floors = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
         if work.library == "cubatch":
@@ -199,9 +199,9 @@ class NetworkSubject(Subject):
 
     def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:
         """
-        Add what it costs the devices to share a step of the recommended size, from the cache or measured now.
+        Return the result with the cost of sharing a step among devices, cached or measured at the recommended size.
 
-        If that fails, a note in the result reports it.
+        If measuring fails, a sentence in the result reports it. The result of a single device is unchanged.
         """
         if self.devices is None or result.batch_size is None:
             return result
@@ -221,7 +221,7 @@ class NetworkSubject(Subject):
 
 def memory_limit(devices: Sequence[Device] | None, device: Device, requested: int | str | None) -> MemoryLimit:
     """
-    Return how much memory each device may take: the least of them all; ranks on a CPU share what is free.
+    Return the memory that a step may take on each device: the least of all; ranks on a CPU divide the free memory.
 
     Args:
         devices: Those that share a step; None for `device` alone.
@@ -242,7 +242,7 @@ def memory_limit(devices: Sequence[Device] | None, device: Device, requested: in
 def _sharing(
     devices: int | Sequence[Device | str] | None, device: Device | str | None, mode: str
 ) -> tuple[Device, ...] | None:
-    """Return the devices that share a step; None where there is one."""
+    """Return the devices that share a step, None for a single one; raise InvalidArgument outside of training."""
     parts = resolve_devices(devices, device)
     if parts is not None and mode != "training":
         remedy = "In inference devices have nothing to exchange: tune one of them."
@@ -251,7 +251,7 @@ def _sharing(
 
 
 def _check_sharing(work: Workload, *, isolate: bool | str) -> None:
-    """Reject a layer on its own, which has no loss to share, and steps in this process."""
+    """Raise InvalidArgument for a single layer, which has no loss, and for steps in this process."""
     if as_network(work.spec) is not work.spec:
         raise InvalidArgument("layer_spec", work.name, "a network where devices share a training step")
     if isolate is False:
@@ -260,7 +260,7 @@ def _check_sharing(work: Workload, *, isolate: bool | str) -> None:
 
 
 def _l2(work: Workload, ladder: Ladder) -> str:
-    """Return "warm" if the smallest candidate finds its input in the L2 cache from the step before, else "cold"."""
+    """Return "cold" if the smallest candidate of a single layer needs at least twice the L2 cache, else "warm"."""
     l2_bytes = work.device.l2_bytes
     if not isinstance(work.spec, Layer) or not ladder.candidates or not l2_bytes:
         return "warm"

@@ -34,10 +34,10 @@ _WHEELS = ("onnxruntime", "onnxruntime-gpu")
 @attrs.define(kw_only=True)
 class OnnxSubject(BoundedSubject):
     """
-    Steps of a file.
+    An ONNX file that ONNX Runtime runs.
 
     Attributes:
-        path: Where it is.
+        path: Path of the file.
         dims: Extents of open axes other than the batch, by name.
     """
 
@@ -50,12 +50,12 @@ class OnnxSubject(BoundedSubject):
         recompute: bool, isolate: bool | str, dims: Mapping[str, int] | None = None,
     ) -> Self:  # fmt: skip
         """
-        Check the arguments of `autotune` that concern the file.
+        Return the subject of an ONNX file, after checking the arguments of `autotune`.
 
         Raises:
-            InvalidArgument: If one of them is not for ONNX Runtime, or its child InvalidSpec the file.
-            DeviceNotAvailable: If the ONNX Runtime that is installed is without CUDA.
-            MissingDependency: If it, or onnx, is not installed.
+            InvalidArgument: If there is no such file, or an argument is not for ONNX Runtime.
+            DeviceNotAvailable: If the device is not in this machine.
+            MissingDependency: If ONNX Runtime or onnx is not installed.
         """
         path = _path(spec)
         if not isinstance(dims or {}, Mapping):
@@ -72,7 +72,7 @@ class OnnxSubject(BoundedSubject):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The file and the provider that runs it."""
+        """The file, the extents of its open axes, and the execution provider."""
         dims = {"dims": dict(self.dims)} if self.dims else {}
         return {
             "spec": {"name": self.name, **dims}, "file": str(self.path.resolve()), "library": LIBRARY,
@@ -81,15 +81,15 @@ class OnnxSubject(BoundedSubject):
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """The checksums of the file and its weights, the release of ONNX Runtime, and how memory is kept."""
+        """The checksums of the file and its weights, the version of ONNX Runtime, and the settings of malloc."""
         return {"malloc": heap.settings(self.device.kind), **self.versions, **_checksums(self.path, self.dims)}
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
-        """Note how the worker keeps freed memory."""
+        """Return a note on the thresholds of glibc's heap in the worker; none if the user has set them."""
         return heap_notes(self.device)
 
     def make_runner(self) -> LearnsMemory:
-        """Start a worker that loads the file and steps it."""
+        """Return a runner whose worker process loads the file and runs its steps."""
         arguments = {
             "path": str(self.path.resolve()), "device": self.device.address, "threads": self.device.threads,
             "memory_limit": self.memory.bytes, "seed": self.seed, "dims": dict(self.dims),
@@ -110,7 +110,7 @@ def _path(spec: object) -> Path:
 def _check(
     devices: object, mode: str, dtype: str, objective: str, *, recompute: bool, isolate: bool | str
 ) -> None:  # fmt: skip
-    """Reject what ONNX Runtime does not do."""
+    """Raise InvalidArgument for options that ONNX Runtime does not support."""
     remedy = "ONNX Runtime runs a file as it is, for inference only; autotune_module trains a PyTorch module."
     for_it = f'for library="{LIBRARY}"'
     if devices is not None:
@@ -128,7 +128,7 @@ def _check(
 
 
 def _versions(device: Device) -> dict[str, Any]:
-    """Return which ONNX Runtime is installed, without importing it."""
+    """Return the installed ONNX Runtime packages (`onnxruntime`) and the execution `provider`, without an import."""
     if importlib.util.find_spec("onnxruntime") is None:
         raise MissingDependency("ONNX Runtime", f'library="{LIBRARY}"', LIBRARY)
     if importlib.util.find_spec("onnx") is None:

@@ -42,7 +42,7 @@ class PredictedSteps:
     Attributes:
         sharpened: Their seconds, with intervals and covariance.
         roofline_seconds: Lower bounds by batch size, where known.
-        passes: Returns the passes of a step by the position of its batch size, the longest first.
+        passes: Function from the position of a batch size to the passes of its step, the longest first.
     """
 
     sharpened: Sharpened
@@ -53,7 +53,7 @@ class PredictedSteps:
 @attrs.frozen(kw_only=True)
 class PredictedSubject:
     """
-    Something whose steps are predicted.
+    A network or module whose steps are predicted on a GPU.
 
     Attributes:
         device: The GPU.
@@ -61,7 +61,7 @@ class PredictedSubject:
         facts: The fields of the forecast that describe the workload.
         ladder: The batch sizes to predict.
         candidate: Makes a candidate of a size between those of the ladder.
-        steps: Predicts a step of each of some sizes.
+        steps: Predicts a step of each of the given sizes.
         anchors: Measurements that correct the prediction.
     """
 
@@ -79,7 +79,7 @@ def network(
     library: str, optimizer: str, recompute: bool,
 ) -> PredictedSubject:  # fmt: skip
     """
-    Check the arguments of `predict` that concern a network, and propose its batch sizes.
+    Return a network with its candidate batch sizes, after checking the arguments of `predict`.
 
     Raises:
         InvalidArgument: If an argument makes no sense, or the model lacks facts of the GPU.
@@ -130,7 +130,7 @@ def module(
     spec: Any, batches: Any, device: Device | str | None, request: Request, kind: Mapping[str, Any]
 ) -> PredictedSubject:  # fmt: skip
     """
-    Trace a PyTorch module, and propose its batch sizes; `kind` has the arguments of `predict` about its step.
+    Return a traced PyTorch module with its candidate batch sizes; `kind` has the options of its step.
 
     Raises:
         InvalidArgument: If an argument makes no sense, or the module's step cannot be traced or computes nothing.
@@ -204,7 +204,7 @@ def _gpu_of(device: Device | str | None) -> Device:
 
 
 def _check_facts(gpu: Device, missing: Sequence[str]) -> None:
-    """Raise InvalidArgument if facts of a GPU are missing that the model needs."""
+    """Raise InvalidArgument if any facts of a GPU that the time model needs are missing."""
     if not missing:
         return
     if remedy := device_file.lacks(gpu, missing):
