@@ -40,7 +40,7 @@ _DAMAGED = (ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfi
 
 def check_path(field: str, path: str | Path) -> Path:
     """
-    Check that a file's name has a known ending, and that it can be written.
+    Return the path; raise InvalidArgument if its ending is unknown or no file can be written there.
 
     Example:
         >>> check_path("save", "trained.npz").suffix
@@ -63,12 +63,12 @@ def check_path(field: str, path: str | Path) -> Path:
 
 def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: Mapping[str, str]) -> None:
     """
-    Write arrays to a file, which is replaced when they are complete on the disk.
+    Write named arrays and metadata to a file; an existing file is replaced once the new one is complete on disk.
 
     Args:
         path: Ends in .safetensors or .npz.
-        arrays: By name.
-        notes: Metadata of the file.
+        arrays: The arrays by name.
+        notes: Metadata of the file: texts by name.
 
     Example:
         >>> import tempfile
@@ -92,7 +92,7 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
-    """Read arrays by name, and the metadata of the file; bfloat16 becomes float32."""
+    """Return the arrays of a file by name, and its metadata; bfloat16 arrays become float32."""
     checks.check_path(path, "file")
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:

@@ -26,7 +26,7 @@ MAX_BATCH_SIZE = 2**31 - 1
 
 
 def required_number(value: float) -> float:
-    """Take a finite number; NumPy's become Python's."""
+    """Return a finite number as a Python float; raise TypeError or ValueError otherwise."""
     if not _is(value, Real):
         raise TypeError(f"must be a number, got {shown(value)}")
     try:
@@ -39,7 +39,7 @@ def required_number(value: float) -> float:
 
 
 def required_positive(value: float) -> float:
-    """Take a number above 0 that can be drawn and divided by."""
+    """Return a number from 1e-30 to 1e30 as a Python float; raise TypeError or ValueError otherwise."""
     figure = required_number(value)
     if not 1 / MOST <= figure <= MOST:
         raise ValueError(f"must be from {1 / MOST:g} to {MOST:g}, got {shown(value)}")
@@ -47,12 +47,12 @@ def required_positive(value: float) -> float:
 
 
 def amount(value: float | None) -> float | None:
-    """Take a number above 0, 0 or None."""
+    """Return 0, a number from 1e-30 to 1e30, or None; raise TypeError or ValueError otherwise."""
     return number(value) if value == 0 else positive(value)
 
 
 def required_whole(value: int) -> int:
-    """Take an integer of at most 64 bits; NumPy's become Python's."""
+    """Return an integer of at most 64 bits as a Python int; raise TypeError or ValueError otherwise."""
     if not _is(value, Integral):
         raise TypeError(f"must be an integer, got {shown(value)}")
     if int(value).bit_length() > 64:  # noqa: PLR2004 - the limit of other JSON readers and nearly of SQLite
@@ -61,7 +61,7 @@ def required_whole(value: int) -> int:
 
 
 def required_count(value: int) -> int:
-    """Take an integer from 0 on."""
+    """Return an integer of at least 0 as a Python int; raise TypeError or ValueError otherwise."""
     integer = required_whole(value)
     if integer < 0:
         raise ValueError(f"must be at least 0, got {integer}")
@@ -69,7 +69,7 @@ def required_count(value: int) -> int:
 
 
 def required_size(value: int) -> int:
-    """Take a batch size."""
+    """Return a batch size, from 1 to MAX_BATCH_SIZE, as a Python int; raise TypeError or ValueError otherwise."""
     integer = required_whole(value)
     if not 1 <= integer <= MAX_BATCH_SIZE:
         raise ValueError(f"must be from 1 to {MAX_BATCH_SIZE}, got {integer}")
@@ -90,54 +90,54 @@ def number(value: float | None) -> float | None:
 
 
 def positive(value: float | None) -> float | None:
-    """Return the value if it is above 0 or None; raise TypeError or ValueError otherwise."""
+    """Return a number from 1e-30 to 1e30, or None; raise TypeError or ValueError otherwise."""
     return None if value is None else required_positive(value)
 
 
 def whole(value: int | None) -> int | None:
-    """Take an integer or None."""
+    """Return an integer of at most 64 bits, or None; raise TypeError or ValueError otherwise."""
     return None if value is None else required_whole(value)
 
 
 def count(value: int | None) -> int | None:
-    """Take an integer from 0 on, or None."""
+    """Return an integer of at least 0, or None; raise TypeError or ValueError otherwise."""
     return None if value is None else required_count(value)
 
 
 def size(value: int | None) -> int | None:
-    """Take a batch size or None."""
+    """Return a batch size, from 1 to MAX_BATCH_SIZE, or None; raise TypeError or ValueError otherwise."""
     return None if value is None else required_size(value)
 
 
 def text(value: str | None) -> str | None:
-    """Take text or None."""
+    """Return the value if it is a str or None; raise TypeError otherwise."""
     return None if value is None else required_text(value)
 
 
 def items(value: Iterable[Any]) -> tuple[Any, ...]:
-    """Take a list of anything."""
+    """Return the items of an iterable as a tuple; raise TypeError for text, mappings and other values."""
     if _is(value, str | Mapping) or not _is(value, Iterable):
         raise TypeError(f"must be a list, got {shown(value)}")
     return tuple(value)
 
 
 def texts(value: Iterable[str]) -> tuple[str, ...]:
-    """Take a list of text."""
+    """Return the texts of an iterable as a tuple; raise TypeError if an item is no str."""
     return tuple(required_text(item) for item in items(value))
 
 
 def wholes(value: Iterable[int]) -> tuple[int, ...]:
-    """Take a list of integers."""
+    """Return integers of at most 64 bits as a tuple; raise TypeError or ValueError otherwise."""
     return tuple(required_whole(item) for item in items(value))
 
 
 def positives(value: Iterable[float]) -> tuple[float, ...]:
-    """Take a list of numbers above 0, as `positive`."""
+    """Return numbers from 1e-30 to 1e30 as a tuple of floats; raise TypeError or ValueError otherwise."""
     return tuple(required_positive(item) for item in items(value))
 
 
 def interval(value: Sequence[float] | None) -> tuple[float, float] | None:
-    """Take [low, high], both above 0, or None."""
+    """Return [low, high], both above 0, as a tuple, or None; raise TypeError or ValueError otherwise."""
     if value is None:
         return None
     ends = positives(value)
@@ -147,7 +147,7 @@ def interval(value: Sequence[float] | None) -> tuple[float, float] | None:
 
 
 def mapping(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Take a mapping and return it as JSON would, so that results compare equal after a round trip."""
+    """Return a mapping as JSON would return it; raise TypeError or ValueError if JSON cannot hold it."""
     if not _is(value, Mapping):
         raise TypeError(f"must be a mapping, got {shown(value)}")
     plain: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False, default=_plain))
@@ -155,12 +155,12 @@ def mapping(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mappings(value: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Take a list of mappings."""
+    """Return mappings as a tuple, each as by `mapping`; raise TypeError or ValueError otherwise."""
     return tuple(mapping(item) for item in items(value))
 
 
 def _is(value: object, kind: type | UnionType) -> bool:
-    """Check a type that annotations promise but JSON may not have; True and False are no numbers."""
+    """Return whether a value is of a type; True and False do not count as numbers."""
     return isinstance(value, kind) and not (isinstance(value, bool) and kind in (Real, Integral))
 
 
@@ -175,12 +175,12 @@ def _plain(value: object) -> object:
 
 
 def check_batch_size(value: int, name: str = "batch_size") -> int:
-    """Return a batch size, or raise InvalidArgument."""
+    """Return a batch size, from 1 to MAX_BATCH_SIZE, as a Python int; raise InvalidArgument otherwise."""
     return check_whole(name, value, most=MAX_BATCH_SIZE)
 
 
 def check_whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> int:
-    """Return a whole number as Python's int."""
+    """Return an integer from `least` to `most` as a Python int; raise InvalidArgument otherwise."""
     allowed = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     whole = isinstance(value, (int, Integral)) and not isinstance(value, bool)  # int first: ABCs are slow
     if not whole or value < least or (most is not None and value > most):
@@ -189,13 +189,13 @@ def check_whole(field: str, value: int, *, least: int = 1, most: int | None = No
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number, not True or False."""
+    """Return whether a value is a real number; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_number(field: str, value: float, *, least: float = 0.0, above: float | None = None) -> float:
     """
-    Return a finite number as it is.
+    Return the value if it is a finite number in range; raise InvalidArgument otherwise.
 
     Args:
         field: Its name in errors.
@@ -211,12 +211,12 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
 
 
 def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
-    """Raise InvalidArgument if the value is of another type."""
+    """Raise InvalidArgument if the value is not of type `kind`, which `allowed` describes to the user."""
     if not isinstance(value, kind):
         raise InvalidArgument(field, value, allowed)
 
 
 def check_path(path: object, field: str = "path") -> None:
-    """Raise InvalidArgument if the value is no path."""
+    """Raise InvalidArgument if the value is neither a str nor a path object."""
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgument(field, path, "a path")

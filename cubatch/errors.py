@@ -101,7 +101,7 @@ class UnknownName(InvalidArgument):
 
 
 class UnsupportedDtype(InvalidArgument):
-    """The device has no arithmetic of this type."""
+    """The device cannot compute with this dtype."""
 
     def __init__(self, dtype: str, device: str, supported: Sequence[str], remedy: str = "") -> None:
         CubatchError.__init__(self, dtype, device, tuple(supported), remedy)
@@ -129,7 +129,7 @@ class UnsupportedLayer(CubatchError):
 
 
 class DeviceNotAvailable(CubatchError):
-    """The device exists, but not in this machine or not for this process."""
+    """The machine lacks this device, or the process cannot use it."""
 
     def __init__(self, device: str, reason: str, remedy: str = "") -> None:
         super().__init__(device, reason, remedy)
@@ -156,12 +156,12 @@ class DeviceFailed(CubatchError):
 
     @classmethod
     def by_driver(cls, operation: str, cuda_status: int, remedy: str = "") -> DeviceFailed:
-        """Make the error of a call for which the CUDA driver returned this status."""
+        """Return the error of a call for which the CUDA driver returned this status."""
         return cls(operation, f"CUDA driver status {cuda_status}", remedy, cuda_status)
 
     @property
     def is_fatal(self) -> bool:
-        """Whether nothing more runs in this process; else only one call failed."""
+        """Whether all later GPU calls of this process fail too; False if only this call failed."""
         return self.cuda_status in _FATAL
 
     def __str__(self) -> str:
@@ -255,7 +255,7 @@ class NothingMeasured(CubatchError):
     No candidate gave a measurement that can be recommended.
 
     Args:
-        reason: How they ended.
+        reason: How the trials of the candidates ended.
         remedy: The next step.
         lead: The summary before the reason.
     """

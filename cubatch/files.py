@@ -9,7 +9,7 @@ from pathlib import Path
 
 def reason(error: Exception) -> str:
     """
-    Return why a file cannot be read, without its name.
+    Return why an operation on a file failed, as text without the file's name.
 
     Example:
         >>> reason(FileNotFoundError(2, "No such file or directory", "x.toml")), reason(ValueError("it is empty"))
@@ -28,7 +28,7 @@ def is_file(path: str | Path) -> bool:
 
 
 def is_special(path: str | Path) -> bool:
-    """Return whether something else than a regular file is there, such as a device."""
+    """Return whether the path exists and is no regular file, but a folder or a device."""
     with contextlib.suppress(OSError, ValueError):
         return Path(path).exists() and not Path(path).is_file()
     return False
@@ -49,7 +49,7 @@ def is_writable(path: str | Path) -> bool:
 
 
 def trouble(path: str | Path) -> str:
-    """Return why no file can have that path, such as a very long one; empty if one is there or could be."""
+    """Return why no file can have a path, such as its length; empty text if a file exists or could."""
     try:
         os.lstat(path)
     except FileNotFoundError:

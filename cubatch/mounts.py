@@ -14,7 +14,7 @@ _NETWORK = frozenset({
 
 def is_on_network(path: Path) -> bool:
     """
-    Return whether several machines may have the file system of a path mounted; a FUSE program counts as one.
+    Return whether a path is on a network or FUSE file system, which several machines may share.
 
     Example:
         >>> is_on_network(Path("/proc/self"))

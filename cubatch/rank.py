@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class _Rank:
-    """Serves the calls of a `RankGroup`, one method each."""
+    """Serves the calls that a `RankGroup` sends to one of its processes; each call runs the method of its name."""
 
     def __init__(self, connection: Connection, rank: int, size: int) -> None:
         self._connection, self._rank, self._size = connection, rank, size
@@ -45,13 +45,13 @@ class _Rank:
         self._runner: Any = None
 
     def identifier(self) -> Any:
-        """Make the identifier by which ranks on GPUs find each other."""
+        """Return a new NCCL identifier; ranks on GPUs that pass the same one to `meet` are connected."""
         from cubatch.engine.exchange import nccl_identifier
 
         return nccl_identifier()
 
     def meet(self, device: str, identifier: Any) -> None:
-        """Find the other ranks."""
+        """Connect this rank to the others: by MPI on the CPU, by NCCL on a GPU."""
         from cubatch.engine.exchange import MpiExchange, NcclExchange
         from cubatch.hardware import probe
 
@@ -61,37 +61,36 @@ class _Rank:
             self._exchange = NcclExchange(identifier, self._rank, self._size, probe.resolve(device).index or 0)
 
     def build(self, device: str, arguments: Mapping[str, Any]) -> None:
-        """Make the runner of a network."""
+        """Create the runner, which prepares and times the network's steps on this rank."""
         from cubatch.measure.network_runner import network_runner
 
         self._runner = network_runner(device=device, exchange=self._exchange, **arguments)
 
     def prepare(self, batch_size: int) -> None:
-        """Prepare steps of this batch size."""
         self._runner.prepare(batch_size)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Use the prepared step as the reference step."""
+        """Use the prepared step as the reference step of later timings; return False if the runner cannot."""
         is_held: bool = self._runner.hold_reference(repeats)
         return is_held
 
     def time(self, repeats: int) -> Reading:
-        """Time steps of all ranks together."""
+        """Return the timing of `repeats` steps that all ranks run together."""
         reading: Reading = self._runner.clock.time(self._runner.step, repeats)
         return reading
 
     def time_alone(self, repeats: int) -> Reading:
-        """Time steps of this rank without the others."""
+        """Return the timing of `repeats` steps of this rank, without exchange with the others."""
         with self._runner.model.alone():
             return self.time(repeats)
 
     def exchanged(self) -> Exchanged:
-        """Return the time of sums since the last call."""
+        """Return the times of the gradient sums over all ranks since the last call."""
         exchanged: Exchanged = self._exchange.exchanged()
         return exchanged
 
     def facts(self) -> dict[str, Any]:
-        """Return the peak memory, and how steps are launched."""
+        """Return the peak memory in bytes (`peak_bytes`, `peak_device_bytes`) and how steps are launched (`launch`)."""
         runner = self._runner
         return {
             "peak_bytes": runner.peak_bytes, "peak_device_bytes": runner.peak_device_bytes, "launch": runner.launch
@@ -107,7 +106,7 @@ class _Rank:
         self._runner.release()
 
     def train(self, device: str, network: Any, options: Mapping[str, Any]) -> Training:
-        """Train; rank 0 reports progress."""
+        """Train the network together with the other ranks; rank 0 reports the progress."""
         from cubatch.engine import train as engine
         from cubatch.hardware import probe
         from cubatch.measure import kernel_context
@@ -154,7 +153,7 @@ def main() -> NoReturn:
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[Any]) -> NoReturn:
-    """Receive calls while the main thread works; end the process with the connection, even within a sum."""
+    """Queue the calls that arrive; end the process when the connection closes, even within a gradient sum."""
     try:
         while True:
             inbox.put(connection.recv())

@@ -7,9 +7,9 @@ from typing import Any
 
 class Shown:
     """
-    A record of which `report` makes tables or a page.
+    Base of records that show themselves as tables in a terminal and as HTML in a notebook.
 
-    Each method looks for the view of its own class, so that records need not know how they look.
+    The views of the classes are in `cubatch.report.views`.
     """
 
     __slots__ = ()
@@ -29,7 +29,7 @@ class Shown:
         printer.text(Shown.table(self))
 
     def _repr_html_(self) -> str:
-        """Show the tables, or the page of a result, in a notebook."""
+        """Return HTML for a notebook: the tables, or the page of a result."""
         from cubatch.report import views
 
         return views.html(self)

@@ -36,7 +36,7 @@ class _OldSchema(StoreError):
 
 
 def place(path: Path | str) -> Path:
-    """Return the file that a path leads to, through links too, since locks lie next to the file."""
+    """Return the absolute path of a file, with links and ~ resolved; raise an error if it is no regular file."""
     try:
         file = Path(path).expanduser().resolve()
     except ValueError as error:  # a zero byte
@@ -59,7 +59,7 @@ def connect(
         schema: CREATE statements of the tables.
         version: The number of the schema, stored as `user_version`.
         on_replaced: Without it, a file that is damaged or of an older version is an error. With it, such a file is
-            renamed and a new one is created. It is called with the file's new name and the reason.
+            renamed and a new one is created. The function is called with the file's new name and the reason.
 
     Returns:
         A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
@@ -95,7 +95,7 @@ def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
 
 
 def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) -> bool:
-    """Reject files of others and of other versions, raise an error for damage, and return whether the file is new."""
+    """Return whether the database is new; raise an error if it is damaged, or of another program or version."""
     number = database.execute("PRAGMA user_version").fetchone()[0]
     tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not number and not tables:
@@ -130,7 +130,7 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
-    """Use WAL where processes share memory, else the rollback journal."""
+    """Use write-ahead logging (WAL), but the rollback journal on a file system without shared memory."""
     with contextlib.suppress(sqlite3.OperationalError):  # a file system without shared memory
         if not is_on_network(path) and database.execute("PRAGMA journal_mode = wal").fetchone()[0] == "wal":
             database.execute("PRAGMA synchronous = NORMAL")
@@ -141,7 +141,7 @@ def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
 
 
 def _rename(path: Path) -> Path:
-    """Rename a file and its journals, which SQLite would otherwise apply to a new file of that name."""
+    """Rename a database and its journals, and return the new path; SQLite would apply old journals to a new file."""
     name = f"{path.name}.old-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
     for suffix in ("-wal", "-shm", "-journal", ""):
         with contextlib.suppress(FileNotFoundError):
@@ -152,7 +152,7 @@ def _rename(path: Path) -> Path:
 @contextlib.contextmanager
 def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
     """
-    Hold a named lock next to the file, after waiting for it `seconds` at most (TimeoutError).
+    Hold a named lock next to the file in the block; raise TimeoutError if it is not free within `seconds`.
 
     It is a file lock, which the kernel drops when its holder ends. The lock's file stays: if one were removed that
     another process is about to lock, two would hold it.
@@ -173,7 +173,7 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return why the file cannot be used, in words; the error is one of `ERRORS`."""
+    """Return a phrase on why the database cannot be used; the error is one of `ERRORS`."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     words = {

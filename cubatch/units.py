@@ -29,7 +29,7 @@ _METRIC = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
     """
-    Read a size: an int of bytes, "8GiB", "500 MB", or "80%" of the free memory.
+    Return a size in bytes, given as an int of bytes, "8GiB", "500 MB", or "80%" of the free memory.
 
     Binary units (KiB, MiB, GiB, TiB, and bare K, M, G, T) are powers of 1024, decimal ones
     (kB, MB, GB, TB) powers of 1000.
@@ -78,7 +78,7 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
 
 def format_bytes(size: float) -> str:
     """
-    Write a capacity in binary units with four significant figures at most.
+    Format a number of bytes in binary units; from 1 KiB on with two decimals.
 
     Example:
         >>> format_bytes(8589934592), format_bytes(1536), format_bytes(12)
@@ -92,7 +92,7 @@ def format_bytes(size: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """
-    Write a time in the unit that suits it.
+    Format seconds as s, ms, µs or ns with three significant figures.
 
     Example:
         >>> format_seconds(0.00123), format_seconds(75.0), format_seconds(2.5e-6)
@@ -106,7 +106,7 @@ def format_seconds(seconds: float) -> str:
 
 def format_metric(value: float, unit: str = "") -> str:
     """
-    Write a count or rate with a metric prefix and three significant figures.
+    Format a count or rate with a metric prefix and three significant figures.
 
     Example:
         >>> format_metric(9.02e12, "FLOP/s"), format_metric(897e9, "B/s"), format_metric(12.0)
@@ -120,7 +120,7 @@ def format_metric(value: float, unit: str = "") -> str:
 
 def format_count(value: float) -> str:
     """
-    Write a number with thin groups of three digits: parameters, samples per second.
+    Format a number, such as a count or a rate, with spaces between groups of three digits.
 
     Example:
         >>> format_count(465920), format_count(0.1234), format_count(63.25)
@@ -133,7 +133,7 @@ def format_count(value: float) -> str:
 
 def format_percent(fraction: float) -> str:
     """
-    Write a fraction as a percentage.
+    Format a fraction as a percentage.
 
     Example:
         >>> format_percent(0.934), format_percent(1.0), format_percent(0.09999)
@@ -144,7 +144,7 @@ def format_percent(fraction: float) -> str:
 
 def format_tenths(fraction: float) -> str:
     """
-    Write an uncertainty as a percentage with one decimal; above a half its size means nothing.
+    Format an uncertainty as a percentage with one decimal; above a half only as "over 50 %".
 
     Example:
         >>> format_tenths(0.0232), format_tenths(1.37)
@@ -176,7 +176,7 @@ def _three_figures(value: float) -> str:
 
 def format_value(value: float, objective: str) -> str:
     """
-    Write a tick or a label of the y axis.
+    Format a value of the objective for the y axis: a latency with its unit, others without.
 
     Example:
         >>> format_value(20000, "throughput"), format_value(3.2e6, "throughput"), format_value(0.005, "latency")
@@ -189,7 +189,7 @@ def format_value(value: float, objective: str) -> str:
 
 def format_objective(value: float, objective: str) -> str:
     """
-    Write a value of the objective with its unit.
+    Format a value of the objective with its unit.
 
     Example:
         >>> format_objective(27462.3, "throughput"), format_objective(0.005, "latency")
@@ -200,7 +200,7 @@ def format_objective(value: float, objective: str) -> str:
 
 def format_price(price: float) -> str:
     """
-    Write an amount of money with three significant digits.
+    Format an amount of money with three significant digits.
 
     Example:
         >>> format_price(0.0123), format_price(1.2), format_price(123.4), format_price(12345)
@@ -211,7 +211,7 @@ def format_price(price: float) -> str:
 
 def join_words(words: Sequence[str]) -> str:
     """
-    Write a list as in a sentence.
+    Join words with commas and a final "and", as in a sentence.
 
     Example:
         >>> join_words(["8", "16", "32"]), join_words(["8"])
@@ -240,7 +240,7 @@ def is_visible(text: str) -> bool:
 
 def visible(text: str, keep: str = "\n\t") -> str:
     r"""
-    Replace characters that control a terminal by escapes, as `repr` does: for texts of others.
+    Return a text with characters that control a terminal replaced by escapes, as in `repr`.
 
     Args:
         text: Any text.
@@ -255,7 +255,7 @@ def visible(text: str, keep: str = "\n\t") -> str:
 
 
 class _Short(reprlib.Repr):
-    """`repr` with bounds: of items, characters and depth."""
+    """`repr` with a maximum of items, characters and depth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ def shown(value: object) -> str:
 
 def message_of(error: BaseException) -> str:
     r"""
-    Return the message of an exception, made safe to show.
+    Return the message of an exception, with characters that control a terminal escaped.
 
     Example:
         >>> message_of(ValueError("no \x1b[31mred")), message_of(OSError(2, "No such file"))

@@ -19,7 +19,7 @@ _PACKAGES = {"site-packages", "dist-packages"}  # folders, the latter Debian's
 
 def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
     """
-    Return an attribute of a module.
+    Return an attribute of a module; raise InvalidArgument if it does not exist.
 
     Args:
         module: The module.
@@ -62,7 +62,7 @@ def beside(folder: str | None) -> Iterator[None]:
 @contextlib.contextmanager
 def users(field: str, name: str, allowed: str) -> Iterator[None]:
     """
-    Translate exceptions of the user's code in the block; errors of cubatch pass.
+    Raise exceptions of user code in the block as InvalidArgument or OutOfMemory; errors of cubatch pass unchanged.
 
     Args:
         field: The argument in which the user named the code.
@@ -81,7 +81,7 @@ def users(field: str, name: str, allowed: str) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """Return the innermost line of the user's own code in the traceback; empty without one."""
+    """Return ", at FILE:LINE." of the innermost user code in the traceback; empty text without one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if (path := Path(frame.filename)).is_file() and not is_installed(path)]
     return f", at {own[-1].filename}:{own[-1].lineno}." if own else ""

@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove partial files of killed processes: the kernel has dropped their locks."""
+    """Remove partial files that no process has locked: their writers were killed."""
     for partial in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.partial"):
         with contextlib.suppress(OSError), partial.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

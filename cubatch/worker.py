@@ -43,7 +43,7 @@ _WATCH_SECONDS = 1.0
 
 
 class _Worker:
-    """Serves the requests of `RemoteRunner`, one method each."""
+    """Serves the requests that a `RemoteRunner` sends to its process; each request runs the method of its name."""
 
     _runner: Runner
 
@@ -122,7 +122,7 @@ def main() -> NoReturn:
 
 
 def _serve(worker: _Worker, line: bytes) -> tuple[str, bytes]:
-    """Serve a request; return its name and the answer's line."""
+    """Execute a request, a line of JSON; return the request's name and the reply as a line of JSON."""
     request = json.loads(line)
     doing = request.pop("do")
     try:
@@ -133,14 +133,14 @@ def _serve(worker: _Worker, line: bytes) -> tuple[str, bytes]:
 
 
 def _listen(requests: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> NoReturn:
-    """Receive requests while the main thread works; end the process at their end, even within a step."""
+    """Queue the requests that arrive; end the process when the input ends, even within a step."""
     for line in requests:
         inbox.put(line)
     os._exit(0)
 
 
 def _watch(parent: int) -> NoReturn:
-    """End the process after its parent, whose forked children may hold the other end of standard input open."""
+    """End this process when its parent has ended; children of the parent may keep standard input open."""
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
     os._exit(0)

@@ -22,7 +22,7 @@ OPTIMIZERS = ("sgd", "momentum", "adam")
 @attrs.frozen(kw_only=True)
 class Workload:
     """
-    Steps of one spec on one device, of any batch size.
+    The description of a step on one device, except for its batch size.
 
     Attributes:
         spec: A layer or network.
@@ -64,7 +64,7 @@ class Workload:
         present: bool = False,
     ) -> Self:
         """
-        Resolve and check the arguments of a public function.
+        Return the workload, after resolving and checking the arguments of a public function.
 
         Args:
             spec: A layer, a network, a mapping, a model's name or a path to a spec file.
@@ -95,13 +95,13 @@ class Workload:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings as text, for the store, JSON and worker processes; without `accumulate`."""
+        """Mode, dtype, optimizer, library and recompute by name, for the store, JSON and worker processes."""
         names = ("mode", "dtype", "optimizer", "library", "recompute")
         return {name: getattr(self, name) for name in names}
 
     @property
     def name(self) -> str:
-        """The spec's name, or its type."""
+        """The spec's name, else the type of layer, else "a network"."""
         mapping = self.spec.to_mapping()
         return str(mapping.get("name") or mapping.get("type") or "a network")
 
@@ -138,7 +138,7 @@ def accumulating(work: Workload, batch_size: int, target_batch_size: int | None)
 
 def check_target(batch_size: int, target_batch_size: int) -> None:
     """
-    Check that an optimizer step is a multiple of the batch size.
+    Check that the samples of an optimizer step are a multiple of the batch size.
 
     Raises:
         InvalidArgument: If not; the message has a step and a batch size that would do.
