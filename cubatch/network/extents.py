@@ -18,7 +18,7 @@ A_NAME = f"text without control characters, not empty, of at most {MOST_NAME} ch
 
 
 def check_integer(value: object, name: str, minimum: int, most: int = MAX_EXTENT) -> int:
-    """Return a whole number from `minimum` to `most`, or raise InvalidSpec naming the field."""
+    """Return the value if it is a whole number from `minimum` to `most`; else raise InvalidSpec for field `name`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidSpec(name, value, f"a whole number, at least {minimum}")
     if not minimum <= value <= most:
@@ -28,7 +28,7 @@ def check_integer(value: object, name: str, minimum: int, most: int = MAX_EXTENT
 
 # Converters do not know the field, so they leave invalid values to the validators.
 def whole(value: object) -> int:
-    """Turn NumPy's integers into Python's."""
+    """Return an integer of any type, such as NumPy's, as a Python int; all other values unchanged."""
     if isinstance(value, bool):
         return value
     try:
@@ -38,28 +38,28 @@ def whole(value: object) -> int:
 
 
 def optional_whole(value: object) -> int | None:
-    """Convert as `whole`; None stays None."""
+    """Return None unchanged, and an integer of any type as a Python int; all other values unchanged."""
     return None if value is None else whole(value)
 
 
 def pair(value: object) -> tuple[int, int]:
-    """Convert 1 to (1, 1)."""
+    """Return a single value twice, 1 as (1, 1), and a list as a tuple."""
     return _tuple(value) if _is_list(value) else (whole(value),) * 2  # type: ignore[return-value]
 
 
 def quad(value: object) -> tuple[int, int, int, int]:
-    """Convert 1 to (1, 1, 1, 1), and [h, w] to (h, h, w, w)."""
+    """Return a single value four times, [h, w] as (h, h, w, w), and any other list as a tuple."""
     items = _tuple(value) if _is_list(value) else (whole(value),) * 4
     return (items[:1] * 2 + items[1:] * 2) if len(items) == 2 else items  # type: ignore[return-value]  # noqa: PLR2004
 
 
 def strings(value: object) -> tuple[str, ...] | None:
-    """Convert ["a"] to ("a",)."""
+    """Return a list of names as a tuple; text and None unchanged."""
     return tuple(value) if _is_list(value) else value  # type: ignore[return-value, arg-type]
 
 
 def integers(value: object) -> tuple[int, ...] | None:
-    """Convert [1, 2] to (1, 2)."""
+    """Return a list as a tuple of Python ints; all other values unchanged."""
     return _tuple(value) if _is_list(value) else value  # type: ignore[return-value]
 
 
@@ -75,7 +75,7 @@ Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 def at_least(minimum: int, most: int = MAX_EXTENT) -> Validator:
-    """Return the validator of whole numbers from `minimum` to `most`."""
+    """Return a validator that raises InvalidSpec unless a field is a whole number from `minimum` to `most`."""
 
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         check_integer(value, attribute.name, minimum, most)
@@ -98,19 +98,19 @@ QUAD = _each_at_least(0, 4, "a whole number, [h, w] or [top, bottom, left, right
 
 
 def check_extent(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse all but None and whole numbers from 1 on."""
+    """Raise InvalidSpec unless the field is None or a whole number of at least 1."""
     if value is not None:
         check_integer(value, attribute.name, 1)
 
 
 def check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse all but true and false."""
+    """Raise InvalidSpec unless the field is True or False."""
     if not isinstance(value, bool):
         raise InvalidSpec(attribute.name, value, "true or false")
 
 
 def is_name(value: object) -> bool:
-    """Whether a value can name a layer or network."""
+    """Whether a value is a valid name of a layer or network: text of 1 to 1000 visible characters."""
     return isinstance(value, str) and 0 < len(value) <= MOST_NAME and is_visible(value)
 
 
@@ -126,19 +126,23 @@ def printable(name: str) -> str:
 
 
 def check_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse all but None and names."""
+    """Raise InvalidSpec unless the field is None or a valid name."""
     if value is not None and not is_name(value):
         raise InvalidSpec(attribute.name, value, A_NAME)
 
 
 def check_inputs(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse all but None and names of layers."""
+    """Raise InvalidSpec unless the field is None or a tuple of valid layer names."""
     if value is not None and not (isinstance(value, tuple) and all(map(is_name, value))):
         raise InvalidSpec(attribute.name, value, "a list of layer names")
 
 
 def between(low: float, high: float, allowed: str, *, low_open: bool = False, high_open: bool = False) -> Validator:
-    """Return the validator of numbers from `low` to `high`; an open end is excluded."""
+    """
+    Return a validator that raises InvalidSpec unless a field is a number from `low` to `high`.
+
+    An open end is excluded. `allowed` describes the range in the error.
+    """
 
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high

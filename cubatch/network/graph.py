@@ -129,11 +129,11 @@ class Network:
 
     @property
     def output_shape(self) -> Extents:
-        """(h, w, c) of the last layer."""
+        """(h, w, c) of one sample of the network's output, which is that of the last layer."""
         return self.nodes[-1].layer.output_shape
 
     def flops(self, mode: str = "inference") -> int:
-        """Return the FLOP of one sample: forward, or in "training" all three passes without the input gradient."""
+        """Return the FLOP of one sample: of the forward pass, or in "training" of all passes but unneeded gradients."""
         total = sum(node.layer.flops(mode) for node in self.nodes)
         if check_mode(mode) == "training":
             total -= sum(
@@ -142,7 +142,7 @@ class Network:
         return total
 
     def wants_input_gradient(self, node: Node) -> bool:
-        """Whether training needs the gradient of this layer's inputs; that of the network's input is not needed."""
+        """Whether training needs the gradient of a layer's inputs: one of them depends on parameters."""
         return any(name in self._trained for name in node.inputs)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ Spec = Layer | Network
 
 def cached(function: Callable[Concatenate[Spec, _P], _R]) -> Callable[Concatenate[Spec, _P], _R]:
     """
-    Cache the results of a function for 64 specs.
+    Return the function with a cache of its last 64 results; its first argument is a layer or network.
 
     The function gets networks without weights, which the cache would keep in memory; so it must not read them.
     """
@@ -176,7 +176,7 @@ def cached(function: Callable[Concatenate[Spec, _P], _R]) -> Callable[Concatenat
 
 
 def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise an error for arrays that belong to no layer, or have another shape."""
+    """Raise InvalidSpec or UnknownName for weights that are no arrays, belong to no layer, or have another shape."""
     known = {node.name: {**node.layer.parameter_shapes, **node.layer.state_shapes} for node in nodes}
     for layer, arrays in weights.items():
         if layer not in known:
@@ -201,7 +201,7 @@ def _trained(nodes: Sequence[Node]) -> frozenset[str]:
 
 
 def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
-    """Return a node of each layer, with names, inputs and extents resolved."""
+    """Return a node for each layer, with names, inputs and extents filled in; reject invalid connections."""
     paths = [f"layers[{i}] ({layer.type})" for i, layer in enumerate(layers)]
     names = [layer.name or f"layer{i + 1}" for i, layer in enumerate(layers)]
     place = _places(names, paths)
@@ -229,7 +229,7 @@ def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
 
 
 def _places(names: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
-    """Return the place of each name; raise InvalidSpec if there are none, or two are the same."""
+    """Return where each layer is, by its name, for errors; raise InvalidSpec without layers or if two share a name."""
     if not names:
         raise InvalidSpec("layers", [], "at least one layer")
     place = {INPUT: "the network's input"}
@@ -249,7 +249,7 @@ def _check_all_read(nodes: Sequence[Node], paths: Sequence[str]) -> None:
 
 
 def layer_of(mapping: object, path: str) -> Layer:
-    """Build a layer from a mapping; errors name its place, `path`."""
+    """Return the layer that a mapping in the form of a spec file describes; the fields in errors begin with `path`."""
     if not isinstance(mapping, Mapping):
         raise InvalidSpec(path, mapping, 'a mapping with a "type"')
     if "type" not in mapping:
@@ -273,7 +273,7 @@ def layer_of(mapping: object, path: str) -> Layer:
 
 
 def as_network(spec: Spec) -> Network:
-    """Return a single layer as a network of one layer; a network is returned as it is."""
+    """Return a layer as a network of one layer, and a network unchanged; reject a layer with several inputs."""
     if isinstance(spec, Network):
         return spec
     shapes = spec.input_shapes
@@ -285,7 +285,7 @@ def as_network(spec: Spec) -> Network:
 
 def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
     """
-    List the passes of one step: of each layer in order its forward pass, then its gradients.
+    Return the passes of one step, layer by layer: the forward pass, and in training the gradients after it.
 
     In training a layer without parameters has no wgrad. A layer that reads nothing trained has no dgrad, since the
     gradient of the network's input is not needed. A single layer does all its passes. Some layers, such as dropout, do

@@ -55,7 +55,7 @@ class Kind:
 
 def kinds() -> tuple[Kind, ...]:
     """
-    List the layer types.
+    Return the description of every layer type.
 
     Example:
         >>> [kind.type for kind in kinds()][:2]
@@ -66,7 +66,7 @@ def kinds() -> tuple[Kind, ...]:
 
 def kind(name: str) -> Kind:
     """
-    Describe a layer type; raise UnknownName if there is none of that name.
+    Return the description of a layer type; raise UnknownName if there is none of that name.
 
     Example:
         >>> print(kind("linear").example)
@@ -97,7 +97,7 @@ def kind(name: str) -> Kind:
 
 
 def _meanings(text: str) -> dict[str, str]:
-    """Read the "Attributes:" of a docstring; "r, s: Height and width" describes two."""
+    """Return the text of each field in a docstring's "Attributes:"; "r, s: Height and width" describes two."""
     meanings: dict[str, str] = {}
     for line in text.partition("Attributes:\n")[2].splitlines():
         names, _, meaning = line.partition(": ")

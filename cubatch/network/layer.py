@@ -65,7 +65,7 @@ class Layer:
 
     @property
     def input_shape(self) -> Extents:
-        """(h, w, c) of the input, or of the first one."""
+        """(h, w, c) of the first input; raises InvalidSpec while they are unknown."""
         for name in "hwc":
             if getattr(self, name) is None:
                 raise InvalidSpec(f"{self.type}.{name}", None, "given, for a layer that stands alone")
@@ -82,10 +82,10 @@ class Layer:
         return self.input_shape
 
     def check(self) -> None:
-        """Check the fields against the extents; raise InvalidSpec."""
+        """Raise InvalidSpec if the fields do not fit the input extents."""
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Return the layer with these input extents."""
+        """Return a copy with these input extents; raise InvalidSpec if their number is wrong or a field differs."""
         low, high = self.arity
         if not low <= len(shapes) <= high:
             count = str(low) if low == high else f"at least {low}, at most {high}"
@@ -117,17 +117,17 @@ class Layer:
 
     @property
     def convolution(self) -> ConvShape | None:
-        """Geometry of the windows of its products; None for a layer without windows or products."""
+        """Geometry of its convolution; None for layers that are no convolution."""
         return None
 
     @property
     def channel_range(self) -> tuple[int, int] | None:
-        """First channel of its input that is its output, and the channel after the last; None for most types."""
+        """Range of input channels that it returns, as (first, last + 1); None for all layers but slices."""
         return None
 
     @property
     def product_channels(self) -> dict[str, int]:
-        """Channels of one group by field, which Tensor Cores need in multiples."""
+        """Channels of one group, "c" in and "k" out, whose multiples Tensor Cores need; empty for most types."""
         return {}
 
     @property
@@ -146,11 +146,11 @@ class Layer:
         return self.has_epilogue
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:  # noqa: ARG002
-        """Return the matrix products of one pass; none for a layer that only moves bytes."""
+        """Return the matrix products of one pass over a batch; none for a layer that only moves bytes."""
         return ()
 
     def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:
-        """Return the FLOP of one pass; its matrix products may also multiply zeros, see `Conv2d`."""
+        """Return the FLOP of one pass over a batch; a convolution's `gemms` may also multiply zeros."""
         return sum(gemm.flops for gemm in self.gemms(pass_, batch_size))
 
     def flops(self, mode: str = "inference") -> int:
@@ -159,11 +159,15 @@ class Layer:
         return sum(map(self.pass_flops, passes))
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Return what training saves besides x and y: {name: (elements per sample, bytes per element or 0 = dtype)}."""
+        """
+        Return what training saves besides input and output: {name: (elements per sample, bytes per element)}.
+
+        0 bytes per element stand for the size of the dtype.
+        """
         return {}
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:
-        """Return the elements that one pass must read and write, each counted once: the traffic of the roofline."""
+        """Return the elements that one pass over a batch must read and write, each counted once, as in the roofline."""
         x = batch_size * sum(math.prod(shape) for shape in self.input_shapes)
         y = batch_size * math.prod(self.output_shape)
         if pass_ is Pass.WGRAD:
@@ -198,13 +202,13 @@ def extents(layer: Layer) -> Layer:
 
 
 def without_bias(layer: Layer) -> Layer:
-    """Return the layer without a bias."""
+    """Return a copy of the layer without a bias; a layer that has none unchanged."""
     without: dict[str, Any] = {"bias": False}
     return attrs.evolve(layer, **without) if getattr(layer, "bias", False) else layer
 
 
 def plain(value: tuple[int, ...]) -> object:
-    """Return a pair or quad as a spec file has it: 1 for (1, 1), a list for (0, 0, 1, 1)."""
+    """Return a pair or quad as in a spec file: one number if all are equal, as 1 for (1, 1), else a list."""
     return value[0] if len(set(value)) == 1 else list(value)
 
 

@@ -131,7 +131,7 @@ def resolve(
 
 
 def _form(spec: object) -> str:
-    """Return the form of a spec argument: "name", "file", "onnx", "factory", or "" for all that is not text."""
+    """Return the form of a spec argument: "name", "file", "onnx", "factory", or "" for a layer, network or mapping."""
     if isinstance(spec, str | Path):
         suffix = Path(spec).suffix.lower()
         if suffix == ".onnx":
@@ -152,7 +152,7 @@ def _form(spec: object) -> str:
 
 
 def _way_in(thing: object) -> str:
-    """Return a sentence about the function that takes this object, if there is one."""
+    """Return a sentence that names the function which takes this object; "" if there is none."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
         return "autotune_module(module, input_shape) tunes a PyTorch module; from_torch imports it as a Network."

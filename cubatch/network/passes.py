@@ -21,7 +21,7 @@ class Pass(enum.Enum):
 
     @property
     def layout(self) -> str:
-        """Which factors of its product are transposed: "nt", "nn" or "tn"."""
+        """How the product reads its two factors, "n" as they are stored and "t" transposed: "nt", "nn" or "tn"."""
         return _LAYOUTS[self]
 
 
@@ -30,7 +30,7 @@ _LAYOUTS = {Pass.FPROP: "nt", Pass.DGRAD: "nn", Pass.WGRAD: "tn"}
 
 @attrs.frozen
 class Gemm:
-    """Extents of `count` equal matrix products (m, k) x (k, n) -> (m, n); `count` is the groups of a convolution."""
+    """Extents of `count` equal matrix products (m, k) x (k, n) -> (m, n), such as one per group of a convolution."""
 
     m: int
     n: int
@@ -45,7 +45,7 @@ class Gemm:
 
 def product_extents(pass_: Pass, *, outputs: Any, inputs: Any, c: Any, k: Any, taps: Any = 1) -> tuple[Any, Any, Any]:
     """
-    Return the extents (m, n, k) of the product of a pass; any extent may be an array with one entry a case.
+    Return the extents (m, n, k) of a pass's matrix product; arguments and results may be arrays, one entry per case.
 
     A linear layer is a convolution of one tap with as many outputs as inputs.
 
@@ -70,7 +70,7 @@ def product_extents(pass_: Pass, *, outputs: Any, inputs: Any, c: Any, k: Any, t
 
 def linear_of(pass_: Pass, m: int, n: int, k: int) -> tuple[int, int, int]:
     """
-    Return rows, input features and output features of the linear layer with a pass (m, k) x (k, n).
+    Return rows, input features and output features of the linear layer whose pass is the product (m, k) x (k, n).
 
     Example:
         >>> rows, c, features = linear_of(Pass.WGRAD, 64, 27, 100)

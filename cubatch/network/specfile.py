@@ -17,7 +17,7 @@ from cubatch.network.graph import Network, Spec, layer_of
 
 def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec:
     """
-    Build a layer or network from a mapping in the form of a spec file.
+    Return the layer or network that a mapping in the form of a spec file describes.
 
     Args:
         mapping: A network with "layers", a single layer with "type".
@@ -42,7 +42,7 @@ def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec
 
 def load_spec(path: str | Path) -> Spec:
     r"""
-    Read a layer or network from a .toml or .json file.
+    Return the layer or network that a .toml or .json file describes.
 
     Args:
         path: The file; docs/reference/files.md describes its form.

@@ -41,7 +41,7 @@ AUXILIARY = re.compile(r"(aux1|aux2)\.|AuxLogits\.")  # classifiers of GoogLeNet
 @attrs.frozen
 class Tensor:
     """
-    An array of a network in PyTorch.
+    An array of a network, with its name, shape and order in PyTorch's state dict.
 
     Attributes:
         layer, name: Its layer and name in cubatch: "conv1", "w".
@@ -61,7 +61,7 @@ class Tensor:
     order: np.ndarray[Any, Any] | None = None
 
     def to_torch(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Convert an array of cubatch into PyTorch's order and shape."""
+        """Return an array of cubatch in PyTorch's order and shape."""
         if self.pixels is not None:
             array = array.reshape(self.shape[0], *self.pixels, -1).transpose(0, 3, 1, 2)
         if self.order is not None:
@@ -69,7 +69,7 @@ class Tensor:
         return np.ascontiguousarray(array).reshape(self.torch_shape)
 
     def from_torch(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Convert an array of PyTorch into cubatch's order and shape."""
+        """Return an array of PyTorch in cubatch's order and shape."""
         if self.pixels is not None:
             array = array.reshape(self.shape[0], -1, *self.pixels).transpose(0, 2, 3, 1)
         array = np.ascontiguousarray(array).reshape(self.shape)
@@ -78,7 +78,7 @@ class Tensor:
 
 def tensors(network: Network) -> Iterator[Tensor]:
     """
-    List the arrays of a network, parameters and running statistics, with their names and shapes in PyTorch.
+    Yield the arrays of a network, parameters and running statistics, with their names and shapes in PyTorch.
 
     Raises:
         InvalidArgument: If a layer has no counterpart in PyTorch, or the order of its features after a flatten is not
@@ -110,13 +110,13 @@ def tensors(network: Network) -> Iterator[Tensor]:
 
 
 def counters(network: Network) -> list[str]:
-    """Return the keys of the batch counters of PyTorch's batch norms."""
+    """Return the keys under which PyTorch's batch norms count their batches."""
     modules = _modules(network)
     return [f"{modules[node.name]}.{COUNTER}" for node in network.nodes if node.layer.has_statistics]
 
 
 def is_left_out(key: str) -> bool:
-    """Return whether cubatch does not use a tensor of PyTorch."""
+    """Return whether cubatch ignores this key of a state dict: a batch counter, or part of an auxiliary classifier."""
     return key.endswith(COUNTER) or bool(AUXILIARY.match(key))
 
 
@@ -152,7 +152,7 @@ def _order_after(network: Network, node: Node, read: Sequence[Order]) -> Order:
 
 
 def _flattened(network: Network, shape: Extents, order: np.ndarray[Any, Any]) -> Order:
-    """Return the order after a flatten: PyTorch has images as (c, h, w), and tokens as (h, c)."""
+    """Return the order of features after a flatten; None where (h, 1, c) may be an image or tokens."""
     indices, (h, w, _) = np.arange(math.prod(shape)).reshape(shape), shape
     is_one_column = w == 1 < h
     if is_one_column and any("position" in node.layer.parameter_shapes for node in network.nodes):
@@ -167,7 +167,7 @@ def _is_plain(order: np.ndarray[Any, Any]) -> bool:
 
 
 def _order_of(network: Network, node: Node, name: str, shape: tuple[int, ...], order: Order) -> Order:
-    """Return the order of an array's last axis, None if it is the same in PyTorch; raise if it is not known."""
+    """Return PyTorch's order of an array's last axis, None if it is cubatch's; raise InvalidArgument if unknown."""
     is_product = bool(node.layer.gemms(Pass.FPROP, 1))
     if (order is not None and _is_plain(order)) or name in _OF_OUTPUTS:
         return None
@@ -188,7 +188,11 @@ def _modules(network: Network) -> dict[str, str]:
 
 
 def _counted(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
-    """Rename modules of AlexNet and VGG: numbered in `features` up to the flatten, then in `classifier`."""
+    """
+    Yield the (layer, module) names of AlexNet and VGG.
+
+    Modules are numbered in `features` up to the flatten, then in `classifier`.
+    """
     part, number = "features", 0
     for node in nodes:
         if node.layer.aliases_input:
@@ -199,7 +203,11 @@ def _counted(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
 
 
 def _renamed(*rules: tuple[str, str]) -> Callable[[Iterable[Node]], Iterator[tuple[str, str]]]:
-    """Return a function that renames layers by the first pattern that matches the whole name."""
+    """
+    Return a function that yields the (layer, module) names of layers.
+
+    The first rule whose pattern matches the whole layer name makes the module name; else both are equal.
+    """
 
     def rename(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
         for node in nodes:
@@ -210,7 +218,11 @@ def _renamed(*rules: tuple[str, str]) -> Callable[[Iterable[Node]], Iterator[tup
 
 
 def _blocks(*rules: tuple[str, str]) -> Callable[[Sequence[Node]], Iterator[tuple[str, str]]]:
-    """Rename modules of MobileNetV3 and EfficientNet: parts of a block are numbered, a convolution is 0, its norm 1."""
+    """
+    Return a function that yields the (layer, module) names of MobileNetV3 and EfficientNet.
+
+    Parts of a block are numbered; in them a convolution is 0 and its norm 1.
+    """
     rename = _renamed((r"(features\.\d+)\.conv", r"\1.0"), (r"(features\.\d+)\.bn", r"\1.1"), *rules)
     leaves = {"conv": "0", "bn": "1"}
 

@@ -41,7 +41,7 @@ def save_weights(network: Network, path: str | Path) -> None:
         path: A .safetensors or .npz file.
 
     Raises:
-        InvalidArgument: If the network has no weights, or the path ends otherwise.
+        InvalidArgument: If the network has no weights, or the path has another ending.
         InvalidData: If the file cannot be written.
 
     Example:
@@ -69,7 +69,7 @@ def load_weights(network: Network, path: str | Path) -> Network:
         Network: The copy, with float32 weights.
 
     Raises:
-        InvalidArgument: If the path ends otherwise.
+        InvalidArgument: If the path has another ending.
         InvalidData: If the file is missing or damaged, or a tensor is unknown, missing, or of another shape.
 
     Example:
@@ -108,7 +108,7 @@ def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
         state_dict: Tensors or arrays by name, as `module.state_dict()` returns them.
 
     Returns:
-        Network: The same with weights, copies in float32.
+        Network: A copy with weights, in float32.
 
     Raises:
         InvalidData: If a tensor is unknown, missing, or of another shape.
@@ -186,7 +186,7 @@ def _with(network: Network, arrays: Mapping[tuple[str, str], np.ndarray[Any, Any
 
 
 def _float32(key: str, array: Any) -> np.ndarray[Any, Any]:
-    """Return an array, or a tensor of PyTorch on any device, as a copy in float32."""
+    """Return a float32 copy of a floating-point array or PyTorch tensor; raise InvalidData for other types."""
     if hasattr(array, "detach"):
         array = array.detach().cpu().float().numpy()
     numbers: np.ndarray[Any, Any] = np.asarray(array)
@@ -202,7 +202,7 @@ def _check(
     network: str,
     remedy: str,
 ) -> None:
-    """Raise InvalidData for tensors that are missing, unknown or of another shape."""
+    """Raise InvalidData if tensors are missing, unknown or of another shape than expected."""
     missing = [f"{key} {shape}" for key, shape in expected.items() if key not in shapes]
     unknown = [key for key in shapes if key not in expected]
     if missing:

@@ -62,7 +62,7 @@ class Axis(NamedTuple):
 
     def seen(self) -> slice:
         """
-        Return the range of taps that read the source for any output; all taps if none does.
+        Return the range of taps, first to last, that read inside the source for some output; all taps if none does.
 
         Example:
             >>> Axis(size=1, out=1, taps=3, stride=1, step=1, offset=-1).seen()
@@ -73,9 +73,9 @@ class Axis(NamedTuple):
 
     def valid(self, tap: int, start: int, stop: int) -> tuple[slice, slice]:
         """
-        Return the outputs in [start, stop) whose tap lies inside the source, and the source positions that they read.
+        Return the outputs in [start, stop) for which a tap lies inside the source, and the positions that it reads.
 
-        Both are slices, that of the outputs relative to `start`, and empty if there are none.
+        Both are slices, empty if there are none; the slice of outputs is relative to `start`.
 
         Example:
             >>> Axis(size=5, out=3, taps=3, stride=2, step=1, offset=-1).valid(0, 0, 3)
@@ -91,7 +91,7 @@ class Axis(NamedTuple):
 
 
 class ConvShape(NamedTuple):
-    """The geometry of a convolution, without the batch."""
+    """The geometry of a convolution: both axes of its window, channels, filters and groups, without the batch."""
 
     vertical: Axis
     horizontal: Axis
@@ -111,7 +111,7 @@ class ConvShape(NamedTuple):
 
     @property
     def filter_elements(self) -> int:
-        """Elements of the filter."""
+        """Number of weights of the filter."""
         return self.k * self.taps * (self.c // self.groups)
 
     @property
@@ -129,11 +129,11 @@ class ConvShape(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def seen_taps(shape: ConvShape) -> tuple[ConvShape, slice, slice]:
     """
-    Leave out the taps of a convolution that read only padding: a 3x3 filter over one pixel has eight.
+    Return a convolution without taps that read only padding, such as eight of a 3x3 filter over one pixel.
 
     Returns:
-        The convolution without them, and the rows and columns of the filter that are left, which can be viewed as one
-        row of elements for each output channel.
+        The convolution without them, and the rows and columns of the filter that are left. Columns are left out only
+        if one row is left, so that the elements for each output channel stay contiguous.
 
     Example:
         >>> shape = conv_shape((1, 1, 8), (8, 3, 3, 8), (1, 1), (1, 1, 1, 1), (1, 1))
@@ -168,7 +168,7 @@ def check_window(hw: Pair, rs: Pair, pad: Pad, dilation: Pair = (1, 1)) -> None:
 
 
 def _travel(size: int, taps: int, step: int, pads: Pair) -> int:
-    """Count the positions by which a window can move over the padded source; negative where it does not fit."""
+    """Return the positions by which a window can move over the padded source; negative where it does not fit."""
     return size + sum(pads) - ((taps - 1) * step + 1)
 
 
@@ -246,7 +246,7 @@ class Window(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def pool_axes(hw: Pair, window: Window) -> tuple[Axis, Axis]:
     """
-    Return the vertical and horizontal axis of a pooling window over an input.
+    Return the vertical and the horizontal axis of a pooling window over an input of (h, w) pixels.
 
     Example:
         >>> [axis.out for axis in pool_axes((7, 8), Window(2, 2, ceil_mode=True))]
@@ -260,7 +260,7 @@ def pool_axes(hw: Pair, window: Window) -> tuple[Axis, Axis]:
 
 class Phase(NamedTuple):
     """
-    A phase of a convolution's input gradient: the input positions (top + i * sh, left + j * sw).
+    A phase of a convolution's input gradient: input positions (top + i * sh, left + j * sw) for strides sh and sw.
 
     Attributes:
         top, left: First input row and column of the phase.
@@ -277,7 +277,7 @@ class Phase(NamedTuple):
 
     @property
     def taps(self) -> int:
-        """Filter taps of this phase; 0 where the stride skips the filter."""
+        """Number of filter taps that read this phase; 0 if the stride skips it."""
         return self.vertical.taps * self.horizontal.taps
 
     @property
@@ -289,7 +289,7 @@ class Phase(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Divide a convolution's input into the phases of its stride, without those that would begin beyond the input.
+    Return the phases of the stride of a convolution, those that would begin beyond the input left out.
 
     Input position h is read by tap r of output p where p * stride = h + top - r * step. All positions of one phase are
     read by the same taps, from evenly spaced outputs.
@@ -305,7 +305,7 @@ def phases(shape: ConvShape) -> tuple[Phase, ...]:
 @functools.lru_cache(maxsize=4096)
 def working_phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Return the phases with taps: at most the number of taps, for any stride and input.
+    Return the phases of a convolution's stride that a filter tap reads: no more phases than taps, for any stride.
 
     Example:
         >>> shape = conv_shape((5, 5, 1), (1, 3, 1, 1), (2, 10**9), (0, 0, 0, 0), (1, 1))
@@ -324,7 +324,7 @@ def _taps_by_phase(axis: Axis) -> dict[int, list[int]]:
 
 
 def _phases_along(axis: Axis, firsts: Iterable[int]) -> list[tuple[int, Axis, slice]]:
-    """Return the phases of an axis that begin at these rising positions, as far as they lie on the axis."""
+    """Return (first position, axis, taps) of the phases that begin at these ascending positions, if within the axis."""
     phases, taps = [], _taps_by_phase(axis)
     for first in itertools.takewhile(lambda first: first < axis.size, firsts):
         seen = taps.get(first, [])

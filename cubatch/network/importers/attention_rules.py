@@ -38,7 +38,11 @@ class Prepended:
 
 
 def select(build: Builder, step: Step) -> Value:
-    """Take one position of an axis: a part of the channels, or the first token."""
+    """
+    Return one position of an axis; refuse axes other than channels and tokens.
+
+    A position of the channels is a part of the value. The first token becomes the output of a ClassToken layer.
+    """
     value, axis = build.part(step), step.options["axis"] % (len(step.shape) + 1)
     atoms, index = value.dims[axis], step.options["index"]
     dims = value.dims[:axis] + value.dims[axis + 1 :]
@@ -54,7 +58,7 @@ def select(build: Builder, step: Step) -> Value:
 
 
 def cut(build: Builder, step: Step) -> Value:
-    """Take a range of the channels."""
+    """Return a range of the channels as a part of the value, without a new layer; refuse ranges of other axes."""
     value, axis = build.part(step), step.options["axis"] % len(step.shape)
     atoms = value.dims[axis]
     if [atom.label for atom in atoms] != ["c"]:
@@ -65,12 +69,16 @@ def cut(build: Builder, step: Step) -> Value:
 
 
 def mix(build: Builder, step: Step) -> Value:
-    """Attend with queries, keys and values (n, heads, tokens, channels of a head), projected from one input."""
+    """
+    Return a placeholder for attention that a later step projects; no layer is made yet.
+
+    Queries, keys and values are (n, heads, tokens, channels of a head), projected from one input.
+    """
     return _mix(build, step, [build.part(step, i) for i in range(3)])
 
 
 def mix_transposed(build: Builder, step: Step) -> Value:
-    """Attend with keys that are (n, heads, channels of a head, tokens)."""
+    """Return a placeholder for attention as `mix`, with keys of shape (n, heads, channels of a head, tokens)."""
     q, k, v = (build.part(step, i) for i in range(3))
     return _mix(build, step, [q, attrs.evolve(k, dims=(*k.dims[:-2], *k.dims[:-3:-1])), v])
 
@@ -113,7 +121,7 @@ def _in_heads(dims: Dims, heads: int, c: int) -> Dims:
 
 
 def project(build: Builder, step: Step, value: Value, order: list[int] | None, mixed: Mixed) -> Value:
-    """Make the attention layer, whose output a linear layer projects."""
+    """Add an Attention layer of unfinished attention and the linear layer that projects it; return its output."""
     w, b = step.constants["w"], step.constants.get("b")
     c = len(mixed.w) // 3
     if w.shape != (c, c):
@@ -132,7 +140,7 @@ def is_projected(build: Builder, value: Value) -> bool:
 
 
 def project_with_bias(build: Builder, value: Value, bias: np.ndarray[Any, Any]) -> Value:
-    """Add a bias to the output projection of an attention layer."""
+    """Add a constant to the bias of an attention layer's output projection; return the layer's output."""
     c = len(bias)
     known = {"b_in": np.zeros(3 * c), "b_out": np.zeros(c), **build.arrays[value.layer]}
     with_bias: dict[str, Any] = {"bias": True}
@@ -142,7 +150,11 @@ def project_with_bias(build: Builder, value: Value, bias: np.ndarray[Any, Any]) 
 
 
 def prepend(build: Builder, step: Step) -> Value:
-    """Hold a class token in front of pixels as tokens, (n, h w + 1, c); `position` makes the layer of it."""
+    """
+    Return a placeholder for pixels with a class token in front, (n, h w + 1, c).
+
+    The layer is made once a position embedding is added. Other constants in front are refused.
+    """
     value, token = build.value(step), step.constants["token"]
     h, w, c = build.shapes[value.layer]
     rows = joined(atom for dim in build.axes("hw", (h, w, c)) for atom in dim)
@@ -154,7 +166,7 @@ def prepend(build: Builder, step: Step) -> Value:
 
 
 def position(build: Builder, step: Step, value: Value, prepended: Prepended) -> Value:
-    """Make the tokens layer, which adds a position to pixels and class token."""
+    """Add a Tokens layer, which puts the class token in front and adds the constant as position embedding."""
     tokens, _, c = build.shapes[value.layer]
     constant = step.constants["constant"]
     if constant.shape not in {(1, tokens, c), (tokens, c)}:

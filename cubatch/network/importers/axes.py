@@ -17,7 +17,7 @@ from cubatch.network.extents import Extents
 
 
 class Atom(NamedTuple):
-    """A piece of an axis of cubatch: `size` positions, `stride` positions of that axis apart."""
+    """A piece of the axis n, h, w or c: `size` positions, each `stride` positions after the one before."""
 
     label: str
     size: int
@@ -30,7 +30,7 @@ Dims = tuple[tuple[Atom, ...], ...]
 
 def laid_out(layout: str, batch_size: int, extents: Extents) -> Dims:
     """
-    Return the axes of a tensor whose layout names each axis once, as "nc" or "nhwc".
+    Return the atoms of each axis of a tensor whose axes are the letters of `layout`, as "nc" or "nhwc".
 
     Example:
         >>> laid_out("nc", 2, (1, 1, 64))
@@ -42,7 +42,7 @@ def laid_out(layout: str, batch_size: int, extents: Extents) -> Dims:
 
 def joined(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
     """
-    Normalize atoms: leave out those of one position, and join neighbors that form one piece.
+    Return atoms in normal form: without those of one position, and neighbors that form one piece joined.
 
     Example:
         >>> joined([Atom("c", 3, 64), Atom("h", 1), Atom("c", 64, 1)])
@@ -62,7 +62,7 @@ def joined(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
 
 def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
     """
-    Return the axes after a reshape; None where it would cut an atom into unequal pieces.
+    Return the axes after a reshape; None where the shape does not fit or would cut an atom into unequal pieces.
 
     Example:
         >>> reshaped(laid_out("nchw", 2, (7, 7, 4)), (2, 196)) == (
@@ -93,7 +93,7 @@ def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
 
 def places(atoms: Sequence[Atom], extents: Extents) -> list[int]:
     """
-    Return the index in (h, w, c) order of each position of a foreign axis.
+    Return for each position of a foreign axis its index in a flattened (h, w, c) sample.
 
     Example:
         >>> places([Atom("c", 2), Atom("h", 3)], (3, 1, 2))

@@ -52,16 +52,16 @@ Rule = Callable[["Builder", Step], Value]
 
 class Builder:
     """
-    Makes layers of steps.
+    Builds a network of cubatch from the operators (steps) of a foreign network.
 
     Args:
         source: The foreign network.
         rules: The rule for each kind of step.
-        fallback: The rule for all other steps; None raises.
+        fallback: The rule for steps of other kinds, and for steps whose rule fails; None raises.
 
     Raises:
         UnsupportedOperator: If a step has no layer and there is no fallback.
-        InvalidSpec: If the input is neither an image nor tokens nor features.
+        InvalidSpec: If the input is neither an image nor tokens nor features, or the output does not depend on it.
     """
 
     def __init__(self, source: Source, rules: Mapping[str, Rule], fallback: Rule | None) -> None:
@@ -156,7 +156,7 @@ class Builder:
         return _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer])
 
     def _is_shuffled(self, value: Value) -> bool:
-        """Whether the elements are in another order than those of a layer's output or of a flattened one."""
+        """Whether the elements of a value are in another order than in any layer's output, pixels or channels first."""
         if value.layer == INPUT or value.layer in self.opaque:
             return False
         orders = [_in_a_row(self.axes(layout, self.shapes[value.layer])) for layout in ("nchw", "nhwc")]
@@ -165,12 +165,12 @@ class Builder:
     # --- for rules: what a step reads ----------------------------------------------------------
 
     def refusal(self, step: Step, reason: str) -> UnsupportedOperator:
-        """Return the error of a step without a layer."""
+        """Return the error that a step cannot be imported, with the reason and what the user can do instead."""
         remedy = f"{KEEP}; to {self._as_it_is}" if self._fallback is None else f"To {self._as_it_is}"
         return UnsupportedOperator(step.operator, step.place, reason, remedy)
 
     def part(self, step: Step, index: int = 0) -> Value:
-        """Return an input of a step, which may be some of the channels of a layer's output."""
+        """Return the step's input at `index`, possibly only some channels of a layer's output; refuse a padded one."""
         if index >= len(step.reads):
             raise self.refusal(step, "one of its inputs does not depend on the network's input")
         value = self.values[step.reads[index]]
@@ -179,11 +179,11 @@ class Builder:
         return value
 
     def value(self, step: Step, index: int = 0) -> Value:
-        """Return an input of a step as the whole output of a layer."""
+        """Return the step's input at `index` as the whole output of a layer; a range of channels gets a Slice."""
         return self._whole(step, self.part(step, index))
 
     def pixels(self, step: Step, *, padded: bool = False) -> Value:
-        """Return the input of a step as images, (n, c, h, w)."""
+        """Return the first input of a step, which must be images (n, c, h, w); `padded` accepts pending padding."""
         value = self._whole(step, self.values[step.reads[0]] if padded else self.part(step))
         if value.dims == self.axes("nchw", self.shapes[value.layer]):
             return value
@@ -194,7 +194,7 @@ class Builder:
 
     def features(self, step: Step, axis: int = -1) -> tuple[Value, list[int] | None]:
         """
-        Return the input of a step as features along one axis, and their order; None where it is that of the layer.
+        Return the input of a step, and the order of its features along an axis; None if it is the layer's order.
 
         Flattened features get a Flatten layer: their order of h, w and c differs from cubatch's.
         """
@@ -210,16 +210,16 @@ class Builder:
         return value, None if order == list(range(len(order))) else order
 
     def is_read_once(self, value: Value) -> bool:
-        """Whether only one step reads the layer of a value, under any of the names of its views."""
+        """Whether only one step reads the output of a value's layer; a reshape of the output counts as the output."""
         names = [name for name, other in self.values.items() if other.layer == value.layer]
         return all(self.readers[name] == 1 for name in names)
 
     def axes(self, layout: str, extents: Extents) -> Dims:
-        """Return the axes of a foreign tensor with one axis of cubatch on each: those of images are "nchw"."""
+        """Return the atoms of each axis of a batch of samples whose axes are the letters of `layout`, as "nchw"."""
         return laid_out(layout, self.batch_size, extents)
 
     def channel_axis(self, value: Value) -> int | None:
-        """Return the foreign axis that holds the channels and nothing else; None if there is none."""
+        """Return the axis of a value, 1 or -1, that holds all channels and nothing else; None if neither does."""
         plain = laid_out("c", 1, self.shapes[value.layer])[0]
         return next((axis for axis in (1, -1) if value.dims[axis] == plain), None)
 
@@ -230,7 +230,7 @@ class Builder:
         return whole
 
     def _slice(self, step: Step, value: Value) -> Value | None:
-        """Return a part of a layer's output as the output of a Slice; None where it is not a range of the channels."""
+        """Return a part of a layer's output as the output of a Slice layer; None if it is no range of channels."""
         h, w, _ = self.shapes[value.layer]
         of_channels = [atom for dim in value.dims for atom in dim if atom.label == "c"]
         of_channels.sort(key=lambda atom: atom.stride, reverse=True)
@@ -271,7 +271,7 @@ class Builder:
         suffix: str = "",
     ) -> Value:
         """
-        Add a layer.
+        Add a layer to the network, and return its output.
 
         Args:
             step: The step, which names the layer.
@@ -294,13 +294,13 @@ class Builder:
         return Value(name, reads[0].dims if dims is None else dims)
 
     def hold(self, step: Step, pending: Any, extents: Extents) -> str:
-        """Hold an incomplete layer, and return the name that stands for its output until a later step completes it."""
+        """Store an incomplete layer, and return the name that stands for its output until a later step completes it."""
         name = self._free_name(f"{step.place}.pending")
         self.shapes[name], self.pending[name] = extents, pending
         return name
 
     def replace(self, name: str, layer: Layer, arrays: Mapping[str, Any]) -> None:
-        """Replace a layer, and add arrays to its own."""
+        """Replace the layer of this name, and merge arrays into its parameters and statistics."""
         self.layers[name] = attrs.evolve(layer, name=name)
         self.arrays[name] = {**self.arrays.get(name, {}), **{key: _float32(array) for key, array in arrays.items()}}
 
@@ -330,14 +330,14 @@ class Builder:
 
 
 def with_channels(value: Value, axis: int, channels: int) -> Dims:
-    """Return the axes of a value with another number of channels along one of them."""
+    """Return the axes of a value, with one axis replaced by an axis of this number of channels."""
     dims = list(value.dims)
     dims[axis] = joined([Atom("c", channels)])
     return tuple(dims)
 
 
 def permuted(array: Any, order: Sequence[int] | None) -> Any:
-    """Put features, the last axis of an array, into the order of the layer."""
+    """Return an array with its last axis in the layer's order of features; unchanged if `order` is None."""
     if order is None:
         return array
     result = np.empty_like(array)
@@ -363,7 +363,7 @@ def _live_steps(source: Source) -> list[Step]:
 
 
 def _without_extents(layer: Layer) -> Layer:
-    """Leave out what a network infers, so that its spec file has nothing twice."""
+    """Return a layer without the fields that a network infers, so that its spec file does not repeat them."""
     inferred = {"h": None, "w": None, "c": None}
     return attrs.evolve(layer, **{**inferred, **({"channels": None} if hasattr(layer, "channels") else {})})
 

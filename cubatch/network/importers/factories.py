@@ -22,7 +22,7 @@ USUAL_INPUT = (224, 224, 3)
 
 def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool = False) -> Spec:
     """
-    Import a module, as Python does from the current folder, and call the function that builds a network.
+    Return the layer or network that a user's function builds; its module is imported from the current folder or path.
 
     Args:
         text: "package.module:name"; the name of a function or class without arguments, or of a network.
@@ -62,7 +62,7 @@ def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool 
 
 
 def _trace(module: Any, extents: Extents, *, opaque: bool) -> Network:
-    """Import a module on images or features; in case of one column also on tokens, if it takes no such images."""
+    """Return a module imported on images or features; if w is 1 and h is larger, on tokens where images fail."""
     h, w, c = extents
     image, tokens = channels_first(extents), (h, c)
     if not w == 1 < h:

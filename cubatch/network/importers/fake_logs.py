@@ -12,7 +12,7 @@ _LOGGER = "torch._subclasses.fake_tensor"
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """
-    Disable the log, which prints a stack of thirty lines for each such operator.
+    Disable PyTorch's log of operators that fail on fake tensors; each entry prints a stack of thirty lines.
 
     Example:
         >>> with silent():

@@ -194,7 +194,7 @@ _GATED: dict[type[Layer], type[Layer]] = {layers.Sigmoid: layers.SiLU, layers.Ha
 
 
 def _by_channel(build: Builder, value: Value, constant: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return a constant as one number for each channel; None if it has another shape."""
+    """Return a constant as a vector with one number for each channel; None if its shape does not fit that."""
     axis, channels = build.channel_axis(value), build.shapes[value.layer][2]
     shape = (1,) * (len(value.dims) - constant.ndim) + constant.shape
     if axis is None or len(shape) != len(value.dims) or constant.size != channels or shape[axis] != channels:
@@ -216,7 +216,7 @@ def _concat(build: Builder, step: Step) -> Value:
 
 def keep_opaque(build: Builder, step: Step) -> Value:
     """
-    Make an opaque layer of a step, with the most probable meaning of its output's axes.
+    Add an opaque layer for a step, with the most probable meaning of its output's axes; return its output.
 
     The axes are those of an input with the same number of axes, else those of images, tokens or features. With more
     than four axes, or where the batch is not the first axis alone, the last axis is channels and all others are rows.
@@ -247,14 +247,18 @@ _LAYOUTS = {1: "n", 2: "nc", 3: "nhc", 4: "nchw"}  # usual axes, by their number
 
 
 def _layout(dims: Dims, rank: int) -> str:
-    """Return the one axis of cubatch on each axis of an input; "" where an axis holds several."""
+    """Return the axes of an input as letters, such as "nchw"; "" unless each axis is one of them and n is first."""
     labels = ["".join(dict.fromkeys(atom.label for atom in dim)) for dim in dims]
     is_plain = len(labels) == rank and set(map(len, labels)) == {1} and len(set(labels)) == rank and labels[0] == "n"
     return "".join(labels) if is_plain else ""
 
 
 def _rows(shape: tuple[int, ...], batch_size: int, batch_axis: int) -> tuple[Extents, Dims]:
-    """Take the last axis as channels and all others as rows; the batch is the outer part of one of them."""
+    """
+    Return (h, w, c) and the axes of a result whose last axis is channels and whose other axes are rows.
+
+    The batch is the outer part of the axis `batch_axis`.
+    """
     rows = math.prod(shape[:-1]) // batch_size
     dims, stride = [], rows
     for axis, extent in enumerate(shape[:-1]):

@@ -67,7 +67,7 @@ def read(
     extents: Extents | None = None,
     opaque: bool = False,
 ) -> Network:
-    """Read an ONNX file as `load_onnx`; extents are (h, w, c) of one sample, in any order of the file."""
+    """Return an ONNX file as a network; `extents` are (h, w, c) of one sample, for any order of the file's axes."""
     if not isinstance(path, str | Path):
         raise InvalidArgument("path", path, "the path of an ONNX file")
     path = Path(path)
@@ -89,7 +89,7 @@ def read(
 
 
 class _Reader:
-    """Fixes the batch, infers shapes, computes nodes that depend on constants alone, and makes steps of the others."""
+    """Reads a model into steps: fixes the batch, infers shapes, and computes nodes that depend on constants alone."""
 
     def __init__(
         self, onnx: Any, model: Any, path: Path, input_shape: tuple[int, ...] | None, extents: Extents | None
@@ -124,7 +124,7 @@ class _Reader:
                 self._live.update(node.input)
 
     def _fix_input(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
-        """Return the name and shape of the input, and write the shape into the model."""
+        """Return name and shape of the model's only input, and write the shape into the model; reject an open shape."""
         inputs = [each for each in model.graph.input if each.name not in self._constants]
         if len(inputs) != 1:
             names = ", ".join(each.name for each in inputs) or "none"
@@ -156,7 +156,11 @@ class _Reader:
         return inputs[0].name, tuple(sizes)
 
     def _ordered(self, extents: Extents, sizes: list[int], readers: list[Any]) -> tuple[int, ...]:
-        """Return (h, w, c) in the order that agrees with the fixed sizes; of two the one of the first operators."""
+        """
+        Return (h, w, c) in the file's order of axes, which must agree with the sizes that the file fixes (0: open).
+
+        If channels first and last both agree, channels are last only where every reader of the input transposes it.
+        """
         h, w, c = extents
         orders: dict[int, list[tuple[int, ...]]] = {
             3: [(c, h, w), (h, w, c)], 2: [(h, c)] * (w == 1), 1: [(c,)] * (h == w == 1),
@@ -174,7 +178,7 @@ class _Reader:
         return agreeing[-1 if all(turn == [_TO_CHANNELS_FIRST] for turn in turns) else 0]
 
     def _store_constants(self, model: Any, left: list[Any]) -> None:
-        """Replace the computed nodes of the model's graph by their results."""
+        """Replace the model's nodes by the remaining ones, `left`, and add the results of the others as constants."""
         results = {name for node in left for name in node.output}
         made = [name for node in self._nodes for name in node.output if name in self._constants and name not in results]
         del model.graph.node[:]
@@ -183,7 +187,7 @@ class _Reader:
         self._nodes = left
 
     def _infer_shapes(self, model: Any) -> dict[str, Shape]:
-        """Infer all shapes again, since those in the file may be of another batch."""
+        """Return the shapes that onnx infers, by name; those in the file may be of another batch and are discarded."""
         graph = model.graph
         del graph.value_info[:]
         for output in graph.output:
@@ -212,7 +216,7 @@ class _Reader:
         )  # fmt: skip
 
     def _fold(self, node: Any) -> bool:
-        """Compute a node that depends on constants or shapes alone; return whether it was one."""
+        """Compute a node if it depends on constants or shapes alone; return whether it was computed."""
         if node.op_type == "Shape" and node.input[0] in self._shapes:
             where = {each.name: each.i for each in node.attribute}
             shape = self._shapes[node.input[0]]
@@ -307,12 +311,12 @@ class _Reader:
 
 
 def _rank(extents: Extents) -> int:
-    """Return the number of axes of one sample without trailing ones: of an image, tokens or features."""
+    """Return the axes of one sample: 3 for an image, 2 for tokens (w = 1), 1 for features (h = w = 1)."""
     h, w, _ = extents
     return 3 if w > 1 else 2 if h > 1 else 1
 
 
 def _parameters(name: str, array: Any) -> Parameters:
-    """Return the array as a trained parameter if it is floating-point, and not a single number of a formula."""
+    """Return an array as a trained parameter; empty unless it holds several floating-point numbers."""
     is_trained = isinstance(array, np.ndarray) and array.size > 1 and array.dtype.name.startswith(("float", "bfloat"))
     return frozenset({(name, array.size)}) if is_trained else frozenset()

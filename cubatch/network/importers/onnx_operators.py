@@ -20,7 +20,7 @@ _FLOATS = frozenset({1, 10, 11, 16})  # onnx.TensorProto: FLOAT, FLOAT16, DOUBLE
 @attrs.frozen
 class Call:
     """
-    A node of the graph.
+    A node of an ONNX graph.
 
     Attributes:
         name: Its operator.
@@ -46,20 +46,20 @@ class Call:
         return self.attributes[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute."""
+        """Return an attribute of the node; `default` if it is not set."""
         return self.attributes.get(name, default)
 
     @property
     def values(self) -> list[str]:
-        """Inputs that depend on the network's input."""
+        """Names of the inputs that depend on the network's input."""
         return [name for name in self.inputs if name and name not in self.constants]
 
     def constant(self, place: int) -> np.ndarray[Any, Any] | None:
-        """Return a constant input; None where it is left out, or not constant."""
+        """Return the input at this position if it is constant; None where it is left out or computed."""
         return self.constants.get(self.inputs[place]) if place < len(self.inputs) else None
 
     def given(self, name: str, place: int) -> Any:
-        """Return a list or number that newer operators take as an input and older ones as an attribute."""
+        """Return a value that newer operators take as an input and older ones as an attribute; None without either."""
         array = self.constant(place)
         return self.get(name) if array is None else array.tolist()
 
@@ -91,7 +91,7 @@ def _plain(kind: str, **options: Any) -> Callable[[Call], Meaning]:
 
 
 def _pads(call: Call, window: Sequence[int]) -> tuple[int, int, int, int]:
-    """Return the padding as (top, bottom, left, right)."""
+    """Return the padding of a convolution or pool as (top, bottom, left, right), also where `auto_pad` decides it."""
     automatic = call.get("auto_pad", "NOTSET")
     if automatic not in {"SAME_UPPER", "SAME_LOWER"}:
         top, left, bottom, right = call.get("pads", [0, 0, 0, 0])
@@ -213,7 +213,7 @@ def _gelu(call: Call) -> Meaning:
 
 
 def default_softmax_axis(opset: int) -> int:
-    """Return the default axis of a softmax: before opset 13 it is over all axes from 1 on."""
+    """Return the default axis of a softmax: -1, or 1 before opset 13, where it is over all axes from 1 on."""
     return -1 if opset >= 13 else 1  # noqa: PLR2004
 
 
@@ -234,7 +234,7 @@ def _dropout(call: Call) -> Meaning:
 
 
 def _joined(kind: str) -> Callable[[Call], Meaning]:
-    """Add or multiply two values, or a value and a constant."""
+    """Return a function that translates an addition or multiplication, of two values or a value and a constant."""
 
     def meaning(call: Call) -> Meaning:
         constants = [call.constants[name] for name in call.inputs if name in call.constants]
@@ -296,7 +296,7 @@ def _cast(call: Call) -> Meaning:
 
 
 def part(call: Call, number: int) -> Meaning:
-    """Return the meaning of one of the results of a split."""
+    """Return the meaning of result `number` of a Split node: a slice of its input."""
     axis, sizes = call.get("axis", 0), call.given("split", 1)
     if sizes is None:  # the last may be smaller
         each = -(-call.shapes[call.inputs[0]][axis] // len(call.results))

@@ -15,7 +15,7 @@ _STEP = {"float16": 2**-10, "bfloat16": 2**-7}  # distance from 1 to the next nu
 
 class Patterns:
     """
-    Recognizes the last node of a pattern.
+    Recognizes groups of nodes that are GELU or attention, by their last node.
 
     Args:
         nodes: Nodes of the graph.
@@ -38,7 +38,7 @@ class Patterns:
         self._rounding = 2 * max((_STEP.get(array.dtype.name, 0) for array in constants.values()), default=0)
 
     def match(self, node: Any) -> tuple[str, tuple[str, ...]] | None:
-        """Return the kind and the inputs of the pattern that a node completes; None if there is none."""
+        """Return "gelu" or "attention_kt" and its inputs' names if a node completes that pattern; None otherwise."""
         if node.op_type == "Mul" and (x := self._gelu_of(node)):
             return "gelu", (x,)
         if node.op_type == "MatMul" and (parts := self._attention_of(node)):
@@ -46,7 +46,11 @@ class Patterns:
         return None
 
     def _attention_of(self, node: Any) -> tuple[str, str, str] | None:
-        """Return q, transposed k and v of softmax(q k' / sqrt d) v, with the factor anywhere; None if it is not one."""
+        """
+        Return the names of q, transposed k and v if a node computes softmax(q k' / sqrt d) v; None otherwise.
+
+        The factor may be applied to q, k or their product.
+        """
         softmax = self._maker(node.input[0], "Softmax")
         if softmax is None or node.input[1] in self._constants:
             return None
@@ -64,7 +68,7 @@ class Patterns:
         return q, k, node.input[1]
 
     def _gelu_of(self, node: Any) -> str | None:
-        """Return x of x / 2 (1 + erf(x / sqrt 2)), with its factors in any order; None if it is not one."""
+        """Return the name of x if a node computes x / 2 (1 + erf(x / sqrt 2)), factors in any order; None otherwise."""
         factors = self._factors(node)
         numbers = [self._number(name) for name in factors if self._is_number(name)]
         values = [name for name in factors if not self._is_number(name)]
@@ -85,7 +89,7 @@ class Patterns:
         return node if node is not None and node.op_type == kind else None
 
     def _scaled(self, name: str) -> tuple[str, float]:
-        """Return a value without its constant factor, and the factor."""
+        """Return the name of what a value is without its constant factor, and the factor; 1.0 if it has none."""
         node = self._makers.get(name)
         if node is None or node.op_type not in {"Mul", "Div"} or not any(map(self._is_number, node.input)):
             return name, 1.0
@@ -95,7 +99,7 @@ class Patterns:
         return (first, self._number(second)) if self._is_number(second) else (second, self._number(first))
 
     def _factors(self, node: Any) -> list[str]:
-        """Return the factors of a product of products."""
+        """Return the names of the factors of a product, those of products in it included."""
         factors: list[str] = []
         for name in node.input:
             inner = None if name in self._constants else self._maker(name, "Mul")

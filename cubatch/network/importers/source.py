@@ -21,7 +21,7 @@ Parameters = frozenset[tuple[str, int]]
 
 def united(trained: Mapping[Any, Parameters], read: Iterable[Any]) -> Parameters:
     """
-    Return the parameters that any of these values depends on, each once.
+    Return the trained parameters that any of the values `read` depends on, each once.
 
     Example:
         >>> sorted(united({"w": frozenset({("w", 6)}), "2 w": frozenset({("w", 6)})}, ["w", "2 w", "x"]))
@@ -54,13 +54,13 @@ def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
 
 
 def unlike(reason: str) -> Meaning:
-    """Return the meaning of a call for which there is no layer, with the reason."""
+    """Return the meaning of an operator for which there is no layer, with the reason."""
     return "", {}, {"reason": reason}
 
 
 def first_position(start: int, extent: int) -> int:
     """
-    Return the first position of a slice; a negative one counts from the end of the axis.
+    Return the first position of a slice of an axis; a negative start counts from the end of the axis.
 
     Example:
         >>> [first_position(start, 8) for start in (3, -3, -9)]
@@ -73,7 +73,7 @@ _SEVERAL_INPUTS = frozenset({"", "add", "mul", "concat", "prepend", "attention",
 
 
 def single_input(meaning: Meaning, num_values: int) -> Meaning:
-    """Refuse a call that reads several values, such as a computed bias or bound, where its layer reads one."""
+    """Return the meaning of a call, or that of no layer if it reads several values where its layer reads one."""
     if meaning[0] in _SEVERAL_INPUTS or num_values == 1:
         return meaning
     return unlike(f"it reads {num_values} values that depend on the input, where its layer reads one")

@@ -106,7 +106,7 @@ def _in_eval_mode(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_momenta(torch: Any, module: Any) -> Iterator[None]:
-    """Set the default momentum in batch norms without one, since a graph in eval mode has 0 for None."""
+    """Set momentum 0.1, with a warning, in batch norms without one during the block; a graph has 0 for None."""
     norms = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - its only name
     bare = {name: part for name, part in module.named_modules() if isinstance(part, norms) and part.momentum is None}
     if bare:
@@ -139,7 +139,7 @@ def _exported(torch: Any, module: Any, shape: tuple[int, ...]) -> Any:
 
 
 class _Reader:
-    """Reads a graph in order: computes nodes that depend on constants alone, and makes steps of the others."""
+    """Reads an exported graph into steps, in order, and computes nodes that depend on constants alone."""
 
     def __init__(self, torch: Any, program: Any, name: str) -> None:
         self._torch, self._program, self._name = torch, program, name
@@ -183,7 +183,7 @@ class _Reader:
         )
 
     def _tensor(self, node: Any, name: str) -> Any:
-        """Return a tensor of the module; a copy unless it is a parameter that nothing changes in place."""
+        """Return a parameter, buffer or constant by name; a copy unless it is a parameter never changed in place."""
         tensor = self._program.state_dict.get(name)
         if tensor is None:
             tensor = self._program.constants[name]
@@ -202,7 +202,7 @@ class _Reader:
         return self._values[outputs[0]]
 
     def _read(self, node: Any) -> None:
-        """Compute a constant node, or append the steps of any other."""
+        """Compute a node that depends on constants alone; append the steps of any other."""
         self._begin(node)
         if str(node.target) in _WRAPS:
             self._read_within(node)
@@ -212,7 +212,7 @@ class _Reader:
             self._append(node)
 
     def _fold(self, node: Any) -> bool:
-        """Compute a node that does not depend on the input and is not random; return whether it was one."""
+        """Compute a node if it neither depends on the input nor is random; return whether it was computed."""
         result = node.meta.get("val")
         if isinstance(result, self._torch.Tensor) and not result.numel():  # an empty tensor depends on nothing
             self._known[node] = self._torch.empty(result.shape, dtype=result.dtype, device=result.device)
@@ -229,7 +229,7 @@ class _Reader:
         return True
 
     def _append(self, node: Any) -> None:
-        """Append the step of a node, and update the nodes that share memory with what it writes in place."""
+        """Append the step of a node, and update the nodes that share the memory which it writes in place."""
         base, name = _operator(node), f"{node.name}.{len(self._steps)}"
         call, is_counted = Call(self._torch, node, self._known), True
         reads = tuple(self._values[each] for each in call.values if each in self._values)
@@ -283,7 +283,7 @@ class _Reader:
                 self._within[node] = each.args[0]
 
     def _stand_for(self, node: Any, other: Any) -> None:
-        """Identify a node with one of the graph around it or within it."""
+        """Copy tensor, value name and parameters from `other` to a node that equals it in an inner or outer graph."""
         self._begin(node)
         self._same[node] = other
         tables: tuple[dict[Any, Any], ...] = (self._known, self._values, self._trained)
@@ -292,7 +292,11 @@ class _Reader:
                 held[node] = held[other]
 
     def _counted(self, node: Any) -> Any:
-        """Return the one of several results that carries the FLOP and parameters of all: the first live one."""
+        """
+        Return the first result of a node on which the output depends; None if there is none.
+
+        This result carries the FLOP and parameters of all.
+        """
         return next((each for each in node.users if each in self._live), None)
 
     def _begin(self, node: Any) -> None:
@@ -301,7 +305,11 @@ class _Reader:
             self._sharing.setdefault(storage, {})[node] = None
 
     def _written(self, node: Any) -> list[Any]:
-        """Return the nodes that share memory with what a node writes in place, if a later node reads one of them."""
+        """
+        Return the nodes that share the memory which a node writes in place.
+
+        The list is empty if it writes nothing, or no later node reads another of them.
+        """
         if not _writes(node):
             return []
         sharing: list[Any] = next((list(each) for each in self._sharing.values() if node in each), [])
@@ -309,7 +317,7 @@ class _Reader:
         return sharing if is_seen else []
 
     def _read_again(self, node: Any) -> None:
-        """Read a node again whose storage was modified in place."""
+        """Update the value of a node whose storage was modified in place."""
         if node in self._same:
             self._stand_for(node, self._same[node])
         elif _writes(node):

@@ -39,15 +39,15 @@ class Call:
         return self._arguments[name]
 
     def option(self, name: str, default: Any) -> Any:
-        """Return an argument that not every overload of the operator has."""
+        """Return an argument; `default` if this overload of the operator lacks it."""
         return self._arguments.get(name, default)
 
     def constant(self, name: str) -> Any:
-        """Return an argument that does not depend on the network's input: a tensor, a number or None."""
+        """Return an argument that is a number or a constant tensor; None if it is computed from the network's input."""
         return self.known(self._arguments.get(name))
 
     def known(self, argument: Any) -> Any:
-        """Return a number or None as it is; of a node its tensor, None where it depends on the network's input."""
+        """Return a number as it is, and the tensor of a constant node; None if it depends on the network's input."""
         return argument if argument is None or isinstance(argument, int | float) else self._known.get(argument)
 
     def is_value(self, name: str) -> bool:
@@ -76,7 +76,7 @@ class Call:
 
     @property
     def result_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the results, where there are several."""
+        """Shapes of the results of an operator that returns several tensors."""
         return [tuple(each.shape) for each in self._node.meta["val"]]
 
     @property
@@ -211,7 +211,7 @@ def _mean(call: Call) -> Meaning:
 
 
 def _joined(kind: str) -> Callable[[Call], Meaning]:
-    """Add or multiply two values, or a value and a constant."""
+    """Return a function that translates an addition or multiplication, of two values or a value and a constant."""
 
     def meaning(call: Call) -> Meaning:
         if call.option("alpha", 1) != 1:
@@ -298,12 +298,16 @@ def _pad(call: Call) -> Meaning:
 
 
 def _plain(kind: str, **arguments: str) -> Callable[[Call], Meaning]:
-    """Return the meaning of calls whose options are arguments, by name."""
+    """Return a function that translates a call to a layer of this kind; `arguments` maps its options to arguments."""
     return lambda call: (kind, {}, {option: call[name] for option, name in arguments.items()})
 
 
 def part(call: Call, name: str, number: int) -> Meaning:
-    """Return the meaning of one of the results of an operator that has several."""
+    """
+    Return the meaning of result `number` of an operator with several results: a part of its input.
+
+    For operators other than `SEVERAL` it is the meaning of no layer.
+    """
     if name not in SEVERAL:
         return "", {}, {}
     axis = call["dim"]

@@ -99,5 +99,5 @@ class Dropout(_Activation):
     p: float = field(default=0.5, validator=between(0, 1, "a number from 0, below 1", high_open=True))
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Which elements were not zeroed: one byte each."""
+        """Return one tensor of one byte per element, which marks the elements that were not zeroed."""
         return {"mask": (math.prod(self.input_shape), 1)}

@@ -28,7 +28,7 @@ class Flatten(Layer):
         return 1, 1, math.prod(self.input_shape)
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:  # noqa: ARG002
-        """No elements."""
+        """Return 0: no element is moved."""
         return 0
 
 
@@ -54,7 +54,7 @@ class Add(Layer):
         return (self.input_shape,) * self.count
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Return the layer with these extents, which must be equal."""
+        """Return a copy with these input extents; raise InvalidSpec unless they are equal."""
         for other in shapes[1:]:
             if other != shapes[0]:
                 raise InvalidSpec("inputs", list(self.inputs or ()), f"of one shape, not {shapes[0]} and {other}")
@@ -85,7 +85,7 @@ class Concat(Layer):
             check_integer(item, attribute.name, 1)
 
     def check(self) -> None:
-        """Check that the channels of the inputs add up."""
+        """Raise InvalidSpec unless the channels of the inputs are known and their sum is c."""
         if self.channels is None or sum(self.channels) != self.c:
             raise InvalidSpec("channels", self.channels, f"given, with the sum c={self.c}")
 
@@ -96,7 +96,7 @@ class Concat(Layer):
         return tuple((h, w, c) for c in self.channels or ())
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Return the layer with these extents, whose height and width must be equal."""
+        """Return a copy with these input extents; raise InvalidSpec unless height and width are equal."""
         for other in shapes[1:]:
             if other[:2] != shapes[0][:2]:
                 names = list(self.inputs or ())
@@ -123,7 +123,7 @@ class Slice(Layer):
     end: int = field(converter=whole, validator=at_least(1))
 
     def check(self) -> None:
-        """Check that the range is not empty and within the channels of the input."""
+        """Raise InvalidSpec unless the range is not empty and within the channels of the input."""
         if self.end > self.input_shape[2]:
             raise InvalidSpec("end", self.end, f"at most {self.input_shape[2]}, the channels of its input")
         if self.start >= self.end:
@@ -137,11 +137,15 @@ class Slice(Layer):
 
     @property
     def channel_range(self) -> tuple[int, int]:
-        """The range itself."""
+        """Range of input channels that it returns: (start, end)."""
         return self.start, self.end
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:
-        """Return the elements: forward those of the range; backward also zeros for the other channels."""
+        """
+        Return the elements that one pass over a batch reads and writes.
+
+        The forward pass moves the range alone; the backward pass also writes zeros for the other channels.
+        """
         if pass_ is Pass.FPROP:
             return 2 * batch_size * math.prod(self.output_shape)
         return super().traffic(pass_, batch_size)
@@ -157,11 +161,11 @@ class Scale(Layer):
 
     @property
     def input_shapes(self) -> tuple[Extents, ...]:
-        """(h, w, c) and (1, 1, c)."""
+        """(h, w, c) of the first input, and (1, 1, c) of its factors."""
         return self.input_shape, (1, 1, self.input_shape[2])
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Return the layer with these extents; the factor must be (1, 1, c)."""
+        """Return a copy with these input extents; raise InvalidSpec unless the second is (1, 1, c)."""
         if len(shapes) == 2 and shapes[1] != (1, 1, shapes[0][2]):  # noqa: PLR2004
             raise InvalidSpec("inputs", list(self.inputs or ()), f"{shapes[0]} and (1, 1, {shapes[0][2]})")
         return super().with_inputs(shapes)

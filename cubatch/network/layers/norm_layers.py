@@ -34,18 +34,18 @@ class BatchNorm2d(Layer):
 
     @property
     def can_add(self) -> bool:
-        """True, in its normalization."""
+        """True: the normalization kernel can add another branch."""
         return True
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Scale and shift, (c,) each."""
+        """Shapes of scale "gamma" and shift "beta", (c,) each."""
         c = self.input_shape[2]
         return {"gamma": (c,), "beta": (c,)}
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Running mean and variance, (c,) each."""
+        """Shapes of the running "mean" and variance "var", (c,) each."""
         c = self.input_shape[2]
         return {"mean": (c,), "var": (c,)}
 
@@ -60,7 +60,7 @@ class LayerScale(Layer):
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Factors, (c,)."""
+        """Shape of the factors "gamma", (c,)."""
         return {"gamma": (self.input_shape[2],)}
 
 
@@ -80,11 +80,11 @@ class LayerNorm(Layer):
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Scale and shift, (c,) each."""
+        """Shapes of scale "gamma" and shift "beta", (c,) each."""
         c = self.input_shape[2]
         return {"gamma": (c,), "beta": (c,)}
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Mean and inverse deviation of every position, in float32."""
+        """Return one tensor: mean and inverse deviation of every position of a sample, 4 bytes each."""
         h, w, _ = self.input_shape
         return {"statistics": (2 * h * w, 4)}

@@ -90,16 +90,21 @@ class Opaque(Layer):
         return self.input_shape if self.output is None else self.output
 
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
-        """Return the layer with these extents."""
+        """Return a copy with these input extents: h, w, c of the first and `others` of the rest."""
         return attrs.evolve(super().with_inputs(shapes), others=tuple(shapes[1:]))
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """All parameters as one array."""
+        """Shape of "w", which holds all parameters as one array; empty if there are none."""
         return {"w": (self.weights,)} if self.weights else {}
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Return a product of the output's rows and columns, with a depth that has its FLOP; backward one a factor."""
+        """
+        Return matrix products with the operator's FLOP in one pass; none if `flop` is 0.
+
+        The forward product has the output's rows and columns, and a depth that amounts to `flop`. The input gradient
+        has one such product, or two for several inputs without weights. Without weights there is no weight gradient.
+        """
         if not self.flop:
             return ()
         h, w, c = self.output_shape

@@ -16,7 +16,7 @@ from cubatch.network.windows import Axis, Window, check_window, pool_axes
 
 @attrs.frozen(kw_only=True)
 class _Pool(Layer):
-    """The fields of both window pools; the default stride is the window."""
+    """The fields of both pooling layers with a window; the default stride is the window's size."""
 
     r: int = field(converter=whole, validator=at_least(1))
     s: int = field(converter=whole, validator=at_least(1))
@@ -27,7 +27,7 @@ class _Pool(Layer):
     ceil: bool = field(default=False, validator=check_flag)
 
     def check(self) -> None:
-        """Check that the window fits, and that each position of it holds at least one pixel."""
+        """Raise InvalidSpec unless the window fits into the padded input and exceeds the padding on each side."""
         h, w, _ = self.input_shape
         check_window((h, w), (self.r, self.s), self.pad)
         if max(self.pad[:2]) >= self.r or max(self.pad[2:]) >= self.s:
@@ -35,7 +35,7 @@ class _Pool(Layer):
 
     @property
     def window(self) -> Window:
-        """The window by itself."""
+        """Size, stride, padding and rounding of the window, without the input."""
         return Window(self.r, self.s, self.stride, self.pad, self.ceil)
 
     @property
@@ -46,7 +46,7 @@ class _Pool(Layer):
 
     @property
     def output_shape(self) -> Extents:
-        """(p, q, c)."""
+        """(p, q, c): height, width and channels of the output."""
         vertical, horizontal = self.axes
         return vertical.out, horizontal.out, self.input_shape[2]
 
@@ -69,13 +69,13 @@ class MaxPool2d(_Pool):
     type: ClassVar[str] = "max_pool2d"
 
     def check(self) -> None:
-        """Check the window; the position of the largest value is kept in one byte."""
+        """Raise InvalidSpec unless the window fits and has at most 254 pixels: a position is stored in one byte."""
         super().check()
         if self.r * self.s > MOST_TAPS:
             raise InvalidSpec("r", self.r, f"such that r x s is at most {MOST_TAPS} (s is {self.s})")
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Position of the largest value in the window: one byte per output."""
+        """Return one tensor: the position of the largest value in the window, one byte per output."""
         return {"argmax": (math.prod(self.output_shape), 1)}
 
 
@@ -97,7 +97,7 @@ class AvgPool2d(_Pool):
 
     @property
     def window(self) -> Window:
-        """The window by itself."""
+        """Size, stride, padding, rounding and divisor of the window, without the input."""
         return super().window._replace(count_include_pad=self.count_pad)
 
 

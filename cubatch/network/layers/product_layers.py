@@ -56,7 +56,7 @@ class Conv2d(Layer):
     bias: bool = field(default=True, validator=check_flag)
 
     def check(self) -> None:
-        """Check groups and that the filter fits into the padded input."""
+        """Raise InvalidSpec unless the groups divide c and k, and the filter fits into the padded input."""
         h, w, c = self.input_shape
         for name, channels in (("c", c), ("k", self.k)):
             if channels % self.groups:
@@ -71,30 +71,30 @@ class Conv2d(Layer):
 
     @property
     def output_shape(self) -> Extents:
-        """(p, q, k)."""
+        """(p, q, k): height, width and channels of the output."""
         window = self.convolution
         return window.vertical.out, window.horizontal.out, self.k
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Filter (k, r, s, c / groups) and bias (k,)."""
+        """Shapes of the filter "w", (k, r, s, c / groups), and of the bias "b", (k,), if it has one."""
         shapes: dict[str, tuple[int, ...]] = {"w": (self.k, self.r, self.s, self.input_shape[2] // self.groups)}
         return shapes | {"b": (self.k,)} if self.bias else shapes
 
     @property
     def product_channels(self) -> dict[str, int]:
-        """Channels of a group; none where each filter reads one channel."""
+        """Channels of a group, "c" in and "k" out; empty where each filter reads one channel."""
         channels = {"c": self.input_shape[2] // self.groups, "k": self.k // self.groups}
         return {} if channels["c"] == 1 and self.groups > 1 else channels
 
     @property
     def has_epilogue(self) -> bool:
-        """True unless it is depthwise: those kernels apply only bias and ReLU."""
+        """True unless it is depthwise; kernels of depthwise convolutions apply only bias and ReLU."""
         return not self.convolution.is_depthwise
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """
-        Return the extents of the implicit matrix product.
+        Return the extents of the implicit matrix products of one pass, with c and k of one group.
 
         - fprop: (n p q) x k over (r s c).
         - dgrad: (n h w) x c over (r s k); if strided, one product for each phase of input pixels, so that no tap is
@@ -115,7 +115,7 @@ class Conv2d(Layer):
         )
 
     def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:  # noqa: ARG002
-        """Return the FLOP of fprop: each pass pairs every output with every tap of its filter once."""
+        """Return the FLOP of one pass over a batch: each pass pairs every output with every tap of its filter once."""
         return super().pass_flops(Pass.FPROP, batch_size)
 
 
@@ -155,22 +155,22 @@ class Linear(Layer):
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Weights (k, c) and bias (k,)."""
+        """Shapes of the weights "w", (k, c), and of the bias "b", (k,), if it has one."""
         shapes: dict[str, tuple[int, ...]] = {"w": (self.k, self.input_shape[2])}
         return shapes | {"b": (self.k,)} if self.bias else shapes
 
     @property
     def product_channels(self) -> dict[str, int]:
-        """Input and output features."""
+        """Input features "c" and output features "k"."""
         return {"c": self.input_shape[2], "k": self.k}
 
     @property
     def has_epilogue(self) -> bool:
-        """True."""
+        """True for every linear layer."""
         return True
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Return the product of one pass: (n h w) x k over c, or a gradient of it."""
+        """Return the matrix product of one pass over a batch: forward it is (n h w) x k over c."""
         h, w, c = self.input_shape
         rows = batch_size * h * w
         return (Gemm(*product_extents(pass_, outputs=rows, inputs=rows, c=c, k=self.k)),)

@@ -32,7 +32,7 @@ class Tokens(Layer):
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Class token (c,) and position embedding (h w + 1, c)."""
+        """Shapes of the class "token", (c,), and of the "position" embedding, (h w + 1, c)."""
         tokens, _, c = self.output_shape
         return {"token": (c,), "position": (tokens, c)}
 
@@ -67,25 +67,29 @@ class Attention(Layer):
     bias: bool = field(default=True, validator=check_flag)
 
     def check(self) -> None:
-        """Check that the heads divide the channels."""
+        """Raise InvalidSpec unless the number of heads divides c."""
         if self.input_shape[2] % self.heads:
             raise InvalidSpec("heads", self.heads, f"a divisor of c={self.input_shape[2]}")
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections in (3c, c) and out (c, c), with their biases."""
+        """Shapes of the projections "w_in", (3c, c), and "w_out", (c, c), and of any biases "b_in" and "b_out"."""
         c = self.input_shape[2]
         shapes: dict[str, tuple[int, ...]] = {"w_in": (3 * c, c), "w_out": (c, c)}
         return shapes | {"b_in": (3 * c,), "b_out": (c,)} if self.bias else shapes
 
     @property
     def projections(self) -> tuple[Linear, ...]:
-        """The linear layers to queries, keys and values, and of the output."""
+        """Two linear layers: from the input to queries, keys and values, and from the mixed values to the output."""
         h, w, c = self.input_shape
         return tuple(Linear(h=h, w=w, c=c, k=k, bias=self.bias) for k in (3 * c, c))
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-        """Return the products of both projections, and the two between tokens."""
+        """
+        Return the matrix products of one pass over a batch: those of both projections, then those between tokens.
+
+        Between tokens there are two products forward and four in the input gradient; the weight gradient has none.
+        """
         h, w, c = self.input_shape
         tokens, head, count = h * w, c // self.heads, batch_size * self.heads
         projected = tuple(gemm for linear in self.projections for gemm in linear.gemms(pass_, batch_size))
@@ -98,7 +102,7 @@ class Attention(Layer):
         return *projected, scores, mixed, mixed, mixed
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Queries, keys and values, the attention weights, and the mixed values."""
+        """Return three tensors of the dtype: queries, keys and values; the attention weights; the mixed values."""
         h, w, c = self.input_shape
         tokens = h * w
         return {"qkv": (3 * tokens * c, 0), "weights": (self.heads * tokens * tokens, 0), "mixed": (tokens * c, 0)}

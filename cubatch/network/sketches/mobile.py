@@ -68,7 +68,7 @@ def mobilenet_v3_large(net: Sketch) -> None:
 
 
 def _to_eighths(channels: float) -> int:
-    """Round a width as MobileNets do: to the nearest multiple of 8, without losing more than a tenth."""
+    """Return a width rounded to the nearest multiple of 8, at least 8, without losing more than a tenth."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 

@@ -25,16 +25,16 @@ class Sketch:
         self.layers: list[Layer] = []
 
     def add(self, name: str, kind: type[Layer], *inputs: str, **values: Any) -> str:
-        """Add a layer that reads the named layers, or the one before."""
+        """Add a layer that reads the named layers, or the one before; return its name."""
         self.layers.append(kind(name=name, inputs=inputs or None, **values))
         return name
 
     def conv(self, name: str, k: int, size: int, *inputs: str, **values: Any) -> str:
-        """Add a square convolution, by default padded to keep the extents."""
+        """Add a convolution with a square filter of this size, by default padded to keep extents; return its name."""
         return self.add(name, Conv2d, *inputs, **{"k": k, "r": size, "s": size, "pad": size // 2, **values})
 
     def conv_norm(self, name: str, k: int, size: int, *inputs: str, norm: dict[str, float], **values: Any) -> str:
-        """Add a convolution without bias, and a batch norm."""
+        """Add a convolution without bias and then a batch norm; return the name of the batch norm."""
         self.conv(f"{name}.conv", k, size, *inputs, bias=False, **values)
         return self.add(f"{name}.bn", BatchNorm2d, **norm)
 
@@ -44,7 +44,7 @@ class Sketch:
         return Network(input_shape=self.shape, layers=self.layers).output_shape
 
     def pool_to(self, extent: int) -> None:
-        """Average to extent x extent, as an adaptive pool does where its windows come out equal."""
+        """Average the pixels to extent x extent; raise InvalidSpec unless they divide into equal windows."""
         h, w, _ = self.output_shape
         if h % extent or w % extent:
             raise InvalidSpec("features", (h, w), f"multiples of {extent} in front of the classifier")
@@ -52,7 +52,7 @@ class Sketch:
             self.add("avgpool", AvgPool2d, r=h // extent, s=w // extent)
 
     def dense(self, *widths: int) -> None:
-        """Add linear layers with ReLU between them, the last with as many outputs as classes."""
+        """Add a linear layer and ReLU for each width, and a linear layer with one output per class."""
         for i, width in enumerate(widths, start=1):
             self.add(f"fc{i}", Linear, k=width)
             self.add(f"fc{i}.relu", ReLU)
@@ -61,7 +61,7 @@ class Sketch:
     def squeeze_excite(
         self, name: str, path: str, *, width: int, squeezed: int, act: type[Layer], gate: type[Layer]
     ) -> str:
-        """Scale each channel of `path` by a gate that two small layers compute from its mean."""
+        """Multiply each channel of `path` by a gate that two small layers compute from its mean; return the name."""
         self.add(f"{name}.avgpool", GlobalAvgPool)
         self.conv(f"{name}.fc1", squeezed, 1)
         self.add(f"{name}.act", act)
