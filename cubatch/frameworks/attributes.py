@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @attrs.frozen
 class _Watched:
-    """An object that is not restored, with the attribute that holds it, and the marks of its parts."""
+    """An object that is not restored, the attribute that holds it, and marks that change if the object changes."""
 
     name: str
     value: Any
@@ -67,7 +67,11 @@ class Snapshot:
                 self._watched[id(each)] = _Watched(name, each, marks)
 
     def restore(self) -> set[str]:
-        """Restore all attributes, and return the names of those that differ from before or refuse it."""
+        """
+        Restore all attributes, and return the names of those that are not as before.
+
+        Either their class refused, or a step changed an object in them that is not restored.
+        """
         changed: set[str] = set()
 
         def restore_one(path: str, part: Any, name: str, saved: tuple[Any, Any]) -> None:
@@ -85,7 +89,7 @@ class Snapshot:
         return changed | {each.name for each in self._watched.values() if _marks(each.value, self._known) != each.marks}
 
     def kept_batches(self, batch_size: int) -> list[str]:
-        """Return the names of attributes that hold a tensor with that number of rows which they did not hold before."""
+        """Return the names of attributes that now hold a new tensor with `batch_size` rows."""
         names = []
         for path, part, attributes in self._parts:
             for name, value in _attributes(part).items():
@@ -112,7 +116,7 @@ def kept_attributes(module: Any) -> Iterator[None]:
 
 
 def put_back(tensor: Any, before: Any) -> None:
-    """Write old values into a tensor if it differs: unmodified memory may be a read-only file mapping."""
+    """Copy `before` into a tensor unless both are equal: unmodified memory may be a read-only file mapping."""
     import torch
 
     with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
@@ -126,7 +130,7 @@ def put_back(tensor: Any, before: Any) -> None:
 
 
 def _has_bits(tensor: Any) -> bool:
-    """Return whether its values can be compared: dense tensors with data only."""
+    """Return whether a tensor's values can be compared as bytes: only plain dense tensors with data."""
     import torch
 
     is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout == torch.strided
@@ -134,7 +138,7 @@ def _has_bits(tensor: Any) -> bool:
 
 
 def _bits(tensor: Any) -> Any:
-    """Return its values as bytes, in which NaN equals itself and 0 differs from -0."""
+    """Return a tensor's values as bytes, in which NaN equals itself and 0 differs from -0."""
     import torch
 
     return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
@@ -147,7 +151,7 @@ def _is_script(part: Any) -> bool:
 
 
 def _attributes(part: Any) -> dict[str, Any]:
-    """Return the attributes that steps may change; of a script module those with a type."""
+    """Return the attributes of a module that steps may change, by name; of a script module those with a type."""
     if _is_script(part):
         types = part._concrete_type.get_attributes()  # noqa: SLF001 - its only name
         return {name: getattr(part, name) for name, (_, is_parameter) in types.items() if not is_parameter}
@@ -171,12 +175,12 @@ def _drop_new(part: Any, names: Any) -> None:
 
 def _copied(value: Any, others: list[Any], depth: int = 0) -> Any:
     """
-    Return what `_put_back` needs: of a tensor its values, of a collection or object its items; else None.
+    Return a backup of a value: a tensor's values and version, or the items of a collection or object; else None.
 
     Args:
-        value: The attribute, or what it holds.
-        others: Gets the objects in it that `_put_back` leaves as they are.
-        depth: Collections around the value.
+        value: The attribute, or an item of a collection in it.
+        others: Objects without a backup are appended.
+        depth: Number of collections around the value.
     """
     import torch
 
@@ -213,7 +217,7 @@ def _put_back(value: Any, copy: Any) -> None:
 
 
 def _held(value: Any) -> Any:
-    """Copy the items of a collection, or attributes of a user's object, into a plain collection; else return None."""
+    """Return the items of a collection, or the attributes of a user's object, in a new list or dict; else None."""
     if isinstance(value, dict):
         return dict(value.items())
     if isinstance(value, list | deque | set):
@@ -255,7 +259,7 @@ class _TensorMark:
 
 def _marks(value: Any, known: Collection[int]) -> list[Any]:
     """
-    Return what shows whether an object changed: the tensors, arrays and lengths in it, the outer ones first.
+    Return marks that change if an object changes: of the tensors, arrays and lengths in it, the outer ones first.
 
     Numbers and strings are left out: libraries write settings on first use, and these hold no batch.
 
@@ -288,7 +292,7 @@ def _tensor_marks(marks: list[Any]) -> set[_TensorMark]:
 
 
 def _is_plain(value: Any, known: Collection[int]) -> bool:
-    """Return whether it has no parts that a step may change unseen: a value, a function, or a part of the module."""
+    """Return whether an object needs no marks: it is a value, a callable, or a part of the module that is restored."""
     return isinstance(value, _VALUES | type | ModuleType) or callable(value) or id(value) in known
 
 

@@ -52,9 +52,9 @@ def find(given: Any) -> Source | None:
 
 def load(name: str) -> Any:
     """
-    Import what "package.module:name" is: a function from a batch size to inputs, a loader, a data set or examples.
+    Return the object "package.module:name": a function from a batch size to inputs, a loader, a data set or examples.
 
-    A function without required parameters is called.
+    A function without required parameters is called, and its result returned.
     """
     with user_code.users(FIELD, name, ALLOWED):
         given = module_source.load_any(name, FIELD)
@@ -119,7 +119,7 @@ class DataSetBatches:
     If the samples are of unequal length, each batch is one of typical length among several draws.
 
     Args:
-        data_set: With `__getitem__` and `__len__`, or an iterable.
+        data_set: A data set with `__getitem__` and `__len__`, or an iterable.
         collate: Joins a list of samples; None is the `collate_fn` of the data set, else PyTorch's default.
         places: Indices of the samples to read, in order; None is the order of the data set.
 
@@ -146,7 +146,7 @@ class DataSetBatches:
         self._first: dict[int, int] = {}
 
     def __call__(self, batch_size: int) -> Any:
-        """Return a batch; the samples of a larger one than was read repeat."""
+        """Return a batch of this size; samples repeat if it is larger than the number of samples that were read."""
         if not self._samples:
             self._samples = self._read()
         if batch_size not in self._first:
@@ -159,14 +159,14 @@ class DataSetBatches:
         return self._collate([samples[(first + place) % len(samples)] for place in range(batch_size)])
 
     def _find_typical(self, batch_size: int) -> int:
-        """Return the first sample of the draw whose number of elements is closest to the mean of all draws."""
+        """Return the index of the first sample of a typical batch: its number of elements is nearest to the mean."""
         firsts = [draw * len(self._samples) // _DRAWS for draw in range(_DRAWS)]
         counts = {first: num_elements(self._joined(batch_size, first)) for first in firsts}
         mean = statistics.fmean(counts.values())
         return min(counts, key=lambda first: abs(counts[first] - mean))
 
     def _read(self) -> list[Any]:
-        """Read the first samples, and note whether they are of equal length."""
+        """Return the first samples of the data set, and record whether they are of equal length."""
         began, samples, lengths, count = time.monotonic(), list[Any](), set[int](), 0
         for sample in itertools.islice(self._all(), _MOST_UNEVEN):
             samples.append(sample)

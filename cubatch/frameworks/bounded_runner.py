@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 class BoundedRunner(abc.ABC):
     """
-    Steps of another framework; the memory of a large batch is predicted from a trace and from smaller batches.
+    Runs steps of another framework within a memory limit; predicts memory from a trace and from smaller batches.
 
     Args:
         clock: Times steps.
@@ -43,7 +43,7 @@ class BoundedRunner(abc.ABC):
 
     Attributes:
         clock, meter, dtype, own_bytes: As given.
-        is_compiled: Whether the first step of a size may be compiled.
+        is_compiled: Whether the first step of a batch size may compile.
         compile_seconds: See `Compiles`.
     """
 
@@ -66,15 +66,19 @@ class BoundedRunner(abc.ABC):
 
     @abc.abstractmethod
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
-        """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`, within `seconds`."""
+        """
+        Return peak bytes of steps by batch size, from traces on tensors without data that take at most `seconds`.
+
+        Sizes go up to the largest one that fits into `num_bytes`, or to `top`.
+        """
 
     def put_aside(self, walked: Peaks | None) -> int:  # noqa: ARG002 - few have anything to put back
-        """Back up the parameters that a step modifies (None: no trace knows them); return the bytes left for steps."""
+        """Back up the parameters that a step modifies, if a subclass does so; return the bytes left for steps."""
         return self._memory_limit
 
     @abc.abstractmethod
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
-        """Start the meter; return a step on a random batch, and the bytes of that batch."""
+        """Start the memory meter; return a function that runs a step on a random batch, and the bytes of that batch."""
 
     @abc.abstractmethod
     def _drop(self) -> None:
@@ -90,12 +94,12 @@ class BoundedRunner(abc.ABC):
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """None: the driver is not asked."""
+        """Always None: these runners do not query the driver."""
         return None
 
     @property
     def worker_pid(self) -> int | None:
-        """None: it computes in this process."""
+        """Always None: steps run in this process."""
         return None
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
@@ -110,7 +114,8 @@ class BoundedRunner(abc.ABC):
             trace_seconds: Time limit of the trace.
 
         Returns:
-            MemoryLook: `memory_bytes` may be less than the limit of the constructor.
+            MemoryLook: The largest size that fits and the bytes of one sample, or why they are unknown. Its limit
+                `memory_bytes` may be less than that of the constructor.
         """
         self._trace_seconds = trace_seconds
         plan = self._planned(top)
@@ -130,7 +135,7 @@ class BoundedRunner(abc.ABC):
         }  # fmt: skip
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
-        """Run steps of growing sizes within a time limit, to learn their memory."""
+        """Run steps of growing batch sizes within a time limit, to improve the plan by their memory."""
         began, size = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
@@ -146,7 +151,7 @@ class BoundedRunner(abc.ABC):
                 break
 
     def _measured_plan(self, top: int | None) -> MemoryPlan | None:
-        """Run a first size and plan memory from what it took, for modules that cannot be traced; None if unknown."""
+        """Return a plan by the memory of a first small batch, if the module cannot be traced; None if that fails."""
         if self.is_compiled:  # a first step would be compiled outside the budget
             return None
         share = (self._memory_limit - self.own_bytes) // 2  # until it is known, one sample more is as much as fits
@@ -164,7 +169,7 @@ class BoundedRunner(abc.ABC):
         return plan if plan.measured and self._raised is None else None
 
     def predicted(self, batch_size: int) -> int | None:
-        """Return the predicted bytes of a step; None without a trace."""
+        """Return the predicted bytes of a step; None if steps can be neither traced nor measured in advance."""
         plan = self._planned()
         self._requested.add(batch_size)
         return None if plan is None else plan.at(batch_size)
@@ -196,14 +201,14 @@ class BoundedRunner(abc.ABC):
 
     @property
     def remarks(self) -> list[Remark]:
-        """Return what a user should know about the memory of its steps."""
+        """Return remarks for the user about the memory of steps: from which size on the heap was kept compact."""
         if self._tidied_at is None:
             return []
         return [Remark(code="heap_compacted", values={"batch_size": self._tidied_at})]
 
     @property
     def page_faults(self) -> list[dict[str, Any]]:
-        """Return `PageFaults.rows` of the steps on a CPU; none on a GPU."""
+        """Return page faults of steps by batch size, with their share of CPU time; empty on a GPU."""
         return self._page_faults.rows if isinstance(self.meter, HostMeter) else []
 
     def report(self) -> MemoryReport:
@@ -232,7 +237,11 @@ class BoundedRunner(abc.ABC):
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared step as the reference; False on a GPU and if its batch takes much of the limit."""
+        """
+        Keep the prepared step as the reference step; return whether that is possible.
+
+        It is not without a prepared step, on a GPU, or if the batch takes much of the memory limit.
+        """
         if not isinstance(self.meter, HostMeter) or self._step is None:
             return False
         if self._batch_bytes > REFERENCE_SHARE * self._memory_limit:
@@ -244,7 +253,7 @@ class BoundedRunner(abc.ABC):
         return True
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:
-        """Return the prepared step in a form that holds no memory but its batch."""
+        """Return a function that runs the prepared step and holds no memory but its batch."""
         return prepared
 
     def step(self) -> None:
@@ -257,7 +266,7 @@ class BoundedRunner(abc.ABC):
             self._steps += 1
 
     def release(self) -> None:
-        """Free the batch and what its steps allocated, after learning from their memory."""
+        """Free the batch and the memory of its steps; first correct the memory plan by what they took."""
         taken = None
         with contextlib.suppress(Exception):  # after a GPU error every call fails
             taken = self.peak_bytes
@@ -274,7 +283,7 @@ class BoundedRunner(abc.ABC):
         self.release()
 
     def _planned(self, top: int | None = None) -> MemoryPlan | None:
-        """Trace a step without data, once; return None if the module cannot be traced."""
+        """Return the memory plan, made once from a trace or else from a first step; None if neither is possible."""
         if self._plan is None and self._why_not is None:
             walked = None
             try:
@@ -292,7 +301,7 @@ class BoundedRunner(abc.ABC):
         return self._plan
 
     def _confirm(self, batch_size: int) -> None:
-        """Raise OverLimit unless a size is safe; where that is in doubt, run smaller sizes first."""
+        """Raise OverLimit unless a batch size fits; if that is uncertain, run smaller sizes first to find out."""
         plan, limit = self._planned(), self._memory_limit
         if plan is None:
             return

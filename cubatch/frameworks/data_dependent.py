@@ -13,10 +13,10 @@ from typing import Any
 
 def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """
-    Return what an operation might: tensors without data, or a number.
+    Return a possible result of an operation whose result depends on data: tensors without data, or a number.
 
     Args:
-        operation: One of PyTorch's.
+        operation: An operation of PyTorch.
         arguments, options: Its arguments, with tensors without data.
 
     Returns:
@@ -61,7 +61,7 @@ def _selected(x: Any, mask: Any) -> Any:
 
 
 def _indexed(x: Any, indices: Sequence[Any]) -> Any:
-    """Index as if the mask selected everything."""
+    """Return a tensor indexed as if each mask selected everything."""
     import torch
 
     places: list[Any] = []

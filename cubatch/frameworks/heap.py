@@ -49,7 +49,7 @@ def is_owned() -> bool:
 
 
 def is_movable() -> bool:
-    """Return whether cubatch may set malloc's thresholds: it is glibc's, and the user set none but `RAISED`."""
+    """Return whether cubatch may set malloc's thresholds: malloc is glibc's, and the user has not set them."""
     return _is_glibc() and _user_variables() in ({}, RAISED)
 
 
@@ -57,7 +57,7 @@ def settings(device_kind: str) -> str | None:
     """
     Return the variables that set how a worker keeps freed memory, in shell syntax; None if none are set.
 
-    They are those of the user, and on a CPU `RAISED` if `is_movable`.
+    They are the user's variables; on a CPU cubatch adds `RAISED` if the user has set none and malloc is glibc's.
     """
     names = (*_CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD")
     own = {name: os.environ[name] for name in names if name in os.environ}
@@ -71,7 +71,7 @@ def is_raised(device_kind: str) -> bool:
 
 def format_variables(variables: Mapping[str, str]) -> str:
     """
-    Return variables in shell syntax.
+    Return environment variables in shell syntax, "NAME=value", separated by spaces.
 
     Example:
         >>> format_variables(KEPT)
@@ -98,7 +98,7 @@ def is_apart() -> bool:
 
 def keep_apart() -> list[int]:
     """
-    Map each large block separately, so that it is returned when it is freed: exact, and half as fast.
+    Make malloc map each block from 1 MiB on separately, so that freeing returns it: exact, and half as fast.
 
     Returns:
         list: Blocks that occupy the free parts of the heap until `put_together`.
@@ -118,7 +118,7 @@ def keep_apart() -> list[int]:
 
 def put_together(held: Iterable[int] = ()) -> None:
     """
-    Put blocks into the heap, where the next step can use them again.
+    Make malloc take blocks up to 32 MiB from the heap again, where the next step can reuse their memory.
 
     The thresholds are the highest to which glibc raises its own (mallopt(3), M_MMAP_THRESHOLD).
 
@@ -141,7 +141,7 @@ def _is_glibc() -> bool:
 
 
 def _user_variables() -> dict[str, str]:
-    """Return the user's variables of malloc; each tunable of GLIBC_TUNABLES is also a variable."""
+    """Return the user's settings of malloc as variables by name; those in GLIBC_TUNABLES included."""
     tunables = dict(item.partition("=")[::2] for item in os.environ.get("GLIBC_TUNABLES", "").split(":"))
     names = {name: f"glibc.malloc.{name.removeprefix('MALLOC_').rstrip('_').lower()}" for name in _CHOICES}
     values = {name: os.environ.get(name, tunables.get(names[name])) for name in _CHOICES}

@@ -34,7 +34,7 @@ class Line:
     @classmethod
     def through(cls, lengths: Mapping[int, int]) -> Line | None:
         """
-        Return the line through lengths by batch size; None if they do not grow with it.
+        Return the line through lengths by batch size; None if they do not grow about linearly with it.
 
         A slope that is no whole number is only accepted without an offset: padded lengths differ by chance. Lengths
         that grow about in proportion, such as the numbers of nodes of graphs, get the steepest proportional line.
@@ -64,15 +64,15 @@ class Growth:
     How one value changes with the batch size.
 
     Attributes:
-        lines: Of a tensor, its growing axes; of a list, tuple or whole number, one entry at 0.
-        most: Axes of a tensor that vary otherwise, such as padded lengths, and the largest extent seen.
+        lines: Line of each growing axis of a tensor; of a list, tuple or whole number one line at 0.
+        most: Largest extent seen of each axis of a tensor that varies otherwise, such as padded lengths.
     """
 
     lines: Mapping[int, Line]
     most: Mapping[int, int] = attrs.field(factory=dict)
 
     def shape(self, like: Sequence[int], batch_size: int) -> tuple[int, ...]:
-        """Return the shape of a tensor at a batch size."""
+        """Return the shape of a tensor at a batch size; `like` is its shape in the example."""
         extents = [self.most.get(axis, extent) for axis, extent in enumerate(like)]
         for axis, line in self.lines.items():
             extents[axis] = line.at(batch_size)
@@ -80,7 +80,7 @@ class Growth:
 
 
 def children(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return the keys and items of a container; None for other values."""
+    """Return (key, item) of each item of a list, tuple, mapping, dataclass or batch object; None for other values."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, tuple | list):
@@ -94,7 +94,7 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
 
 def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Growth]:
     """
-    Compare batches of different size, and return the growth of the values that differ.
+    Return how values grow with the batch size, by their path, from batches of different size.
 
     Args:
         batches: The inputs by batch size, at least two.
@@ -149,7 +149,7 @@ def _of_tensors(tensors: Mapping[int, Any], path: Path) -> dict[Path, Growth]:
 
 def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growth]:
     """
-    Return the growth of the values of one batch: of each tensor and list that is as long as the batch.
+    Return how values grow with the batch size, by path: each tensor and list as long as the batch has a row per sample.
 
     A list or tuple of tensors that are as long as the batch themselves holds inputs, not samples.
     """

@@ -33,7 +33,7 @@ def _rates(value: Mapping[Any, Any]) -> dict[int, float]:
 @attrs.frozen(kw_only=True)
 class LoaderRate:
     """
-    How fast a data loader is by itself.
+    Measured rate of a data loader by itself, and what else the rate of a loop around it depends on.
 
     Attributes:
         batch_size: Samples of the batches that were timed, at the recommended size or the nearest that was timed.
@@ -61,7 +61,7 @@ class LoaderRate:
 
     def rate_at(self, batch_size: int) -> float:
         """
-        Return its samples per second at a batch size: interpolated between the logarithms of the sizes that were timed.
+        Return the loader's samples per second at a batch size, interpolated between the logarithms of the timed sizes.
 
         Example:
             >>> LoaderRate(
@@ -91,13 +91,13 @@ class LoaderRate:
         return self.loop_ratio / (1 / step_rate + 1 / own)
 
     def workers_for(self, step_rate: float) -> int:
-        """Return the workers that would deliver that many samples per second, at most the CPUs of this process."""
+        """Return the number of workers that deliver this many samples per second, at most the CPUs of the process."""
         each = self.samples_per_second / max(1, self.num_workers)
         return min(len(os.sched_getaffinity(0)), math.ceil(step_rate / each))
 
     def steps(self, batch_size: int) -> tuple[int, int] | None:
         """
-        Return the steps of an epoch, and the samples of an incomplete last batch (0: none); None if unknown.
+        Return the steps of an epoch, and the samples of an incomplete last batch (0 if none); None if unknown.
 
         Example:
             >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0, num_samples=50).steps(16)
@@ -112,7 +112,7 @@ class LoaderRate:
 
 def check_loader(loader: Any) -> None:
     """
-    Reject what is no data loader that makes batches of any size.
+    Raise an error unless the argument is a data loader that can make batches of any size.
 
     Raises:
         InvalidArgument: If it has no data set or its batches come from a sampler of its own.
@@ -126,7 +126,7 @@ def check_loader(loader: Any) -> None:
 
 
 def measurable(loader: Any) -> Any:
-    """Return the loader, or None if it is of a kind that `check_loader` rejects."""
+    """Return the loader if it can make batches of any size, else None."""
     try:
         check_loader(loader)
     except InvalidArgument:
@@ -145,7 +145,7 @@ def measure(
     now: Callable[[], float] = time.perf_counter,
 ) -> LoaderRate:
     """
-    Time a data loader with its own workers at a batch size and others.
+    Return the measured rate of a data loader with its own workers, at a batch size and others.
 
     Start-up is excluded: the first batch of each worker does not count. Sizes of which one batch would take long are
     left out.
@@ -192,7 +192,7 @@ def run_loop(
     now: Callable[[], float] = time.perf_counter,
 ) -> float | None:
     """
-    Time a loop on the CPU that takes turns: a step, then batches of a data loader.
+    Return the samples per second of a loop on the CPU, in which a step and a data loader take turns.
 
     The clock starts and stops when a batch arrives, so that loading has no head start. Before, workers start, and one
     step warms up.
@@ -202,7 +202,7 @@ def run_loop(
         batch_size: Samples of a batch.
         step: Runs a step, on any batch.
         seconds: Time limit. There is no result if the first turn takes more than three times as long.
-        accumulate: Batches of a turn.
+        accumulate: Batches that are loaded after each step.
         now: A clock in seconds.
 
     Returns:
@@ -242,7 +242,7 @@ def _epochs(loader: Any) -> Iterator[Any]:
 
 
 def copy_to(place: str) -> Callable[[Any], None]:
-    """Return a function that copies the tensors of a batch to a device and waits for them, by PyTorch's name of it."""
+    """Return a function that copies the tensors of a batch to the GPU "cuda:N" and waits until that is done."""
     import torch
     from torch.utils import _pytree
 
@@ -259,10 +259,11 @@ def _rate(
     loader: Any, batch_size: int, seconds: float, copy: Callable[[Any], None] | None, now: Callable[[], float]
 ) -> tuple[int, float, float]:
     """
-    Time epochs without the first batch of each worker.
+    Time whole epochs of a loader, without the first batch of each worker.
 
     Returns:
-        tuple[int, float, float]: A batch size, its samples per second, and CPU seconds of the workers for a sample.
+        tuple[int, float, float]: The batch size, lowered if the data set is small; its samples per second; CPU seconds
+        of the workers per sample.
     """
     skipped = max(1, loader.num_workers)
     if (num_samples := _num_samples(loader)) is not None:  # an epoch of a small data set still has batches that count
@@ -291,18 +292,18 @@ def _rate(
 
 
 class _WorkerSeconds:
-    """CPU seconds of processes that a loader starts after this."""
+    """Counts the CPU seconds of processes that a loader starts after this object is made."""
 
     def __init__(self) -> None:
         self._others = set(multiprocessing.active_children())
         self._start: tuple[float, int] | None = None
 
     def begin(self, loaded: int) -> None:
-        """Count from here on, after a number of samples, unless it counts already."""
+        """Start counting at the first call; `loaded` is the number of samples loaded so far."""
         self._start = self._start or (self._seconds(), loaded)
 
     def per_sample(self, loaded: int) -> float:
-        """Return the seconds for each sample since the beginning, after a number of samples in total."""
+        """Return the CPU seconds per sample since counting started; `loaded` is the number of samples loaded so far."""
         seconds, first = self._start or (0.0, 0)
         return (self._seconds() - seconds) / max(1, loaded - first)
 
@@ -333,7 +334,7 @@ def _is_iterable(loader: Any) -> bool:
 
 
 def _sampler(loader: Any) -> Any:
-    """Return what draws single samples; None for an iterable, and where batches are drawn in another way."""
+    """Return the sampler of single samples; None for an iterable, and where another sampler makes whole batches."""
     import torch
 
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
@@ -351,7 +352,7 @@ def _num_samples(loader: Any) -> int | None:
 
 @contextlib.contextmanager
 def _random_state(loader: Any) -> Iterator[None]:
-    """Restore the generators that the block advances: the loader's, its sampler's, and the global ones."""
+    """Restore random generators at the end of the block: those of the loader and its sampler, and the global ones."""
     owners = (loader, _sampler(loader))
     generators = {id(g): g for owner in owners if (g := getattr(owner, "generator", None)) is not None}
     states = {key: generator.get_state() for key, generator in generators.items()}

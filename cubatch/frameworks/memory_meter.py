@@ -22,7 +22,7 @@ _SCATTER, _TIDY_SCATTER = 1.0, 0.2
 
 class Meter(Protocol):
     """
-    Reads the peak memory of this process on a device.
+    Measures the peak memory of this process on a device.
 
     Attributes:
         grain: Bytes by which the peak varies independently of the batch.
@@ -41,21 +41,21 @@ class Meter(Protocol):
         ...
 
     def settle(self) -> None:
-        """Prepare the allocator for timed steps; called once libraries have allocated their workspaces."""
+        """Prepare the allocator for timed steps, once libraries have allocated their workspaces."""
         return  # an empty body would be abstract to a type checker
 
     def tidy(self) -> bool:
-        """Reduce the scatter from now on; return False if that is not possible."""
+        """Make later peaks scatter less; return False if that is not possible."""
         return False
 
     def peak(self) -> int | None:
-        """Return the peak bytes above those at the start; None if unknown."""
+        """Return the peak bytes in excess of those at the start; None if unknown."""
         ...
 
 
 class HostMeter(ResidentMeter, Meter):
     """
-    The resident set of this process, with the heap kept in order on request.
+    Measures the resident set of this process; can keep large blocks apart from the heap, so that peaks scatter less.
 
     `settle` and `tidy` call `mallopt`, and so do nothing in the user's process: see `heap.is_owned`.
     """
@@ -73,14 +73,14 @@ class HostMeter(ResidentMeter, Meter):
         return _TIDY_SCATTER if self._is_tidy or heap.is_apart() else _SCATTER
 
     def tidy(self) -> bool:
-        """Keep large blocks apart from the heap; return False in the user's process, or if they are already."""
+        """Keep large blocks apart from the heap from the next start on; return False if that is not possible."""
         if self._is_tidy or not self._is_movable:
             return False
         self._is_tidy = True
         return True
 
     def trim(self) -> None:
-        """Return freed memory to the system, and keep large blocks apart from the rest if the heap is tidy."""
+        """Return freed memory to the system; after `tidy`, map large blocks separately from now on."""
         if self._is_tidy:
             self.settle()  # free the blocks of an earlier start
         super().trim()
@@ -88,7 +88,7 @@ class HostMeter(ResidentMeter, Meter):
             self._held = heap.keep_apart()
 
     def settle(self) -> None:
-        """Put later blocks into the heap, so that the first size is not slower than others."""
+        """Take later blocks from the heap, so that the first batch size is not slower than others."""
         if self._is_movable:
             heap.put_together(self._held)
             self._held = []
@@ -96,7 +96,7 @@ class HostMeter(ResidentMeter, Meter):
 
 class AllocatorMeter(Meter):
     """
-    GPU memory that PyTorch's caching allocator holds, including unused blocks, which other processes cannot use.
+    Measures GPU memory that PyTorch's caching allocator holds, unused blocks included.
 
     Args:
         cuda: `torch.cuda`, or a stand-in.
@@ -110,7 +110,7 @@ class AllocatorMeter(Meter):
         self._cuda, self._device, self._start = cuda, device, 0
 
     def start(self) -> None:
-        """Free unused blocks and count from here."""
+        """Free unused blocks, and count from the memory that is held then."""
         gc.collect()
         with contextlib.suppress(Exception):  # after a GPU error every call fails, and the caller has that error
             self._cuda.empty_cache()
@@ -118,13 +118,13 @@ class AllocatorMeter(Meter):
             self._start = int(self._cuda.memory_reserved(self._device))
 
     def peak(self) -> int | None:
-        """Return the peak bytes above those at the start."""
+        """Return the peak bytes in excess of those at the start."""
         return max(0, int(self._cuda.max_memory_reserved(self._device)) - self._start)
 
 
 class ProcessMeter(Meter):
     """
-    GPU memory of this process by NVML, for a library that does not report it and frees none by itself.
+    Measures GPU memory of this process by NVML, for a library that does not report it and frees none by itself.
 
     Args:
         monitor: Monitor of the GPU; None without NVML: the peak is unknown then.
@@ -138,12 +138,12 @@ class ProcessMeter(Meter):
         self._start: int | None = None
 
     def start(self) -> None:
-        """Count from here."""
+        """Count from the memory that this process holds now."""
         gc.collect()
         self._start = self._held()
 
     def peak(self) -> int | None:
-        """Return the bytes above those at the start; None if NVML does not list the process, as in a container."""
+        """Return the bytes in excess of those at the start; None if NVML does not list the process (containers)."""
         held = self._held()
         return None if held is None or self._start is None else max(0, held - self._start)
 

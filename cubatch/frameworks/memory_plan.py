@@ -45,7 +45,7 @@ class MemoryPlan:
         walked: Bytes by a trace without data.
         grain: Resolution of a measurement in bytes: code and stacks of this size do not grow with the batch.
         scatter: Share of what grows by which one size may exceed the prediction: freed blocks are not always reused.
-        doubt: Share of what is extrapolated that may come on top of it.
+        doubt: Share of the extrapolated bytes by which a step may exceed the prediction.
 
     Attributes:
         measured: Bytes by batch size.
@@ -69,7 +69,7 @@ class MemoryPlan:
         self.earlier: dict[int, int] = {}
 
     def learn(self, batch_size: int, num_bytes: int) -> None:
-        """Add a measurement; the largest one of a size counts."""
+        """Add the measured bytes of a batch size; of several measurements the largest counts."""
         if batch_size not in self.predicted:
             self.predicted[batch_size] = self.at(batch_size)
         walked = self._walked.at(batch_size)
@@ -78,11 +78,11 @@ class MemoryPlan:
         self.measured[batch_size] = max(num_bytes, self.measured.get(batch_size, 0))
 
     def restart(self, scatter: float) -> None:
-        """Set measurements aside as `earlier`: from now on steps take less memory and scatter differently."""
+        """Move the measurements to `earlier`: from now on steps take less memory and scatter differently."""
         self.earlier, self.measured, self._scatter = self.measured, {}, scatter
 
     def at(self, batch_size: int) -> int:
-        """Return the expected bytes of a step."""
+        """Return the expected bytes of a step of a batch size."""
         known, below = self._known, self._nearest(batch_size)
         walked = self._walked.at(batch_size)
         if below is None:
@@ -95,7 +95,7 @@ class MemoryPlan:
         return max(likely, min(self._fixed, known[below]))
 
     def most(self, batch_size: int) -> int:
-        """Return an upper bound of the bytes of a step; it widens with the distance from measured sizes."""
+        """Return an upper bound of the bytes of a step; it is wider the further the size is from measured ones."""
         known, below = self._known, self._nearest(batch_size)
         if below is None:
             return round(self._fixed + (self._walked.at(batch_size) - self._fixed) * _UNMEASURED)
@@ -111,10 +111,11 @@ class MemoryPlan:
 
     def _by_growth(self, batch_size: int, below: int, most: float) -> int:
         """
-        Return the bytes of a step by their largest growth, at most `most` times the traced one, from the size below.
+        Return the bytes of a step if memory grows from the measured size `below` as fast as measurements allow.
 
-        Two measured sizes bound the growth between them: what both take is fixed, regardless of the trace. All of the
-        unresolved bytes may grow: two sizes that are near in relation to them bound little.
+        The growth is at most `most` times the traced one. Two measured sizes bound it between them: what both take is
+        fixed, regardless of the trace. All of the unresolved bytes may grow: two sizes that are near in relation to
+        them bound little.
         """
         known, walked = self._known, self._walked
         taken = self._growing(below, known[below])
@@ -127,13 +128,18 @@ class MemoryPlan:
         return known[below] + round(further * max(0.0, min(times)))
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
-        """Return the largest batch size within a number of bytes, by `at` or another function; 0 if none is."""
+        """
+        Return the largest batch size whose expected bytes are within a number; 0 if there is none.
+
+        The function `of` replaces the expected bytes by others, such as an upper bound. A measured size counts if its
+        measured bytes are within the number.
+        """
         largest = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
         # A size that was measured is known better than those around it, so that these may be thought to take more.
         return max([largest, *(n for n, taken in self.measured.items() if taken <= num_bytes)])
 
     def _times(self, below: int) -> dict[int, float]:
-        """Return the ratio of measured to traced bytes, of the part that grows with the batch, at the nearest sizes."""
+        """Return measured over traced bytes of the part that grows with the batch, by measured size near `below`."""
         known, start = self._known, self._fixed - self._grain
         return {
             n: max(0, self._growing(n, known[n]) - start) / max(1, self._walked.at(n) - start)
@@ -142,12 +148,12 @@ class MemoryPlan:
         }
 
     def _scaled(self, walked: int, times: float, near: Iterable[int]) -> int:
-        """Return the bytes of a step if the growing part is `times` the traced one."""
+        """Return the bytes of a step whose part that grows with the batch is `times` the traced one."""
         known, start = self._known, self._fixed - self._grain
         return round(start + (walked - start) * times) + max(known[n] - self._growing(n, known[n]) for n in near)
 
     def _growing(self, batch_size: int, taken: int) -> int:
-        """Return the bytes of a size that grow with it; a difference within the grain does not."""
+        """Return the measured bytes of a size, or its traced ones if both differ by less than the grain."""
         walked = self._walked.at(batch_size)
         return walked if abs(taken - walked) < self._grain else taken
 

@@ -18,7 +18,7 @@ from cubatch.shown import Shown
 @attrs.frozen(kw_only=True)
 class ModuleFootprint(Shown):
     """
-    The memory of a step of a PyTorch module by part, in bytes: its tensors at their peak, and what a GPU takes besides.
+    The memory of a step of a PyTorch module by part, in bytes: tensors at their peak, and overhead of a GPU.
 
     The parts add up to the total. Tensors that share memory, such as tied weights, count once. Workspaces that an
     operation takes for itself are not included, such as those of convolutions in cuDNN.
@@ -84,7 +84,7 @@ class ModuleFootprint(Shown):
 
 def cublas_workspace_bytes(gpu: Device) -> int:
     """
-    Return the workspace that PyTorch gives to cuBLAS: 32 MiB on Hopper, else 2 x 4 MiB and 8 x 16 KiB.
+    Return the bytes of workspace that PyTorch gives to cuBLAS: 32 MiB on Hopper, else 2 x 4 MiB and 8 x 16 KiB.
 
     These are the defaults without CUBLAS_WORKSPACE_CONFIG (`aten/src/ATen/cuda/CublasHandlePool.cpp` of PyTorch 2.0 to
     2.6). The trace does not tell whether a module calls cuBLAS; nearly all do, as every linear layer does.

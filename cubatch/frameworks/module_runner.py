@@ -103,10 +103,11 @@ class ModuleRunner(BoundedRunner):
 
     def prepare(self, batch_size: int) -> None:
         """
-        As `BoundedRunner`, with the time of compiling in `compile_seconds`.
+        Draw a batch and run a first step; set `compile_seconds` to the time of compiling.
 
         Raises:
             InvalidArgument: If PyTorch would not compile the step but run it as it is.
+            OverLimit, OutOfMemory: As `BoundedRunner.prepare`.
         """
         if not self.is_compiled:
             super().prepare(batch_size)
@@ -139,15 +140,15 @@ class ModuleRunner(BoundedRunner):
                 self.compile_seconds += time.monotonic() - began
 
     def forget_compiling(self) -> None:
-        """Start `compile_seconds` at 0 for another batch size."""
+        """Set `compile_seconds` to 0."""
         self.compile_seconds = 0.0
 
     def note_compiling(self, batch_size: int, seconds: float) -> None:
-        """Record the time of compiling for a batch size, without that of a step."""
+        """Record the seconds of compiling for a batch size, also as `compile_seconds`; negative ones count as 0."""
         self.compile_seconds = self._compiled[batch_size] = max(0.0, seconds)
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Predict memory as `BoundedRunner.look`, and add the number of samples of a data set."""
+        """Predict memory as `BoundedRunner.look`; the result also has `num_samples` of the data set."""
         look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
         return {**look, "num_samples": self.num_samples}
 
@@ -157,30 +158,34 @@ class ModuleRunner(BoundedRunner):
         return self._inputs.num_samples
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
-        """Trace steps without data, up to the largest batch that fits into `num_bytes`, or `top`."""
+        """Return peak bytes of traced steps by batch size, up to the largest that fits into `num_bytes`, or `top`."""
         peaks = self._walk_of(num_bytes, top, seconds)
         self._time_first, self._guessed = peaks.time_first, peaks.guessed
         return peaks
 
     def put_aside(self, walked: Peaks | None) -> int:
-        """Back up the parameters that a step modifies (None: no trace knows them); return the bytes left for steps."""
+        """Back up the parameters that a step modifies, or all if there is no trace; return the bytes left for steps."""
         if walked is not None:
             self._inputs, self._scales = self._inputs.held(walked.constant), walked.scales is not False
         return self._put_aside(walked, self._memory_limit)
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:  # noqa: ARG002 - of the same batch
-        """Return the prepared step with plain SGD, which holds no optimizer state."""
+        """Return a function that runs the step on the prepared batch with plain SGD, which holds no optimizer state."""
         return attrs.evolve(self._kind, optimizer="sgd").step(
             self._module, self._parameters, self._device.type, self._arguments
         )
 
     def hold_reference(self, repeats: int) -> bool:
-        """As `BoundedRunner`; a module that keeps a batch between steps cannot step two sizes in turn."""
+        """
+        Keep the prepared step as the reference step; return whether that is possible.
+
+        In addition to the cases of `BoundedRunner` it is not if the module keeps the batch between steps.
+        """
         kept_names = self._start.kept_batches(self._batch_size) if self._start is not None else ()
         return not kept_names and super().hold_reference(repeats)
 
     def rehearse(self) -> None:
-        """Run a step without collective operations, so that a rank that fails does not keep the others waiting."""
+        """Run a step of this rank alone, so that a rank whose step fails does not keep the others waiting."""
         if self._bind is not None:
             self._bind(self._bare)()
             self._drop_gradients()

@@ -36,12 +36,12 @@ _IMPORTED = (
 @attrs.frozen(kw_only=True)
 class ModuleSource:
     """
-    A function by name, and what it depends on.
+    The source of a function by name, and the files and packages that it depends on.
 
     Attributes:
         name: "package.module:build".
         files: Its file, and the user's own files that are imported from there.
-        packages: Installed packages that are imported from there, with versions, or the digest of their first file.
+        packages: Installed packages that these import, each with its version, or the digest of its first file.
     """
 
     name: str
@@ -51,10 +51,10 @@ class ModuleSource:
     @classmethod
     def of(cls, name: str, field: str = "module") -> Self:
         """
-        Locate the function.
+        Return the source of a function by its name, without importing the function.
 
         Raises:
-            InvalidArgument: If it is no such name, or there is no such module.
+            InvalidArgument: If the name is not "package.module:function", or there is no such module.
         """
         name = dotted(name)
         if not _FORM.fullmatch(name):
@@ -69,7 +69,7 @@ class ModuleSource:
         )
 
     def conditions(self) -> dict[str, Any]:
-        """Return what must be equal for cached timings to apply."""
+        """Return what must be equal for cached timings to apply: package versions, and a digest of the files."""
         digest = hashlib.sha256()
         for path in self.files:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -86,13 +86,13 @@ class _Module:
 
     @property
     def source(self) -> Path:
-        """Its file; an empty path for a namespace package."""
+        """Path of its file; an empty path for a namespace package."""
         return self.path or Path()
 
 
 def load(name: str, field: str = "module") -> Any:
     """
-    Import the function "package.module:function".
+    Import and return the function "package.module:function".
 
     Raises:
         InvalidArgument: Naming the field and similar names, if there is no such module or function.
@@ -103,7 +103,7 @@ def load(name: str, field: str = "module") -> Any:
 
 
 def load_any(name: str, field: str) -> Any:
-    """Import the value "package.module:name"; errors as for `load`."""
+    """Import and return the value "package.module:name", callable or not; errors as for `load`."""
     name = dotted(name)
     if not _FORM.fullmatch(name):
         raise InvalidArgument(field, name, "'package.module:function'")
@@ -119,7 +119,7 @@ def load_any(name: str, field: str) -> Any:
 
 def dotted(name: str) -> str:
     """
-    Return a name with the path of a file as the name of its module.
+    Return "path/file.py:name" as "path.file:name", with the name of a module; other names unchanged.
 
     Example:
         >>> dotted("models/small.py:build"), dotted("models.small:build")
@@ -130,7 +130,7 @@ def dotted(name: str) -> str:
 
 
 def _followed(first: _Module) -> tuple[list[Path], list[str]]:
-    """Return the user's own files that a module imports, and the names of installed packages."""
+    """Return the user's own files that a module imports, directly or not, and the names of installed packages."""
     waiting, files, installed = [first], {first.source}, set()
     while waiting:
         module = waiting.pop()
@@ -150,7 +150,7 @@ def _followed(first: _Module) -> tuple[list[Path], list[str]]:
 
 
 def _imports(module: _Module) -> Iterator[str]:
-    """Return the names that a source imports, parent packages included; an imported name may be a module."""
+    """Yield the names that a module's source imports, parent packages included; some may be no modules."""
     parts = module.name.split(".")
     yield from (".".join(parts[:count]) for count in range(1, len(parts)))
     try:
@@ -175,7 +175,7 @@ def _with_packages(name: str) -> Iterator[str]:
 
 
 def _located(name: str) -> _Module | None:
-    """Locate the source of a module without importing its parent packages."""
+    """Return a module's file and folders without importing its parent packages; None if there is no source file."""
     top, *below = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -204,7 +204,7 @@ def _state(package: str) -> str | None:
 
 
 def _version(package: str) -> str | None:
-    """Return the version of the distribution of a package: that of Pillow for PIL."""
+    """Return the version of the distribution that has a package, as Pillow's for PIL; None if none has it."""
     try:
         known = filter(None, _distributions().get(package, ()))  # one that is half removed has no name
         names = sorted(set(known)) or [package]
@@ -215,5 +215,5 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
-    """Return the distributions of each importable package, read once per process."""
+    """Return the names of the distributions of each importable package; the result is cached."""
     return metadata.packages_distributions()

@@ -22,9 +22,9 @@ CALLABLE = "a function that can be imported and called without arguments"
 
 def pack(batches: Any) -> Any:
     """
-    Write inputs as JSON: a shape as a list, the name of a function as a dict, tensors as base64 text of `torch.save`.
+    Return inputs as JSON: a shape as a list, a function's name as a dict, all others as base64 text of `torch.save`.
 
-    Of a data loader or data set, batches of some sizes are written.
+    Of a data loader or data set, batches of 4 and 16 samples are written.
 
     Raises:
         InvalidArgument: If they cannot be saved.
@@ -52,7 +52,7 @@ def pack(batches: Any) -> Any:
 
 def unpack(packed: Any) -> Any:
     """
-    Read what `pack` wrote, in a process of the same user.
+    Return the inputs that `pack` wrote; only for data of the same user, since unpickling can run code.
 
     Raises:
         InvalidArgument: If the class of an object in it cannot be imported.
@@ -74,14 +74,14 @@ def unpack(packed: Any) -> Any:
 
 
 def digest(packed: Any) -> str:
-    """Return the SHA-256 of inputs; the values of floats, which each batch draws, do not count."""
+    """Return the SHA-256 of packed inputs as hex text; values of floats, drawn for each batch, do not count."""
     identity = packed if isinstance(packed, list | dict) else pack(without_floats(unpack(packed)))
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()  # what torch.save writes of equal ones is equal
 
 
 def example(name: str) -> Any:
     """
-    Call the user's function that returns example inputs; PyTorch's generator is seeded first.
+    Return the result of a user's function that makes example inputs; PyTorch's generator is seeded with 0 first.
 
     Raises:
         InvalidArgument: If there is no such function, or it raises.
@@ -95,7 +95,7 @@ def example(name: str) -> Any:
 
 def place_of(device: str) -> str:
     """
-    Return PyTorch's name of a device: it takes the GPU's number in this process, not its UUID.
+    Return PyTorch's name of a device, "cpu" or "cuda:N": PyTorch takes the GPU's number in this process, not its UUID.
 
     Args:
         device: As `Device.address`.

@@ -29,7 +29,7 @@ class Input:
     An input of a graph.
 
     Attributes:
-        name, dtype: As in the file; the type as NumPy calls it.
+        name, dtype: As in the file; the type by its name in NumPy.
         shape: Its extents, without the batch axis.
         batch_axis: Position of its batch axis; None if it has none.
         values: The number of rows that it indexes, as token ids do; None if it is no index.
@@ -42,7 +42,7 @@ class Input:
     values: int | None
 
     def extents(self, batch_size: int) -> tuple[int, ...]:
-        """Return its shape at a batch size."""
+        """Return the shape of the input at a batch size."""
         if self.batch_axis is None:
             return self.shape
         return (*self.shape[: self.batch_axis], batch_size, *self.shape[self.batch_axis :])
@@ -106,13 +106,13 @@ class OnnxGraph:
 
     @property
     def dtype(self) -> str:
-        """The type of its first floating-point input, else that of most of its weights."""
+        """Element type of the first floating-point input, else of most of the weights."""
         of_input = next((each.dtype for each in self.inputs if each.dtype.startswith("float")), None)
         return of_input or self._weights_dtype()
 
     def peaks(self) -> Peaks:
         """
-        Return the peak bytes of a step by the lifetimes of tensors in file order, weights included.
+        Return the peak bytes of steps by batch size, from the lifetimes of tensors in file order, weights included.
 
         Raises:
             NotImplementedError: If a shape is unknown: of a custom operator, or one that depends on data.
@@ -120,7 +120,11 @@ class OnnxGraph:
         return Peaks({n: self._weights + self._peak(n) for n in _WALKED})
 
     def fixing_node(self, batch_size: int | None = None) -> str | None:
-        """Return the name of the first node whose output has a fixed extent on the batch axis."""
+        """
+        Return a description of the first Reshape whose target shape fixes the batch axis; None if there is none.
+
+        With `batch_size`, only a shape with this extent counts.
+        """
         shapes = {name: shape for name, (shape, _) in self._inferred(_PROBE).items()}
         constants = self._constants()
         for node in self._graph_of.graph.node:
@@ -131,15 +135,19 @@ class OnnxGraph:
         return None
 
     def fixed_by(self, node: str) -> InvalidSpec:
-        """Return the error of a file whose batch is fixed by this node."""
+        """Return the error that a node of the file, given by its description, fixes the batch size."""
         return self.refused(f"one of any batch size, not with the batch fixed inside, by {node}", _DYNAMIC)
 
     def refused(self, allowed: str, remedy: str = "") -> InvalidSpec:
-        """Return the error of an unsuitable file."""
+        """Return the error that the file is unsuitable; `allowed` describes a suitable one."""
         return InvalidSpec("ONNX file", str(self._path), allowed, remedy)
 
     def _input(self, graph: Any, value: Any) -> Input:
-        """Read an input; its batch axis has the name of the batch, or is axis 0 and open or as long as the batch."""
+        """
+        Return an input of the graph; reject one with another open axis than the batch or of an unsupported type.
+
+        Its batch axis has the name of the batch, or is axis 0 and open or as long as the batch.
+        """
         tensor = value.type.tensor_type
         dims = list(tensor.shape.dim)
         batch_axis = next((axis for axis, dim in enumerate(dims) if self._is_batch(axis, dim)), None)
@@ -190,7 +198,7 @@ class OnnxGraph:
         return axis == 0 and self._batch is None and "" in {dim.dim_param, self._batch_name}
 
     def _open(self, name: str, dims: list[Any], number: int) -> InvalidSpec:
-        """Return the error of an input with another open axis than the batch, with a remedy."""
+        """Return the error that axis `number` of an input is open and not the batch, with a remedy."""
         axis = dims[number].dim_param
         if axis:
             remedy = f"pass dims={{{axis!r}: N}}, or on the command line --dim {axis}=N"
@@ -204,7 +212,7 @@ class OnnxGraph:
         return self.refused(allowed, f"{remedy[0].upper()}{remedy[1:]}.{also}")
 
     def _set_batch(self, graph: Any, batch: int | str) -> None:
-        """Set the batch of the inputs, and clear shapes that depend on it."""
+        """Set the batch axis of the inputs to a size or name, and clear other shapes, which may depend on it."""
         axes = {each.name: each.batch_axis for each in self.inputs if each.batch_axis is not None}
         for value in graph.input:
             if value.name in axes:
@@ -218,7 +226,7 @@ class OnnxGraph:
         del graph.value_info[:]
 
     def _skeleton(self, model: Any) -> Any:
-        """Return the model without large weights and local functions, which no shape depends on."""
+        """Return the model without values of large weights, on which no shape depends, and with functions inlined."""
         for tensor in model.graph.initializer:
             if math.prod(tensor.dims) > _LARGEST_SHAPE:
                 tensor.ClearField("raw_data")
@@ -226,7 +234,7 @@ class OnnxGraph:
         return self._onnx.inliner.inline_local_functions(model) if model.functions else model
 
     def _inferred(self, batch_size: int) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Infer the shape and bytes of all tensors, without weights."""
+        """Return (shape, bytes) of all tensors with a known shape at a batch size, by name; weights are left out."""
         self._set_batch(self._graph_of.graph, batch_size)
         try:
             graph = self._onnx.shape_inference.infer_shapes(self._graph_of, data_prop=True).graph
@@ -259,7 +267,7 @@ class OnnxGraph:
         return peak
 
     def _constants(self) -> dict[str, list[int]]:
-        """Return small integer constants by name: shapes."""
+        """Return small constant int64 tensors, such as shapes, as flat lists by name."""
         graph, helper = self._graph_of.graph, self._onnx.numpy_helper
         tensors = {each.name: each for each in graph.initializer if 0 < math.prod(each.dims) <= _LARGEST_SHAPE}
         made = [(node.output[0], node.attribute) for node in graph.node if node.op_type == "Constant"]

@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = (
 
 class OnnxRuntimeRunner(BoundedRunner):
     """
-    Steps of an ONNX file; random inputs and results are on the device.
+    Runs steps of an ONNX file in ONNX Runtime; random inputs and results are on the device.
 
     Each batch size has its own session: an arena never shrinks, and would show the memory of a larger size.
 
@@ -68,10 +68,10 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
-        Predict memory as `BoundedRunner.look`, after checking that the batch of the file is really open.
+        Predict memory as `BoundedRunner.look`; first run 1 and 2 samples, if they fit, to check that the batch is open.
 
         Raises:
-            InvalidSpec: If it cannot be run, or its outputs do not grow with the batch.
+            InvalidSpec: If the file cannot be run, or its first output does not grow with the batch.
         """
         plan = self._planned(top)
         if plan is None or plan.at(max(_COMPARED)) <= self._memory_limit:
@@ -79,14 +79,14 @@ class OnnxRuntimeRunner(BoundedRunner):
         return super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
 
     def results(self, inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        """Return the outputs for some inputs."""
+        """Return the outputs of a step on these inputs as NumPy arrays."""
         binding, step = self._bound(self._session(), inputs)
         step()
         outputs: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
         return outputs
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:  # noqa: ARG002 - a line, and no time
-        """Return the peak bytes of steps by the shapes of the file."""
+        """Return the peak bytes of steps by batch size, computed from the shapes in the file; limits are ignored."""
         return self._graph.peaks()
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
@@ -98,7 +98,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         return step, 0
 
     def _drop(self) -> None:
-        """Free nothing: the step held the session."""
+        """Free nothing: only the step, which is gone, held the session."""
 
     def _session(self) -> Any:
         options = self._ort.SessionOptions()
@@ -179,7 +179,7 @@ class OnnxRuntimeRunner(BoundedRunner):
 
 def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
     """
-    Draw an input: normal floats, uniform bytes, indices in their range, other integers 0 or 1.
+    Return a random input: normal floats, uniform bytes, indices in their range, other integers 0 or 1.
 
     Inputs are never constant: the power of a GPU, and so its clock, depends on the data.
     """
@@ -195,7 +195,7 @@ def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.n
 def runner(
     *, path: str, device: str, threads: int | None, memory_limit: int, seed: int, dims: Mapping[str, int] | None = None
 ) -> OnnxRuntimeRunner:
-    """Make the runner in a worker process; `device` is a `Device.address`."""
+    """Return the runner of an ONNX file; called in a worker process. `device` is a `Device.address`."""
     resolved = probe.resolve(device)
     monitor = clocks.monitor_of(resolved.uuid)
     meter = HostMeter() if resolved.kind == "cpu" else ProcessMeter(monitor)

@@ -22,7 +22,7 @@ _SECONDS_EACH = 10e-6
 
 
 class PageFaults:
-    """Count page faults of steps by batch size, and their share of the CPU time."""
+    """Counts page faults of steps by batch size, and the share of CPU time that the system takes for them."""
 
     def __init__(self) -> None:
         self._begun: resource.struct_rusage | None = None
@@ -45,13 +45,13 @@ class PageFaults:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """For each `batch_size` the largest `share` of the CPU time, with its `faults` a step."""
+        """For each `batch_size` the largest `share` of the CPU time, and the page faults per step as `faults`."""
         return [{"batch_size": n, "share": share, "faults": faults} for n, (share, faults) in self._worst.items()]
 
 
 def describe(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[str]:
     """
-    Return a note about the size with the largest share; none if it is small or the user has set malloc's variables.
+    Return a note on the size with the largest share, in a list; empty if it is small or malloc's variables are set.
 
     Args:
         rows: Rows of `PageFaults`.

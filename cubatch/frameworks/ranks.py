@@ -66,7 +66,7 @@ class _Outcome:
 
 class Ranks:
     """
-    The ranks of this job; constructing it is a collective operation.
+    The ranks of this torch.distributed job; constructing the object is a collective operation.
 
     Attributes:
         rank: The number of this rank.
@@ -90,7 +90,11 @@ class Ranks:
         return cls() if distributed.get_world_size() > 1 else None
 
     def room(self, device: Device, room: MemoryLimit, held: int) -> MemoryLimit:
-        """Return the smallest memory limit of all ranks; ranks on one host share its free memory."""
+        """
+        Return the memory limit of this rank lowered to the smallest limit of all ranks; a collective operation.
+
+        Ranks on the CPU of one host share its free memory. `held` are bytes that this rank has already.
+        """
         mine = room.bytes
         if device.kind == "cpu":
             neighbors = self.gather(socket.gethostname()).count(socket.gethostname())
@@ -102,7 +106,7 @@ class Ranks:
         return attrs.evolve(room, bytes=least, note=note, is_lowered=True)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the value of each rank, by its number; a collective operation."""
+        """Return a list of the values of all ranks, in order of rank; a collective operation."""
         values: list[Any] = [None] * self.size
         self._distributed.all_gather_object(values, value, group=self._group)
         return values
@@ -115,7 +119,7 @@ class Ranks:
 
     def do(self, runner: ModuleRunner, command: str, *arguments: Any) -> list[Any]:
         """
-        Run a command on the runners of all ranks and return the result of each; called by rank 0.
+        Run a command on the runners of all ranks, and return the list of their results; called on rank 0 only.
 
         Raises:
             Exception: Raised by the command on this rank.
@@ -139,7 +143,7 @@ class Ranks:
 
     def run(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
         """
-        Run `decide` on rank 0; the other ranks follow its commands.
+        Run `decide` on rank 0 and its commands on all ranks; return its value on every rank.
 
         Args:
             runner: Of this rank.
@@ -188,7 +192,7 @@ class Ranks:
             self.gather(outcome)
 
     def _log_failure(self, command: str, error: Exception) -> None:
-        """Log an error in a collective step at once: the other ranks wait until their group's timeout."""
+        """Log an error if it occurred in a collective step, in which other ranks wait until their group's timeout."""
         if command in _TOGETHER:
             text = (
                 "rank %d failed in a step with the others, who may wait for it until their process group's timeout: %s"
@@ -196,7 +200,7 @@ class Ranks:
             _log.warning(text, self.rank, f"{type(error).__name__}: {error}")
 
     def _as_cubatch_error(self, error: Exception) -> CubatchError:
-        """Return an error of this rank in a form that another rank can raise."""
+        """Return an error of this rank as an error of cubatch, which can be sent to another rank and raised there."""
         text = f"rank {self.rank} raised {type(error).__name__}: {error}"
         if is_out_of_memory(error):
             return OutOfMemory(text)
@@ -238,12 +242,12 @@ class RankedRunner(BoundedRunner):
         return self._ranks.do(self._runner, command, *arguments)
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Predict memory as `BoundedRunner.look`, and add the number of samples of this rank's data set."""
+        """Predict memory as `BoundedRunner.look`; the result also has `num_samples` of this rank's data set."""
         look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
         return {**look, "num_samples": self._runner.num_samples}
 
     def prepare(self, batch_size: int) -> None:
-        """As `ModuleRunner.prepare`, on all ranks; the slowest compilation counts."""
+        """Prepare the step of a batch size on all ranks; `compile_seconds` is the time of the slowest compilation."""
         if not self.is_compiled:
             super().prepare(batch_size)
             return
@@ -257,7 +261,7 @@ class RankedRunner(BoundedRunner):
             self._do("note_compiling", batch_size, self.compile_seconds)
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
-        """Trace steps without data; the result is the same on all ranks."""
+        """Return peak bytes of traced steps by batch size; the result is the same on all ranks."""
         return self._runner.walk(num_bytes, top, seconds)
 
     def put_aside(self, walked: Peaks | None) -> int:
@@ -275,7 +279,7 @@ class RankedRunner(BoundedRunner):
         return step, 0
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared step of every rank as the reference, after learning from its memory."""
+        """Keep the prepared step of every rank as the reference step; return whether all ranks could do so."""
         taken = self.peak_bytes
         is_held = all(self._do("hold_reference", repeats))
         if is_held:

@@ -26,12 +26,16 @@ class RemoteBoundedRunner(RemoteRunner):
         self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
 
     def prepare(self, batch_size: int) -> None:
-        """Make the worker ready for steps of this batch size; start it if there is none."""
+        """Draw a batch and run a first step in the worker; start a worker if there is none."""
         super().prepare(batch_size)
         self.compile_seconds = self.call("compile_seconds")
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Measure the memory of steps in the worker: see `BoundedRunner.look`; only trace if a step ends it."""
+        """
+        Predict the memory of steps in the worker: see `BoundedRunner.look`.
+
+        If a step ends the worker, the prediction is repeated from the trace alone.
+        """
         options: dict[str, Any] = {"within": trace_seconds + self._prepare_seconds, "top": top}
         try:
             look: MemoryLook = self.call("look", seconds=seconds, trace_seconds=trace_seconds, **options)
@@ -42,18 +46,18 @@ class RemoteBoundedRunner(RemoteRunner):
         return look
 
     def predicted(self, batch_size: int) -> int | None:
-        """Return the predicted bytes of a step; None if the worker has died since the last call."""
+        """Return the predicted bytes of a step; None if there is no prediction or the worker failed."""
         with contextlib.suppress(CubatchError):  # whether a size fits is seen again when it is prepared
             num_bytes: int | None = self.call("predicted", batch_size=batch_size)
             return num_bytes
         return None
 
     def report(self) -> MemoryReport:
-        """Return what the worker knew when it was closed; nothing if it had died."""
+        """Return the worker's report on memory when it was closed; an empty one if the worker had died."""
         return self._report
 
     def close(self) -> None:
-        """End the worker, after asking for its report."""
+        """Store the worker's report, and end the worker."""
         if self.worker_pid is not None:
             with contextlib.suppress(CubatchError):
                 self._report = self.call("report")

@@ -33,14 +33,14 @@ def records(
     function: Any, arguments: Sequence[Any], options: Mapping[str, Any], result: Any, *, phase: str, repeats: int
 ) -> Iterator[Operator]:  # fmt: skip
     """
-    Yield the operators of one call of the dispatcher; none for a view.
+    Yield the records of one call of PyTorch's dispatcher; none for a call without a kernel, such as a view.
 
     Args:
-        function: The operator.
-        arguments, options: Its arguments, without data.
+        function: The operator that is called.
+        arguments, options: Its arguments, with tensors without data.
         result: Its result.
-        phase: Phase of the step.
-        repeats: How often the step has it.
+        phase: Phase of the step: "forward", "backward" or "optimizer".
+        repeats: How often the call occurs in the step.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -70,9 +70,10 @@ def records(
 
 def merged(operators: Sequence[Operator]) -> list[Operator]:
     """
-    Return the operators of a step, those of the optimizer as PyTorch runs them on a GPU: for all parameters at once.
+    Return the operators of a step, with those of the optimizer merged over all parameters.
 
-    A trace on a CPU has one call for each parameter.  Calls with the same name become one, in the order of the first.
+    PyTorch runs them so on a GPU; a trace on a CPU has one call for each parameter.  Calls with the same name become
+    one, in the order of the first.
     """
     chosen: list[Operator] = []
     places: dict[tuple[str, str], int] = {}
@@ -122,7 +123,7 @@ def _storage(tensor: Any) -> int:
 
 
 def _num_bytes(tensor: Any) -> int:
-    """Return the bytes of a tensor, of one that is expanded those of its memory."""
+    """Return the bytes of a tensor; of an expanded tensor at most those of its memory."""
     return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
 
 
@@ -152,7 +153,7 @@ def _flops(function: Any, arguments: Sequence[Any], options: Mapping[str, Any], 
 
 
 def _product(first: int) -> Callable[[Operator, list[Any], list[Any]], Iterator[Operator]]:
-    """Return the records of a product of the arguments `first` and `first + 1`."""
+    """Return a function that yields the record of a matrix product of the arguments `first` and `first + 1`."""
 
     def made(whole: Operator, arguments: list[Any], _: list[Any]) -> Iterator[Operator]:
         a, b = arguments[first : first + 2]
@@ -167,7 +168,7 @@ def _product(first: int) -> Callable[[Operator, list[Any], list[Any]], Iterator[
 
 
 def _is_turned(matrix: Any) -> bool:
-    """Return whether a matrix is the transpose of one in row order."""
+    """Return whether a matrix is stored transposed, by columns."""
     return bool(matrix.stride(-2) == 1 and matrix.stride(-1) != 1)
 
 
@@ -179,7 +180,7 @@ def _product_dtype(dtype: str) -> str:
 
 
 def _attention(whole: Operator, arguments: list[Any], _: list[Any]) -> Iterator[Operator]:
-    """Yield fused attention: two products forward, and five backward, which computes the scores again."""
+    """Yield one record of fused attention: two products forward, five backward, which computes the scores again."""
     is_backward = "backward" in whole.name
     query, key, value = arguments[1:4] if is_backward else arguments[:3]
     count, rows, width = math.prod(query.shape[:-2]), query.shape[-2], query.shape[-1]
@@ -195,7 +196,7 @@ def _attention(whole: Operator, arguments: list[Any], _: list[Any]) -> Iterator[
 
 def _recurrent(whole: Operator, arguments: list[Any], _outputs: list[Any]) -> Iterator[Operator]:
     """
-    Yield a recurrent layer as cuDNN computes it: the inputs of all steps at once, and the states step by step.
+    Yield the records of a recurrent layer as cuDNN computes it: inputs of all steps at once, states step by step.
 
     Its weights are (gates * hidden, inputs) and (gates * hidden, hidden).
     """
@@ -279,9 +280,10 @@ def _convolution_backward(whole: Operator, arguments: list[Any], _outputs: list[
 
 def _geometry(x: Any, w: Any, out: Any, *, stride: Shape, dilation: Shape, groups: int) -> tuple[float, ...]:
     """
-    Return the extents of a convolution from x to out; of a transposed one both are exchanged.
+    Return the extents of a convolution from x to out, in the order of `vendor_calls.EXTENTS`.
 
-    One spatial axis becomes a row.  Of three, the first counts as images and as channels.
+    For a transposed convolution, the caller exchanges x and out. One spatial axis becomes a row.  Of three, the first
+    counts as images and as channels.
     """
     axes = x.ndim - 2
     inside, outside, taps = (list(each.shape[2:]) for each in (x, out, w))
@@ -305,7 +307,7 @@ def _conv_dtype(dtype: str, tensor: Any) -> str:  # noqa: ARG001
 
 
 def _layout(conv: Operator, x: Any, tensors: list[Any]) -> Iterator[Operator]:
-    """Yield the conversions around a convolution on Tensor Cores, which compute with channels last, from NCHW."""
+    """Yield the conversion from NCHW around a convolution on Tensor Cores; nothing if the channels are last already."""
     import torch
 
     is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)  # noqa: PLR2004
@@ -319,7 +321,7 @@ def _layout(conv: Operator, x: Any, tensors: list[Any]) -> Iterator[Operator]:
 
 
 def _moving(whole: Operator, name: str, read: list[Any], written: list[Any]) -> Operator:
-    """Return a kernel that is part of a call and only moves bytes."""
+    """Return the record of a kernel that is part of a call and only moves bytes."""
     return attrs.evolve(
         whole,
         name=name,

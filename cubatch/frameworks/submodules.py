@@ -9,7 +9,7 @@ from typing import Any
 
 class Running:
     """
-    The qualified name of the submodule that runs.
+    Knows the qualified name of the submodule that runs at the moment.
 
     Autograd numbers its nodes in the order in which the forward pass makes them. The number of a node that runs in the
     backward pass therefore names the submodule that made it. Recomputed layers run in both.
@@ -20,7 +20,7 @@ class Running:
         self._of_nodes: dict[int, str] = {}
 
     def name(self) -> str:
-        """Return the name; empty for the module itself, and outside it, as for the loss and the optimizer."""
+        """Return the name of the submodule that runs; empty for the module itself, the loss and the optimizer."""
         import torch
 
         if self.stack:
@@ -32,7 +32,7 @@ class Running:
 
 @contextmanager
 def watched(module: Any) -> Iterator[Running]:
-    """Yield the name of the submodule of a module that runs, while the block does."""
+    """Yield an object that names the submodule of a module which runs at the moment; valid in the block."""
     import torch
 
     running = Running()

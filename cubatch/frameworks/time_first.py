@@ -17,11 +17,11 @@ def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
 
     Without `batch_first` these layers read (time, batch, features), and always read two axes as (time, features). With
     the batch on that axis they run from sample to sample, and a batch size has no meaning. The list is filled while the
-    block runs, by positional arguments; the hook is removed at its end.
+    block runs; only positional arguments are seen.
 
     Args:
         module: The module to observe.
-        batch_size: Of its inputs in the block.
+        batch_size: Samples of its inputs in the block.
     """
     import torch
 

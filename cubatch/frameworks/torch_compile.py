@@ -23,7 +23,7 @@ def num_graphs() -> int:
 
 def check_graphs(module: Any) -> None:
     """
-    Reject a module that torch.compile runs by CUDA graphs, as in mode="reduce-overhead" and "max-autotune".
+    Raise InvalidArgument if torch.compile runs a module by CUDA graphs, as mode="reduce-overhead" and others do.
 
     Each batch size keeps a graph with memory of its own, which would count for the sizes after it.
     """
@@ -38,7 +38,7 @@ def check_graphs(module: Any) -> None:
 @contextlib.contextmanager
 def compiled_only() -> Iterator[None]:
     """
-    Reject steps that torch.compile runs uncompiled because it has compiled them too often.
+    Turn PyTorch's silent fallback to uncompiled steps, after too many compilations, into an error in the block.
 
     Raises:
         InvalidArgument: If PyTorch's recompile limit is reached in the block.

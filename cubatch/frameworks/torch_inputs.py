@@ -42,14 +42,14 @@ class Inputs:
     Inputs of a module at any batch size.
 
     Attributes:
-        call: An example: arguments and targets; other values than tensors are passed on unchanged.
+        call: An example of arguments and targets. Values other than tensors are passed on unchanged.
         batch_size: Samples of the example.
         growth: How values grow with the batch size, by their path in `call`.
         source: Makes the batches that are timed; None: they are drawn like the example.
-        constant: `constant_inputs`: names or positions of arguments that are the same at all sizes.
+        constant: Names or positions of arguments that are the same at all sizes, from `constant_inputs`.
         names: Names of the positional parameters.
         is_guess: Whether growth was read from a single example, which may have equal extents by chance.
-        module: Called with them, without wrappers; None if unknown.
+        module: The module that gets the inputs, without wrappers; None if unknown.
         place: Device of the module; None before `on`.
         unpacks: Whether a list that `source` makes holds arguments.
     """
@@ -71,7 +71,7 @@ class Inputs:
         sizes: Sequence[int] = DRAWN_SIZES,
     ) -> Inputs:  # fmt: skip
         """
-        Read the `batches` of a public function.
+        Return the inputs that the argument `batches` of a public function stands for.
 
         Args:
             given: A function, loader, data set, two batches in a list, a batch, or the shape of one sample.
@@ -156,7 +156,7 @@ class Inputs:
         return getattr(self.source, "num_samples", None)
 
     def on(self, device: Any) -> Inputs:
-        """Return the inputs for a device: constant tensors are moved there, the example stays on the CPU."""
+        """Return a copy for a device: constant tensors are moved there, tensors with a batch axis stay on the CPU."""
 
         def moved(tensor: Any, path: Path) -> Any:
             if tensor.is_meta:
@@ -170,19 +170,27 @@ class Inputs:
 
     @property
     def device(self) -> Any:
-        """Device of its first tensor."""
+        """Device of the first tensor."""
         return self._tensors()[0][1].device
 
     def doubtful(self) -> list[Path]:
-        """Return the paths of inputs of one example that may be no batches: all but the first that look like one."""
+        """
+        Return the paths of inputs that may be as long as the batch by chance; empty unless there was only one example.
+
+        The first input that is as long as the batch is certain.
+        """
         return [at for at, each in self.growth.items() if each.lines][1:] if self.is_guess else []
 
     def held(self, constant: Collection[Path]) -> Inputs:
-        """Return the inputs with some values the same at all sizes."""
+        """Return a copy in which the values at these paths are the same at all batch sizes."""
         return attrs.evolve(self, growth={at: each for at, each in self.growth.items() if at not in constant})
 
     def remarks(self) -> list[Remark]:
-        """Return remarks on tensors that are the same at all batch sizes; unnamed ones prevent a recommendation."""
+        """
+        Return remarks on tensors that are the same at all batch sizes.
+
+        A remark on tensors that `constant_inputs` does not name prevents a recommendation.
+        """
         own = {id(each) for each in (*self.module.parameters(), *self.module.buffers())} if self.module else set()
         allowed, others = list[tuple[str, str]](), list[tuple[str, str]]()
         for path, tensor in self._tensors():
@@ -202,7 +210,7 @@ class Inputs:
         return remarks
 
     def name(self, path: Path) -> str:
-        """Return the name of a value for a message: the parameter that it is part of, and where in it."""
+        """Return the name of the value at a path, for messages: its parameter and the keys in it, as "mask[0]"."""
         part, *rest = path
         if not rest:
             return "the inputs"
@@ -214,14 +222,14 @@ class Inputs:
         return f"{first}{''.join(f'[{key!r}]' for key in below)}"
 
     def _named(self, path: Path) -> bool:
-        """Return whether `constant_inputs` names a value, or the argument that it is part of."""
+        """Return whether `constant_inputs` names the value at a path, or the argument that contains it."""
         name = self.name(path)
         of_argument = self.name(path[:2])
         places = {path[1]} if path[0] == 0 and len(path) > 1 else set()
         return not {name, of_argument, *places}.isdisjoint(self.constant)
 
     def _check(self) -> None:
-        """Reject a name in `constant_inputs` that no input has."""
+        """Raise InvalidArgument if `constant_inputs` names an input that does not exist."""
         known = {self.name((0, place)) for place in range(len(self.call.positional))}
         known |= {self.name(path) for path, _ in self._tensors()} | set(self.call.keyword)
         for each in self.constant:
@@ -239,11 +247,11 @@ class Inputs:
         return tensors
 
     def _grows(self, path: Path) -> bool:
-        """Return whether a value, or a list that it is part of, grows with the batch."""
+        """Return whether the value at a path, or a list that contains it, grows with the batch size."""
         return any((each := self.growth.get(path[:end])) and each.lines for end in range(1, len(path) + 1))
 
     def _opaque(self, tree: Any) -> Any:
-        """Return an object of unknown class that holds a tensor with the batch; None if there is none."""
+        """Return an object of unknown class that holds a tensor as long as the batch; None if there is none."""
         import torch
 
         if isinstance(tree, Mapping):
@@ -257,7 +265,7 @@ class Inputs:
         return tree if self._has_batch(tree, {}) else None
 
     def _has_batch(self, value: Any, seen: dict[int, Any]) -> bool:
-        """Return whether a collection or the attributes of an object, or what these hold, contain the batch."""
+        """Return whether a collection or object holds, at any depth, a tensor as long as the batch."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -276,10 +284,10 @@ class Inputs:
 
         Args:
             batch_size: Samples.
-            make: make(tensor, shape) returns a tensor of a shape in place of one of the example.
+            make: make(tensor, shape) returns a tensor of that shape that replaces a tensor of the example.
 
         Returns:
-            Call: Its tensors require a gradient where the example does. Values that do not grow are the same.
+            Call: Its tensors require a gradient where those of the example do. Values that do not grow are shared.
         """
         return Call(*self._at_size(tuple(self.call), (), batch_size, make))
 
@@ -287,7 +295,7 @@ class Inputs:
         self, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any], move: Callable[[Any], Any]
     ) -> Call:  # fmt: skip
         """
-        Return the arguments of a step: of the user's source, else drawn like the example.
+        Return the arguments of a step: made by the user's source, or else drawn like the example.
 
         Args:
             batch_size: Samples.
@@ -310,10 +318,10 @@ class Inputs:
 
     def check_traceable(self, batch_size: int) -> None:
         """
-        Raise an error if a trace cannot have inputs of this size.
+        Raise an error if inputs of this batch size cannot be traced.
 
         Raises:
-            NotImplementedError: If tensors are in an object of an unknown class, or not dense.
+            NotImplementedError: If tensors are in an object of an unknown class or not dense, or a list is too long.
         """
         import torch
 
@@ -359,11 +367,11 @@ def _parameters(module: Any) -> tuple[str, ...]:
 
 def _call(given: Any, module: Any, *, is_batch: bool) -> Call:
     """
-    Read the arguments of a call from what a batch is: a mapping of keywords, a tuple of arguments, or one argument.
+    Return a batch as arguments of a call: a mapping as keywords, a tuple as several arguments, all else as one.
 
     Args:
         given: The batch.
-        module: Called with it; one item more than it takes is a target. None: there are no targets.
+        module: The module that is called; one item more than it takes is a target. None: there are no targets.
         is_batch: Whether a list holds arguments, as the batches of a data loader do.
     """
     if isinstance(given, Mapping):
@@ -387,7 +395,7 @@ def _is_keywords(value: Any, module: Any) -> bool:
 
 
 def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
-    """Ask a source for batches of the first three sizes that it makes; two are enough."""
+    """Return up to three batches by size, of the first sizes that a source can make; raise an error below two."""
     import torch
 
     batches: dict[int, Any] = {}
@@ -411,7 +419,7 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
 
 
 def _pair(given: Any, module: Any) -> dict[int, Any] | None:
-    """Return two batches by their size, if a list or tuple is that; None if it is one batch."""
+    """Return two batches by their size if the argument is a list or tuple of two; None if it is one batch."""
     import torch
 
     if not isinstance(given, list | tuple) or hasattr(given, "_fields") or len(given) != 2:  # noqa: PLR2004
@@ -438,7 +446,7 @@ def _pair(given: Any, module: Any) -> dict[int, Any] | None:
 
 
 def _lengths(first: Any, second: Any) -> list[tuple[int, int]]:
-    """Return the lengths of the values of two batches that differ, along axis 0 of tensors and of lists."""
+    """Return (first, second) lengths of tensors and lists, along axis 0, whose length differs in two batches."""
     import torch
 
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
@@ -459,7 +467,7 @@ def _lengths(first: Any, second: Any) -> list[tuple[int, int]]:
 
 
 def _check_lists(call: Call) -> None:
-    """Reject a list of tensors that may hold the samples of a batch as well as several inputs."""
+    """Raise InvalidArgument for a list of tensors that may be the samples of a batch or several inputs."""
     import torch
 
     argument = next(iter((*call.positional, *call.keyword.values())), None)
@@ -473,7 +481,7 @@ def _check_lists(call: Call) -> None:
 
 
 def _samples_of(call: Call) -> int | None:
-    """Return the length of a list of samples that comes before every other tensor; None if there is none."""
+    """Return the length of the first argument if it is a list of samples of unequal length; else None."""
     import torch
 
     argument = next(iter((*call.positional, *call.keyword.values())), None)
@@ -493,7 +501,7 @@ def _is_tensor_at(tree: Any, path: Path) -> bool:
 
 
 def _unknown(tree: Any) -> Any:
-    """Return an object with tensors that is no known container; None if there is none."""
+    """Return an object that holds tensors and is of no known container class; None if there is none."""
     import torch
 
     if isinstance(tree, torch.Tensor) or tree is None:
@@ -505,7 +513,7 @@ def _unknown(tree: Any) -> Any:
 
 def random_like(generator: Any, device: Any) -> Callable[[Any, tuple[int, ...]], Any]:
     """
-    Return a function that draws tensors like an example's: floats within its range, or normal if it is constant.
+    Return a function that draws a tensor like an example: floats within its range, or normal if it is constant.
 
     Integers and booleans repeat whole samples of the example in order, so that padding labels, the density of masks
     and sorted sequence lengths stay valid. Floats are never constant: the power of a GPU, and so its clock, depends on
@@ -537,7 +545,7 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, tuple[int, ...]],
 
 
 def without_floats(example: Any) -> Any:
-    """Return an example with its batched floats set to 0: what identifies the workload."""
+    """Return (positional, keyword, targets) of an example with batched floats set to 0, to identify the workload."""
     import torch
 
     def blank(tensor: Any, _: tuple[int, ...]) -> Any:
@@ -548,12 +556,12 @@ def without_floats(example: Any) -> Any:
 
 
 def _is_cache(value: Any) -> bool:
-    """Return whether its class or a base class is called a cache, as in Hugging Face."""
+    """Return whether the class of an object or a base class has "cache" in its name, as in Hugging Face."""
     return any("cache" in kind.__name__.lower() for kind in type(value).__mro__)
 
 
 def is_shape(example: Any) -> bool:
-    """Return whether it is the shape of one sample."""
+    """Return whether an argument is the shape of one sample: a non-empty list or tuple of positive whole numbers."""
     return (
         isinstance(example, tuple | list)
         and len(example) > 0
@@ -568,7 +576,11 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 def _mapped_at(
     tree: Any, change: Callable[[Any, Path], Any], other: Callable[[Any], Any] = lambda value: value, path: Path = ()
 ) -> Any:
-    """Map every tensor in nested tuples, lists, mappings and dataclasses by its path, and other values."""
+    """
+    Return nested containers with each tensor replaced by `change(tensor, path)` and other values by `other(value)`.
+
+    Containers are tuples, lists, mappings and dataclasses.
+    """
     import torch
 
     if isinstance(tree, torch.Tensor):
@@ -579,7 +591,7 @@ def _mapped_at(
 
 
 def _rebuilt(tree: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """Return a container with changed items, change(key, item); any other value as it is."""
+    """Return a container with each item replaced by `change(key, item)`; any other value as it is."""
     if isinstance(tree, tuple):
         parts = [change(place, part) for place, part in enumerate(tree)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
@@ -594,7 +606,7 @@ def _rebuilt(tree: Any, change: Callable[[Any, Any], Any]) -> Any:
 
 
 def _of_list(tree: Any, items: list[Any]) -> Any:
-    """Convert a list of another length to the class of a list."""
+    """Return items, possibly more or fewer than in the list `tree`, as a list of its class."""
     if type(tree) is list:
         return items
     made = copy.copy(tree)
@@ -603,7 +615,7 @@ def _of_list(tree: Any, items: list[Any]) -> Any:
 
 
 def _alike(tree: Any, parts: Any) -> Any:
-    """Convert a list or mapping to the class of another, unless its constructor does not take it."""
+    """Return a list or mapping in the class of `tree`, or unchanged if a copy of `tree` does not accept the items."""
     if type(tree) is type(parts):
         return parts
     if isinstance(tree, list | dict | UserDict) or hasattr(tree, "__copy__"):  # else a copy may share what it holds

@@ -43,20 +43,20 @@ PARTS = ("weights", "inputs", "gradients", "optimizer")
 
 
 class TraceTooLong(Exception):
-    """A trace did not end by its deadline, as of a module with a long loop in Python."""
+    """Raised if a trace does not end by its deadline, as of a module with a long loop in Python."""
 
 
 @attrs.frozen
 class Walk:
     """
-    A traced step.
+    Result of the trace of one step on tensors without data.
 
     Attributes:
         peak_bytes: Bytes of live storages at its peak, inputs and parameters included.
         operations: Number of operations.
         time_first: Layers that read the batch as time, by `time_first.watched`: a trace has operations for each sample.
-        guessed: Operations whose results depend on data: see `data_dependent`.
-        written: Parameters that it modifies in place.
+        guessed: Operations whose results depend on data and are assumed: see `data_dependent`.
+        written: Names of the parameters that the step modifies in place.
         elements: Elements of the module's output, and of the results of all its operations.
         parts: Bytes at the peak by part of PARTS.
         operators: The calls of the step that take time, in their order, if they are recorded.
@@ -100,7 +100,7 @@ class Peaks:
 
     def at(self, batch_size: int) -> int:
         """
-        Return the peak bytes of a step.
+        Return the peak bytes of a step of a batch size, interpolated or extrapolated.
 
         Example:
             >>> Peaks({2: 120, 4: 140}).at(3), Peaks({2: 120, 4: 140}).at(10)
@@ -125,7 +125,7 @@ class Peaks:
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:
-    """Return the bytes of the storages of tensors, each once; of a sharded tensor, this rank's shard."""
+    """Return the bytes of the storages of tensors, each storage once; of a sharded tensor this rank's shard."""
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     storages = [storage for tensor in local for part in _plain(tensor) for storage in _storages(part)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # noqa: SLF001 - its only identity
@@ -159,9 +159,9 @@ def peaks(
     module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, *, top: int | None, seconds: float
 ) -> Peaks:  # fmt: skip
     """
-    Trace steps of a module on a device, up to the largest batch within a number of bytes, or a maximum.
+    Return peak bytes of a module's traced steps, up to the largest batch size within `num_bytes`, or to `top`.
 
-    After `seconds` of CPU time no trace goes on; two that have ended suffice.
+    Tracing stops after `seconds` of CPU time; two traces that have ended suffice.
 
     Raises:
         InvalidArgument: If a training step creates parameters.
@@ -202,9 +202,9 @@ def peaks_of(
     module: Any, inputs: Inputs, kind: StepKind, device: Any, num_bytes: int, *, top: int | None, seconds: float
 ) -> Peaks:  # fmt: skip
     """
-    Trace as `peaks`; where that fails, try inputs that may have the extent of the batch by chance as constants.
+    Return the result of `peaks`; if it fails, treat inputs that may be as long as the batch by chance as constant.
 
-    A mask of [L, L] looks like a batch of L samples if the example has L of them. Only a single example is in doubt.
+    A mask of [L, L] looks like a batch of L samples if the example has L of them. Two examples leave no doubt.
     """
     _import_fakes()
     began = time.process_time()
@@ -228,7 +228,7 @@ def peaks_of(
 
 
 def _import_fakes() -> None:
-    """Import what PyTorch imports at the first operation without data, which takes a second."""
+    """Import the modules that PyTorch imports at the first operation without data, which takes a second."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -241,9 +241,13 @@ def walked(
     records: bool = False,
 ) -> Walk:  # fmt: skip
     """
-    Trace a step without data, until this process has used `deadline` seconds; the module is restored.
+    Return the trace of a step of a batch size on tensors without data; the module is restored.
 
-    Recording its operators, for a prediction of its time, takes a third longer.
+    Recording the operators, for a prediction of time, takes a third longer.
+
+    Raises:
+        TraceTooLong: If this process has used `deadline` seconds of CPU time.
+        Exception: Raised by the step on fake tensors.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -318,7 +322,7 @@ def walked(
 
 @attrs.define(eq=False)
 class _Life:
-    """A storage: its bytes, when it begins and ends, the submodule that makes it, and its part of PARTS."""
+    """A storage: its bytes, its begin and end, the submodule that made it, and its part of PARTS ("" if none)."""
 
     size: int
     begin: int
@@ -328,7 +332,11 @@ class _Life:
 
 
 class _Watch:
-    """Adds up live storages until a deadline in CPU time; given the batches of a step, it records its operators too."""
+    """
+    Adds up live storages until a deadline in CPU time.
+
+    With the number of `batches` of a step it also records the step's operators.
+    """
 
     def __init__(self, deadline: float, running: Running, *, batches: int | None) -> None:
         self.deadline, self.batch = deadline, 0
@@ -344,7 +352,7 @@ class _Watch:
         self._mode: Any = None
 
     def observe(self, optimizer: Any) -> None:
-        """Count the operations of an optimizer's steps to it."""
+        """Record the operations in later steps of an optimizer under the phase "optimizer"."""
 
         def switch(*_: Any) -> None:
             self._is_updating = not self._is_updating
@@ -354,12 +362,12 @@ class _Watch:
             optimizer.register_step_post_hook(switch)
 
     def begin_step(self) -> None:
-        """Forget the operations of the step before."""
+        """Discard the recorded operators of the previous step."""
         self.operators.clear()
         self.batch = 0
 
     def record(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any], result: Any) -> None:
-        """Record the work of an operation; the second of a step's batches stands for all after it."""
+        """Record the operators of an operation if requested; those of the second batch count for all later batches."""
         import torch
 
         if self._batches is None:
@@ -372,7 +380,7 @@ class _Watch:
         )
 
     def see(self, tensor: Any) -> None:
-        """Add a tensor's storage, once."""
+        """Add the storage of a tensor to the live ones until it is freed; each storage counts once."""
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
@@ -386,14 +394,14 @@ class _Watch:
         weakref.finalize(storage, self._gone, life)
 
     def mark(self, part: str, tensors: Iterable[Any]) -> None:
-        """Count the storages of tensors, which were seen, to a part of PARTS."""
+        """Assign the storages of tensors to a part of PARTS, unless they belong to one already."""
         for tensor in tensors:
             life = self._seen.get(tensor.untyped_storage())
             if life is not None and not life.part:
                 life.part = part
 
     def at_peak(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes at the peak: by part of PARTS, and all others by submodule."""
+        """Return the bytes at the peak by part of PARTS, and all other bytes at the peak by submodule."""
         parts, activations = dict.fromkeys(PARTS, 0), dict[str, int]()
         for life in self._lives:
             if life.begin <= self._peak_at < life.end:
@@ -402,11 +410,11 @@ class _Watch:
         return parts, activations
 
     def lives(self) -> list[tuple[int, float, float]]:
-        """Return the bytes, begin and end of each storage."""
+        """Return (bytes, begin, end) of each storage; infinity is the end of one that is still live."""
         return [(life.size, life.begin, life.end) for life in self._lives]
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Record the storages that an operation writes to, also without a version bump."""
+        """Record the storages that an operation writes to by its schema, also if the tensor's version stays."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -420,7 +428,7 @@ class _Watch:
         return tensor is not None and tensor.untyped_storage() in self._written
 
     def result(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Run an operation without data; record it if its result depends on data and is assumed."""
+        """Return the result of an operation without data; assume one, and record that, if it depends on data."""
         from torch._subclasses import fake_tensor
 
         try:
@@ -488,9 +496,9 @@ class _Watch:
 
 def _computes(operation: Any) -> bool:
     """
-    Return whether an operation makes tensors.
+    Return whether an operation makes new tensors.
 
-    Others are queries and views, which PyTorch also calls where an error would end the process.
+    Other operations are queries and views, which PyTorch also calls where an error would end the process.
     """
     import torch
 

@@ -33,7 +33,7 @@ _FIRST_SIZES = 2, 16  # traced first for the largest batch that fits, where a li
 
 class TorchModule:
     """
-    A module that is to be stepped; a context manager that restores the module at its end.
+    A PyTorch module whose steps are timed and traced; as a context manager it restores the module at the end.
 
     Args:
         module: A torch.nn.Module.
@@ -43,7 +43,7 @@ class TorchModule:
         place: PyTorch's name of the device of a module without tensors; None is the device of the example.
 
     Raises:
-        InvalidArgument: If one of them makes no sense.
+        InvalidArgument: If an argument is invalid.
         MissingDependency: If PyTorch is not installed.
     """
 
@@ -87,18 +87,18 @@ class TorchModule:
 
     @property
     def name(self) -> str:
-        """Return the name of the class, without the wrappers of torch.compile and DistributedDataParallel."""
+        """Class name of the module without the wrappers of torch.compile and DistributedDataParallel."""
         return type(self._bare).__name__
 
     @property
     def dtype(self) -> str:
-        """The dtype of autocast, else that of its parameters."""
+        """Type of autocast, else of the first floating-point parameter or buffer, as "float32"."""
         return self._kind.autocast or str(self._dtype).removeprefix("torch.")
 
     @property
     def device(self) -> Device:
         """
-        The device of its parameters.
+        The device of the module's parameters.
 
         Raises:
             InvalidArgument: If it is neither the CPU nor an NVIDIA GPU.
@@ -109,7 +109,7 @@ class TorchModule:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of its parameters and buffers, and of unused blocks in PyTorch's allocator."""
+        """Bytes of the module's parameters and buffers, and of unused blocks in PyTorch's allocator on its GPU."""
         own = torch_memory.num_bytes([*self._module.parameters(), *self._module.buffers()])
         if self._place.type != "cuda":
             return own
@@ -130,7 +130,7 @@ class TorchModule:
         self._undone.close()
 
     def ready(self) -> Self:
-        """Prepare the module for steps without restoring it at the end."""
+        """Prepare the module for steps, without a backup that restores it; return this object."""
         torch = _torch()
         if self._place.type == "cuda":  # whose stream is timed, and where a kernel of a user's is launched
             torch.cuda.set_device(self._place)
@@ -146,7 +146,7 @@ class TorchModule:
         return self
 
     def _set_mode(self) -> None:
-        """Set training or evaluation mode; an exported module has the mode that it was exported in."""
+        """Set the module's training or evaluation mode; reject training of an exported module, whose mode is fixed."""
         try:
             self._module.train(self._kind.training)
         except NotImplementedError as error:
@@ -157,7 +157,7 @@ class TorchModule:
 
     def peaks(self, num_bytes: int, top: int | None = None, seconds: float = math.inf) -> Peaks:
         """
-        Trace its steps on fake tensors, for at most `seconds`: see `torch_memory.peaks`.
+        Return peak bytes of the module's steps by batch size, traced for at most `seconds`: see `torch_memory.peaks`.
 
         Raises:
             NotImplementedError: If parameters are sharded: a trace would wait for other ranks. If PyTorch is older
@@ -171,7 +171,7 @@ class TorchModule:
 
     def walk(self, batch_size: int, *, records: bool = False, on_gpu: bool = False) -> Walk:
         """
-        Trace a step of a batch size on fake tensors, once; the module is restored.
+        Return the trace of a step of a batch size on fake tensors; it is cached, and the module is restored.
 
         Args:
             batch_size: Samples.
@@ -194,7 +194,7 @@ class TorchModule:
 
     def operators(self, largest: int) -> dict[int, Sequence[Operator]]:
         """
-        Return the operators of traced steps of a few batch sizes up to the largest.
+        Return the operators of traced steps by batch size: 2, 16 and the largest one.
 
         Raises:
             NotImplementedError, Exception: As `walk`.
@@ -203,12 +203,12 @@ class TorchModule:
         return {size: self.walk(size, records=True).operators for size in sizes}
 
     def peak_bytes(self, batch_size: int) -> int:
-        """Return the bytes of a step at its peak; between the two or more traced sizes, a bound."""
+        """Return the peak bytes of a step from two or more traces made before; between their sizes a bound."""
         return Peaks({size: walk.peak_bytes for (size, _), walk in self._walks.items()}).at(batch_size)
 
     def footprint(self, batch_size: int, device: Device | None = None) -> ModuleFootprint:
         """
-        Return the memory of a traced step by part.
+        Return the memory of a step of a batch size by part, from a trace.
 
         Args:
             batch_size: Samples.
@@ -259,7 +259,7 @@ class TorchModule:
         Back up the parameters that a traced step modifies in place; all of them if there is no trace.
 
         Returns:
-            int: Bytes that a step may take besides the copy, at most the limit. Ranks on a CPU share the free memory.
+            int: Bytes that are left for a step next to the copy, at most `limit`. Ranks on a CPU share the free memory.
         """
         parameters = dict(self._bare.named_parameters())
         names: Iterable[str] = parameters if walked is None or walked.guessed else walked.written
@@ -273,7 +273,7 @@ class TorchModule:
         return min(limit, hardware_memory.memory_limit(self.device).bytes // ranks + self.held_bytes)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
-        """Return a runner of its steps."""
+        """Return a runner of the module's steps."""
         return ModuleRunner(
             self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
             device=self._place, walk=self.peaks, put_aside=self.put_aside, memory_limit=memory_limit, seed=seed,
@@ -284,10 +284,10 @@ class TorchModule:
 
 def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None) -> None:
     """
-    Check how a module is to be stepped; functions may be given by name, "package.module:function".
+    Raise an error unless mode, loss, optimizer and autocast are valid; "package.module:function" names a function.
 
     Raises:
-        InvalidArgument: If one of them makes no sense.
+        InvalidArgument: If one of them is invalid, or inference has a loss.
     """
     if mode not in MODES:
         raise InvalidArgument("mode", mode, " or ".join(map(repr, MODES)))
@@ -307,7 +307,7 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
 
 def _place(tensors: Sequence[Any]) -> Any:
     """
-    Return the device of a module's tensors, except scalars, which may be on the CPU; None if it has none.
+    Return the device of a module's tensors, where scalars may be on the CPU; None if there are no tensors.
 
     Raises:
         InvalidArgument: If they are on several devices, of which one alone would be measured.
@@ -333,7 +333,7 @@ def _is_compiled(part: Any) -> bool:
 
 
 def _check_open(module: Any) -> None:
-    """Reject a module of torch.export of which every extent is fixed, that of the batch too."""
+    """Raise InvalidArgument for a module of torch.export in which all extents are fixed, that of the batch too."""
     torch = _torch()
     if not isinstance(module, torch.fx.GraphModule):
         return
@@ -350,7 +350,7 @@ def _check_open(module: Any) -> None:
 
 
 def _unwrapped(module: Any) -> tuple[Any, bool]:
-    """Return the module inside torch.compile and DistributedDataParallel, and whether the latter wraps it."""
+    """Return the module without torch.compile and DistributedDataParallel, and whether the latter wrapped it."""
     import torch
 
     has_ranks = False

@@ -57,7 +57,11 @@ class SavedState:
         return self
 
     def keep(self, parameters: Iterable[Any]) -> bool:
-        """Back up further parameters, which steps in inference modify; return whether there were any."""
+        """
+        Back up further parameters, which steps in inference modify; return whether any were backed up.
+
+        Nothing is backed up in training, in which all parameters are already, or before the context is entered.
+        """
         if self._backups is None or self._training:
             return False
         has_copied = False
@@ -72,10 +76,10 @@ class SavedState:
 
 class StartState:
     """
-    Holds the state of a module in which the steps of each batch size begin: attributes, buffers, random generators.
+    Holds the state in which the steps of each batch size begin: a module's attributes, buffers, random generators.
 
-    Parameters are restored too if steps change them. The optimizers of cubatch have a learning rate of 0, so that only
-    a user's own do.
+    Parameters are restored too if steps change them. cubatch sets its optimizers' learning rate to 0, so that only
+    a user's own optimizer changes them.
 
     Args:
         module: The module, without wrappers, ready for steps.
@@ -93,7 +97,7 @@ class StartState:
         self._changed: set[str] = set()
 
     def restore(self) -> None:
-        """Restore it for the next batch size."""
+        """Restore the attributes, buffers and random generators, for steps of the next batch size."""
         import torch
 
         self._changed |= self._attributes.restore()
@@ -104,10 +108,10 @@ class StartState:
             torch.cuda.set_rng_state_all(self._gpu_random)
 
     def unrestored(self) -> list[str]:
-        """Restore the module, and return the names of attributes that steps changed for good."""
+        """Restore the state, and return the names of attributes that could not be restored, now or before."""
         self.restore()
         return sorted(self._changed)
 
     def kept_batches(self, batch_size: int) -> list[str]:
-        """Return the names of attributes in which steps kept a batch of this size."""
+        """Return the names of attributes that hold a tensor with `batch_size` rows since the steps."""
         return self._attributes.kept_batches(batch_size)

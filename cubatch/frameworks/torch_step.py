@@ -28,13 +28,13 @@ CALL_FIRST = "One that makes layers in its first forward pass is to be called on
 @attrs.frozen(kw_only=True, eq=False)
 class StepKind:
     """
-    How a module is stepped.
+    The operations of a step: forward pass, and in training loss, backward pass and optimizer.
 
     Attributes:
         training: True: forward, loss, backward and optimizer step. The gradients of the previous step stay allocated
             until the backward pass, as in loops that accumulate them and in Lightning. False: a forward pass, in
             inference mode unless an input requires a gradient.
-        loss: From the module's output, and the targets if it takes them, to a scalar. None: the output's own `loss`,
+        loss: Function from the module's output, and targets if it takes them, to a scalar. None: the output's `loss`,
             else the mean of its squares.
         optimizer: One of OPTIMIZERS, or a function from parameters to an optimizer.
         autocast: One of AUTOCAST, or None.
@@ -59,7 +59,7 @@ class StepKind:
         scaler: Any = None,
     ) -> Callable[[], None]:
         """
-        Bind a step to its arguments.
+        Return a function without arguments that runs one step on a batch.
 
         Args:
             module: The module, compiled or not.
@@ -76,7 +76,7 @@ class StepKind:
         unseen = [] if is_walk else [True]
 
         def seen(made: Any) -> Any:
-            """Reject fake tensors in the output of the first step."""
+            """Return the output of a step; reject fake tensors in the output of the first one."""
             if unseen and any(map(_has_no_data, tensors_of(made))):
                 given = "one whose output has no data: a cache that is not restored kept a tensor of the memory trace"
                 allowed = "one that keeps its caches in tensors, lists and dictionaries of its own"
@@ -114,7 +114,7 @@ class StepKind:
         return train
 
     def _targets_of_loss(self, targets: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the targets if the loss takes them; reject a loss that needs more than a batch has."""
+        """Return the targets if the loss takes them, else an empty tuple; reject a loss that takes neither."""
         if self.loss is None or takes(self.loss, 1 + len(targets)):
             return targets
         if takes(self.loss, 1):
@@ -130,11 +130,11 @@ class StepKind:
 
     def scaler(self, device: str, scale: float = 2.0**16) -> Any:
         """
-        Make what scales the loss, at first by so much; None where nothing does.
+        Return a gradient scaler for training in float16 autocast; None for other steps.
 
         Args:
             device: "cpu" or "cuda".
-            scale: The scale that steps of another batch size have arrived at.
+            scale: The first scale, such as the one at which steps of another batch size have arrived.
         """
         import torch
 
@@ -150,10 +150,10 @@ class StepKind:
 
     def make_optimizer(self, parameters: list[Any]) -> Any:
         """
-        Make the optimizer of parameters.
+        Return a new optimizer of parameters.
 
         Raises:
-            InvalidArgument: If there are none, or its steps need a closure.
+            InvalidArgument: If there are no parameters, or the optimizer's steps need a closure.
         """
         import torch
 
@@ -196,7 +196,11 @@ def _update(optimizer: Any, scaler: Any) -> None:
 
 
 def _without_exchange(module: Any) -> Any:
-    """Return a context in which ranks do not sum their gradients, as loops that accumulate use it."""
+    """
+    Return a context in which DistributedDataParallel does not sum gradients over ranks.
+
+    Loops that accumulate gradients use it for all batches but the last. It does nothing to other modules.
+    """
     import torch
 
     inner = getattr(module, "_orig_mod", module)
