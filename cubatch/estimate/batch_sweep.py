@@ -36,7 +36,7 @@ _GAIN = 0.01  # smallest gain in busy SMs of a better batch size
 
 def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple[Layer, Pass]:
     """
-    Return the layer of a network whose pass a kernel computes: the named one, else the one with most FLOP.
+    Return the layer of a network that a kernel computes, and its pass: the named layer, else the one with most FLOP.
 
     Args:
         spec: A layer or network.
@@ -92,8 +92,10 @@ class Spread:
     Attributes:
         blocks: Tiles of the result times slices of the depth.
         slices: Slices of the product's depth.
-        busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`; time follows these.
-        waves, last_wave: Full complements of resident blocks, and the share of the last one; None if no block fits.
+        busiest_sm_blocks: Blocks that the busiest SM runs; time follows these.
+        fill: Share of the GPU's SM time that the blocks use, from 0 to 1.
+        waves: Number of waves of resident blocks, a partial last one included; None if no block fits.
+        last_wave: Blocks of the last wave as a share of a full one; None if no block fits.
     """
 
     blocks: int
@@ -127,7 +129,7 @@ def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) ->
         slices: Slices of the product's depth.
 
     Raises:
-        InvalidArgument: If a number is not an integer of at least 1.
+        InvalidArgument: If a number is not an integer, or too small: all but `blocks_per_sm` are at least 1.
 
     Example:
         >>> shared = spread(82, 80, blocks_per_sm=2)
@@ -148,12 +150,12 @@ def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) ->
 @attrs.frozen
 class BatchStep:
     """
-    A range of batch sizes with equal work of the busiest SM.
+    A range of batch sizes for which the busiest SM has equal work.
 
     Attributes:
-        first, last: The grids of the smallest and the largest of them.
+        first, last: The grids of the smallest and the largest batch size in it.
         `cliff`: Whether the busiest SM has more work at the next batch size.
-        drop: Share of the throughput that is lost there, if time follows the busiest SM; otherwise 0.
+        drop: Share of the throughput lost at the next batch size, if time follows the busiest SM; 0 without more work.
     """
 
     first: Grid
@@ -165,12 +167,12 @@ class BatchStep:
 @attrs.frozen
 class BatchSweep:
     """
-    The share of busy SMs against batch size.
+    The grids of all batch sizes up to a largest one, in ranges with equal work of the busiest SM.
 
     Attributes:
-        grid: At the given batch size; None without one.
-        steps: In ascending order, without gaps.
-        better: The nearest step end with at least 1 % more SMs busy; None if there is none.
+        grid: The grid at the given batch size; None without one.
+        steps: The ranges of batch sizes, in ascending order, without gaps.
+        better: The nearest last grid of a range that keeps at least 1 % more SMs busy; None if there is none.
     """
 
     grid: Grid | None
@@ -207,7 +209,9 @@ def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, devic
 
 def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None) -> BatchSweep:
     """
-    Return the grids of all batch sizes up to eight blocks on the busiest SM, and beyond the given batch size.
+    Return the grids of all batch sizes from 1 on, in ranges with equal work of the busiest SM.
+
+    The sweep ends beyond eight tiles on the busiest SM and beyond the given batch size, at MOST_BATCH at the latest.
 
     Args:
         at: Returns the grid of a batch size.
@@ -242,7 +246,7 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
 
 
 def _work(grid: Grid) -> float:
-    """Return the work of the busiest SM in tiles of full depth."""
+    """Return the work of the busiest SM, in tiles of the product's full depth."""
     return grid.busiest_sm_blocks / grid.slices
 
 

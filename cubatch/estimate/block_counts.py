@@ -114,7 +114,7 @@ def fused_winograd_blocks(
 
 
 def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
-    """Return the largest batch up to the limit that has at most `most` blocks; 0 if none has."""
+    """Return the largest batch size up to `limit` with at most `most` blocks; 0 if even one sample has more."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -123,18 +123,22 @@ def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
 
 
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-    """Return the products of a pass that are launched as one grid."""
+    """Return the matrix products of a pass that run in one launch; of several launches the one with most FLOP."""
     gemms = layer.gemms(pass_, batch_size)
     return (max(gemms, key=lambda gemm: gemm.flops),) if gemms and layer.products_in_turn else gemms
 
 
 def tiles(extent: int, tile: int) -> int:
-    """Return the tiles that cover an extent."""
+    """Return the number of tiles that cover an extent."""
     return -(-extent // tile)
 
 
 def _outputs(layer: Layer, pass_: Pass) -> tuple[int, int, int]:
-    """Return rows, columns and filters of the result; the gradient of an input is a convolution too."""
+    """
+    Return rows, columns and filters of the result of a 3x3 convolution of stride 1, or of its input gradient.
+
+    For other layers and passes it raises InvalidArgument.
+    """
     shape = layer.convolution
     if shape is None or not shape.is_plain_3x3 or pass_ is Pass.WGRAD:
         wanted = "the forward pass or input gradient of a convolution 3x3 of stride 1, without dilation and groups"

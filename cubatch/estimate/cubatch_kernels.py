@@ -129,7 +129,7 @@ class Counted:
     Attributes:
         kernel: The variant.
         blocks: Blocks of its grid.
-        seconds: Its clocks at the boost clock, or its arithmetic at the peak rate.
+        seconds: The longer of its clocks at the boost clock and its FLOP at the peak rate.
     """
 
     kernel: Kernel
@@ -138,7 +138,7 @@ class Counted:
 
 
 def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> Counted | None:
-    """Return the predicted arithmetic of a product, see `pass_seconds`; None for a pass that only moves bytes."""
+    """Return the kernel ranked first for a pass, with its blocks and seconds; None for a pass that only moves bytes."""
     problem = problem_of(layer, pass_, batch_size, dtype)
     if problem is None:
         return None
@@ -149,7 +149,7 @@ def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: s
 
 
 def was_timed(device: Device) -> bool:
-    """Return whether the times of products were fitted on a GPU of this compute capability."""
+    """Return whether predicted times were fitted to measurements on GPUs of this compute capability."""
     return device.compute_capability == _HOPPER
 
 
@@ -157,7 +157,10 @@ def moved_seconds(
     elements: int, batch_sizes: Sequence[int], device: Device, dtype: str, *, memory: float = 1.0
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
-    Predict a launch that only moves `elements` elements per sample, such as a sum of gradients; else as `pass_seconds`.
+    Predict the time of a launch that only moves `elements` elements per sample, such as a sum of gradients.
+
+    Returns:
+        As `pass_seconds`: seconds, "bytes" as the kernel name, and 0 blocks, per batch size.
 
     Example:
         >>> card = Device(name="card", peak_bytes_per_second=1e9)
@@ -209,14 +212,18 @@ def _attention_seconds(
 
 
 def _measured(device: Device, family: str) -> tuple[float, float]:
-    """Return measured over counted time of a family's products, and their share of the bandwidth."""
+    """
+    Return two factors for the products of a kernel family: measured over counted time, and their share of bandwidth.
+
+    Both are 1 on a GPU whose compute capability was not timed.
+    """
     if not was_timed(device):
         return 1.0, 1.0
     return _TIMES_COUNTED.get(family, 1.0), MOVED_SHARE
 
 
 def _flops(layer: Layer, pass_: Pass, batch_size: int, problem: Problem, kernel: Kernel) -> float:
-    """Return the FLOP of a kernel, less than the layer's with Winograd's algorithm."""
+    """Return the FLOP that a kernel executes for a pass; Winograd's algorithm has fewer than the layer."""
     if kernel.winograd is None:
         return sum(gemm.flops for gemm in layer.gemms(pass_, batch_size))
     products = winograd_plan.product(problem, kernel)

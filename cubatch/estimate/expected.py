@@ -61,14 +61,18 @@ def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | Non
 
 
 def predicted(work: Workload, batch_sizes: Sequence[int]) -> StepPrediction | None:
-    """Predict one step with its passes; return None if facts of the device are missing."""
+    """Return the predicted time of a step and its passes at each batch size; None if facts of the GPU are unknown."""
     if missing_facts(work.device, work.dtype, _model(work.library)):
         return None
     return step_of(work, batch_sizes)
 
 
 def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales | None = None) -> StepPrediction:
-    """Predict one step, with the GPU's times multiplied by the scales."""
+    """
+    Return the predicted time of a step and its passes at each batch size.
+
+    Times of the GPU are multiplied by `scales`.
+    """
     step = predict_step(
         work.spec, batch_sizes, work.device, mode=work.mode, dtype=work.dtype, library=_model(work.library),
         scales=scales or Scales(),
@@ -77,7 +81,7 @@ def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales | None = 
 
 
 def takes_time(work: Workload) -> bool:
-    """Return whether a step does anything: a flatten on its own does nothing."""
+    """Return whether a step moves or computes anything; a flatten alone does neither."""
     passes = layer_passes(work.spec, work.mode)
     return any(node.layer.traffic(pass_, 1) or node.layer.pass_flops(pass_, 1) for node, pass_ in passes)
 
@@ -88,10 +92,10 @@ def _model(library: str) -> str:
 
 def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:
     """
-    Add the forward passes that are repeated in the backward pass.
+    Return a predicted training step with the time of forward passes that are repeated in the backward pass.
 
     Args:
-        step: A training step of `predict_step`.
+        step: A training step of `predict_step`, without repeated passes.
         spec: Its layer or network.
     """
     ops = schedule_of(spec, "training", recompute=True, library="im2col").ops

@@ -21,10 +21,10 @@ QUANTITIES = ("threads", "registers", "shared")
 @attrs.frozen
 class Step:
     """
-    A range of values with equal occupancy.
+    A range of values of one resource (threads, registers or shared memory) with equal occupancy.
 
     Attributes:
-        first, last: The values.
+        first, last: Smallest and largest value of the range.
         blocks_per_sm, occupancy, limiters: See `waves.Occupancy`.
         `cliff`: Whether occupancy falls at the next value.
     """
@@ -40,12 +40,12 @@ class Step:
 @attrs.frozen
 class Sweep:
     """
-    Occupancy against threads, registers or shared memory, the others unchanged.
+    Occupancy for all values of one resource of a launch, with the other resources unchanged.
 
     Attributes:
-        quantity: The one that changes: one of QUANTITIES.
+        quantity: The resource that changes: one of QUANTITIES.
         value: Its present value.
-        steps: In ascending order, without gaps.
+        steps: Ranges of values with equal occupancy, in ascending order, without gaps.
         better: The nearest value with higher occupancy; None if there is none.
     """
 
@@ -55,7 +55,7 @@ class Sweep:
     better: int | None
 
     def at(self, value: int) -> Step:
-        """Return the step of a value."""
+        """Return the range of equal occupancy that contains a value."""
         return next(step for step in self.steps if step.first <= value <= step.last)
 
 
@@ -112,7 +112,7 @@ def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> S
 
 
 def _steps(occupancies: Iterable[tuple[int, Occupancy]], least: int) -> tuple[Step, ...]:
-    """Join neighboring values of equal occupancy; a value represents all since the value before."""
+    """Return ranges of equal occupancy from (value, occupancy) pairs; a value stands for all since the previous one."""
     steps: list[Step] = []
     for end, occupied in occupancies:
         facts = (occupied.blocks_per_sm, occupied.occupancy, occupied.limiters)
@@ -127,5 +127,5 @@ def _steps(occupancies: Iterable[tuple[int, Occupancy]], least: int) -> tuple[St
 
 
 def nearest(value: int, others: Iterable[int]) -> int | None:
-    """Return the nearest value; of two equally near ones the smaller."""
+    """Return the value of `others` nearest to `value`, of two equally near ones the smaller; None if there are none."""
     return min(others, key=lambda other: (abs(other - value), other), default=None)

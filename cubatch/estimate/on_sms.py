@@ -28,7 +28,7 @@ def first_grid(
     layer: Layer, pass_: Pass, batch_size: int, *, device: Device, dtype: str, library: str
 ) -> tuple[tuple[int, int], int | None, Blocks]:
     """
-    Return the grid of a pass: that of the cubatch kernel ranked first, else of the vendor's usual tile.
+    Return tile and blocks of a pass, by the cubatch kernel ranked first or by the vendor's usual tile.
 
     Args:
         layer: The layer.
@@ -36,11 +36,11 @@ def first_grid(
         batch_size: Samples; for small ones smaller tiles are ranked first.
         device: A GPU.
         dtype: Storage of the elements.
-        library: "cubatch" or "im2col".
+        library: "cubatch" or "im2col", which stands for the vendor.
 
     Returns:
-        Rows and columns of its tile; rows and columns of outputs of Winograd's algorithm (None for others); its blocks
-        by batch size.
+        Rows and columns of the tile; rows of outputs in a tile of Winograd's algorithm (None for others); a
+        function from a batch size to the number of blocks.
 
     Example:
         >>> from cubatch.network.layers import Conv2d
@@ -76,8 +76,8 @@ def on_sms(
 
     Args:
         layer, pass_, batch_size, device, dtype, library: As for `first_grid`; the device's SMs are known.
-        budget: Figures of `resources.recorded_figures`.
-        choose: Chooses the kernel.
+        budget: Recorded registers and shared memory of kernels, from `resources.recorded_figures`.
+        choose: Chooses the kernel of a problem.
 
     Returns:
         dict: `kernel` by name, or None; its `tile`, "128x128" without one; `blocks_per_sm` that are resident, 1 for the
@@ -157,7 +157,7 @@ def layer_rows(work: Workload, batch_sizes: Sequence[int], choose: Choose) -> di
         choose: Chooses the kernel of a problem, once for each problem and in the order of the sizes.
 
     Returns:
-        dict: By batch size, a row per such layer and pass in the order of the network: `layer`, `pass`, FACTS, and
+        dict: By batch size, a row for each of these passes in the order of the network: `layer`, `pass`, FACTS, and
         `predicted_seconds`, None if the device's facts do not suffice.
 
     Example:

@@ -35,20 +35,20 @@ PHASES = ("forward", "backward", "optimizer")
 @attrs.frozen
 class Operator:
     """
-    A call of a traced step, at a batch size.
+    The record of one call of a traced step at a batch size: its kind, FLOP, bytes and launches.
 
     Attributes:
         name: The framework's name: "aten.addmm".
         kind: One of KINDS. "layout" is the conversion around a convolution on Tensor Cores whose channels are not last.
         phase: One of PHASES.
-        pass_: The pass of a convolution or linear layer that its product is.
+        pass_: The pass of a convolution or linear layer that has this product.
         dtype: Type of the arithmetic; "tf32" where float32 may be computed so.
         extents: `vendor_calls.EXTENTS` of each of its products.
         flops: FLOP by the framework's own formula; a multiply-add counts as two.
-        read_bytes, written_bytes: Of all its tensors.
-        launches: Kernels.
+        read_bytes, written_bytes: Bytes of all tensors that it reads and writes.
+        launches: Number of kernels.
         host_calls: Operators that the host launches for it: 0 if another record of the same call has it.
-        repeats: How often the step has it, as each batch after the first if gradients are accumulated.
+        repeats: How often the step has it, such as once for each batch after the first if gradients are accumulated.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Operator:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The facts that are the same at all batch sizes."""
+        """The fields that are the same at all batch sizes."""
         return self.name, self.kind, self.phase, self.pass_, self.dtype, len(self.extents), self.repeats
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The facts that grow with the batch size."""
+        """Numbers that grow with the batch size: bytes, FLOP, kernels, host calls, and extents of all products."""
         moved = self.read_bytes + self.written_bytes
         return (moved, self.flops, self.launches, self.host_calls, *(x for row in self.extents for x in row))
 
@@ -100,7 +100,7 @@ class TracedPrediction:
 
 
 def dtypes_on(operators: Sequence[Operator], device: Device) -> set[str]:
-    """Return the types of the products of a step on a device, as its arithmetic computes them."""
+    """Return the types in which a device computes the products of a step, as "float32"."""
     return {_dtype_of(each, device) for each in operators if each.extents}
 
 
@@ -119,7 +119,7 @@ def predict_operators(
     the GPU.  The step takes the root of the sum of both squares, which fits published steps better than the maximum.
 
     Args:
-        traced: Operators by traced batch size.  Their numbers are taken as linear between neighboring sizes.
+        traced: Operators by traced batch size.  Their numbers are linear in the batch size between neighboring sizes.
         batch_sizes: Samples.
         device: The GPU.
         scales: Factors on the GPU's times.
@@ -179,7 +179,7 @@ def predict_operators(
 
 def between(known: Sequence[int], values: Array, sizes: Array) -> Array:
     """
-    Return values at sizes, linear between known sizes and beyond them.
+    Return values at `sizes`, interpolated between `known` sizes and extrapolated beyond them linearly.
 
     Example:
         >>> between([2, 4], np.array([[10.0], [14.0]]), np.array([3.0, 8.0])).ravel().tolist()
@@ -197,7 +197,11 @@ def between(known: Sequence[int], values: Array, sizes: Array) -> Array:
 def _piecewise(
     traced: Mapping[int, Sequence[Operator]], batch_sizes: Sequence[int], device: Device, scales: Scales | None
 ) -> TracedPrediction:
-    """Predict each traced size by itself, as of a module with a loop over samples, and interpolate the times."""
+    """
+    Return the predicted step with times interpolated between traced sizes, each of which is predicted by itself.
+
+    This is for steps whose operators differ between batch sizes, as of a module with a loop over samples.
+    """
     known, sizes = sorted(traced), np.array(batch_sizes, float)
     singles = [predict_operators({n: traced[n]}, [n], device, scales=scales) for n in known]
 
@@ -235,7 +239,11 @@ def _piecewise(
 def _part(
     work: Sequence[tuple[Operator, Array]], sizes: Array, device: Device, scales: Scales, notes: list[ModelNote]
 ) -> tuple[Part, float]:
-    """Return the predictions of distinct operators, by the type of their arithmetic, and the GPU's uncertainty."""
+    """
+    Return the predictions of distinct operators, and the standard deviation that they share.
+
+    The latter is that of the logarithm of time, and depends on the GPU.
+    """
     seconds, blocks, sd = *np.zeros((2, len(work), len(sizes))), np.zeros(len(work))
     names: list[tuple[str, ...]] = [()] * len(work)
     by_dtype: dict[str, list[int]] = {}
@@ -267,14 +275,14 @@ def _call(operator: Operator, numbers: Array, count: int) -> Call:
 
 
 def _runs(operator: Operator, device: Device) -> bool:
-    """Return whether the GPU runs it: layouts are converted for Tensor Cores only."""
+    """Return whether the GPU runs an operator; conversions of layout run only where Tensor Cores need them."""
     if operator.kind != "layout":
         return True
     return bool(has_tensor_cores(device, _dtype_on(operator.dtype, device)))
 
 
 def _roofs(operator: Operator, numbers: Array, device: Device) -> tuple[Array, Array] | None:
-    """Return the seconds of arithmetic and of bytes at the rates of the data sheet; None if one is unknown."""
+    """Return the seconds of an operator's arithmetic and of its bytes by the data sheet; None if a rate is unknown."""
     peak, bandwidth = peak_flops_per_second(device, _dtype_of(operator, device)), device.peak_bytes_per_second
     if bandwidth is None or peak is None:
         return None
@@ -282,13 +290,13 @@ def _roofs(operator: Operator, numbers: Array, device: Device) -> tuple[Array, A
 
 
 def _dtype_of(operator: Operator, device: Device) -> str:
-    """Return the type of the arithmetic of an operator; float32 where only bytes count."""
+    """Return the type in which a device computes an operator; "float32" for one that only moves bytes."""
     return _dtype_on(operator.dtype, device) if operator.extents or operator.flops else "float32"
 
 
 @functools.lru_cache(maxsize=256)
 def _dtype_on(dtype: str, device: Device) -> str:
-    """Return the type of arithmetic on a GPU; TF32 is float32 where there is none, or its rate is unknown."""
+    """Return the type of a device's arithmetic: `dtype`, or "float32" instead of TF32 without TF32 or its rate."""
     if dtype != "tf32":
         return dtype
     has_tf32 = has_tensor_cores(device, dtype) and peak_flops_per_second(device, dtype) is not None

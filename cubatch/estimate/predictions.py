@@ -56,7 +56,7 @@ class PassPrediction:
 @attrs.frozen
 class ModelNote:
     """
-    A limit of a prediction, without words: `tuning.explain` has the sentence of each code.
+    A note on the accuracy of a prediction, as a code: `tuning.explain` has the sentence for each code.
 
     Attributes:
         code: Key of the sentence.
@@ -73,11 +73,11 @@ class StepPrediction:
     Predicted time of one step of a network, at each batch size.
 
     Attributes:
-        batch_sizes: In the requested order.
+        batch_sizes: Batch sizes in the requested order.
         seconds: Predicted time of a step.
         low, high: Interval that should contain 90 % of such steps.
         passes: Passes of the step.
-        notes: Limits of the prediction.
+        notes: Notes on the accuracy of the prediction.
         scale_sd: Uncertainty of the GPU and the framework that all steps share: standard deviation of the logarithm.
     """
 
@@ -92,7 +92,14 @@ class StepPrediction:
 
 @attrs.frozen(eq=False)
 class Part:
-    """Predictions of one model, (passes, batch sizes), and the standard deviation of each pass."""
+    """
+    Predictions of one model for several passes.
+
+    Attributes:
+        seconds, blocks: Arrays of shape (passes, batch sizes).
+        algorithms: For each pass the algorithm at each batch size.
+        sd: Relative standard deviation of each pass's seconds.
+    """
 
     seconds: Array
     algorithms: Sequence[tuple[str, ...]]
@@ -102,12 +109,12 @@ class Part:
 
 def never_measured(notes: list[ModelNote], *, is_unusual: bool, is_attention: bool) -> float | None:
     """
-    Return the standard deviation of work without published times, and note it; None for other work.
+    Return the standard deviation for work without published times, and append a note; None for other work.
 
     Args:
-        notes: A note is appended.
-        is_unusual: Whether it is a convolution with groups or dilation.
-        is_attention: Whether it is several products that depend on each other.
+        notes: Gets the note.
+        is_unusual: Whether the work is a convolution with groups or dilation.
+        is_attention: Whether the work is several products that depend on each other.
     """
     if not (is_unusual or is_attention):
         return None
@@ -119,7 +126,7 @@ def step_sd(part: Part, counts: Array, total: Array) -> Array:
     """
     Return the relative standard deviation of a step's time, by batch size.
 
-    Equal calls have equal errors; those of different calls have the correlation COMMON.
+    Equal calls have equal errors; the errors of different calls have the correlation COMMON.
 
     Args:
         part: Predictions of distinct calls.

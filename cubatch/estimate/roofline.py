@@ -21,7 +21,7 @@ def layer_seconds(
     layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, *, more: int = 0
 ) -> float | None:
     """
-    Return the roofline of one pass of a layer in seconds.
+    Return the roofline of one pass of a layer: the least seconds that its FLOP and bytes take.
 
     seconds = max(flops / peak, bytes / bandwidth), with each input, output and parameter moved once
     (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
@@ -53,7 +53,7 @@ def layer_seconds(
 
 def bound(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> str | None:
     """
-    Return the bound of a pass: "compute", "memory", or None if a rate is unknown.
+    Return the resource that bounds a pass by the roofline: "compute" or "memory"; None if a rate is unknown.
 
     Example:
         >>> from cubatch.network.layers import Linear
@@ -72,7 +72,7 @@ def roofline_seconds(
     """
     Return the roofline of one step in seconds: the sum over its passes of `layer_seconds`.
 
-    Fused layers add what they make their neighbor read, and sums of gradients count.  A training step leaves out the
+    Elements that a neighbor reads for a fused layer count, and sums of gradients.  A training step leaves out the
     loss and the optimizer, which are small unless the batch is.
 
     Args:
@@ -100,7 +100,11 @@ def roofline_seconds(
 
 @cached
 def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer | None, Pass, int]]:
-    """Count equal passes; the layer is None if it is fused. Cached, since all batch sizes share the result."""
+    """
+    Return how often each (layer, pass, further elements) occurs in a step; the layer is None if it is fused.
+
+    The result is cached, since all batch sizes share it.
+    """
     return Counter(
         (extents(at.node.layer) if at.runs else None, at.pass_, at.more)
         for at in scheduled_passes(spec, mode)

@@ -40,7 +40,7 @@ class Scheduled:
 @cached
 def scheduled_passes(spec: Spec, mode: str) -> tuple[Scheduled, ...]:
     """
-    Return the passes of one step in the order of `layer_passes`, as the schedule runs them.
+    Return the passes of one step in the order of `layer_passes`, each with whether it runs or is fused.
 
     Example:
         >>> from cubatch.network import models

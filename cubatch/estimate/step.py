@@ -53,10 +53,10 @@ def predict_step(
     scales: Scales | None = None,
 ) -> StepPrediction:
     """
-    Predict the time of a step at each batch size.
+    Return the predicted time of a step and its passes at each batch size.
 
-    The step is the sum of its passes; fused layers of cubatch kernels are none.  Loss and optimizer are left out, which
-    are small unless the batch is.
+    The step is the sum of its passes; layers fused by cubatch kernels take no time.  Loss and optimizer, which are
+    small unless the batch is, are left out.
 
     The vendor's 3x3 convolutions of stride 1 in float32 use NeuSight's measurements of cuDNN 8.9.  Other convolutions,
     gradients and matrix products use DeepBench (cuDNN 5 to 7).  Of Tensor Cores only DeepBench's V100 was published, in

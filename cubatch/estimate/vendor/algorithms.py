@@ -63,14 +63,14 @@ _COMPLEX = 4.0  # real products of a complex one
 @attrs.frozen(eq=False)
 class Work:
     """
-    Passes of convolutions and matrix products, one array entry per case.
+    A table of passes of convolutions and matrix products (cases); each field is an array with one entry per case.
 
     Attributes:
         pass_: Index into PASSES.
         n, h, w, c, k, r, s, p, q: Extents; a matrix product has h = w = r = s = p = q = 1.
         stride_h, stride_w, dilation, groups: Of the convolution; dilation is the larger of the two.
         m, columns, depth: Extents of the product, per group.
-        convolution: Whether it has extents above 1; a 1x1 convolution on one pixel is a product.
+        convolution: Whether h, w, r or s exceeds 1; a 1x1 convolution on one pixel is a product.
     """
 
     pass_: Index
@@ -114,17 +114,17 @@ class Work:
         )
 
     def take(self, index: Index | Mask) -> Work:
-        """Return the cases of an index or a mask."""
+        """Return the cases that an index or a mask selects."""
         return Work(**{field.name: getattr(self, field.name)[index] for field in attrs.fields(Work)})
 
     @property
     def flops(self) -> Array:
-        """FLOP of the direct computation; a multiply-add counts as two."""
+        """FLOP of each case by direct computation; a multiply-add counts as two."""
         return 2 * self.output_elements * self.c / self.groups * self.r * self.s
 
     @property
     def input_elements(self) -> Array:
-        """Elements of the layer's input, or of its gradient."""
+        """Elements of the layer's input, or of its gradient, for the whole batch, for each case."""
         return self.n * self.h * self.w * self.c
 
     @property
@@ -134,14 +134,14 @@ class Work:
 
     @property
     def filter_elements(self) -> Array:
-        """Elements of the filter, or of its gradient."""
+        """Elements of the filter, or of its gradient, for each case."""
         return self.k * self.c / self.groups * self.r * self.s
 
 
 @attrs.frozen(eq=False)
 class Places:
     """
-    The GPU of each case.
+    The GPU on which each case runs; each field is an array with one entry per case.
 
     Attributes:
         peak: FLOP per second of the arithmetic.
@@ -166,14 +166,14 @@ class Places:
     kin: NDArray[np.str_]
 
     def take(self, index: Index | Mask) -> Places:
-        """Return the places of an index or a mask."""
+        """Return the entries that an index or a mask selects."""
         return Places(**{field.name: getattr(self, field.name)[index] for field in attrs.fields(Places)})
 
 
 @attrs.frozen(eq=False)
 class Algorithm:
     """
-    An algorithm, before any constant of time is applied.
+    An algorithm of the vendor's library with its counts of work for each case, which constants turn into time.
 
     Attributes:
         name: "128x128", "winograd 2x2", ...
@@ -203,7 +203,7 @@ class Algorithm:
 
 def algorithms(work: Work, num_sms: Array, *, transforms: bool = True) -> list[Algorithm]:
     """
-    Return the algorithms of each case.
+    Return the vendor's algorithms, each with its counts for all cases and which cases it can compute.
 
     Split-K doubles until there are two blocks per SM, in filter gradients and plain products only.  The vendor does not
     split small forward convolutions, by their published times.
@@ -252,7 +252,12 @@ def _direct(work: Work, num_sms: Array) -> Algorithm:
 
 
 def image(work: Work) -> tuple[Array, Array, Array, Array, Mask]:
-    """Return rows, columns, channels of the sum and filters of the result, and which cases have no stride or groups."""
+    """
+    Return rows, columns and filters of the result and channels of the sum, for the pass of each case.
+
+    The order is rows, columns, channels, filters. The last array marks convolutions without stride, dilation and
+    groups.
+    """
     backward = work.pass_ == DGRAD
     unit = work.convolution & (work.groups == 1) & (work.dilation == 1)
     unit &= (work.stride_h == 1) & (work.stride_w == 1)
@@ -303,7 +308,7 @@ def _fft(work: Work) -> list[Algorithm]:
 
 def seconds(work: Work, places: Places, constants: Mapping[str, float], candidates: Sequence[Algorithm]) -> Array:
     """
-    Return the time of each case by each algorithm; infinite if it cannot compute the case.
+    Return the seconds of each case by each algorithm; infinite if the algorithm cannot compute the case.
 
         t = launch + cost * waves * tile * (depth + extra) / (peak / num_sms / 2) + (x, y and w moved) / bandwidth
 

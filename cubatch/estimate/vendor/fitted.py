@@ -73,14 +73,14 @@ class Fitted:
 
     def predict(self, work: Work, places: Places) -> tuple[Array, list[Algorithm], Index]:
         """
-        Predict the time of each case.
+        Predict the time of each case by the vendor's library, with the learned correction.
 
         Args:
             work: The cases.
             places: Their GPUs, with their factors.
 
         Returns:
-            Seconds; the algorithms of the library; the index of the fastest.
+            Seconds of each case; the algorithms of the library; for each case the index of the fastest algorithm.
         """
         candidates = algorithms(work, places.num_sms, transforms=self.transforms)
         times = seconds(work, places, self.constants, candidates)
@@ -108,7 +108,7 @@ class Fitted:
 
     @classmethod
     def load(cls, path: Path) -> Fitted:
-        """Read a file of `save`."""
+        """Return the model in a file that `save` wrote."""
         with np.load(path) as file:
             facts = json.loads(str(file["facts"]))
             arrays = {name: file[name] for name in _ARRAYS if name in file}
@@ -123,7 +123,7 @@ class Fitted:
 
 @cache
 def shipped(name: str) -> Fitted:
-    """Return a model that is part of cubatch: "neusight", "deepbench conv tensor", ...; see data/."""
+    """Return the fitted model in data/ of this name: "neusight", "deepbench conv tensor" and others."""
     return Fitted.load(_DATA / f"{name.replace(' ', '_')}.npz")
 
 
@@ -147,13 +147,13 @@ def sustained(device: Device) -> float:
 
 
 def kin_of(device: Device) -> str:
-    """Return the name of the GPUs whose SMs issue instructions alike: libraries have the same kernels for all."""
+    """Return the name of the GPUs whose SMs issue instructions alike, for which libraries use the same kernels."""
     return _like(device).kin
 
 
 def lanes(device: Device) -> int:
     """
-    Return the float32 lanes of an SM in the model: 128 of Kepler's 192, as it was fitted.
+    Return the float32 lanes of an SM that the model assumes: 128 instead of 192 for Kepler, as it was fitted.
 
     Example:
         >>> lanes(Device(name="V100", compute_capability=(7, 0))), lanes(Device(name="K80", compute_capability=(3, 7)))

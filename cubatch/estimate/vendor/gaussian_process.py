@@ -29,7 +29,7 @@ _CHUNK = 512
 @attrs.frozen(eq=False)
 class GaussianProcess:
     """
-    A weighted sum over nearby measurements.
+    A correction of predicted times, by a Gaussian process: a weighted sum over measurements with similar features.
 
     Attributes:
         lengths: Length scales of FEATURES.
@@ -75,6 +75,6 @@ def near(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floatin
 
 
 def table(columns: Mapping[str, Array]) -> Array:
-    """Return FEATURES of each case, (cases, features)."""
+    """Return the FEATURES of each case as an array (cases, features)."""
     passes = {"dgrad": columns["pass"] == 1, "wgrad": columns["pass"] == 2}  # noqa: PLR2004
     return np.stack([np.asarray(passes[name] if name in passes else columns[name], float) for name in FEATURES], axis=1)

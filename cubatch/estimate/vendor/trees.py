@@ -70,7 +70,7 @@ class Trees:
         return self._sums(table) * self.trust(table)
 
     def trust(self, table: NDArray[np.float32]) -> Array:
-        """Return 1 for cases inside the training range, less outside, and 0 from a factor of four beyond it."""
+        """Return a weight of each case's correction: 1 inside the training range, 0 from a factor of four beyond it."""
         beyond = np.maximum(self.low - table, table - self.high).max(axis=1)
         faded: Array = np.clip(1 - beyond / _FADE, 0.0, 1.0).astype(float)
         return faded
@@ -103,10 +103,10 @@ def features(work: Work, places: Places, candidates: Sequence[Algorithm], times:
         work: The cases.
         places: Their GPUs.
         candidates: `algorithms` of the work.
-        times: `seconds` of them.
+        times: Seconds of each case by each of these algorithms.
 
     Returns:
-        dict: Columns by name.
+        dict: Features by name, each an array with one entry per case.
     """
     best = times.min(axis=0)
     groups: dict[str, Array] = {}
@@ -135,12 +135,12 @@ def features(work: Work, places: Places, candidates: Sequence[Algorithm], times:
 
 
 def _rounding(share: Array) -> Array:
-    """Return the blocks of the busiest SM over its fair share."""
+    """Return the blocks of the busiest SM divided by the mean per SM, `share`; 1 for many waves."""
     return np.where(share < _MANY_WAVES, np.ceil(share) / share, 1.0)
 
 
 def _fused(work: Work, places: Places) -> dict[str, Array]:
-    """Return features of each block shape of the vendor's fused F(2x2, 3x3); no GPU's library has all of them."""
+    """Return features of each block shape of the vendor's fused F(2x2, 3x3), by name; no library has them all."""
     high, wide, _, outputs, _ = image(work)
     filters, columns = np.ceil(outputs / FUSED_FILTERS), {}
     for block in FUSED_PIXELS:
@@ -152,6 +152,6 @@ def _fused(work: Work, places: Places) -> dict[str, Array]:
 
 
 def logarithmic(names: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which features are logarithms of sizes, which the correction does not extrapolate."""
+    """Return for each name whether the feature is the logarithm of a size; the correction extrapolates no such size."""
     sizes = {*_EXTENTS, "intensity"} - {"n"}
     return np.array([name in sizes for name in names])

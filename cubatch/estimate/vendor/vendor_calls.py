@@ -20,7 +20,7 @@ _AT = {name: place for place, name in enumerate(EXTENTS)}
 @attrs.frozen(eq=False)
 class Call:
     """
-    The work of one call at several batch sizes.
+    The work of one call of the vendor's library at several batch sizes.
 
     Attributes:
         pass_: The pass of the convolution or linear layer that it computes.
@@ -75,7 +75,7 @@ class Call:
 
     @property
     def channels(self) -> tuple[float, float]:
-        """Channels of a group, in and out."""
+        """Input and output channels of a group."""
         return self._first("c") / self._first("groups"), self._first("k") / self._first("groups")
 
     def _first(self, name: str) -> float:
@@ -83,7 +83,11 @@ class Call:
 
 
 def of_product(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
-    """Return the extents of a linear layer with this product as its pass; several products are its groups."""
+    """
+    Return the EXTENTS of a linear layer that has this matrix product as its pass.
+
+    Several equal products become groups of the layer.
+    """
     batch, c, filters = linear_of(pass_, gemm.m, gemm.n, gemm.k)
     return (batch, 1, 1, c * gemm.count, filters * gemm.count, 1, 1, 1, 1, 1, 1, 1, gemm.count)
 
@@ -93,11 +97,12 @@ def table(calls: Sequence[Call], multiple: int) -> tuple[dict[str, Array], np.nd
     Return the products of calls as one table.
 
     Args:
-        calls: With products.
+        calls: Calls with products.
         multiple: Multiple to which Tensor Cores pad channels.
 
     Returns:
-        Columns by name of EXTENTS; the call of each row; the rows of each call, (products, batch sizes).
+        A column for each name of EXTENTS; the index of the call of each row; for each call its rows as an array
+        (products, batch sizes).
     """
     counts = [call.extents.shape[0] * call.extents.shape[1] for call in calls]
     ends = np.cumsum([0, *counts])

@@ -45,14 +45,18 @@ def l2_of(device: Device) -> float:
 
 
 def framework_sd(dtype: str) -> float:
-    """Return the uncertainty of a framework's overhead: standard deviation of the logarithm."""
+    """Return the standard deviation of the logarithm of a step's time that a framework's overhead adds, by dtype."""
     return FRAMEWORK_SD if dtype == "float32" else FRAMEWORK_SD_16
 
 
 def vendor_parts(
     calls: Sequence[Call], sizes: Array, device: Device, dtype: str, *, scales: Scales, notes: list[ModelNote]
 ) -> tuple[Part, float]:
-    """Return the predictions of calls by published times, and the uncertainty of the GPU that all calls share."""
+    """
+    Return the predictions of calls, and the standard deviation that they share.
+
+    The latter is that of the logarithm of time on this GPU; it is larger for a GPU that was not measured.
+    """
     tensor = bool(has_tensor_cores(device, dtype))
     models = [_model(call, tensor=tensor) for call in calls]
     seconds, blocks, sd = *np.zeros((2, len(calls), len(sizes))), np.full(len(calls), BYTES_SD)
@@ -98,7 +102,7 @@ _WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "other convolutions", _GEMM: "mat
 
 
 def _model(call: Call, *, tensor: bool) -> str | None:
-    """Return the model of a call; None for one that only moves bytes."""
+    """Return the name of the fitted model that predicts a call; None for a call that only moves bytes."""
     if not len(call.extents):
         return None
     if not call.is_convolution:
@@ -107,7 +111,7 @@ def _model(call: Call, *, tensor: bool) -> str | None:
 
 
 def _error(model: Fitted, call: Call, dtype: str, device: Device, notes: list[ModelNote]) -> float:
-    """Return the standard deviation of a call's prediction, and note what was not measured."""
+    """Return the standard deviation of a call's predicted time, and append notes on what was not measured."""
     never = never_measured(notes, is_unusual=call.is_grouped_or_dilated, is_attention=call.is_attention)
     if never is not None or dtype == "float32":
         return never or model.sd
@@ -124,7 +128,7 @@ def _error(model: Fitted, call: Call, dtype: str, device: Device, notes: list[Mo
 
 
 def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales) -> tuple[Places, bool]:
-    """Return the GPU of each row, and whether the model was fitted to measurements of that GPU."""
+    """Return the GPU as `size` equal entries, and whether the model was fitted to measurements of that GPU."""
     peak = peak_flops_per_second(device, dtype)
     facts = {
         "num_sms": device.num_sms,
