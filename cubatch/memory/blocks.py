@@ -49,7 +49,7 @@ def aligned(num_bytes: int) -> int:
 
 def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
     """
-    Return the size of an operation's workspace by the rule of this module, in bytes.
+    Return the bytes of the workspace that an operation gets for its blocks of work.
 
     Args:
         needs: Needs of the operation's parts, which run one after the other.
@@ -66,7 +66,7 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
 @attrs.frozen(kw_only=True)
 class Need:
     """
-    Scratch memory as a function of the block.
+    Scratch memory of a part of an operation, as a function of the size of a block of work.
 
     Attributes:
         itemsize: Bytes of an element.
@@ -80,11 +80,11 @@ class Need:
         raise NotImplementedError
 
     def num_bytes(self, samples: int, rows: int) -> int:
-        """Return the bytes of a block, each area aligned."""
+        """Return the bytes of a block of some samples with `rows` output rows each; every area in it is aligned."""
         return sum(map(aligned, self._areas(samples, rows)))
 
     def offsets(self, samples: int, rows: int) -> list[int]:
-        """Return the offset of each area of a block."""
+        """Return the offset in bytes of each area within the scratch memory of a block."""
         ends = [0]
         for area in self._areas(samples, rows):
             ends.append(ends[-1] + aligned(area))
@@ -96,11 +96,11 @@ class Need:
 
     @property
     def least(self) -> int:
-        """Bytes of one row of outputs of one sample."""
+        """Bytes of the smallest block: one row of outputs of one sample."""
         return self.num_bytes(1, 1)
 
     def whole(self, samples: int) -> int:
-        """Return the bytes with which all samples are one block."""
+        """Return the bytes of a single block with all samples."""
         return self.num_bytes(max(samples, 1), self.rows)
 
     def cut(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
@@ -110,6 +110,9 @@ class Need:
         Args:
             samples: Number of samples.
             num_bytes: Size of the workspace, at least `least`.
+
+        Returns:
+            tuple: A range of samples and a range of output rows for each block.
         """
         return _cut(self, samples, num_bytes)
 
@@ -131,7 +134,7 @@ def _cut(need: Need, samples: int, num_bytes: int) -> tuple[Block, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _largest(need: Need, samples: int, num_bytes: int) -> tuple[int, int]:
-    """Return samples and rows of the largest block: all rows of some samples, or some rows of one sample."""
+    """Return samples and rows of the largest block that fits: all rows of some samples, or some rows of one sample."""
     if need.num_bytes(1, need.rows) <= num_bytes:
         return bisect.bisect_right(
             range(1, samples + 1), num_bytes, key=lambda n: need.num_bytes(n, need.rows)
@@ -141,7 +144,7 @@ def _largest(need: Need, samples: int, num_bytes: int) -> tuple[int, int]:
 
 def even_parts(total: int, most: int) -> list[slice]:
     """
-    Cut a range into the fewest parts of at most `most` items, of nearly equal size.
+    Return range(total), cut into the fewest slices of at most `most` items and nearly equal size.
 
     Example:
         >>> even_parts(5, 3)
@@ -155,7 +158,7 @@ def even_parts(total: int, most: int) -> list[slice]:
 
 @attrs.frozen(kw_only=True)
 class Pool(Need):
-    """A pooling: a product and a flag for each output; the last area keeps cache free for source rows."""
+    """Scratch memory of pooling: a product and a flag per output, and space that keeps cache free for source rows."""
 
     vertical: Axis
     horizontal: Axis
@@ -169,7 +172,11 @@ class Pool(Need):
 
 @attrs.frozen(kw_only=True)
 class Scores(Need):
-    """Softmax and its loss, with a row of scores as "sample": a sum, two numbers, products, flags."""
+    """
+    Scratch memory of softmax and cross-entropy; a row of scores counts as a sample.
+
+    The areas are a sum in float64, two numbers per row, and a product and a flag per score.
+    """
 
     channels: int
 
@@ -181,7 +188,11 @@ class Scores(Need):
 
 @attrs.frozen(kw_only=True)
 class Norm(Need):
-    """Batch norm, with a position as "sample": sums in float64, vectors of channels, ones, deviations."""
+    """
+    Scratch memory of batch norm; a position counts as a sample.
+
+    The areas are sums in float64, vectors of channels, a one per position, and deviations.
+    """
 
     channels: int
 
@@ -192,7 +203,11 @@ class Norm(Need):
 
 @attrs.frozen(kw_only=True)
 class RowNorm(Need):
-    """Layer norm, with a position as "sample": sums in float64, vectors, ones, two numbers a row, two tiles."""
+    """
+    Scratch memory of layer norm; a position counts as a sample.
+
+    The areas are sums in float64, vectors of channels, a one and two numbers per position, and two values per element.
+    """
 
     channels: int
 
@@ -211,7 +226,7 @@ class Flat(Need):
 
 @attrs.frozen(kw_only=True)
 class Ends(Need):
-    """Epilogue of a gradient by rows of `row` elements: a tile of products, a flag for each element."""
+    """Scratch memory of a gradient's epilogue, by rows of `row` elements: a product and a flag per element."""
 
     row: int
 
@@ -222,7 +237,7 @@ class Ends(Need):
 
 @attrs.frozen(kw_only=True)
 class Curve(Need):
-    """An activation function, with an element as "sample": a value, and another value or a flag."""
+    """Scratch memory of an activation function, with an element as sample: two values per element."""
 
     def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         values = samples * rows * self.itemsize
@@ -231,7 +246,11 @@ class Curve(Need):
 
 @attrs.frozen(kw_only=True)
 class Products(Need):
-    """Sums of products over positions, with a position as "row": products, a one per row, sums of a band."""
+    """
+    Scratch memory of sums of products over the positions of a sample; a position counts as a row.
+
+    The areas are the products, a one per position, and the sums over a block's positions.
+    """
 
     channels: int
 
@@ -243,14 +262,16 @@ class Products(Need):
 @attrs.frozen(kw_only=True)
 class Attend(Need):
     """
-    Forward attention over whole samples: a value per query, then projections, weights and mixed values.
+    Scratch memory of forward attention over whole samples.
+
+    The areas are a value per query, then projections, weights and mixed values.
 
     Attributes:
         tokens: Positions of a sample.
         channels: Width of a token, over all heads.
         heads: Number of heads.
-        saves: All but the values per query are in arrays kept for the backward pass. The block size is the same: the
-            block reads and writes those arrays.
+        saves: Whether arrays for the backward pass hold all but the values per query, instead of scratch memory. The
+            block size is the same: the block reads and writes those arrays.
     """
 
     tokens: int
@@ -263,7 +284,11 @@ class Attend(Need):
         return (column,) if self.saves else (column, *saved)
 
     def useful_bytes(self, target: int) -> int:
-        """Return the bytes for the samples that stay in the cache with everything that the block reads and writes."""
+        """
+        Return the bytes above which a larger block does not help, if `target` bytes stay in the cache.
+
+        If values are saved, only a part of what a block reads and writes is scratch memory.
+        """
         if not self.saves:
             return target
         return self.num_bytes(max(1, target // sum(_attention_areas(self, 1))), 1)
@@ -271,7 +296,11 @@ class Attend(Need):
 
 @attrs.frozen(kw_only=True)
 class AttendBackward(Need):
-    """Backward attention: gradients of what is saved, a value per query, a block's part of dw_in and db_in."""
+    """
+    Scratch memory of backward attention over whole samples.
+
+    The areas are gradients of the saved values, a value per query, and a block's part of dw_in and db_in.
+    """
 
     tokens: int
     channels: int
@@ -283,6 +312,6 @@ class AttendBackward(Need):
 
 
 def _attention_areas(need: Attend | AttendBackward, samples: int) -> tuple[int, int, int, int]:
-    """Return the bytes of queries, keys and values; of the weights; of mixed values; of a value per query."""
+    """Return the bytes of queries, keys and values; of weights; of mixed values; of a number per query."""
     token, row = samples * need.tokens * need.itemsize, need.heads * need.tokens
     return (_PROJECTED * token * need.channels, token * row, token * need.channels, token * need.heads)

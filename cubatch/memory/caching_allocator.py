@@ -51,7 +51,7 @@ class CachingAllocator:
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
 
     def allocate(self, num_bytes: int) -> Block:
-        """Return a block of at least this number of bytes."""
+        """Return a block of at least `num_bytes` bytes; reserve a new segment if no free block is large enough."""
         size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         is_small = size <= _SMALL
         free = self._free[is_small]
@@ -100,10 +100,10 @@ class CachingAllocator:
 
 def reserved_bytes(lives: Iterable[tuple[int, float, float]]) -> int:
     """
-    Return the bytes that the allocator reserves for storages.
+    Return the bytes of all segments that the allocator reserves for storages with the given lifetimes.
 
     Args:
-        lives: Of each storage: its bytes, and the times of its allocation and its end.
+        lives: Bytes, time of allocation and time of release of each storage.
 
     Example:
         >>> reserved_bytes([(1000, 0, 9), (2**20 + 1, 1, 2), (9 * 2**20, 3, 4)]) // 2**20

@@ -16,7 +16,7 @@ _SHORT_SIDE = 32
 @attrs.frozen(kw_only=True)
 class Tiles(Need):
     """
-    A gathered matrix product of a convolution: fixed areas, zero-bordered source rows, columns, staged output.
+    Scratch memory of a convolution as a product: fixed areas, zero-bordered source rows, columns, staged output.
 
     Attributes:
         vertical: The window's vertical axis.
@@ -26,7 +26,7 @@ class Tiles(Need):
         fixed: Elements of each area that does not grow with the block.
         staged: Elements per output pixel that are stored in addition to the columns.
         flags: Flags per output pixel.
-        filters: Elements of the filter, which each block reads whole, or adds a sum of that size to.
+        filters: Elements of the filter; each block reads all of it, or adds to its whole gradient.
         products: Multiply-adds per pixel where packing would cost more than multiplying, else 0.
     """
 
@@ -42,7 +42,7 @@ class Tiles(Need):
 
     @property
     def is_direct(self) -> bool:
-        """Whether the source itself is the operand: a 1x1 window at stride 1 of one group, without padding."""
+        """Whether the product reads the source itself: a 1x1 window at stride 1, one group, no padding."""
         return self.groups == 1 and self.vertical.is_identity and self.horizontal.is_identity
 
     @property
@@ -60,18 +60,18 @@ class Tiles(Need):
 
     def useful_bytes(self, target: int) -> int:
         """
-        Return the bytes above which a larger block does not help.
+        Return the bytes above which a larger block does not help, if `target` bytes stay in the cache.
 
-        Columns are at least as large as the filter: gathering them then moves as much as multiplying does.
+        They are at least the bytes of the filter and the fixed areas: a block reads the whole filter.
         """
         return max(target, sum(aligned(count * self.itemsize) for count in (*self.fixed, self.filters)))
 
     def cut_on_host(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
-        """Cut as `cut`, but keep products with a short side small enough for OpenBLAS not to pack them."""
+        """Cut samples as `cut` does, but into blocks so small that OpenBLAS need not pack thin products."""
         return self.cut(samples, self._on_host(num_bytes))
 
     def num_blocks(self, samples: int, num_bytes: int) -> int:
-        """Return the number of blocks of `cut_on_host`."""
+        """Return the number of blocks that `cut_on_host` makes of the samples with a workspace of `num_bytes`."""
         return super().num_blocks(samples, self._on_host(num_bytes))
 
     def _on_host(self, num_bytes: int) -> int:
@@ -83,7 +83,7 @@ class Tiles(Need):
 
 @attrs.frozen(kw_only=True)
 class Depthwise(Need):
-    """A depthwise convolution: the filter by taps, a value per channel, a one and a product per output."""
+    """Scratch memory of a depthwise convolution: the filter, a value per channel, a one and a product per output."""
 
     channels: int
     taps: int
@@ -95,17 +95,17 @@ class Depthwise(Need):
 
 
 def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
-    """Return the needs of a convolution's forward pass, one per part."""
+    """Return the scratch memory of each part of a convolution's forward pass."""
     return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(_seen(shape), itemsize, ending)]
 
 
 def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
-    """Return the needs of the gradients of a convolution's filter and bias, one per part."""
+    """Return the scratch memory of each part of the gradients of a convolution's filter and bias."""
     return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(_seen(shape), itemsize)]
 
 
 def conv2d_dgrad(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
-    """Return the needs of the gradient of a convolution's input, one per part."""
+    """Return the scratch memory of each part of the gradient of a convolution's input."""
     if shape.is_depthwise:
         return [depthwise(shape, itemsize)]
     shape = _seen(shape)
@@ -120,22 +120,22 @@ def _seen(shape: ConvShape) -> ConvShape:
 
 
 def forward_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> Tiles:
-    """Return the layout of the forward pass: a row of biases, a row of zeros, a row of factors, the block."""
+    """Return the scratch memory of the forward pass: a row each of biases, zeros and factors, and a block."""
     row = shape.horizontal.out * shape.k
     stays = shape.groups == 1 and "residual" not in ending  # a residual may share the output's memory
     return _tiles(shape, itemsize, fixed=(row, row, row if "folded" in ending else 0), staged=0 if stays else shape.k)
 
 
 def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:
-    """Return the layout of the filter's gradient: partial sums of filter and bias, the block, a one for each pixel."""
+    """Return the scratch memory of the filter's gradient: sums of filter and bias, a block, a one for each pixel."""
     return _tiles(shape, itemsize, fixed=(shape.filter_elements, shape.k), staged=1)
 
 
 def dgrad_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Tiles]:
     """
-    Return the layout of the input's gradient for each phase with taps: the turned filter, the block.
+    Return the scratch memory of the input's gradient for each phase with taps: the turned filter, and a block.
 
-    A residual may share the memory of the result, so products are staged.
+    With a residual, which may share the memory of the result, products are staged.
     """
     dense = shape.groups == 1 and shape.vertical.stride == 1 and shape.horizontal.stride == 1
     stays = dense and "residual" not in ending
@@ -158,12 +158,12 @@ def dgrad_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN)
 
 
 def idle_phase(shape: ConvShape, itemsize: int, phase: Phase) -> Ends:
-    """Return the layout of the epilogue of a phase without taps."""
+    """Return the scratch memory of the epilogue of a phase whose pixels no tap reaches."""
     return Ends(itemsize=itemsize, rows=phase.vertical.out, row=phase.horizontal.out * shape.c)
 
 
 def depthwise(shape: ConvShape, itemsize: int) -> Depthwise:
-    """Return the layout of any pass of a depthwise convolution."""
+    """Return the scratch memory of a depthwise convolution, which is the same for every pass."""
     return Depthwise(
         itemsize=itemsize, rows=shape.vertical.out, channels=shape.c, taps=shape.taps, width=shape.horizontal.out
     )

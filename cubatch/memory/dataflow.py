@@ -62,29 +62,29 @@ class Dataflow:
                 self.trained.add(node.name)
 
     def is_alias(self, node: Node) -> bool:
-        """Return whether a node's output is its input's memory."""
+        """Return whether a node has no operation of its own: its output is in the memory of its input."""
         idle = node.layer.idle_in_inference and not self._training
         return node.layer.aliases_input or node.name in self.pooled or idle
 
     def is_done_with(self, name: str, node: Node) -> bool:
-        """Return whether a layer's output, given by name, is unused once a node has read it."""
+        """Return whether no other operation needs the output of layer `name` once a node has read it."""
         origin = self.origin[name]
         if origin == INPUT or self.readers[origin] != [node]:
             return False
         return not (self._training and "y" in self.nodes[origin].layer.backward_reads)
 
     def awaits_range(self, node: Node) -> bool:
-        """Return whether a node is a channel range whose input has an earlier one, whose backward pass comes later."""
+        """Return whether a node slices channels of a value that an earlier node slices too; False for other layers."""
         if node.layer.channel_range is None:
             return False
         return next(each for each in self._named[node.inputs[0]] if each.layer.channel_range is not None) is not node
 
     def slope(self, node: Node) -> Node | None:
         """
-        Return the ReLU whose slope a node can apply to the gradient of its only input, or None.
+        Return the ReLU whose slope a node can apply to the gradient of its only input; None if there is none.
 
-        The ReLU is the input itself or the input under another shape.  The node's part of the gradient must be the
-        last one: the backward pass runs in reverse order.
+        The ReLU is the input itself or the input under another shape.  The node must be its first reader: the backward
+        pass runs in reverse order, so the node's part of the gradient is the last one.
         """
         reader, name = node, node.inputs[0]
         if not node.layer.has_epilogue:

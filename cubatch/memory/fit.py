@@ -17,9 +17,9 @@ _REACH = 16
 
 def cuts(work: Workload, target: int, limit: int) -> list[int]:
     """
-    Return the divisors of an optimizer step that fit a limit in bytes, ascending.
+    Return the divisors of `target` whose memory plan fits `limit` bytes, ascending.
 
-    `target` is the number of samples of the step; gradients of smaller batches are added up.
+    An optimizer step has `target` samples; gradients of smaller batches are added up.  Raises DoesNotFit if none fits.
     """
     sizes = divisors(check_batch_size(target, "target_batch_size"))
     works = {size: accumulating(work, size, target) for size in sizes}
@@ -30,7 +30,11 @@ def cuts(work: Workload, target: int, limit: int) -> list[int]:
 
 
 def largest(work: Workload, limit: int, target: int | None = None) -> int:
-    """Return the largest batch size whose plan fits a limit in bytes; with a target, the largest that divides it."""
+    """
+    Return the largest batch size whose memory plan fits `limit` bytes; with a target, the largest that divides it.
+
+    Raises DoesNotFit if not even one sample fits.
+    """
     if target is not None:
         return cuts(work, target, limit)[-1]
     program = schedule_of(work.spec, work.mode, work.recompute, work.library)
@@ -59,7 +63,7 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
 
 
 def limit_bytes(memory: int | str, device: Device) -> int:
-    """Parse a size in bytes; a percentage refers to the free memory of the device."""
+    """Return a size in bytes from a number or text; a percentage refers to the free memory of the device."""
     is_share = isinstance(memory, str) and memory.strip().endswith("%")
     free = hardware_memory.memory_limit(device).free_bytes if is_share else None
     try:
@@ -86,10 +90,11 @@ def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
 
 def _climb(fits: Callable[[int], bool], size: int) -> int:
     """
-    Step up from a size that fits: the proportional step down may have skipped larger sizes that fit.
+    Return a size that fits, at least `size`, such that no slightly larger size fits.
 
-    A step doubles after a size that fits and halves after one that does not.  Placement is greedy, so a size can fit
-    although a slightly smaller one does not.  So the sizes just above the last one are tried too.
+    The proportional step down may have skipped larger sizes that fit.  A step up doubles after a size that fits, and
+    halves after one that does not.  Placement is greedy, so a size can fit although a slightly smaller one does not.
+    So the sizes just above the last one are tried too.
     """
     following: int | None = size
     while following is not None:

@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def buffer_bytes(self) -> Sizes:
-        """The sizes as an array."""
+        """Bytes of each buffer of one shard, as an array."""
         return np.array(self.sizes, dtype=_integer(self.sizes, len(self.sizes)))
 
     @property
@@ -110,7 +110,7 @@ class Plan:
 
 @cached
 def schedule_of(spec: Spec, mode: str, recompute: bool, library: str) -> Schedule:  # noqa: FBT001 - a cache key
-    """Return the schedule of a spec; cached, since plans of many batch sizes share it."""
+    """Return the operations and buffers of one step of a spec; cached, since plans of many batch sizes share them."""
     return schedule(spec, mode, recompute=recompute, library=library)
 
 
@@ -142,9 +142,9 @@ def plan(work: Workload, batch_size: int) -> Plan:
 
 def shards(program: Schedule, batch_size: int, device: Device) -> tuple[int, int]:
     """
-    Divide a batch among the threads of a CPU; return the number of members and the largest share.
+    Return the number of threads that divide a batch, and the samples of the largest share; (1, batch_size) on a GPU.
 
-    Members share the interpreter and wait for each other if operations are short.  Then one member, whose products BLAS
+    Threads share the interpreter and wait for each other if operations are short.  Then one member, whose products BLAS
     divides among the threads, is up to three times as fast.
     """
     threads = device.threads or 1
@@ -163,14 +163,14 @@ def _operation_seconds(program: Schedule) -> float:
 
 
 def _copies(program: Schedule, working_set: int, device: Device) -> int:
-    """Return the number of buffer sets of a single layer: together they are at least twice the L2."""
+    """Return how many buffer sets a single layer needs to fill at least twice the L2; 1 for a network."""
     if not program.single or not device.l2_bytes or not working_set:
         return 1
     return max(1, min(MAX_COPIES, -(-2 * device.l2_bytes // working_set)))
 
 
 def fixed_bytes(program: Schedule, work: Workload, members: int) -> dict[str, int]:
-    """Return the bytes that do not depend on the batch, by attribute of `Plan`."""
+    """Return the bytes of weights, gradients and optimizer state, by attribute of `Plan`."""
     itemsize = BYTES_PER_ELEMENT[work.dtype]
     wide = max(FLOAT32_BYTES, itemsize)
     parameters = program.network.parameters
@@ -213,12 +213,16 @@ def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device,
 
 
 def _integer(sizes: Sequence[int], count: int) -> Any:
-    """Return a type that holds the sum of `count` such sizes: object stands for Python's unbounded integers."""
+    """Return int64 if it holds the sum of `count` such sizes, else object for Python's unbounded integers."""
     return np.int64 if max(sizes, default=0) * count < _INT64 else object
 
 
 def _place(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Place the largest buffers first, each in the lowest gap between buffers that are alive at the same time."""
+    """
+    Return the offset of each buffer and the size of the arena, in bytes.
+
+    The largest buffers come first, each in the lowest gap between buffers that are alive at the same time.
+    """
     offsets, count = [0] * len(sizes), 0
     kind = _integer(sizes, len(sizes))
     # Placed buffers by offset: start, end, first and last operation.
@@ -241,7 +245,7 @@ def _place(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[list
 
 
 def bytes_alive(sizes: Sizes, program: Schedule) -> Sizes:
-    """Return the bytes alive during each operation: a lower bound of any placement."""
+    """Return the bytes of the buffers alive during each operation; no placement needs less than their maximum."""
     change = np.zeros(max(len(program.ops), 1) + 1, dtype=sizes.dtype)  # a flatten on its own has no operations
     np.add.at(change, program.lifetimes[:, 0], sizes)
     np.subtract.at(change, program.lifetimes[:, 1] + 1, sizes)

@@ -35,7 +35,7 @@ _TWO = 2  # branches of a sum that an epilogue can add: its own result and anoth
 
 def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, library: str = "im2col") -> Schedule:
     """
-    Return the operations of one step.
+    Return the operations of one step and the buffers that they read and write.
 
     Args:
         spec: A network, or a layer on its own, which in training runs all three passes.
@@ -95,7 +95,7 @@ class _Writer:
         return len(self.buffers) - 1
 
     def scratch(self, kind: str, node: Node) -> int:
-        """Add an operation's scratch memory, which the plan sizes, and return its number."""
+        """Add a buffer for an operation's scratch memory, whose size the plan sets, and return its number."""
         return self.buffer(Buffer(f"{node.name} {kind} workspace", "workspace", node.name, (), 1))
 
     def inputs(self, shape: tuple[int, int, int]) -> dict[str, int]:
@@ -113,18 +113,18 @@ class _Writer:
     # --- forward -----------------------------------------------------------------------------
 
     def overwritten(self, node: Node) -> str | None:
-        """Return the name of the input that the node may overwrite with its output, or None."""
+        """Return the name of an input whose memory the node's output may overwrite; None if there is none."""
         layer = node.layer
         if not layer.in_place or (self.training and "x" in layer.backward_reads):
             return None
         return next((name for name in node.inputs if self.is_free(name, node)), None)
 
     def is_free(self, name: str, node: Node) -> bool:
-        """Return whether a layer's output is unused once a node has read it."""
+        """Return whether nothing needs the output of layer `name` once a node has read it, recomputing included."""
         return self.flow.origin[name] not in self.segment_ends and self.flow.is_done_with(name, node)
 
     def forward(self, node: Node, values: dict[str, int], *, replay: bool = False) -> None:
-        """Add the forward operation of a layer, and its output to `values`."""
+        """Append a layer's forward operation, unless it is fused or a view; store its output's buffer in `values`."""
         layer = node.layer
         if self.flow.is_alias(node):
             values[node.name] = values[node.inputs[0]]
@@ -155,7 +155,12 @@ class _Writer:
         values[node.name] = writes["y"]
 
     def joined(self, node: Node, values: dict[str, int]) -> int | None:
-        """Fuse a layer into the operation that computed its latest input; return the output's buffer, None if not."""
+        """
+        Fuse a layer into the operation that computed its latest input.
+
+        Returns:
+            The number of the output's buffer; None if the layer cannot be fused.
+        """
         made = {name: self.produced.get(values[name], -1) for name in node.inputs if self.is_free(name, node)}
         name = max(made, key=made.__getitem__, default=None)
         if name is None or made[name] < 0:
@@ -186,7 +191,11 @@ class _Writer:
         return number
 
     def cuts(self) -> list[int]:
-        """Choose the ends of segments of nearly equal size: nodes after which only their own output is read."""
+        """
+        Choose segments to recompute, of nearly equal size, and return the end index of each.
+
+        After a segment, only the output of its last layer is read.
+        """
         nodes = self.network.nodes
         place = {node.name: i for i, node in enumerate(nodes)}
         # Number of layer outputs alive at each place: computed before it and read there or later.
@@ -214,7 +223,7 @@ class _Writer:
         return [*cuts, len(nodes)]
 
     def replay(self, segment: Sequence[Node], values: dict[str, int]) -> dict[str, int]:
-        """Add operations that compute a segment's activations again from the value before it."""
+        """Append operations that compute a segment's activations again; return their buffers by layer."""
         again = {name: values[name] for node in segment for name in node.inputs if name in values}
         for node in segment:
             again.pop(node.name, None)
@@ -226,7 +235,7 @@ class _Writer:
     # --- backward ----------------------------------------------------------------------------
 
     def loss(self, values: dict[str, int]) -> None:
-        """Add the gradient of the output: of the mean softmax cross-entropy, or an input for a layer on its own."""
+        """Append the loss and the gradient of the output; a layer on its own receives that gradient as an input."""
         last = self.network.nodes[-1]
         h, w, _ = last.layer.output_shape
         gradient = self.buffer(self.gradient_of(last))
@@ -240,7 +249,7 @@ class _Writer:
         self.receive(last.name, gradient)
 
     def receive(self, name: str, number: int) -> None:
-        """Add a contribution to the gradient of a layer's output."""
+        """Add buffer `number` to the gradient of a layer's output; the first one becomes that gradient."""
         if name not in self.gradients:
             self.gradients[name] = number
             self.holders.setdefault(number, set()).add(name)
@@ -257,10 +266,11 @@ class _Writer:
 
     def ending(self, node: Node, values: dict[str, int], writes: dict[str, int]) -> dict[str, int]:
         """
-        Fuse the sum with earlier contributions, and a ReLU's slope, into the product that computes an input's gradient.
+        Fuse earlier contributions and a ReLU's slope into the product that computes an input's gradient.
 
         Returns:
-            Its further reads: "residual", overwritten if it has no other reader, and "positive".
+            dict: Further buffers that the product reads. "residual" has the contributions; the product overwrites it if
+                it has no other reader. "positive" is the output of the ReLU.
         """
         name, reads = node.inputs[0], {}
         held = self.gradients.pop(name, None)
@@ -275,10 +285,10 @@ class _Writer:
 
     def join_ranges(self, name: str, own: tuple[int, int], writes: dict[str, int]) -> dict[str, int]:
         """
-        Write the gradient of a range of channels into the buffer of other ranges, if none overlaps.
+        Write a slice's gradient into the buffer of other slices' gradients, unless their channels overlap.
 
         Returns:
-            Its further reads: "parts", which it overwrites in its own channels.
+            dict: "parts", that buffer, of which the slice overwrites its own channels; empty if there is none.
         """
         held, ranges = self.parts.pop(name, (None, []))
         if held is not None and any(own[0] < end and start < own[1] for start, end in ranges):
@@ -345,7 +355,7 @@ class _Writer:
     # --- the end -----------------------------------------------------------------------------
 
     def finish(self, values: dict[str, int]) -> Schedule:
-        """Remove unused replays, number the remaining buffers, and return the schedule."""
+        """Return the schedule, without recomputations that nothing reads, and with its buffers numbered again."""
         read: set[int] = set()
         ops: list[Op] = []
         for op in reversed(self.ops):

@@ -83,12 +83,12 @@ class Op:
 
     @property
     def norm(self) -> Node | None:
-        """The fused batch norm, or None."""
+        """The batch norm that is fused into the operation, or None."""
         return next((node for node in self.then if node.layer.has_statistics), None)
 
     @property
     def ending(self) -> frozenset[str]:
-        """The roles that its product's epilogue reads."""
+        """Roles of the arrays that the product's epilogue reads."""
         return ENDINGS.intersection(self.reads)
 
 
@@ -119,23 +119,27 @@ class Schedule:
 
     @functools.cached_property
     def moved(self) -> int:
-        """Elements per sample that the operations read and write."""
+        """Elements per sample that the operations read and write, without buffers that do not grow with the batch."""
         used = (number for op in self.ops for number in [*op.reads.values(), *op.writes.values()])
         return sum(self.buffers[number].elements for number in used if self.buffers[number].batched)
 
     @functools.cached_property
     def flops(self) -> int:
-        """FLOP per sample."""
+        """Floating-point operations per sample."""
         return self.network.flops(self.mode)
 
     @functools.cached_property
     def state_elements(self) -> int:
-        """Elements of all running statistics."""
+        """Number of elements of all running statistics."""
         return sum(math.prod(shape) for node in self.network.nodes for shape in node.layer.state_shapes.values())
 
     @functools.cached_property
     def size_groups(self) -> tuple[Sequence[Buffer | Op], NDArray[np.intp]]:
-        """A buffer of each group of equal size, or the `Op` whose scratch it is, and the group of each buffer."""
+        """
+        Groups of buffers of equal size: a member of each group, and the index of each buffer's group.
+
+        The member of a group of scratch buffers is an operation that uses one.
+        """
         scratch = {op.workspace: op for op in self.ops}
         numbers: dict[object, int] = {}
         representatives: list[Buffer | Op] = []
@@ -154,7 +158,7 @@ class Schedule:
 
     @functools.cached_property
     def lifetimes(self) -> NDArray[np.intp]:
-        """First and last operation of each buffer, both included, (buffers, 2)."""
+        """Indices of the first and last operation during which each buffer must exist, as (buffers, 2)."""
         spans = [[len(self.ops), -1] for _ in self.buffers]
         for time, op in enumerate(self.ops):
             used = [*op.reads.values(), *op.writes.values(), *([] if op.workspace is None else [op.workspace])]

@@ -24,7 +24,7 @@ class Rule:
         name: Name of the rule.
         formula: The rule in words.
         value: Value by the rule.
-        computed: The same quantity by the memory plan.
+        computed: Value by the memory plan.
         unit: "bytes", "elements" or "samples".
     """
 
@@ -94,7 +94,8 @@ def compare_rules(work: Workload, whole: Footprint, limit: int = 0, most: int = 
     Return the rules of thumb next to what the memory plan computes.
 
     Args:
-        whole: Its footprint.
+        work: The workload.
+        whole: The footprint of the workload.
         limit: Memory limit in bytes.
         most: The largest batch size whose plan fits the limit; 0 omits the rule about it.
     """

@@ -54,9 +54,9 @@ def _layer_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Devi
 
 def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: int, device: Device) -> int:
     """
-    Return the scratch memory of one operation of `library="im2col"` in bytes, by the rule of `blocks`.
+    Return the scratch memory of one operation of `library="im2col"` in bytes.
 
-    The target is 2 MiB on a CPU (an L2 and a core's part of an L3) and 256 MiB on a GPU.
+    The rule is that of `blocks`.  The target is 2 MiB on a CPU (an L2 and a core's part of an L3), 256 MiB on a GPU.
 
     Args:
         samples: Samples of one call.
@@ -74,7 +74,7 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
 
 
 def im2col_needs(op: Op, program: Schedule, itemsize: int) -> Scratch:
-    """Return the needs of a layer's operation of `library="im2col"`."""
+    """Return the scratch memory of each part of a layer's operation, and its items per sample; ((), 0) if no layer."""
     return _needs(op.node.layer, _pass(op, program), itemsize, op.ending) if op.node is not None else ((), 0)
 
 
@@ -84,7 +84,7 @@ def _needs(layer: Layer, kind: str, itemsize: int, ending: frozenset[str]) -> tu
 
 
 def _pass(op: Op, program: Schedule) -> str:
-    """Return the pass for the table: "inference" for a layer that in training would save more than its output."""
+    """Return "inference" for a forward pass whose layer would save more in training, else the kind of the operation."""
     saves = op.node is not None and op.node.layer.saved_elements()
     return "inference" if saves and program.mode == "inference" else op.kind
 
@@ -143,7 +143,7 @@ def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, _kind: str, itemsize: int)
 
 
 def _by_position(need: Callable[..., Need]) -> Callable[..., Scratch]:
-    """Return the scratch memory of a type whose "sample" is a position with its channels."""
+    """Return a function for `Row.im2col` of layers that process each position of the input with `need`."""
 
     def scratch(layer: Layer, _kind: str, itemsize: int, _ending: frozenset[str] = blocks.PLAIN) -> Scratch:
         h, w, c = layer.input_shapes[0]
@@ -196,7 +196,11 @@ def _linear_bytes(layer: layers.Linear, kind: str, samples: int, dtype: str, dev
 
 
 def _by_rows(backward: Callable[..., int], forward: Callable[..., int] | None = None) -> Callable[..., int]:
-    """Return the bytes of a type by rows, channels, dtype and device, for each pass; None: none in a forward pass."""
+    """
+    Return a function for `Row.kernels` that passes rows, channels, dtype and device to the function of the pass.
+
+    Without a function for it, the forward pass needs no scratch memory.
+    """
 
     def num_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Device) -> int:
         h, w, c = layer.input_shapes[0]
