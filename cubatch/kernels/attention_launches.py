@@ -26,7 +26,7 @@ _STEP = 64
 @attrs.frozen
 class Launch:
     """
-    A launch.
+    A kernel launch of attention, with the work that it does.
 
     Attributes:
         name: Name of the kernel.
@@ -62,7 +62,7 @@ def launches(
     layer: Attention, pass_: Pass, batch_size: int, dtype: str, device: Device, *, saves: bool
 ) -> list[Launch]:
     """
-    Return the launches of a pass between the projections, in their order.
+    Return the kernel launches of a pass of attention between its projections, in their order.
 
     Args:
         layer: The layer, with its extents.

@@ -61,20 +61,20 @@ Ranked = tuple[float, int, Kernel]
 
 
 class LaunchClock(Protocol):
-    """Times launches: `measure.runner.Clock` without its pauses."""
+    """A clock for kernel launches: `measure.runner.Clock` without its pauses."""
 
     def now(self) -> float:
-        """Seconds on a monotone clock."""
+        """Return the seconds of a monotonic clock."""
         ...
 
     def time(self, step: Callable[[], object], repeats: int) -> Any:
-        """Run a step `repeats` times and return a record with the mean `seconds`."""
+        """Run a step `repeats` times; return a record whose `seconds` are the mean time of a run."""
         ...
 
 
 class Winners:
     """
-    The winners of earlier choices, in a file that several processes share.
+    The fastest variant of each problem ("winner") from earlier timings, in a file that several processes share.
 
     If the file cannot be used, a warning is logged and winners are kept in memory.
 
@@ -95,21 +95,21 @@ class Winners:
         self._known = {row["problem"]: row["winner"] for row in rows}
 
     def get(self, problem: str) -> str | None:
-        """Return the name of a problem's winner, or None."""
+        """Return the name of a problem's fastest variant; None if it was not timed."""
         return self._known.get(problem)
 
     def put(self, problem: str, winner: str, seconds: Mapping[str, float]) -> None:
-        """Store a winner and the seconds of each contender."""
+        """Store the name of a problem's fastest variant, and the seconds of each variant that was timed."""
         self._known[problem] = winner
         row = (*self._key, problem, winner, json.dumps(seconds), datetime.now(UTC).isoformat())
         self._execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def add_missing(self, other: Winners) -> None:
-        """Add the winners of another object for problems without a winner here; the file stays as it is."""
+        """Add another object's winners for problems that have none here; do not write them to the file."""
         self._known = other._known | self._known
 
     def _execute(self, statement: str, values: Sequence[str | bool]) -> list[sqlite3.Row]:
-        """Open the file and execute a statement; a file that fails is not used again."""
+        """Execute a statement on the file and return the rows; after an error return [] and stop using the file."""
         if self._path is None:
             return []
         try:
@@ -126,12 +126,13 @@ class Winners:
 @attrs.define(eq=False)
 class TimedChoice:
     """
-    Chooses the variant of a problem by timing the contenders: a chooser for the engine's Context.
+    Chooses the variant of a problem by timing the most promising ones: a chooser for the engine's Context.
 
     Attributes:
-        make_clock: Makes the clock that times launches.
-        winners: Winners of earlier choices.
-        seconds: Seconds left for timing; afterwards the winner of the nearest batch is used, else the ranking.
+        make_clock: Returns a clock that times launches.
+        winners: Fastest variants of earlier timings.
+        seconds: Seconds left for timing. Afterwards the fastest variant of the nearest batch is used, or without one
+            the first of the ranking by predicted cost.
     """
 
     make_clock: Callable[[], LaunchClock]
@@ -141,12 +142,12 @@ class TimedChoice:
 
     @functools.cached_property
     def clock(self) -> LaunchClock:
-        """The clock, which allocates memory of the current device: it is made with the first timing."""
+        """The clock for launches. It allocates memory of the current device, so it is created for the first timing."""
         return self.make_clock()
 
     def __call__(self, problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:
         """
-        Return the variant that runs a problem, with its slices.
+        Return the variant that runs a problem fastest, and the number of slices that it splits gemm_k into.
 
         Args:
             device: The GPU.
@@ -183,7 +184,11 @@ class TimedChoice:
         self, key: str, splits: Mapping[str, SplitKernel], others: Callable[[str], Mapping[str, SplitKernel]],
         prepare: Prepare,
     ) -> str | None:  # fmt: skip
-        """Time the contenders, then the fastest with other slices; store and return the winner, if there is time."""
+        """
+        Time variants, then the fastest with other numbers of slices; store and return the fastest's name.
+
+        Returns None if timing would take longer than the seconds left, or if no variant runs.
+        """
         medians = self._medians(splits, prepare)
         if not medians:
             return None
@@ -196,7 +201,11 @@ class TimedChoice:
         return winner
 
     def _medians(self, splits: Mapping[str, SplitKernel], prepare: Prepare) -> dict[str, float]:
-        """Time variants in turns and return the median seconds of those that run; none if that would take too long."""
+        """
+        Time variants in turns and return the median seconds of each by name, without variants that fail.
+
+        The result is empty if timing would take longer than the seconds left.
+        """
         began = self.clock.now()
         works: dict[str, Callable[[], object]] = {}
         repeats: dict[str, int] = {}
@@ -238,7 +247,7 @@ def _rounds(seconds: float) -> int:
 
 
 def winners_path(store_path: Path) -> Path:
-    """Return the file of winners: next to the store, after following links."""
+    """Return the path of the file with the fastest variants: in the folder of the store, after following links."""
     with contextlib.suppress(OSError, StoreError):  # opening the store reports the error
         store_path = sqlite_file.place(store_path)
     return store_path.with_name(f"{store_path.stem}-kernels.sqlite3")
@@ -246,10 +255,10 @@ def winners_path(store_path: Path) -> Path:
 
 def delete_winners(path: Path, device: Device | None = None) -> int:
     """
-    Delete the winners of one GPU or of all GPUs, and return their number.
+    Delete the stored fastest variants of one GPU or of all GPUs, and return their number.
 
     Args:
-        path: Their file: see `winners_path`.  It need not exist.
+        path: The file, see `winners_path`.  It need not exist.
         device: The GPU; None: all.
     """
     try:
@@ -274,7 +283,7 @@ def gpu_name(device: Device) -> str:
 
 
 def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Return the variants to time, in their order; both algorithms take part, as the cost model cannot compare them."""
+    """Return the variants to time, best first; with and without Winograd, which the cost model cannot compare."""
     contenders = list(ranked[:CONTENDERS])
     for is_winograd in (False, True):
         best = next((entry for entry in ranked if (entry[2].winograd is not None) is is_winograd), None)
@@ -284,7 +293,7 @@ def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def _others(problem: Problem, kernel: Kernel, device: Device) -> dict[str, SplitKernel]:
-    """Return a variant with fewer and with more slices, by its name and "fewer" or "more"."""
+    """Return a variant with about half and twice the slices, by its name and "/2" or "*2"; either may be missing."""
     counts = other_slices(problem, kernel, device)
     return {f"{kernel.name} {side}": SplitKernel(kernel, count) for side, count in counts.items()}
 
@@ -299,7 +308,7 @@ def _layer(problem: Problem) -> str:
 
 
 def _key(layer: str, problem: Problem, device: Device, contenders: Sequence[Ranked]) -> str:
-    """Return the key of a winner: the shape without the batch, and the blocks of each contender on the busiest SM."""
+    """Return the key of a stored choice: the shape without the batch, and each variant's blocks on the busiest SM."""
     num_sms = device.num_sms or 1
     busiest = {
         kernel.name: busiest_sm_blocks(blocks(problem, kernel) * slices, num_sms) for _, slices, kernel in contenders

@@ -46,7 +46,7 @@ _HOPPER_L2_BYTES_PER_CLOCK = 48.0
 
 
 def tiles(problem: Problem, kernel: Kernel) -> tuple[int, int]:
-    """Return the number of tiles of one group and phase along m and n."""
+    """Return the number of a variant's tiles along m and along n, for one group and phase of a problem."""
     problem = winograd_plan.product(problem, kernel)
     tile, columns = tile_of(kernel), problem.n
     if tile.cluster is not None and problem.tap_channels:
@@ -94,7 +94,7 @@ def _busiest_clocks(num_blocks: int, clocks: float, device: Device) -> float:
 
 
 def step_clocks(problem: Problem, kernel: Kernel, device: Device) -> float:
-    """Return the clocks of a main-loop step of one block that is alone on its SM."""
+    """Return the clocks of one step of a block's main loop, if the block is alone on its SM."""
     tile = tile_of(kernel)
     if tile.cluster is not None:
         return _hopper_step_clocks(kernel, tile, tile.cluster, device)
@@ -119,7 +119,7 @@ def _hopper_step_clocks(kernel: Kernel, tile: Tile, cluster: int, device: Device
 
 def _tensor_step_clocks(kernel: Kernel, tile: Tile, read_by_warp: int, device: Device, peak_rate: float) -> float:
     """
-    Return the clocks of the slowest pipe: tensor cores, shared memory or L2.
+    Return the clocks of one step of the main loop: those of the slowest of tensor cores, shared memory and L2.
 
     Args:
         kernel: A kernel of kernels/mma.
@@ -139,8 +139,8 @@ def _peak_rate(problem: Problem, device: Device) -> float:
     """
     Return the multiply-adds of an SM per clock by the device's own data sheet; infinity if unknown.
 
-    It uses the ratio to float32, whose lanes are known, since a board may run at another clock than its data sheet's.
-    The result is a whole number: data sheets round, and 1 % less would reorder variants of equal cost.
+    The rate relative to float32 is multiplied by the number of float32 lanes: a board may not run at the data sheet's
+    clock. The result is a whole number: data sheets round, and 1 % less would reorder variants of equal cost.
     """
     rates = device.peak_flops_per_second
     if problem.dtype not in rates or "float32" not in rates:
@@ -149,10 +149,10 @@ def _peak_rate(problem: Problem, device: Device) -> float:
 
 
 def _like(device: Device) -> Architecture:
-    """Return the architecture whose rates apply: the newest if the compute capability is unknown."""
+    """Return the known architecture whose rates apply to a device; the newest if its compute capability is unknown."""
     return architectures.like(device.compute_capability or NEWEST)
 
 
 def _rated(kernel: Kernel) -> str:
-    """Return the type whose Tensor Core rate a variant has: float16 and bfloat16 have the same."""
+    """Return the dtype whose tensor core rate applies to a variant: "tf32", or "float16" for all others."""
     return "tf32" if kernel.dtype == "tf32" else "float16"

@@ -38,13 +38,13 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID of cuda.h, as the 
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute whose value is an int."""
+    """The driver's structure CUlaunchAttribute, with a value that is an int."""
 
     _fields_ = [("id", ctypes.c_uint64), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The driver's structure CUlaunchConfig: grid, block, shared memory, stream and attributes of a launch."""
 
     _fields_ = [
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
@@ -106,17 +106,17 @@ class CudaLauncher:
 
     def bind(self, kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[object]) -> Callable[[], None]:
         """
-        Prepare a launch; the returned function enqueues it on the stream that is current at the call.
+        Prepare a launch; return a function that enqueues it on the stream that is current when it is called.
 
         Args:
             grid: Blocks in x, y and z.
-            arguments: In the order of its parameters: CuPy arrays and None are passed as pointers, NumPy scalars and
-                tensor maps by value.
+            arguments: In the order of the kernel's parameters: CuPy arrays and None are passed as pointers, NumPy
+                scalars and tensor maps by value.
 
         Raises:
-            InvalidArgument: If it needs more shared memory than a block of this GPU can have, or an array is not on the
-                GPU.
-            CompileError: If it does not compile.
+            InvalidArgument: If the kernel needs more shared memory than a block of this GPU can have, or an array is
+                not on the GPU.
+            CompileError: If the kernel does not compile.
             DeviceFailed: From the returned function, if the driver rejects the launch.
         """
         function = self._function(kernel)
@@ -135,7 +135,7 @@ class CudaLauncher:
     def _starter(
         self, kernel: Kernel, function: _Function, grid: tuple[int, int, int], pointers: Any
     ) -> Callable[[int], Any]:
-        """Return a function that enqueues a launch on a stream and returns the driver's status."""
+        """Return a function that enqueues a launch on a given stream and returns the driver's status."""
         handle, block = ctypes.c_void_p(function.handle), (kernel.threads, 1, 1)
         if not self._may_come_early(kernel, function, math.prod(grid)):
             call, shape = self._driver.cuLaunchKernel, (*grid, *block, kernel.dynamic_shared_bytes)
@@ -156,11 +156,11 @@ class CudaLauncher:
 
     def _may_come_early(self, kernel: Kernel, function: _Function, blocks: int) -> bool:
         """
-        Return whether a kernel's blocks may start while those of the launch before finish.
+        Return whether a kernel's blocks may start while blocks of the launch before still run.
 
-        They crowd on the SMs that are free first, while a free GPU distributes them evenly.  This does no harm if an SM
-        holds one block, if all SMs are full, or if blocks end at once.  132 blocks, two per SM, took 1.49 times as long
-        on the 132 SMs of an H200.
+        Early blocks crowd on the SMs that are free first, while a free GPU distributes them evenly.  This does no harm
+        if an SM holds one block, if all SMs are full, or if blocks end at once.  132 blocks, two per SM, took 1.49
+        times as long on the 132 SMs of an H200.
         """
         if not self.overlaps:
             return False
@@ -204,7 +204,7 @@ class CudaLauncher:
 
 def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compute_capability: tuple[int, int]) -> int:
     """
-    Reserve a block's shared memory, and that of the blocks per SM by `occupancy`.
+    Set how much shared memory a kernel's blocks may use and an SM reserves for them.
 
     Args:
         function: CuPy's function of the kernel.
@@ -212,7 +212,7 @@ def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compu
         compute_capability: (major, minor) of the GPU.
 
     Returns:
-        int: Blocks per SM.
+        int: Number of the kernel's blocks that an SM holds.
     """
     needed = resources.shared_bytes + kernel.dynamic_shared_bytes
     if needed > architectures.every().shared_bytes_without_opting_in:

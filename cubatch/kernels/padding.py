@@ -34,7 +34,7 @@ def stored_channels(channels: int) -> int:
 
 
 def stored_input_shape(network: Network) -> tuple[int, int, int]:
-    """Return the stored shape of a sample of the batch: padded if only convolutions read it."""
+    """Return the stored shape (h, w, c) of a sample of the batch; c is padded if only convolutions read it."""
     h, w, c = network.input_shape
     readers = [node.layer.convolution for node in network.nodes if INPUT in node.inputs]
     is_padded = all(shape is not None and shape.groups == 1 for shape in readers)
@@ -43,7 +43,7 @@ def stored_input_shape(network: Network) -> tuple[int, int, int]:
 
 def stored_row(tokens: int) -> int:
     """
-    Return the stored elements of a row of attention weights.
+    Return the number of elements that a row of attention weights is stored with.
 
     Example:
         >>> [stored_row(tokens) for tokens in (1, 64, 197)]
@@ -54,7 +54,7 @@ def stored_row(tokens: int) -> int:
 
 def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
     """
-    Return `Layer.saved_elements` with padded rows of attention weights.
+    Return the elements and bytes per element of each value that a layer saves, with padded attention weights.
 
     Example:
         >>> from cubatch.network.layers import Attention
@@ -70,12 +70,12 @@ def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
 
 
 def widened(shape: ConvShape) -> ConvShape:
-    """Return a convolution over the stored channels, as the forward pass and the filter's gradient compute it."""
+    """Return a convolution with the number of input channels that are stored; unchanged if it has groups."""
     return shape._replace(c=stored_channels(shape.c)) if shape.groups == 1 else shape
 
 
 def filter_bytes(shape: ConvShape, dtype: str) -> int:
-    """Return the bytes of the padded copy of a filter or its gradient; 0 if the filter needs no padding."""
+    """Return the bytes of a filter's padded copy or of its gradient; 0 if the filter needs no padding."""
     wide = widened(shape)
     if wide == shape:
         return 0

@@ -19,7 +19,7 @@ from cubatch.network.windows import ConvShape
 @lru_cache(maxsize=1 << 14, typed=True)  # typed: NumPy integers equal ints but are not JSON
 def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Problem | None:
     """
-    Return a pass of a layer as a problem of the tiled kernels; None if they do not compute it.
+    Return the matrix product or convolution of a layer's pass; None if the tiled kernels do not compute it.
 
     A convolution over three channels reads the padded batch (see `padding`).  Attention is represented by the
     projection to queries, keys and values, its largest tiled product.
@@ -49,7 +49,7 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
 
 
 def tiled(layer: Layer) -> Layer:
-    """Return the layer whose products the tiled kernels compute: attention's first projection, else itself."""
+    """Return the layer that the tiled kernels run in place of a layer: attention's first projection, else itself."""
     return layer.projections[0] if layer.projections else layer
 
 
@@ -80,13 +80,13 @@ def widest_vector(dtype: str, *extents: int) -> int:
 
 
 def _vector_of(pass_: Pass, dtype: str, c: int, k: int) -> int:
-    """Return the widest vector of a pass with c and k channels per group: gradients also read rows of k."""
+    """Return the widest load in elements, for c and k channels per group: the forward pass reads only rows of c."""
     return widest_vector(dtype, *((c,) if pass_ is Pass.FPROP else (c, k)))
 
 
 def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vector: int) -> Problem:
     """
-    Return one pass of a convolution as a problem.
+    Return a pass of a convolution as a matrix product or convolution of the tiled kernels.
 
     Args:
         samples: Samples of one call.
@@ -115,11 +115,11 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
 @attrs.frozen
 class Problem:
     """
-    A launch of a tiled kernel, as a matrix product.
+    A matrix product or convolution that one launch of a tiled kernel computes.
 
     Attributes:
         operation: "conv2d_fprop", "gemm_nt", ...
-        dtype: Storage of the elements; "tf32" if float32 may be multiplied as tf32.
+        dtype: Storage of the elements; "tf32" if float32 elements may be multiplied as tf32.
         m, n, k: Extents of the product per group and phase; with phases the largest m and the mean k.
         groups: Groups of channels.
         phases: Phases of a strided gradient.

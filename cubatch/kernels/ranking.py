@@ -54,7 +54,7 @@ _TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # operations whose B is not contiguou
 @attrs.frozen
 class SplitKernel:
     """
-    A variant and the number of slices that its launch splits gemm_k into.
+    A variant of a kernel and the number of slices that its launch splits gemm_k into.
 
     Attributes:
         kernel: The variant.
@@ -66,7 +66,7 @@ class SplitKernel:
 
     @classmethod
     def modelled(cls, problem: Problem, kernel: Kernel, device: Device) -> SplitKernel:
-        """Return a variant with `slices` by the cost model."""
+        """Return a variant with the number of slices of least predicted cost."""
         return cls(kernel, slices(problem, kernel, device))
 
 
@@ -76,7 +76,7 @@ Prepare = Callable[[SplitKernel], Callable[[], object]]
 
 def ranked(problem: Problem, device: Device) -> list[Kernel]:
     """
-    Return the variants that can run a problem on a device, best first.
+    Return the variants that can run a problem on a device, in the order of their predicted cost.
 
     Args:
         device: A GPU of known SMs and compute capability.
@@ -86,13 +86,17 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
 
 @functools.lru_cache(maxsize=4096)
 def ranking(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
-    """Return (predicted clocks of an SM, slices, variant) of each variant, in the order of `ranked`."""
+    """Return predicted clocks of an SM, number of slices, and variant of all variants that can run, cheapest first."""
     costs = [(*_split(problem, variant, device), variant) for variant in fitting(problem, device)]
     return tuple(sorted(costs, key=lambda item: item[0]))
 
 
 def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
-    """Return the variants that can run a problem on a device, unordered; raises as `ranked`."""
+    """
+    Return the variants that can run a problem on a device, in no particular order.
+
+    Raises InvalidArgument if there is none, or if the device's SMs or compute capability are unknown.
+    """
     kernels = _fitting(
         device, problem.operation, problem.dtype, problem.vector, family_without=_family_without(problem),
         fits_convolutions=_fits_convolutions(problem),
@@ -101,7 +105,7 @@ def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
 
 
 def can_run(problem: Problem, kernel: Kernel) -> bool:
-    """Return whether a variant's loads and copies can take a problem of its operation, on a device that it runs on."""
+    """Return whether a variant of the problem's operation can run it, given its alignment and extents."""
     if kernel.winograd is not None:
         return winograd_plan.takes(problem, kernel)
     has_code = kernel.entry == kernel.operation or _fits_convolutions(problem)
@@ -110,7 +114,7 @@ def can_run(problem: Problem, kernel: Kernel) -> bool:
 
 def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> bool:
     """
-    Return whether Hopper's copy engine can store the output of a product, whose rows are then contiguous.
+    Return whether Hopper's copy engine can store a product's output: rows are contiguous and gemm_k is not split.
 
     Args:
         tile: Tile of the variant.
@@ -127,7 +131,7 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
 
 
 def _family_without(problem: Problem) -> str:
-    """Return the family that cannot take a problem for its operands or extents, or an empty string."""
+    """Return "hopper" if that family cannot run a problem, for its operands or extents; else an empty string."""
     counted = all(0 < extent < _MOST_COUNTED for extent in (problem.m, problem.n, problem.k))
     transposed = _transposed(problem)
     rows = problem.k * problem.phases if transposed else 0
@@ -136,7 +140,7 @@ def _family_without(problem: Problem) -> str:
 
 
 def _fits_convolutions(problem: Problem) -> bool:
-    """Return whether a convolution's code can run a product: it counts images and filters in 32 bits."""
+    """Return whether a product's extents fit the 32-bit counts of a convolution's code."""
     return problem.operation != "gemm_nn" or max(problem.m, problem.n * problem.k) < _LIMIT
 
 
@@ -171,16 +175,16 @@ def _fitting(
 @functools.lru_cache(maxsize=16384)
 def slices(problem: Problem, kernel: Kernel, device: Device) -> int:
     """
-    Return the number of slices of gemm_k with the least predicted cost, so that few tiles still fill the device.
+    Return the number of slices of gemm_k with the least predicted cost; with few tiles, more slices fill the device.
 
-    It depends on nothing else, so the same call always adds up in the same order.
+    The same arguments always give the same number, and so the same order of additions.
     """
     return _split(problem, kernel, device)[1]
 
 
 def other_slices(problem: Problem, kernel: Kernel, device: Device) -> dict[str, int]:
     """
-    Return numbers of slices that may be faster than `slices`, to be timed.
+    Return other numbers of slices of gemm_k that may be faster than the predicted best, to be timed.
 
     Returns:
         dict: About half as many as "/2" and twice as many as "*2", if their predicted cost is at most 25 % higher.
@@ -203,13 +207,13 @@ def other_slices(problem: Problem, kernel: Kernel, device: Device) -> dict[str, 
 
 
 def least_steps(kernel: Kernel) -> int:
-    """Return the fewest main-loop steps of a slice that is worth its partial sums."""
+    """Return the fewest main-loop steps for which an additional slice of gemm_k is worthwhile."""
     tile = tile_of(kernel)
     return LEAST_SLICE if tile.thread_m is not None else LEAST_DEPTH // tile.k
 
 
 def most_partial_bytes(problem: Problem, kernel: Kernel) -> int:
-    """Return the most bytes of partial sums on any device; it never falls as the batch grows."""
+    """Return the most bytes that a variant's partial sums take on any device; never less for a larger batch."""
     if kernel.winograd is not None:
         return 0
     most = min(-(-problem.k // tile_of(kernel).k) // least_steps(kernel), _MOST_SLICES)
@@ -217,7 +221,11 @@ def most_partial_bytes(problem: Problem, kernel: Kernel) -> int:
 
 
 def transposed_bytes(problem: Problem, kernel: Kernel) -> int:
-    """Return the bytes of the transposed copy of B that a variant needs: wgmma reads tf32 along gemm_k only."""
+    """
+    Return the bytes of the transposed right operand that a variant needs; 0 if it reads the operand as it is.
+
+    Instructions of wgmma read tf32 along gemm_k only.
+    """
     return _transposed(problem) if kernel.family == "hopper" else 0
 
 
@@ -235,7 +243,7 @@ def _split(problem: Problem, kernel: Kernel, device: Device) -> tuple[float, int
 
 
 def _costs_of_splits(problem: Problem, kernel: Kernel, device: Device) -> dict[int, float]:
-    """Return the cost in clocks by number of slices."""
+    """Return the predicted cost in clocks of each number of slices that is worth considering, by that number."""
     if kernel.winograd is not None:
         return {1: winograd_plan.clocks(problem, kernel, device, lambda part: launch_clocks(part, kernel, device, 1))}
     tile, outputs, num_sms = tile_of(kernel), _outputs(problem), device.num_sms or 1
@@ -268,6 +276,6 @@ Choose = Callable[[Problem, Device], SplitKernel]
 
 
 def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - a chooser
-    """Choose without measuring: the kernel that is ranked first."""
+    """Return the variant of least predicted cost and its number of slices; nothing is timed."""
     _, count, kernel = ranking(problem, device)[0]
     return SplitKernel(kernel, count)

@@ -25,10 +25,10 @@ RESIDENT_BLOCKS = 4
 @attrs.frozen
 class Figures:
     """
-    Resources of one variant on one architecture.
+    Registers, shared memory and spills of one variant on one architecture.
 
     Attributes:
-        registers: Per thread.
+        registers: Registers per thread.
         shared_bytes: Static shared memory of a block.
         spill_bytes: Spilled bytes per thread.
     """
@@ -45,7 +45,7 @@ class Figures:
     @classmethod
     def parse(cls, text: str) -> Figures:
         """
-        Parse the text of str().
+        Return the resources of a text "registers/shared bytes", with "+spilled bytes" if there are any.
 
         Example:
             >>> Figures.parse("128/16896+24")
@@ -60,12 +60,12 @@ class Figures:
 @attrs.frozen
 class Recorded:
     """
-    The recorded figures.
+    Registers, shared memory and spills of all variants, as recorded in resources.toml.
 
     Attributes:
-        nvrtc: NVRTC build that they come from.
+        nvrtc: Build of the NVRTC that compiled the variants.
         may_spill: Variants that may spill, each with the reason; written by hand.
-        figures: By variant and architecture (compute capability times ten).
+        figures: Resources by variant and architecture (compute capability times ten).
     """
 
     nvrtc: str
@@ -74,7 +74,7 @@ class Recorded:
 
 
 def read(path: Path) -> Recorded:
-    """Read the figures of resources.toml."""
+    """Read recorded registers, shared memory and spills from resources.toml; raise InvalidData if it is damaged."""
     try:
         with path.open("rb") as file:
             data = tomllib.load(file)
@@ -85,7 +85,7 @@ def read(path: Path) -> Recorded:
 
 def by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[str, dict[int, _Parsed]]:
     """
-    Parse a table of resources.toml: a value by variant and architecture.
+    Parse a table of resources.toml into values by variant and architecture (compute capability times ten).
 
     Example:
         >>> by_arch({"sums_f32": "52=20 80=24"}, int)
@@ -105,7 +105,7 @@ class Needs:
 
     Attributes:
         threads: Threads of the block.
-        registers: Per thread.
+        registers: Registers per thread.
         shared_bytes: Static and dynamic shared memory of the block.
         nvrtc: NVRTC build of these figures; None for figures given by the user.
     """
@@ -116,7 +116,7 @@ class Needs:
     nvrtc: str | None = None
 
     def on(self, compute_capability: tuple[int, int]) -> Occupancy:
-        """Return the occupancy of an SM."""
+        """Return how many blocks and warps an SM of a compute capability holds, and what limits them."""
         return occupancy(
             compute_capability=compute_capability,
             threads_per_block=self.threads,
@@ -126,7 +126,11 @@ class Needs:
 
 
 def named(name: str) -> list[Kernel]:
-    """Return the variant of a name, or all whose names begin with it: "conv2d_fprop_implicit_gemm_f32_simt"."""
+    """
+    Return the variant with a name, or else all variants whose names begin with it.
+
+    Raises UnknownName if there is none.
+    """
     known = kernel_module.kernels()
     exact = [kernel for kernel in known if kernel.name == name]
     matching = exact or [kernel for kernel in known if kernel.name.startswith(name)]
@@ -136,19 +140,19 @@ def named(name: str) -> list[Kernel]:
 
 
 def recorded_needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs | None:
-    """Return the recorded needs of a kernel on an architecture ("sm_70"); None without a record."""
+    """Return the recorded resources of a kernel's block on an architecture ("sm_70"); None without a record."""
     figures = budget.figures.get(kernel.name, {}).get(arch_number(arch))
     return None if figures is None else needs_of(kernel, figures, budget.nvrtc)
 
 
 def recorded_figures() -> Recorded:
-    """Read registers, shared memory and instruction counts of each kernel from kernels/resources.toml."""
+    """Read registers, shared memory and spills of each kernel from kernels/resources.toml."""
     return read(kernel_module.kernels_path() / "resources.toml")
 
 
 @functools.lru_cache(maxsize=256)
 def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) -> int:
-    """Return the blocks of a kernel that one SM holds, by its recorded registers; 4 without a record."""
+    """Return the number of a kernel's blocks that one SM holds, by its recorded resources; 4 without a record."""
     if compute_capability is None:
         return RESIDENT_BLOCKS
     needs = recorded_needs(kernel, "sm_{}{}".format(*compute_capability), _cached_figures())
@@ -161,5 +165,5 @@ def _cached_figures() -> Recorded:
 
 
 def needs_of(kernel: Kernel, figures: Figures, nvrtc: str | None) -> Needs:
-    """Return the needs of a compiled kernel, its dynamic shared memory included."""
+    """Return the resources of a compiled kernel's block, dynamic shared memory included."""
     return Needs(kernel.threads, figures.registers, figures.shared_bytes + kernel.dynamic_shared_bytes, nvrtc)

@@ -29,7 +29,7 @@ Progress = Callable[[float, float, str], None]
 @attrs.frozen
 class Row:
     """
-    A variant on an architecture.
+    The result of compiling and checking a variant for an architecture.
 
     Attributes:
         kernel: The variant.
@@ -109,7 +109,7 @@ def survey(
 
 
 def units(chosen: Iterable[Kernel], archs: Sequence[str]) -> list[tuple[str, list[Kernel]]]:
-    """Return the units of compilation: an architecture, and the variants that one source with its macros defines."""
+    """Return (architecture, variants) of each compilation: variants share one if source and macros are equal."""
     grouped: dict[tuple[object, ...], list[Kernel]] = {}
     for arch in archs:
         for kernel in chosen:
@@ -119,7 +119,7 @@ def units(chosen: Iterable[Kernel], archs: Sequence[str]) -> list[tuple[str, lis
 
 
 def recorded(chosen: Iterable[Kernel], budget: Recorded, archs: Sequence[str] = ARCHS) -> list[Row]:
-    """Return the rows of a survey from the recorded figures, without compiling."""
+    """Return a row per variant and architecture from recorded resources, without compiling."""
     rows = []
     for kernel in chosen:
         for arch in archs:
@@ -161,7 +161,11 @@ def _capability(arch: str) -> tuple[int, int]:
 
 
 def needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs:
-    """Return the needs of a block on an architecture ("sm_70"): recorded, or else compiled, which needs no GPU."""
+    """
+    Return the resources of a kernel's block on an architecture ("sm_70"): recorded, or else compiled without a GPU.
+
+    Raises InvalidArgument if the kernel is not meant for the architecture, CompileError if it does not compile.
+    """
     if not kernel.runs_on(arch_number(arch)):
         raise InvalidArgument("device", arch, f"one that {kernel.name} is compiled for: {kernel.where}")
     figures = recorded_needs(kernel, arch, budget)

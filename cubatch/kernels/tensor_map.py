@@ -56,12 +56,13 @@ class Window:
         cls, size: tuple[int, int], out: tuple[int, int], steps: tuple[int, int], lower: tuple[int, int]
     ) -> Window:
         """
-        Return the window with a given number of pixels along each axis.
+        Return the window that covers a given number of pixels along each axis.
 
         Args:
             size: Extents w and h of the image.
             out: Pixels along w and h.
-            steps, lower: As the attributes.
+            steps: Pixels between neighbors along w and h.
+            lower: First pixel along w and h, relative to the image's first.
 
         Example:
             >>> Window.along((28, 14), (28, 7), (1, 2), (-1, -1))
@@ -75,7 +76,7 @@ class Window:
 
     @property
     def is_encodable(self) -> bool:
-        """Whether a tensor map can represent it."""
+        """Whether the window is within the limits of a tensor map."""
         return max(self.steps) <= _MOST_STEP and all(corner in _CORNERS for corner in self.lower + self.upper)
 
 
@@ -102,7 +103,7 @@ class TensorMap:
     window: Window | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Reject what the driver would reject."""
+        """Raise InvalidArgument if the driver would reject the tensor map."""
         if not all(0 < extent <= _MOST_EXTENT for extent in self.dims):
             raise InvalidArgument("dims", self.dims, "from 1 to 2^32 each")
         if any(stride % ALIGNMENT or stride >= _MOST_STRIDE_BYTES for stride in self.strides):
@@ -183,7 +184,7 @@ def _function(driver: Any, name: str) -> Any:
 
 def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
     """
-    Return whether tensor maps can describe the operands of a pass of a convolution, with at least half-full boxes.
+    Return whether tensor maps can describe the operands of a convolution's pass, with boxes at least half full.
 
     Args:
         operation: "conv2d_fprop", "conv2d_dgrad" or "conv2d_wgrad".
@@ -205,7 +206,7 @@ def _can_gather(vertical: Axis, horizontal: Axis) -> bool:
 
 
 def window_of(vertical: Axis, horizontal: Axis) -> Window:
-    """Return the window whose pixels are the outputs of a convolution."""
+    """Return the window of an im2col copy that has a pixel for each output of a convolution."""
     return Window.along(
         (horizontal.size, vertical.size),
         (horizontal.out, vertical.out),

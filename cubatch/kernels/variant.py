@@ -138,18 +138,18 @@ class Kernel:
     winograd: int | None = None
 
     def runs_on(self, arch: int) -> bool:
-        """Return whether it is compiled for an architecture, given as compute capability times ten."""
+        """Return whether the kernel is compiled for an architecture, given as compute capability times ten."""
         return (self.min_arch or 0) <= arch <= (self.max_arch or arch)
 
     @property
     def tile_name(self) -> str:
-        """The name of its tile, after the outputs of Winograd's algorithm: "f4x4_128x128x8"; empty without a tile."""
+        """The name of the tile, with Winograd's outputs before it: "f4x4_128x128x8"; empty without a tile."""
         name = self.tile.name if self.tile else ""
         return name if self.winograd is None else f"f{self.winograd}x{self.winograd}_{name}"
 
     @property
     def where(self) -> str:
-        """The architectures that it is compiled for: "sm_80+", "sm_70 to sm_75", "sm_90", "any"."""
+        """The architectures that the kernel is compiled for, as text: "sm_80+", "sm_70 to sm_75", "sm_90" or "any"."""
         low = "" if self.min_arch is None else f"sm_{self.min_arch}"
         if self.max_arch is None:
             return f"{low}+" if low else "any"
@@ -231,7 +231,7 @@ def _load(path: Path) -> tuple[Kernel, ...]:
 
 
 def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Kernel]:
-    """Yield the variants of one module: operations times dtypes, tiles, vectors and further axes."""
+    """Yield a variant for each combination of a module's operations, dtypes, tiles, vectors and further axes."""
     axes: Mapping[str, list[Any]] = module.get("axes", {})
     computed_by: Mapping[str, str] = module.get("computed_by", {})
     for dtype, tile_name, vector, *values in itertools.product(

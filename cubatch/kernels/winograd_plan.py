@@ -60,26 +60,26 @@ _FLOAT_BYTES = 4
 
 
 def roundings(outputs: int, channels: int) -> int:
-    """Return the roundings on the longest way to a result that sums over `channels` channels."""
+    """Return the most roundings in a row that a result over `channels` channels goes through."""
     return channels + _ROUNDINGS[outputs]
 
 
 def loss(outputs: int, channels: int) -> float:
-    """Return the worst-case error in units of the direct sum's."""
+    """Return the ratio of the worst-case rounding error to that of direct sums."""
     return _GROWTH[outputs] * roundings(outputs, channels) / (TAPS * TAPS * channels)
 
 
 @attrs.frozen
 class Cut:
     """
-    The parts of a problem in a variant of Winograd's algorithm.
+    How a variant of Winograd's algorithm divides a problem into tiles and parts.
 
     Attributes:
         outputs: Rows and columns of a tile of results.
         rows, columns: Tiles of an image.
         tiles: Tiles of the batch.
         channels, filters: Padded channels of the sum, padded channels of the result.
-        most: Most tiles in scratch memory at a time: whole blocks of the products.
+        most: Most tiles in scratch memory at a time, a multiple of `block`.
         block: Tiles of a block of the products.
     """
 
@@ -94,26 +94,26 @@ class Cut:
 
     @property
     def points(self) -> int:
-        """Number of products side by side."""
+        """Number of matrix products, one per point of a transformed tile."""
         return (self.outputs + TAPS - 1) ** 2
 
     @property
     def filter_floats(self) -> int:
-        """Elements of the transformed filter."""
+        """Number of elements of the transformed filter."""
         return self.points * self.channels * self.filters
 
     @property
     def workspace_bytes(self) -> int:
-        """Most bytes of scratch memory; it never falls as the batch grows."""
+        """Bytes of the transformed filter and of the most tiles at a time; never less for a larger batch."""
         return _FLOAT_BYTES * (self.filter_floats + min(self.most, self.tiles) * self.tile_floats)
 
     @property
     def tile_floats(self) -> int:
-        """Elements of a transformed tile and of its products."""
+        """Number of elements of a transformed tile and of its products."""
         return self.points * (self.channels + self.filters)
 
     def parts(self) -> Iterator[tuple[int, int]]:
-        """Yield the first tile and the number of tiles of each part; parts are as equal as whole blocks allow."""
+        """Yield the first tile and the number of tiles of each part of the batch that is computed at a time."""
         if not self.tiles:
             return
         count = -(-self.tiles // self.most)
@@ -124,7 +124,12 @@ class Cut:
 
 @lru_cache(maxsize=1 << 14)
 def cut(problem: Problem, kernel: Kernel) -> Cut | None:
-    """Return the parts of a problem in a variant; None if the variant cannot compute it, or its filter is too large."""
+    """
+    Return how a variant of Winograd's algorithm divides a problem.
+
+    Returns:
+        Cut: The division; None for other algorithms and problems, or if filter or tiles do not fit the scratch memory.
+    """
     outputs, tile = kernel.winograd, kernel.tile
     if outputs is None or tile is None or problem.image is None:
         return None
@@ -139,7 +144,7 @@ def cut(problem: Problem, kernel: Kernel) -> Cut | None:
 
 
 def takes(problem: Problem, kernel: Kernel) -> bool:
-    """Return whether a variant may compute a problem: with small enough error and memory, for any batch size."""
+    """Return whether a variant may run a problem: Winograd's algorithm needs small enough error and memory."""
     if kernel.winograd is None:
         return True
     if problem.image is None or not problem.k:
@@ -148,18 +153,18 @@ def takes(problem: Problem, kernel: Kernel) -> bool:
 
 
 def workspace_bytes(problem: Problem, kernel: Kernel) -> int:
-    """Return the most bytes of scratch memory of a variant; 0 for other algorithms."""
+    """Return the bytes of scratch memory that Winograd's algorithm needs in a variant; 0 for other algorithms."""
     how = cut(problem, kernel)
     return 0 if how is None else how.workspace_bytes
 
 
 def product(problem: Problem, kernel: Kernel, tiles: int | None = None) -> Problem:
     """
-    Return the products of a variant, side by side, as one problem; the problem itself for other algorithms.
+    Return the products of a variant of Winograd's algorithm as one problem with groups; else the problem itself.
 
     Args:
         kernel: The variant.
-        tiles: Tiles of one part; None is all.
+        tiles: Tiles of one part; None for the whole batch.
     """
     how = cut(problem, kernel)
     if how is None:
@@ -170,10 +175,12 @@ def product(problem: Problem, kernel: Kernel, tiles: int | None = None) -> Probl
 
 def clocks(problem: Problem, kernel: Kernel, device: Device, product_clocks: Callable[[Problem], float]) -> float:
     """
-    Return the clocks of all launches: the products by arithmetic or memory, and the transforms by memory.
+    Return the predicted clocks of all launches of Winograd's algorithm; infinity if it cannot run the problem.
+
+    Products are limited by arithmetic or memory, transforms by memory.
 
     Args:
-        problem: The problem, which the variant takes.
+        problem: The problem.
         kernel: The variant.
         device: The GPU; its bandwidth is used if known.
         product_clocks: Returns the clocks of a launch of products side by side.

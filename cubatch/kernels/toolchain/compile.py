@@ -52,7 +52,7 @@ class Compiler(Protocol):
         """Build of NVRTC, such as "12.9.86"."""
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> Program:
-        """Compile a source text; `name` is used in messages."""
+        """Compile a source text, and return machine code, log and error; `name` is used in messages."""
 
 
 def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folder: Path | None = None) -> Cubin:
@@ -86,10 +86,11 @@ def compile_unit(
     compiler: Compiler | None = None,
 ) -> Cubin:  # fmt: skip
     """
-    Compile a kernel's source with its macros, for any entries; else as `compile_kernel`.
+    Compile a kernel's source with its macros, or load the result from the cache, for all entries of the source.
 
     Args:
-        kernel, arch, root, folder: As for `compile_kernel`.
+        kernel: The kernel; the source need not contain its entry.
+        arch, root, folder: As for `compile_kernel`.
         code: Whether the machine code is needed, or only its resources.
         compiler: The compiler; None: the NVRTC that knows the architecture.
     """
@@ -115,7 +116,7 @@ def compile_unit(
 
 
 def options(kernel: Kernel, arch: str) -> tuple[str, ...]:
-    """Return the compiler options of a kernel, without the folder of its headers."""
+    """Return the compiler options of a kernel for an architecture, without -I for its headers."""
     # wgmma and setmaxnreg exist only for the target sm_90a, whose code runs on sm_90 only.
     known = architectures.numbered(arch_number(arch)) if kernel.family == "hopper" else None
     target = known.target if known and known.target else arch
@@ -170,7 +171,7 @@ def warnings_of(log: str) -> tuple[str, ...]:
 
 
 def _texts(root: Path, source: str) -> dict[str, str]:
-    """Return the text of a source and of every header that it can reach, by path below the root; skip missing files."""
+    """Return the texts of a source and of all headers that it includes, by path below the root; omit missing files."""
     texts: dict[str, str] = {}
     waiting = [source]
     while waiting:

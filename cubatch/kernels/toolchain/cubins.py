@@ -29,7 +29,7 @@ class Resources:
     Resources of one block of a kernel, as reported by the assembler.
 
     Attributes:
-        registers: Per thread.
+        registers: Registers per thread.
         spill_bytes: Bytes of register spills (stores and loads) per thread, with those of functions that are not
             inlined.
         shared_bytes: Static shared memory of a block, without the 1024 bytes that the system uses from sm_80 on.
@@ -51,7 +51,7 @@ class Cubin:
         path: File of the machine code, which exists as long as this process runs. No file if the code was not
             requested.
         nvrtc: Build of the compiler: "12.9.86".
-        resources: By entry.
+        resources: Resources by entry.
         log: Log of the compiler.
     """
 
@@ -68,10 +68,10 @@ def default_folder() -> Path:
 
 def load(folder: Path, key: str, *, code: bool = True) -> Cubin | None:
     """
-    Return a cached cubin; None if it is missing or its JSON cannot be read.
+    Return a compiled kernel from the cache; None if it is missing or its JSON cannot be read.
 
     Args:
-        key: Key of `save`.
+        key: The key that was passed to `save`.
         code: Whether the machine code is needed, or only its resources.
     """
     for place in (folder, *([_private_folder()] if _private_folder.cache_info().currsize else [])):

@@ -54,7 +54,7 @@ class Nvrtc:
         path: The shared library, or a name for the system's loader.
 
     Attributes:
-        version: Its build, "12.9.86".
+        version: Build of the library, "12.9.86".
         archs: Compute capabilities times ten that it compiles for, ascending.
 
     Raises:
@@ -77,11 +77,11 @@ class Nvrtc:
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> Program:
         """
-        Compile one source.
+        Compile one source, and return machine code, log and error.
 
         Args:
-            source: Its text.
-            name: Its name in the log and in line information.
+            source: Text of the source.
+            name: Name of the source in the log and in line information.
             options: As on the command line: "-arch=sm_70".
         """
         program = ctypes.c_void_p()
@@ -125,7 +125,7 @@ class Nvrtc:
 
 def for_arch(arch: int) -> Nvrtc:
     """
-    Return an NVRTC that compiles for an architecture: that of CUDA 12 if several are installed.
+    Return an installed NVRTC that compiles for an architecture; that of CUDA 12 if there are several.
 
     Args:
         arch: Compute capability times ten, 70 for sm_70.
@@ -154,7 +154,7 @@ def candidates() -> tuple[str, ...]:
 
 
 def wheel_files(wheels: Sequence[str], name: re.Pattern[str]) -> list[str]:
-    """Return the files of installed wheels whose name without folder matches; skip wheels that are not installed."""
+    """Return the paths of files in installed wheels whose base name matches; ignore wheels that are not installed."""
     paths: list[str] = []
     for wheel in wheels:
         try:

@@ -23,13 +23,13 @@ Extents = tuple[int, int, int]
 
 
 def stores_weights(c: int, heads: int, *, saves: bool) -> bool:
-    """Return whether a forward pass stores the weights: to save them, or if heads are wider than 64 channels."""
+    """Return whether a forward pass stores attention weights: to save them, or if heads have over 64 channels."""
     return saves or c // heads > WIDEST_HEAD
 
 
 def saved_bytes(extents: Extents, heads: int, dtype: str) -> tuple[int, int, int]:
     """
-    Return the bytes of queries, keys and values; of weights; and of mixed values, each aligned.
+    Return the bytes of queries, keys and values together, of weights, and of mixed values, each aligned.
 
     Rows of weights have `padding.stored_row` elements.
 
@@ -44,14 +44,14 @@ def saved_bytes(extents: Extents, heads: int, dtype: str) -> tuple[int, int, int
 
 
 def attention_workspace(extents: Extents, heads: int, dtype: str, device: Device, *, saves: bool) -> int:
-    """Return the scratch memory of attention in bytes: of its projections, and of unsaved values between them."""
+    """Return the bytes of scratch memory of attention: for its projections, and for values that are not saved."""
     linear = _projections_workspace((Pass.FPROP,), extents, dtype, device)
     queries, weights, mixed = saved_bytes(extents, heads, dtype)
     return linear if saves else linear + queries + mixed + weights * stores_weights(extents[2], heads, saves=saves)
 
 
 def attention_backward_workspace(extents: Extents, heads: int, dtype: str, device: Device) -> int:
-    """Return the scratch memory of attention's gradients in bytes: of all values between the projections, and these."""
+    """Return the bytes of scratch memory of attention's gradients: for its projections and all values between them."""
     linear = _projections_workspace((Pass.WGRAD, Pass.DGRAD), extents, dtype, device)
     return linear + sum(saved_bytes(extents, heads, dtype))
 

@@ -34,7 +34,7 @@ _WIDEST_SLAB, _NARROWEST_SLAB = 64, 8
 
 
 def supports(shape: ConvShape) -> bool:
-    """Return whether these kernels compute a convolution."""
+    """Return whether the kernels of kernels/depthwise can compute a convolution."""
     v, h, c = shape.vertical, shape.horizontal, shape.c
     return (
         shape.is_depthwise
@@ -69,7 +69,7 @@ class DepthwiseSums:
 
 def depthwise_vector(taps: int, itemsize: int) -> int:
     """
-    Return the channels of a thread of fprop and dgrad: a load of 16 bytes, less if the taps leave no registers for it.
+    Return the channels that a thread computes in fprop and dgrad: 16 bytes, or less if registers do not suffice.
 
     Example:
         >>> depthwise_vector(9, 2), depthwise_vector(25, 2), depthwise_vector(49, 2)
@@ -80,12 +80,12 @@ def depthwise_vector(taps: int, itemsize: int) -> int:
 
 def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
     """
-    Return the rows of a strip: as many as leave enough threads, since each strip loads some rows twice.
+    Return the rows of an image that a thread computes: as many as leave enough threads to fill the device.
 
     Args:
         rows: Rows of an image.
-        threads: Threads if each computed a whole image.
-        device: The GPU. Short strips fill its SMs; long strips also share them evenly.
+        threads: Number of threads if each computed all rows of an image.
+        device: The GPU. Strips are as many as fill its SMs, or more to share the work evenly if each has 8 rows.
     """
     enough = _STRIPS_PER_SM * (device.num_sms or 1)
     filling = min(-(-enough // max(1, threads)), -(-rows // _SHORTEST_STRIP))
@@ -94,7 +94,7 @@ def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
 
 
 def sums_kernel(shape: ConvShape, vector: int, dtype: str) -> Kernel:
-    """Return the kernel of a filter gradient with loads of `vector` channels; "tf32" is stored as float32."""
+    """Return the kernel of a depthwise filter gradient that loads `vector` channels; "tf32" is stored as float32."""
     stored = "float32" if dtype == "tf32" else dtype
     if vector == 1:
         return find("depthwise_wgrad_each", stored)
@@ -103,7 +103,7 @@ def sums_kernel(shape: ConvShape, vector: int, dtype: str) -> Kernel:
 
 def depthwise_sums(shape: ConvShape, samples: int, vector: int, dtype: str, device: Device) -> DepthwiseSums:
     """
-    Return the grid of a depthwise filter gradient: the blocks that the SMs hold, with an even share of the strips each.
+    Return the grid of a depthwise filter gradient: blocks that the SMs hold, each with an even share of the strips.
 
     Args:
         samples: Samples of one call.
@@ -122,7 +122,7 @@ def depthwise_sums(shape: ConvShape, samples: int, vector: int, dtype: str, devi
 
 @functools.lru_cache(maxsize=256)
 def _even_slab(vectors: int) -> tuple[int, int]:
-    """Cut channel vectors into slabs that leave the fewest threads of a block, and vectors of a slab, idle."""
+    """Return the number of slabs and the channel vectors per slab that leave the fewest threads and vectors idle."""
     best = (0.0, 0, 0)
     for slabs in range(-(-vectors // _WIDEST_SLAB), -(-vectors // _NARROWEST_SLAB) + 1):
         wide = -(-vectors // slabs)
@@ -134,7 +134,7 @@ def _even_slab(vectors: int) -> tuple[int, int]:
 
 
 def depthwise_wgrad_workspace(shape: ConvShape, samples: int, dtype: str, device: Device) -> int:
-    """Return the scratch memory of a depthwise filter gradient in bytes: partial sums per block, tap and channel."""
+    """Return the bytes of scratch memory of a depthwise filter gradient: partial sums per block, tap and channel."""
     vectors = {1, depthwise_vector(shape.taps, BYTES_PER_ELEMENT[dtype])}
     blocks = max(depthwise_sums(shape, samples, vector, dtype, device).blocks for vector in vectors)
     return blocks * (shape.taps + 1) * shape.c * _SUM_BYTES

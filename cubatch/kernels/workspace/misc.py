@@ -30,7 +30,7 @@ _FLAG_BYTES = 4
 @attrs.frozen
 class ColumnTiles:
     """
-    The division of an array (rows, channels) among blocks: kernels/common/columns.cuh.
+    How an array (rows, channels) is divided among the blocks of a kernel: kernels/common/columns.cuh.
 
     Attributes:
         vector: Channels of a thread.
@@ -51,7 +51,7 @@ def summed_tiles(
     rows: int, channels: int, vector: int, itemsize: int, device: Device, *, blocks_per_sm: int = _BLOCKS_PER_SM
 ) -> ColumnTiles:
     """
-    Return the tiles of an array whose rows are summed: a few blocks per SM, with equal shares of the rows.
+    Return how an array is divided to sum its rows: among a few blocks per SM, with equal shares of the rows.
 
     Args:
         rows: Rows to sum.
@@ -77,7 +77,7 @@ def walked_tiles(
     rows: int, channels: int, vector: int, itemsize: int, device: Device, *, samples: int = 1
 ) -> ColumnTiles:
     """
-    Return the tiles of an array whose rows are each written: 16 rows per thread, or 4 if that gives few blocks per SM.
+    Return how an array is divided to write each row: 16 rows per thread, or 4 if that gives few blocks per SM.
 
     Args:
         rows: Rows of one sample, if samples are cut apart.
@@ -101,7 +101,7 @@ def walked_tiles(
 
 
 def _lanes(channels: int, vector: int, itemsize: int) -> tuple[int, int]:
-    """Return lanes and blocks over the channels: wide, but at most a quarter of the lanes without a channel."""
+    """Return the threads side by side over the channels, and the blocks over them: wide, but with few threads idle."""
     groups = -(-channels // vector)
     least = min(_power_of_two(groups), max(1, _SECTOR_BYTES // (vector * itemsize)))
     lanes = _LARGEST_LANES
@@ -126,12 +126,12 @@ def batch_norm_workspace(rows: int, channels: int, dtype: str, device: Device) -
 
 
 def batch_norm_finish_workspace(tiles: int, channels: int) -> int:
-    """Return the scratch memory for merging the moments of tiles in bytes: 0 unless there are very many."""
+    """Return the bytes of scratch memory for merging the moments of tiles: 0 unless there are very many tiles."""
     return merged_tiles(tiles)[0] * channels * _MOMENTS * _SUM_BYTES
 
 
 def merged_tiles(tiles: int) -> tuple[int, int]:
-    """Return the slices that tiles are merged into before the last step, and the tiles of each; (0, 0) for none."""
+    """Return the number of groups that tiles are first merged into, and tiles per group; (0, 0) if tiles are few."""
     if tiles <= _MOST_PARTIALS:
         return 0, 0
     per_slice = -(-tiles // _SLICES)
@@ -144,19 +144,19 @@ def batch_norm_backward_workspace(rows: int, channels: int, dtype: str, device: 
 
 
 def layer_scale_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """Return the scratch memory of channel factors' gradient in bytes: batch norm's, and a number per channel."""
+    """Return the scratch memory of the gradient of channel factors in bytes: per channel, 2 sums a tile, 3 numbers."""
     return batch_norm_backward_workspace(rows, channels, dtype, device) + channels * _SUM_BYTES
 
 
 def _most_tiles(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """Return the number of tiles of rows, for aligned or unaligned addresses."""
+    """Return the larger number of tiles that rows are divided into, for aligned or for unaligned addresses."""
     itemsize = BYTES_PER_ELEMENT[dtype]
     return max(summed_tiles(rows, channels, vector, itemsize, device).tiles for vector in (1, VECTOR_BYTES // itemsize))
 
 
 def row_lanes(rows: int, classes: int, device: Device) -> int:
     """
-    Return the threads that share a row of scores: up to a warp, or the whole block if rows are long or few.
+    Return the number of threads that share a row of scores: up to a warp; the whole block if rows are long or few.
 
     Example:
         >>> device = Device(name="V100", num_sms=80)
@@ -169,7 +169,7 @@ def row_lanes(rows: int, classes: int, device: Device) -> int:
 
 
 def row_blocks(rows: int, classes: int, device: Device) -> int:
-    """Return the blocks that step over rows of scores."""
+    """Return the number of blocks of a kernel over rows of scores."""
     at_once = THREADS // row_lanes(rows, classes, device)
     return min(-(-rows // at_once), _ROW_BLOCKS_PER_SM * (device.num_sms or 1))
 
@@ -185,5 +185,5 @@ def loss_scale_workspace(count: int, dtype: str) -> int:
 
 
 def element_blocks(count: int, itemsize: int) -> int:
-    """Return the blocks of an elementwise kernel; each has ELEMENTS elements of kernels/common/elements.cuh."""
+    """Return the number of blocks of an elementwise kernel; kernels/common/elements.cuh has the ELEMENTS of a block."""
     return -(-count // (THREADS * _LOADS * (VECTOR_BYTES // itemsize)))

@@ -14,10 +14,10 @@ from cubatch.network.windows import ConvShape
 
 def product_workspace(problem: Problem, device: Device) -> int:
     """
-    Return the scratch memory of a product in bytes: slices, transposed operand and Winograd tiles of any variant.
+    Return the most bytes of scratch memory that any variant needs for a product.
 
-    It is the most that a smaller batch takes too.  Larger batches are split into fewer slices, and a plan that shrank
-    as the batch grew would have no largest batch.
+    Scratch memory holds slices, a transposed operand and Winograd tiles.  It suffices for every smaller batch too.
+    Larger batches are split into fewer slices, and a plan that shrank as the batch grew would have no largest batch.
 
     Args:
         problem: The product, with the widest load that its extents allow.
