@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def relu(x: Any, *, out: Any = None) -> Any:
-    """Clamp at zero; `out` may be x."""
+    """Return x with its negative elements replaced by zero; `out` may be x."""
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
     xp.maximum(x, 0, out=y)
@@ -31,10 +31,10 @@ def relu(x: Any, *, out: Any = None) -> Any:
 
 def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
     """
-    Pass the gradient where ReLU's output is not 0: where it is positive, or NaN as in PyTorch.
+    Return the gradient of ReLU's input: dy where ReLU's output is positive (or NaN, as in PyTorch), else zero.
 
     Args:
-        dy: Gradient by the output.
+        dy: Gradient of the output.
         y: ReLU's output.
         out: Where dx goes; may be dy or y.
     """
@@ -52,7 +52,7 @@ def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) ->
 
 def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> Any:
     """
-    Apply an activation function.
+    Return an activation function of each element of x.
 
     With sigmoid(x) = 1 / (1 + exp(-x)) and hard(x) = min(max(x + 3, 0), 6) / 6, the kinds are PyTorch's:
 
@@ -84,10 +84,10 @@ def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> 
 
 def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, workspace: Any = None) -> Any:
     """
-    Return the gradient by an activation function's input: dy times the slope.
+    Return the gradient of an activation function's input: dy times the slope.
 
     Args:
-        dy: Gradient by the output.
+        dy: Gradient of the output.
         saved: What the layer's `backward_reads` names: the output of "relu6", "sigmoid" and "hard_sigmoid", the
             input of "silu", "hard_swish" and "gelu".
         kind: The function: the `type` of its layer.
@@ -141,7 +141,7 @@ def _silu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
 
 
 def _silu_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
-    """Multiply by the slope s (1 + x (1 - s)) with s = sigmoid(x)."""
+    """Write dy times the slope s (1 + x (1 - s)) to dx, with s = sigmoid(x)."""
     sigmoid, slope = scratch
     _sigmoid(xp, x, sigmoid, None)
     xp.subtract(1, sigmoid, out=slope)
@@ -173,7 +173,7 @@ def _hard_swish(xp: Any, x: Any, y: Any, scratch: Any) -> None:
 
 
 def _hard_swish_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
-    """Multiply by the slope: 0 up to -3, x / 3 + 1 / 2 from there to 3, and 1 beyond."""
+    """Write dy times the slope to dx: 0 up to -3, x / 3 + 1 / 2 from there to 3, and 1 beyond."""
     slope, flags = scratch[0], _flags(xp, scratch[1])
     xp.divide(x, 3, out=slope)
     xp.subtract(slope, 0.5, out=slope)
@@ -186,7 +186,7 @@ def _hard_swish_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> Non
 
 
 def _gelu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
-    """Write max(x, 0) - |x| * tail(|x|), which is x times the distribution function on both sides of zero."""
+    """Write max(x, 0) - |x| * tail(|x|) to y: x times the normal distribution function, for either sign of x."""
     spare, tail = scratch
     _mills_ratio(xp, x, spare, tail)
     _normal_exp(xp, x, spare)
@@ -198,7 +198,7 @@ def _gelu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
 
 
 def _gelu_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
-    """Multiply by the slope (1 + sign(x)) / 2 + sign(x) * (|x| f(x) - tail(|x|)) with the density f."""
+    """Write dy times the slope to dx: (1 + sign(x)) / 2 + sign(x) * (|x| f(x) - tail(|x|)) with the density f."""
     spare, slope = scratch
     _mills_ratio(xp, x, spare, slope)
     xp.abs(x, out=spare)
@@ -248,7 +248,7 @@ _MILLS = {
 
 
 def _mills_ratio(xp: Any, x: Any, spare: Any, out: Any) -> None:
-    """Write the tail 1 - Phi(|x|) of the normal distribution over exp(-x^2 / 2)."""
+    """Write (1 - Phi(|x|)) / exp(-x^2 / 2) to `out`, with Phi the normal distribution function."""
     s, (*lower, highest) = _MILLS[x.itemsize]
     xp.abs(x, out=spare)
     xp.multiply(spare, s, out=spare)
@@ -261,7 +261,6 @@ def _mills_ratio(xp: Any, x: Any, spare: Any, out: Any) -> None:
 
 
 def _normal_exp(xp: Any, x: Any, out: Any) -> None:
-    """Write exp(-x^2 / 2)."""
     xp.multiply(x, x, out=out)
     xp.multiply(out, -0.5, out=out)
     xp.exp(out, out=out)
@@ -274,7 +273,7 @@ def _curve(kind: str) -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def _pieces(like: Any, workspace: Any) -> Iterator[tuple[slice, Any, Any]]:
-    """Cut a flat array into pieces, each with two scratch arrays of its size."""
+    """Yield the ranges into which a flat array is cut, each with two scratch arrays of its size."""
     need = Curve(itemsize=like.itemsize)
     workspace = take_workspace(workspace, like, need, like.size)
     for piece, _ in need.cut(like.size, workspace.nbytes):
@@ -283,7 +282,7 @@ def _pieces(like: Any, workspace: Any) -> Iterator[tuple[slice, Any, Any]]:
 
 
 def _one_plus_exp(xp: Any, x: Any, out: Any) -> None:
-    """Write 1 + exp(-x); `out` may be x."""
+    """Write 1 + exp(-x) to `out`, which may be x."""
     xp.negative(x, out=out)
     xp.exp(out, out=out)
     xp.add(out, 1, out=out)

@@ -19,7 +19,7 @@ from cubatch.workload import Workload
 
 class Arena:
     """
-    The buffers of one shard of the batch.
+    The memory of one shard of the batch, with all buffers of a step.
 
     Args:
         plan: Sizes and offsets.
@@ -33,18 +33,18 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the block."""
+        """Size of the memory in bytes."""
         return int(self._block.nbytes)
 
     def fill(self, values: Any) -> None:
-        """Fill the block with repetitions of some elements."""
+        """Fill the memory with repetitions of the elements of `values`."""
         target = self._block[: len(self._block) // values.nbytes * values.nbytes].view(values.dtype)
         target.reshape(-1, len(values))[...] = values
         rest = self._block[target.nbytes :]
         rest[...] = values.view(np.uint8)[: len(rest)]
 
     def __getitem__(self, number: int) -> Any:
-        """View a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""
+        """Return a view of a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""
         buffer = self._plan.schedule.buffers[number]
         shape = (self.samples, *buffer.shape) if buffer.batched else buffer.shape
         dtype = self._plan.dtype
@@ -54,14 +54,14 @@ class Arena:
         return backend.view(self._block, shape, kind, offset=self._plan.offsets[number])
 
     def workspace(self, number: int) -> Any:
-        """View an operation's scratch memory as bytes."""
+        """Return an operation's scratch memory, the buffer with this number, as a view of bytes."""
         offset = self._plan.offsets[number]
         return self._block[offset : offset + self._plan.sizes[number]]
 
 
 def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
     """
-    Reject a batch that needs more than the free memory, before any of it is allocated.
+    Raise OutOfMemory if a plan needs more than the free memory, before any of it is allocated.
 
     The system hands out addresses of main memory that it does not have, and ends processes that write to them. Drivers
     that let device memory spill into the host's (WDDM, WSL 2) do the same. Steps then take many times as long without
@@ -106,7 +106,7 @@ def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
 
 
 def _remedy(work: Workload, fits: int | None) -> str:
-    """Return the options that make a step smaller, without those in use."""
+    """Return a text with the options that make a step smaller, without those in use."""
     ways = [
         f"take batches of {fits}" if fits else "",
         "add up the gradients of smaller batches (target_batch_size)" if fits and work.mode == "training" else "",

@@ -59,31 +59,31 @@ class Replay:
         self._calls = calls
 
     def __len__(self) -> int:
-        """Return the number of calls: on hand-written kernels, the launches."""
+        """Return the number of recorded calls; with hand-written kernels each one is a launch."""
         return len(self._calls)
 
     @property
     def calls(self) -> Sequence[Call]:
-        """Functions with their arguments, in order."""
+        """The recorded functions with their arguments, in order."""
         return self._calls
 
     def __call__(self) -> None:
-        """Make the calls."""
+        """Make the recorded calls again, in order."""
         for array_call, arguments in self._calls:
             array_call(*arguments)
 
 
 def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], object]:
     """
-    Bind a function of the engine to its arrays: the result repeats its calls on them.
+    Return a function that repeats, on the same arrays, the calls that `function` makes.
 
     Nothing is computed yet. Every array must be given, results included, and must stay at its address. Numbers such as
     a learning rate or a seed are recorded as they are; random numbers continue from repetition to repetition.
 
     Args:
         function: A function of `functional` or `optim`, or one that calls only those.
-        args: Its arguments.
-        kwargs: Its arguments.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
 
     Example:
         >>> total = np.zeros(2)
@@ -105,7 +105,7 @@ def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Calla
 
 @contextlib.contextmanager
 def whole_recordings() -> Iterator[None]:
-    """Record calls without a limit of length inside the context, to look at each call of a step."""
+    """Lift the limit on recorded calls inside the context, so that each call of a step can be examined."""
     token = _most_recorded.set(math.inf)
     try:
         yield
@@ -123,13 +123,13 @@ def call(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
-    """Return an array on the host: a copy, or the array itself if it is there."""
+    """Return an array in the host's memory: a copy, or the array itself if it is a NumPy array."""
     return array if isinstance(array, np.ndarray) else np.asarray(array.get())
 
 
 def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, strides: Any = None) -> Any:
     """
-    View part of a contiguous array's memory under another shape, type and strides.
+    Return a view of part of a contiguous array's memory, with another shape, type and strides.
 
     Args:
         base: C-contiguous array.
@@ -150,13 +150,13 @@ def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, stri
 
 def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
     """
-    Check the caller's workspace, or allocate one if it is None.
+    Return the given workspace, or a new one if it is None; raise InvalidArgument if it is too small.
 
     Args:
         workspace: 1-D uint8 array, or None.
         like: An array of the module that allocates.
-        need: The need of the operation.
-        samples: Samples that it receives.
+        need: Scratch memory that the operation needs.
+        samples: Samples that the operation receives.
     """
     if workspace is None:
         usual = CPU_TILE_BYTES if isinstance(like, np.ndarray) else GPU_TILE_BYTES
@@ -167,14 +167,14 @@ def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
 
 
 def areas(workspace: Any, need: Need, block: tuple[int, int], *views: tuple[tuple[int, ...], Any]) -> list[Any]:
-    """View the areas of a block (samples, rows) of `need`, each with a shape and a type."""
+    """Return views of the areas of a block (samples, rows), one for each (shape, type) of `views`."""
     offsets = need.offsets(*block)
     return [view(workspace, *each, offset=offset) for each, offset in zip(views, offsets, strict=True)]
 
 
 def gate(values: Any, passing: Any, out: Any) -> None:
     """
-    Write the values that pass, and zero for the others; `out` may be the values.
+    Write `values` to `out` where `passing` is true, and zero elsewhere; `out` may be `values`.
 
     The bits of the values, as whole numbers, are multiplied by 1 or 0. So the result is zero even for infinity, and
     NumPy takes less than a tenth of the time of a copy under a mask.
@@ -184,13 +184,13 @@ def gate(values: Any, passing: Any, out: Any) -> None:
 
 
 def is_preparing() -> bool:
-    """Return whether a call is being prepared, so that results are not those of a step yet."""
+    """Return whether calls are being recorded, not made: results do not hold the values of a step yet."""
     return _recording.get() is not None
 
 
 def random_generator(like: Any, seed: Any) -> Any:
     """
-    Return a generator of the module that owns `like`.
+    Return a random generator of the module that owns `like`, NumPy or CuPy.
 
     Callers must give the size of the draw: with `out` alone, CuPy draws one number and fills the array with it.
     """

@@ -21,7 +21,7 @@ _SHIFT = 7919
 
 
 def check(plan: Plan, x: Any, labels: Any) -> None:
-    """Check that a batch fits the plan."""
+    """Raise InvalidArgument if a batch's shapes do not fit the plan, or if its labels are no class numbers."""
     network = plan.schedule.network
     wanted = (plan.batch_size, *network.input_shape)
     if tuple(x.shape) != wanted:
@@ -37,13 +37,13 @@ def check(plan: Plan, x: Any, labels: Any) -> None:
 
 def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], xp: Any) -> None:
     """
-    Copy a shard of a batch into its buffers.
+    Copy one shard of a batch and of its labels into the buffers of a step.
 
     Args:
         plan: The plan of the batch.
         place: The shard.
         x: The whole batch.
-        labels: Of the whole batch, or None.
+        labels: Labels of the whole batch, or None.
         kind: Storage type of activations.
     """
     shard = slice(place.begin, place.begin + place.arena.samples)
@@ -60,13 +60,13 @@ def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], 
 
 def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp: Any) -> None:
     """
-    Fill the inputs of a step with random numbers.
+    Fill the inputs of a step with random numbers, and its labels with random classes.
 
     Args:
         plan: The plan of the batch.
         places: All shards.
-        block: Numbers of `random_block`.
-        seed: Draws the labels.
+        block: Random numbers from `random_block`.
+        seed: Seed of the labels.
     """
     random = np.random.default_rng(seed)
     # Each shard begins at another number of the block, so that no two hold the same samples.
@@ -87,13 +87,13 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
 
 
 def random_block(count: int, seed: int, kind: np.dtype[Any], xp: Any) -> Any:
-    """Draw normal random numbers, in their storage type."""
+    """Return normal random numbers as an array in their storage type."""
     drawn = np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
     return xp.asarray(storage.encoded(drawn, kind))
 
 
 def gathered(places: Sequence[Place], number: int) -> np.ndarray[Any, Any]:
-    """Copy a buffer to the host from all shards."""
+    """Return a buffer's values from all shards as one array on the host, in float32 or wider."""
     parts = [backend.to_host(place.arena[number]) for place in places]
     together: np.ndarray[Any, Any] = storage.decoded(np.concatenate(parts))
     return together

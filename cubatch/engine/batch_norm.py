@@ -3,7 +3,7 @@ Batch norm over the channels of (..., c), in training and inference.
 
 The variance is summed in a second pass, around the mean of the first. The sum of the same deviations corrects that
 mean. The members of a team pass a `reduce` function that sums small arrays over all of them (`Team.sum`). Every shard
-is then normalised by the statistics of the whole batch.
+is then normalized by the statistics of the whole batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def batch_norm_train(
     residual: Any = None, relu: bool = False, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Normalise each channel by the mean and variance of the batch: y = gamma * (x - mean) * inv_std + beta.
+    Normalize each channel by the mean and variance of the batch: y = gamma * (x - mean) * inv_std + beta.
 
     Args:
         x: Activations (..., c).
@@ -31,8 +31,8 @@ def batch_norm_train(
         beta: Shift (c,).
         mean: Receives the batch's mean (c,) for the backward pass.
         inv_std: Receives 1 / sqrt(variance + eps) (c,) for the backward pass.
-        running_mean, running_var: Decaying mean and unbiased variance (c,), updated; the variance not from one value.
-            None leaves them to another member of a team.
+        running_mean, running_var: Decaying mean and unbiased variance (c,), updated. One value per channel does not
+            change the variance. None leaves them to another member of a team.
         momentum: Weight of this batch in the running statistics.
         eps: Added to the variance.
         count: Positions of the whole batch; None for those of x.
@@ -101,7 +101,7 @@ def batch_norm_inference(
     x: Any, gamma: Any, beta: Any, *, running_mean: Any, running_var: Any, eps: float = 1e-5, residual: Any = None,
     relu: bool = False, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
-    """Normalise each channel by the running statistics; arguments as in `batch_norm_train`."""
+    """Normalize each channel by the running statistics; arguments as in `batch_norm_train`."""
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
     rows, target = x.reshape(-1, c), y.reshape(-1, c)
@@ -118,16 +118,16 @@ def fold_batch_norms(
     variances: Sequence[Any], epsilons: Sequence[float], scales: Sequence[Any], shifts: Sequence[Any],
 ) -> None:  # fmt: skip
     """
-    Turn batch norms by running statistics into factors and terms of the products before them.
+    Compute the factor and term that replace each batch norm by running statistics in the product before it.
 
     gamma * (sum + bias - mean) / sqrt(variance + eps) + beta = scale * sum + shift, for each norm.
 
     Args:
         gammas, betas: Scale and shift of each norm, (c,).
-        biases: Bias of the product before it, (c,), or None.
-        means, variances: Its running statistics, (c,).
-        epsilons: Added to its variance.
-        scales, shifts: Receive its factors and terms, (c,).
+        biases: Bias of the product before each norm, (c,), or None.
+        means, variances: Running statistics of each norm, (c,).
+        epsilons: Number that each norm adds to its variance.
+        scales, shifts: Receive the factors and terms of each product, (c,).
     """
     rows = zip(gammas, betas, biases, means, variances, epsilons, scales, shifts, strict=True)
     for gamma, beta, bias, mean, variance, eps, scale, shift in rows:
@@ -145,17 +145,17 @@ def batch_norm_backward(
     reduce: Callable[[Any], object] | None = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Compute the gradients by batch norm's input, scale and shift; return the input's.
+    Compute the gradients of batch norm's input, scale and shift; return the input's.
 
     With xhat = (x - mean) * inv_std and means over the batch,
     dx = gamma * inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)).
 
     Args:
-        dy: Gradient by the output (..., c).
+        dy: Gradient of the output (..., c).
         x: The forward pass's input.
         gamma: Scale (c,).
         mean, inv_std: As the forward pass left them.
-        dgamma, dbeta: Gradients by scale and shift (c,), of this shard alone.
+        dgamma, dbeta: Gradients of scale and shift (c,), of this shard alone.
         count, reduce: As in `batch_norm_train`.
         out: Where dx goes; may be dy.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Area:
-    """The scratch memory of one call, and the blocks of rows that it allows."""
+    """Scratch memory of sums over rows in one call, and the blocks of rows that it allows."""
 
     def __init__(self, like: Any, workspace: Any, need: Norm | RowNorm | None = None, vectors: int = 4) -> None:
         c, count = like.shape[-1], like.size // like.shape[-1]
@@ -33,14 +33,14 @@ class Area:
         self._xp.copyto(self._ones, 1)
 
     def pieces(self) -> Iterator[slice]:
-        """Return the blocks of rows."""
+        """Return the range of rows of each block."""
         return (piece for piece, _ in self._blocks)
 
     def tile(self, piece: slice) -> Any:
-        """View the area for a block's deviations."""
+        """Return a view of the scratch memory for the deviations of a block of rows."""
         return view(self._workspace, (piece.stop - piece.start, self._c), self._dtype, offset=self._at[0])
 
     def add_up(self, rows: Any, total: Any) -> None:
-        """Add the sum of a block's rows to a total; a product with ones is faster than a reduction over rows."""
+        """Add the sum over a block's rows to `total`; a product with ones is faster than a reduction over rows."""
         self._xp.matmul(self._ones[: len(rows)], rows, out=self._partial)
         self._xp.add(total, self._partial, out=total)

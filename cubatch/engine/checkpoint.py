@@ -3,7 +3,7 @@ A training run on the disk: all that its next steps depend on, so that a killed 
 
 On a GPU that needs the same kernels; their choice is timed, and cached elsewhere. The file holds:
 
-- the model's snapshot: parameters, master weights, running statistics, optimiser state, loss scale, number of steps;
+- the model's snapshot: parameters, master weights, running statistics, optimizer state, loss scale, number of steps;
 - the losses of the unfinished epoch, the records of finished epochs, and the settings.
 
 There is no other random state. The order of the images is drawn from the seed and the epoch. The masks of dropout are
@@ -46,8 +46,8 @@ class Checkpoint:
         settings: By name, the settings that decide the final weights.
         conditions: By name, software and hardware of the run, which decide how sums are rounded.
         epochs: The records of the finished epochs.
-        losses: Of the steps of the unfinished epoch.
-        seconds: Their duration.
+        losses: Losses of the unfinished epoch's steps.
+        seconds: Seconds that those steps took.
         arrays: The model's snapshot.
     """
 
@@ -69,7 +69,7 @@ def check_files(*, save: str | Path | None, checkpoint: str | Path | None) -> No
 
 
 def write(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; it replaces the old one once it is on the disk."""
+    """Write a checkpoint to a file; an older one is replaced only when the new one is on the disk."""
     notes = {
         "version": VERSION,
         "settings": checkpoint.settings,
@@ -82,7 +82,7 @@ def write(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: str | Path) -> Checkpoint | None:
-    """Read a checkpoint; None if there is no file."""
+    """Return the checkpoint in a file; None if there is no file. Raise InvalidData if it holds something else."""
     if not files.is_file(array_file.check_path("checkpoint", path)):
         return None
     arrays, notes = array_file.read(path)
@@ -101,13 +101,17 @@ def resume(
     path: str | Path, settings: Mapping[str, Any], conditions: Mapping[str, Any], *, draws_masks: bool = False
 ) -> Checkpoint:
     """
-    Return the run in a file, or a new one if there is no file.
+    Return the checkpoint in a file, or that of a run that has not begun if there is no file.
 
     Args:
         path: The file.
-        settings: Those of this run.
-        conditions: Those of this run; a warning names differences from the file's.
+        settings: Settings of this run.
+        conditions: Conditions of this run; a warning names differences from the file's.
         draws_masks: Whether the network has dropout, for which each thread draws its share of the batch.
+
+    Raises:
+        InvalidArgument: If a setting differs from the file's.
+        InvalidData: If the file is no checkpoint.
     """
     settings = json.loads(json.dumps(settings))  # as they are read back
     run = read(path)
@@ -131,7 +135,7 @@ def resume(
 
 
 def digest(arrays: Mapping[str, Any]) -> str:
-    """Return a digest of arrays' contents."""
+    """Return 16 hexadecimal digits that identify the names, types, shapes and contents of arrays."""
     total = hashlib.sha256()
     for name, array in arrays.items():
         total.update(f"{name} {array.dtype} {array.shape}\n".encode())
@@ -155,11 +159,11 @@ class Keeper:
 
     @property
     def is_due(self) -> bool:
-        """Whether the interval has passed."""
+        """Whether it is time for a checkpoint within an epoch; False without a file."""
         return self._path is not None and time.monotonic() - self._last >= self._seconds
 
     def write(self, snapshot: Callable[[], Mapping[str, np.ndarray[Any, Any]]], **changed: Any) -> None:
-        """Write the current run; `changed` are fields of a `Checkpoint`."""
+        """Write a checkpoint with the model's snapshot and the `changed` fields; do nothing without a file."""
         if self._path is not None:
             write(self._path, attrs.evolve(self._begun, arrays=snapshot(), **changed))
             self._last = time.monotonic()

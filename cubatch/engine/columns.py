@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 class Columns:
     """
-    Loads the columns of one block after another and multiplies them by filters.
+    Gathers the windows of a convolution's source, block by block, and multiplies them by filters.
 
     Args:
         source: Activations (n, h, w, c), C-contiguous.
-        tiles: How scratch memory is laid out.
+        tiles: Layout of the scratch memory.
         workspace: 1-D uint8 array, or None.
     """
 
@@ -48,16 +48,16 @@ class Columns:
         self._staged_at = self._flags_at = 0
 
     def fixed(self, index: int, shape: tuple[int, ...]) -> Any:
-        """View one of the areas that are the same for all blocks."""
+        """Return a view of a scratch area that is the same for all blocks, by its index."""
         offset = self._tiles.offsets(1, 1)[index]
         return view(self._workspace, shape, self._source.dtype, offset=offset)
 
     def staged(self, shape: tuple[int, ...]) -> Any:
-        """View the area behind the columns of the block loaded last."""
+        """Return a view of the scratch area for products, which follows the columns of the block loaded last."""
         return view(self._workspace, shape, self._source.dtype, offset=self._staged_at)
 
     def load(self, block: Block) -> Any:
-        """Gather a block's columns: (pixels, taps * channels), or (groups, pixels, ...) if there are several."""
+        """Gather the windows of a block and return them: (pixels, taps * channels), or (groups, pixels, ...)."""
         samples, band = block
         source, tiles = self._source, self._tiles
         shape = (samples.stop - samples.start, band.stop - band.start)
@@ -77,7 +77,7 @@ class Columns:
         self, block: Block, filters: Any, target: Any, *, scale: Any = None, residual: Any = None, positive: Any = None
     ) -> None:
         """
-        Write a block's columns times filters into an output, and finish it while it is in the cache.
+        Write the products of a block's windows and filters to `target`, with the terms that are added or masked.
 
         Args:
             block: One of `blocks`.
@@ -131,7 +131,7 @@ class Columns:
                 self._operand = self._operand[0]
 
     def _view_windows(self, base: Any, offset: int, samples: int, rows: int) -> Any:
-        """View every window of a block: (samples, p, q, r, s, groups, channels of a group)."""
+        """Return a view of every window of a block: (samples, p, q, r, s, groups, channels of a group)."""
         v, h, c = self._tiles.vertical, self._tiles.horizontal, self._tiles.channels
         n_step, h_step, w_step, c_step = base.strides
         shape = (samples, rows, h.out, v.taps, h.taps, self._groups, c // self._groups)
@@ -148,7 +148,7 @@ class Columns:
         return int(samples.start * n_step + first * h_step + h.offset * w_step)
 
     def _fill_borders(self, samples: slice, band: slice) -> None:
-        """Copy the block's source rows between the zeros; the zeros are written only if they move."""
+        """Copy the block's source rows into the zero-bordered tile; write the zeros only if their places change."""
         v, h = self._tiles.vertical, self._tiles.horizontal
         _, rows, width, _ = self._border_tile.shape
         first, left = band.start * v.stride + v.offset, h.offset

@@ -34,7 +34,7 @@ _CUBLAS_WHEELS = ("nvidia-cublas-cu12", "nvidia-cublas")
 
 def environment(device: Device) -> dict[str, Any]:
     """
-    Return the software of a tuning run; the `environment` of its JSON.
+    Return the software that a tuning run uses; results have it as `environment`.
 
     Args:
         device: The measured device; for a CPU the driver is None.
@@ -106,7 +106,7 @@ def _blas() -> str:
 
 
 def _numpys_blas() -> Mapping[str, Any]:
-    """Return facts of NumPy's BLAS, though SciPy may have loaded its own; empty if unknown."""
+    """Return what threadpoolctl knows about NumPy's BLAS, even if SciPy has loaded another; empty if unknown."""
     import numpy as np
 
     package = Path(np.__file__).resolve().parent

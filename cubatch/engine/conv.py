@@ -38,7 +38,7 @@ def conv2d(
     workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Convolve.
+    Return the convolution of activations with a filter.
 
         y[n,p,q,k] = b[k] + sum over r,s,c of x[n, p*sh - top + r*dh, q*sw - left + s*dw, c] * w[k,r,s,c]
 
@@ -104,10 +104,10 @@ def conv2d_dgrad(
     workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Return the gradient by a convolution's input, or by the input of a ReLU before it.
+    Return the gradient of a convolution's input, or of the input of a ReLU before it.
 
     Args:
-        dy: Gradient by the output (n, p, q, k).
+        dy: Gradient of the output (n, p, q, k).
         w: Filter (k, r, s, c / groups).
         x_shape: Shape of the input (n, h, w, c).
         stride, pad, dilation, groups: As in the forward pass.
@@ -149,7 +149,7 @@ def conv2d_dgrad(
 
 
 def _end_idle(need: blocks.Ends, part: Any, residual: Any, positive: Any, workspace: Any) -> None:
-    """Finish a phase that no tap reaches: only the residual is left, where `positive` lets it pass."""
+    """Write the input gradient of a phase that no tap reaches: the residual or zero, and zero where `positive` is 0."""
     of(part).copyto(part, 0 if residual is None else residual)
     if residual is None or positive is None or not part.size:
         return
@@ -165,11 +165,11 @@ def conv2d_wgrad(
     groups: int = 1, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Compute the gradients by a convolution's filter and bias, summed over all samples; return the filter's.
+    Compute the gradients of a convolution's filter and bias, summed over all samples; return the filter's.
 
     Args:
         x: The forward pass's input (n, h, w, c).
-        dy: Gradient by the output (n, p, q, k).
+        dy: Gradient of the output (n, p, q, k).
         dw: The filter's gradient (k, r, s, c / groups).
         db: The bias's gradient (k,), or None.
         stride, pad, dilation, groups: As in the forward pass.

@@ -2,7 +2,7 @@
 Data sets in IDX files, the format of MNIST: reading, checks, download, batches.
 
 An IDX file begins with two zero bytes, a type and the number of dimensions. Each extent follows as a big-endian 32-bit
-number, then the elements. gzip around it is recognised by its content, not its name.
+number, then the elements. gzip around it is recognized by its content, not its name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Dataset:
     Attributes:
         images: (samples, h, w, c), uint8.
         labels: (samples,), int32.
-        mean, deviation: Of the training images scaled to 0..1; batches are normalised with them.
+        mean, deviation: Mean and standard deviation of the training images scaled to 0..1, which normalize batches.
     """
 
     images: np.ndarray[Any, Any]
@@ -63,7 +63,7 @@ class Dataset:
         return int(self.labels.max()) + 1
 
     def batch(self, index: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return some samples, normalised, as float32, and their labels."""
+        """Return the images at `index`, normalized, as float32, and their labels."""
         images = self.images[index].astype(np.float32)
         images -= np.float32(255 * self.mean)
         images /= np.float32(255 * self.deviation)
@@ -73,10 +73,10 @@ class Dataset:
         self, batch_size: int, seed: int | Sequence[int], *, first: int = 0, part: slice = slice(None)
     ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
         """
-        Yield whole batches, or a part of each, in an order drawn from the seed; a last incomplete batch is left out.
+        Yield images and labels of whole batches in a random order; a last incomplete batch is left out.
 
         Args:
-            batch_size: Samples of each.
+            batch_size: Samples of each batch.
             seed: Draws the order; several numbers draw an order for each combination.
             first: The number of the first batch.
             part: The samples of each batch that are returned.
@@ -87,7 +87,7 @@ class Dataset:
 
 
 def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
-    """Read one IDX file of unsigned bytes, plain or gzip."""
+    """Return the array in an IDX file of unsigned bytes, plain or gzip; raise InvalidData for other files."""
     content = _unpacked(Path(path))
     dimensions = content[len(_IDX_MAGIC)] if len(content) > len(_IDX_MAGIC) else 0
     if not content.startswith(_IDX_MAGIC) or dimensions > _MOST_DIMENSIONS:
@@ -108,7 +108,7 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
     Read training and test set from a folder with MNIST's four files, plain or gzip.
 
     Returns:
-        tuple: Training and test Dataset, (h, w) images as (h, w, 1), both normalised with the
+        tuple: Training and test Dataset, (h, w) images as (h, w, 1), both normalized with the
         training images' mean and deviation.
     """
     parts = {}
@@ -133,7 +133,7 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
 
 
 def both_sets(data: str | Path | tuple[Dataset, Dataset]) -> tuple[Dataset, Dataset]:
-    """Read both sets, or check that the images of two given sets have one shape."""
+    """Return training and test set, read from a folder or as given; raise InvalidArgument if image shapes differ."""
     if not isinstance(data, tuple):
         return load_mnist(data)
     wanted, other = (part.images.shape[1:] for part in data)
@@ -143,7 +143,7 @@ def both_sets(data: str | Path | tuple[Dataset, Dataset]) -> tuple[Dataset, Data
 
 
 def _statistics(images: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """Return mean and deviation of pixels scaled to 0..1, without a float64 copy of each pixel."""
+    """Return mean and standard deviation of pixels scaled to 0..1, without a float64 copy of each pixel."""
     pixels, values, counts = images.reshape(-1), np.arange(256), np.zeros(256, np.int64)
     for start in range(0, pixels.size, _CHUNK):
         counts += np.bincount(pixels[start : start + _CHUNK], minlength=256)
@@ -153,7 +153,7 @@ def _statistics(images: np.ndarray[Any, Any]) -> tuple[float, float]:
 
 def download_mnist(folder: Path | str) -> None:
     """
-    Download those of MNIST's four files that a folder has neither plain nor packed.
+    Download the MNIST files that a folder lacks both as plain and as gzip files.
 
     Raises:
         InvalidData: If a file cannot be downloaded or has another content than published; no wrong file is left behind.
@@ -169,7 +169,7 @@ def download_mnist(folder: Path | str) -> None:
 
 
 def _is_there(folder: Path, name: str) -> bool:
-    """Return whether a folder has one of MNIST's files; another file of that name is rejected."""
+    """Return whether a folder has one of MNIST's files, plain or gzip; raise InvalidData if its content differs."""
     present = [path for path in (folder / name.removesuffix(".gz"), folder / name) if path.exists()]
     for path in present:
         if hashlib.sha256(_unpacked(path)).hexdigest() != _MNIST_SHA256[name]:
@@ -179,7 +179,7 @@ def _is_there(folder: Path, name: str) -> bool:
 
 
 def _fetched(name: str, folder: Path) -> bytes:
-    """Download a file and check its content."""
+    """Download one of MNIST's files and return its bytes; raise InvalidData if they differ from the published ones."""
     url, remedy = _MNIST_URL + name, f"Fetch it by other means into {folder}."
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https

@@ -29,7 +29,7 @@ class Share:
     This rank's share of a step's samples.
 
     Attributes:
-        part: Its range in the batch of all ranks.
+        part: Range of this rank's samples in the batch of all ranks.
         sizes: Samples of each rank.
         batch_size: Samples that go through rank 0 together.
         is_first: Whether this is rank 0.
@@ -42,12 +42,12 @@ class Share:
 
     @property
     def total(self) -> int:
-        """Samples of a step, of all ranks."""
+        """Samples of all ranks in a step."""
         return sum(self.sizes)
 
     @classmethod
     def of(cls, exchange: Exchange | None, batch_size: int, samples: int) -> Self:
-        """Exchange batch sizes with the other ranks."""
+        """Return this rank's share, after asking all ranks for their samples; without an exchange, all samples."""
         if exchange is None:
             return cls(slice(0, samples), [samples], batch_size)
         sizes = gathered(exchange, samples)
@@ -57,7 +57,7 @@ class Share:
 
 
 def gathered(exchange: Exchange, number: int) -> list[int]:
-    """Return the number that each rank passes, by rank."""
+    """Return the numbers that all ranks pass, in order of rank; every rank must call this."""
     mine = [float(number) if rank == exchange.rank else 0.0 for rank in range(exchange.size)]
     return [int(each) for each in totals(exchange, mine)]
 
@@ -65,11 +65,11 @@ def gathered(exchange: Exchange, number: int) -> list[int]:
 @attrs.frozen
 class Bucket:
     """
-    A piece of the flat gradient that is summed at once.
+    A piece of the flat gradient that one exchange sums over the ranks.
 
     Attributes:
-        part: Its range.
-        after: Number of the operation that computes the last of it.
+        part: Range of the piece in the flat gradient.
+        after: Number of the operation that completes the piece.
     """
 
     part: slice
@@ -78,7 +78,7 @@ class Bucket:
 
 def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:
     """
-    Cut the gradient into pieces in the order in which the backward pass computes them.
+    Cut the gradient into pieces, in the order in which the backward pass completes them.
 
     Args:
         program: A training step.
@@ -86,7 +86,7 @@ def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:
         least_bytes: A piece is closed once it has this size.
 
     Returns:
-        list[Bucket]: All of the gradient, in the order in which pieces are complete.
+        list[Bucket]: The pieces, which together are the whole gradient.
     """
     made = {op.node.name: number for number, op in enumerate(program.ops) if op.kind == "backward" and op.node}
     pieces: list[Bucket] = []
@@ -107,12 +107,12 @@ class DataParallel(Model):
     """
     A rank's copy of a network in training.
 
-    All ranks create it alike, and call `prepare`, `step`, `update`, `loss` and `share_statistics` together; batch sizes
-    may differ.
+    All ranks create it with the same network and settings, and call `prepare`, `step`, `update`, `loss` and
+    `share_statistics` together; batch sizes may differ.
 
     Args:
         spec: A network.
-        exchange: Of this rank.
+        exchange: The exchange of this rank.
         options: As for `Model`.
     """
 
@@ -128,7 +128,7 @@ class DataParallel(Model):
 
         Args:
             batch_size: Samples of this rank that go through together.
-            target_batch_size: Its samples of an optimiser step.
+            target_batch_size: Samples of this rank in an optimizer step.
         """
         self._first = sum(gathered(self._exchange, batch_size)[: self._exchange.rank])
         self._samples = sum(gathered(self._exchange, target_batch_size or batch_size))
@@ -163,7 +163,7 @@ class DataParallel(Model):
         return then_sum
 
     def _begin(self, place: Place, part: slice) -> None:
-        """Add up the members' gradients of a piece, and begin to sum it over the ranks."""
+        """Add up all members' gradients of a range of the parameters, and begin to sum that over the ranks."""
         if len(self._gradients) > 1:
             place.team.barrier(place.rank)
             share = place.team.shard(part.stop - part.start, place.rank)
@@ -176,11 +176,11 @@ class DataParallel(Model):
 
     @property
     def _whole(self) -> list[Any]:
-        """The parts whose sum is the gradient; after the exchange the first member's array holds it all."""
+        """Arrays whose sum is the gradient: those of all members, or the first member's if ranks have exchanged it."""
         return self._gradients if self._target is not None else self._gradients[:1]
 
     def update(self) -> None:
-        """Step by the sum of the gradients so far, on all ranks."""
+        """Sum the added-up gradients over all ranks, and take an optimizer step with the sum."""
         if self._stepper is not None and self._stepper.sums is not None and self.plan is not None:
             for bucket in buckets(self.plan.schedule, self._stepper.sums.itemsize, self._exchange.bucket_bytes):
                 self._exchange.begin(self._stepper.sums[bucket.part])
@@ -188,7 +188,7 @@ class DataParallel(Model):
         super().update()
 
     def loss(self) -> float:
-        """Return the mean loss over the last step's samples of all ranks."""
+        """Return the mean loss over the last step's samples of all ranks; for a target batch size see `Model.loss`."""
         (loss,) = totals(self._exchange, [super().loss()])
         return loss
 
@@ -203,7 +203,7 @@ class DataParallel(Model):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Step without the other ranks inside the context, to time a step without communication."""
+        """Run steps without summing over the ranks inside the context, to time them without communication."""
         self._is_alone = True
         try:
             yield

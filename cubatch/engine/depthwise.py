@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, workspace: Any) -> Any:
-    """Compute `conv.conv2d` of a depthwise convolution."""
+    """Return the depthwise convolution of x with w, written to `out`; arguments are those of `conv.conv2d`."""
     work = _Work(shape, x, workspace)
     taps = work.by_tap(w)
     for samples, rows in work.blocks:
@@ -39,7 +39,7 @@ def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, w
 
 
 def dgrad(shape: ConvShape, dy: Any, w: Any, *, out: Any, workspace: Any) -> Any:
-    """Return the gradient of a depthwise convolution's input; `conv.conv2d_dgrad` calls this."""
+    """Return the gradient of a depthwise convolution's input, written to `out`."""
     work = _Work(shape, dy, workspace)
     taps = work.by_tap(w)
     work.xp.copyto(out, 0)
@@ -54,7 +54,7 @@ def dgrad(shape: ConvShape, dy: Any, w: Any, *, out: Any, workspace: Any) -> Any
 
 
 def wgrad(shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any) -> Any:
-    """Compute `conv.conv2d_wgrad` of a depthwise convolution."""
+    """Compute the gradients of filter and bias of a depthwise convolution; return the filter's."""
     work = _Work(shape, x, workspace)
     xp, c = work.xp, shape.c
     sums, total = work.by_tap(None), work.row()
@@ -76,7 +76,7 @@ def wgrad(shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any
 
 
 class _Work:
-    """The scratch memory of one call, and the blocks it allows."""
+    """Scratch memory of one call, and the blocks of samples and rows that it allows."""
 
     def __init__(self, shape: ConvShape, like: Any, workspace: Any) -> None:
         self.xp, self._shape, self._dtype = of(like), shape, like.dtype
@@ -88,14 +88,14 @@ class _Work:
         self.ones = view(self._workspace, (math.prod(most) * shape.horizontal.out,), self._dtype, offset=ones_at)
 
     def by_tap(self, w: Any) -> Any:
-        """View the area for the filter as (taps, c), filled from w if that is given."""
+        """Return a view of the scratch area for the filter as (taps, c), with a copy of w unless that is None."""
         area = view(self._workspace, (self._shape.taps, self._shape.c), self._dtype)
         if w is not None:
             self.xp.copyto(area, w.reshape(self._shape.c, -1).T)
         return area
 
     def add_up(self, rows: Any, total: Any, spare: Any) -> None:
-        """Add the sum of rows to a total; a product with ones is many times faster than a reduction over rows."""
+        """Add the sum over rows to `total`; a product with ones is many times faster than a reduction over rows."""
         self.xp.matmul(self.ones[: len(rows)], rows, out=spare)
         self.xp.add(total, spare, out=total)
 
@@ -110,7 +110,7 @@ class _Work:
 
 
 def reaches(vertical: Axis, horizontal: Axis, rows: slice) -> Iterator[Reach]:
-    """Yield for every tap in order the outputs of a band of rows that it reaches, and the inputs that they read."""
+    """Yield for each tap, in order, the outputs in a band of rows that read an input through it, and those inputs."""
     for row in range(vertical.taps):
         p, source_rows = vertical.valid(row, rows.start, rows.stop)
         for column in range(horizontal.taps):

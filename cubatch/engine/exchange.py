@@ -28,11 +28,11 @@ _MOST_SPANS = 4096
 @attrs.frozen
 class Span:
     """
-    The time of a sum.
+    The time that one sum over ranks took.
 
     Attributes:
         begin, end: Seconds on the host's monotonic clock; on a GPU since the begin of the first span.
-        bytes: Size of the array.
+        bytes: Size of the array that was summed.
     """
 
     begin: float
@@ -43,11 +43,11 @@ class Span:
 @attrs.frozen
 class Exchanged:
     """
-    The sums since the last call of `Exchange.exchanged`.
+    The times of the sums over ranks since the last call of `Exchange.exchanged`.
 
     Attributes:
-        spans: Each of them, in order.
-        exposed_seconds: The time that computing waited for them.
+        spans: Times of the latest sums, in order.
+        exposed_seconds: The time that computing waited for sums.
     """
 
     spans: tuple[Span, ...]
@@ -55,13 +55,13 @@ class Exchanged:
 
     @property
     def seconds(self) -> float:
-        """Total duration of the sums."""
+        """Total duration of the sums in seconds."""
         return sum(span.end - span.begin for span in self.spans)
 
 
 class Exchange(Protocol):
     """
-    Sums over ranks, in place.
+    Sums arrays over all ranks, in place.
 
     Attributes:
         rank: The number of this rank, from 0.
@@ -76,7 +76,7 @@ class Exchange(Protocol):
     xp: Any
 
     def begin(self, array: Any) -> None:
-        """Begin to replace a contiguous array by its sum over all ranks, after all that is enqueued before."""
+        """Begin to replace a contiguous array by its sum over all ranks, once all work enqueued before is done."""
         ...
 
     def finish(self) -> None:
@@ -84,7 +84,7 @@ class Exchange(Protocol):
         ...
 
     def exchanged(self) -> Exchanged:
-        """Return the sums since the last call; waits for them."""
+        """Wait for the sums since the last call, and return their times."""
         ...
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Exchange(Protocol):
 
 
 def totals(exchange: Exchange, numbers: Sequence[float]) -> list[float]:
-    """Sum numbers over all ranks, at once."""
+    """Return each number's sum over all ranks, in one exchange; every rank must call this."""
     array = exchange.xp.asarray(np.array(numbers, np.float64))
     exchange.begin(array)
     exchange.finish()
@@ -102,7 +102,7 @@ def totals(exchange: Exchange, numbers: Sequence[float]) -> list[float]:
 
 class MpiExchange:
     """
-    Sums of host arrays by MPI, in a thread.
+    Sums host arrays over all ranks by MPI, in a thread.
 
     MPI moves data only during calls, and waiting in a call keeps a core busy. So the thread polls, and sleeps in
     between as long as there is something left to compute on that core.
@@ -132,12 +132,12 @@ class MpiExchange:
         threading.Thread(target=self._serve, name="cubatch-exchange", daemon=True).start()
 
     def begin(self, array: Any) -> None:
-        """Queue an array for the thread."""
+        """Queue an array for the thread, which replaces it by its sum over all ranks."""
         self._begun += 1
         self._arrays.put(array)
 
     def finish(self) -> None:
-        """Wait for all sums that were begun."""
+        """Wait for all sums that were begun; raise WorkerFailed if one failed."""
         if not self._begun:
             return
         begun = time.perf_counter()
@@ -150,7 +150,7 @@ class MpiExchange:
             raise WorkerFailed(f"MPI could not sum gradients: {self._error}") from self._error
 
     def exchanged(self) -> Exchanged:
-        """Return the sums since the last call."""
+        """Wait for the sums since the last call, and return their times."""
         self.finish()
         exchanged = Exchanged(tuple(self._spans), self._exposed)
         self._spans.clear()
@@ -176,13 +176,13 @@ class MpiExchange:
 
 class NcclExchange:
     """
-    Sums of GPU arrays by NCCL, on a separate stream.
+    Sums GPU arrays over all ranks by NCCL, on a separate stream.
 
     Args:
-        identifier: Of the run, from `nccl_identifier` on rank 0.
+        identifier: Identifier of the run, from `nccl_identifier` on rank 0.
         rank: The number of this rank.
         size: The number of ranks.
-        index: Of its GPU, as CuPy numbers them.
+        index: Number of this rank's GPU in CuPy.
 
     Raises:
         MissingDependency: If CuPy comes without NCCL.
@@ -204,7 +204,7 @@ class NcclExchange:
         self._waits: deque[tuple[Any, Any]] = deque(maxlen=_MOST_SPANS)
 
     def begin(self, array: Any) -> None:
-        """Enqueue a sum on the other stream, after all work of the current stream."""
+        """Enqueue an array's sum over all ranks on the separate stream, after all work of the current stream."""
         event = self.xp.cuda.Event
         self._stream.wait_event(self.xp.cuda.get_current_stream().record(event()))
         begun = self._stream.record(event())
@@ -216,7 +216,7 @@ class NcclExchange:
         self._events.append((begun, self._stream.record(event()), array.nbytes))
 
     def finish(self) -> None:
-        """Make the current stream wait for the other."""
+        """Make the current stream wait for all sums that were begun."""
         if not self._events:
             return
         current = self.xp.cuda.get_current_stream()
@@ -225,7 +225,7 @@ class NcclExchange:
         self._waits.append((before, current.record(self.xp.cuda.Event())))
 
     def exchanged(self) -> Exchanged:
-        """Return the sums since the last call; waits for the device."""
+        """Wait for the device, and return the times of the sums since the last call."""
         self.xp.cuda.get_current_stream().synchronize()
         self._stream.synchronize()
         begun = self._first
@@ -237,7 +237,7 @@ class NcclExchange:
         return exchanged
 
     def close(self) -> None:
-        """End the communicator."""
+        """Destroy the NCCL communicator."""
         self._communicator.destroy()
 
     def _seconds(self, begin: Any, end: Any) -> float:
@@ -245,7 +245,7 @@ class NcclExchange:
 
 
 def nccl_identifier() -> Any:
-    """Return a new identifier of a run; one rank creates it and sends it to the others."""
+    """Return a new identifier of a run for NCCL; one rank creates it and sends it to the others."""
     return _nccl().get_unique_id()
 
 

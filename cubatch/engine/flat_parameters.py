@@ -1,4 +1,4 @@
-"""Parameters of a network: initial values, layout in memory, and the optimiser's state."""
+"""Parameters of a network: initial values, layout in memory, and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _PIECE = 1 << 20
 
 
 def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
-    """Return initial parameters in one flat float32 array: given, or drawn (He et al., 2015, arXiv:1502.01852)."""
+    """
+    Return a network's initial parameters as one flat float32 array.
+
+    They are the network's weights, or else random numbers (He et al., 2015, arXiv:1502.01852).
+    """
     random = np.random.default_rng(seed)
     flat = np.zeros(network.parameters, dtype=np.float32)
     for layer, parameters in views(network, flat).items():
@@ -43,7 +47,7 @@ def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
 
 
 def statistics(network: Network, dtype: str, xp: Any) -> dict[str, dict[str, Any]]:
-    """Return the initial running statistics of batch norm, by layer and name: given ones, else 0 and 1."""
+    """Return the initial running statistics by layer and name: the network's, else mean 0 and variance 1."""
     kind = storage.sum_type(dtype)
     return {
         node.name: {
@@ -83,18 +87,18 @@ def views(network: Network, flat: Any) -> dict[str, dict[str, Any]]:
 
 class Stepper:
     """
-    Steps parameters by their gradients, and holds the optimiser's state.
+    Updates parameters by their gradients, and holds the optimizer's state.
 
     Args:
         flat: The parameters, in their storage type.
-        dtype: Their dtype.
+        dtype: Dtype of the parameters.
         optimizer: "sgd", "momentum" or "adam".
         operations: The functions that compute.
         xp: The array module that owns the memory.
 
     Attributes:
         master: float32 copy of 16-bit parameters, which steps change; None for wider parameters.
-        state: The optimiser's arrays.
+        state: The optimizer's arrays.
         loss_scale: State of `loss_scale`; None if the loss is not scaled.
         sums: Gradients added up since the last step, at least float32; None if each step has its own.
     """
@@ -110,15 +114,15 @@ class Stepper:
 
     @property
     def arrays(self) -> list[Any]:
-        """All arrays of the state."""
+        """All arrays that the optimizer needs: master weights, state, loss scale and sums, if there are any."""
         return [array for array in (self.master, *self.state, self.loss_scale, self.sums) if array is not None]
 
     def begin_sums(self) -> None:
-        """Prepare for `accumulate`; `step` then uses the sum."""
+        """Allocate the sum of gradients for `accumulate`; `step` then uses the sum."""
         self.sums = self._begin()
 
     def accumulate(self, team: Team, gradients: Sequence[Any], rank: int) -> None:
-        """Add all members' gradients to the sum, each member its part of the parameters."""
+        """Add the gradients of all members to the sum, in the calling member's range of the parameters."""
         for piece in _pieces(team.shard(len(self._flat), rank)):
             for gradient in gradients:
                 self.sums[piece] += storage.decoded(gradient[piece])
@@ -127,13 +131,13 @@ class Stepper:
         self, team: Team, rank: int, gradients: Sequence[Any], *, number: Any, learning_rate: Any, workspace: Any
     ) -> None:
         """
-        Take a step, each member on its part of the parameters, once all members' gradients are complete.
+        Update the calling member's range of the parameters, once all members' gradients are complete.
 
         Args:
-            team, rank: The members, and the rank of this one.
-            gradients: Of each member, flat.
-            number: Of this step, from 1; a number or an array.
-            learning_rate: Of this step; likewise.
+            team, rank: The members, and the rank of the caller.
+            gradients: Flat gradient of each member.
+            number: Number of the step, from 1; a number or an array.
+            learning_rate: Learning rate of the step; a number or an array.
             workspace: 1-D uint8 array for this member.
         """
         team.barrier(rank)
@@ -158,7 +162,7 @@ class Stepper:
             self.sums[part] = 0
 
     def _summed(self, team: Team, rank: int, part: slice, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Return the sum rounded to the parameters' type, as the gradient of one batch would be."""
+        """Return the sum of gradients as the parts of a gradient, rounded to the type of the parameters."""
         if self.sums.dtype == self._flat.dtype:
             return [self.sums]
         for piece in _pieces(part):

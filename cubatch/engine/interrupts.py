@@ -22,7 +22,7 @@ class Interrupts:
         are_held: Whether to delay them at all.
 
     Attributes:
-        has_come: Whether a signal has come.
+        has_come: Whether a signal has come that was not delivered yet.
     """
 
     def __init__(self, *, are_held: bool = True) -> None:
@@ -45,11 +45,11 @@ class Interrupts:
 
     @property
     def has_come(self) -> bool:
-        """As above."""
+        """Whether a signal has come that was not delivered yet."""
         return self._came is not None
 
     def deliver(self) -> None:
-        """Handle the delayed signal."""
+        """Call the handler of the delayed signal, if one has come."""
         came, self._came = self._came, None
         if came is not None:
             self._handlers[came](came, None)

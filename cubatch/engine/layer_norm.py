@@ -1,5 +1,5 @@
 """
-Layer norm: normalisation over the channels of each position (Ba et al., 2016, arXiv:1607.06450).
+Layer norm: normalization over the channels of each position (Ba et al., 2016, arXiv:1607.06450).
 
 A row's sum is a product with a vector of ones. The variance is summed around the mean, after the mean of the deviations
 has corrected it. So the variance is accurate even if the mean is large compared with the deviations.
@@ -18,7 +18,7 @@ def layer_norm(
     x: Any, gamma: Any, beta: Any, *, eps: float = 1e-6, statistics: Any = None, out: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Normalise each position by the mean and variance of its channels: y = gamma * (x - mean) * inv_std + beta.
+    Normalize each position by the mean and variance of its channels: y = gamma * (x - mean) * inv_std + beta.
 
     Args:
         x: Activations (..., c).
@@ -60,13 +60,13 @@ def layer_norm_backward(
     dy: Any, x: Any, gamma: Any, *, statistics: Any, dgamma: Any, dbeta: Any, out: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Compute the gradients by layer norm's input, scale and shift; return the input's.
+    Compute the gradients of layer norm's input, scale and shift; return the input's.
 
     With xhat = (x - mean) * inv_std, g = gamma * dy and means over the channels of a position,
     dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)).
 
     Args:
-        dy: Gradient by the output (..., c).
+        dy: Gradient of the output (..., c).
         x: The forward pass's input.
         gamma: Scale (c,).
         statistics: As the forward pass kept them.
@@ -99,19 +99,19 @@ def layer_norm_backward(
 
 
 def _by_kind(statistics: Any) -> Any:
-    """View the statistics as a row of means and a row of inverse deviations."""
+    """Return a view of the statistics as a row of means and a row of inverse deviations; None for None."""
     return None if statistics is None else statistics.reshape(2, -1)
 
 
 class _Area(Area):
-    """The scratch memory of one call, and the blocks of positions that it allows."""
+    """Scratch memory of one call, and the blocks of positions that it allows."""
 
     def __init__(self, like: Any, workspace: Any) -> None:
         super().__init__(like, workspace, RowNorm(itemsize=like.itemsize, channels=like.shape[-1]), vectors=2)
         (self.weights,) = self.vectors
 
     def columns(self, piece: slice) -> Any:
-        """View two areas with one number for each of a block's positions."""
+        """Return a view (2, positions) of the scratch memory with two numbers for each of a block's positions."""
         return view(self._workspace, (2, piece.stop - piece.start), self._dtype, offset=self._at[0])
 
     def tiles(self, piece: slice) -> Any:

@@ -31,12 +31,12 @@ _SAVED = ("qkv", "weights", "mixed")
 @attrs.frozen(eq=False)
 class Ops:
     """
-    The functions of `functional` that compute a kind of layer.
+    The functions of `functional` that compute a type of layer.
 
     Attributes:
         forward, backward: Names of the functions of each pass; none for a pass that needs no operation.
-        inference: Those of the forward pass in inference, if they differ.
-        more: Returns the arguments whose names are particular to this kind.
+        inference: Names of the functions of the forward pass in inference, if they differ.
+        more: Returns the arguments whose names only this type has.
         draws: Whether the forward pass draws random numbers: it is prepared only if the device counts the steps.
     """
 
@@ -47,12 +47,12 @@ class Ops:
     draws: bool = False
 
     def run(self, at: Bound, given: dict[str, Any]) -> None:
-        """Call the functions of an operation's pass, with the given arguments and those of this kind."""
+        """Call the functions of the operation's pass, with `given` and the arguments that only this type has."""
         names = self.backward if at.op.kind == "backward" else self.forward
         given = given | self.more(at) if self.more else given
         for name in names if at.training else self.inference or names:
             if name.endswith("_dgrad") and "out" not in given:
-                continue  # of the first layer: nothing reads the gradient by its input
+                continue  # of the first layer: nothing reads the gradient of its input
             options = {parameter: given[parameter] for parameter in _parameters(name) if parameter in given}
             getattr(at.place.operations, name)(**options)
 
@@ -73,11 +73,11 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     Bind an operation of layers to its arrays.
 
     Args:
-        place: The shard that it works on.
+        place: The shard that the operation works on.
         training: Whether statistics of the batch are used, and kept.
 
     Returns:
-        Callable: Does the operation; takes no arguments.
+        Callable: A function without arguments that runs the operation.
     """
     if op.kind == "accumulate":
         x0, x1, y = (place.arena[number].reshape(-1) for number in (*op.reads.values(), *op.writes.values()))
@@ -104,7 +104,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
 
 
 def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
-    """Return an array with the extents that the layer expects: flatten is only another view of a buffer."""
+    """Return a view of a buffer with the shape that a layer expects in this role."""
     if role in {"residual", "positive", "parts"}:  # of what the operation makes
         role = "y" if op.kind == "forward" else "x0"
     if role in {"y", "dy"}:
@@ -132,7 +132,7 @@ def _fold(op: Op, place: Place) -> None:
 
 
 def arguments(at: Bound) -> dict[str, Any]:
-    """Return the options, arrays, parameters and gradients of a layer by the names of `functional`."""
+    """Return the arguments of a layer's functions, by the names of the parameters in `functional`."""
     op, layer = at.op, at.layer
     given = {field.name: getattr(layer, field.name) for field in attrs.fields(type(layer))}
     given |= {"kind": layer.type, "window": getattr(layer, "window", None), "relu": op.relu}
@@ -154,7 +154,7 @@ def arguments(at: Bound) -> dict[str, Any]:
 
 
 def _batch_norm2d(at: Bound) -> dict[str, Any]:
-    """Add the statistics of the batch, or in inference the running ones."""
+    """Return the arguments for statistics of the batch, or in inference for running ones."""
     place, state = at.place, at.place.states[at.name]
     running = {"running_mean": state["mean"], "running_var": state["var"]}
     if not at.training:
@@ -166,7 +166,7 @@ def _batch_norm2d(at: Bound) -> dict[str, Any]:
 
 
 def _global_avg_pool(at: Bound) -> dict[str, Any]:
-    """Add the array with one value for each sample and channel, without axes of pixels."""
+    """Return the argument with one value per sample and channel, (n, c): the output or its gradient."""
     name, array = ("out", at.writes["y"]) if at.op.kind == "forward" else ("dy", at.reads["dy"])
     return {name: array.reshape(len(array), -1)}
 
@@ -176,7 +176,7 @@ def _activation(at: Bound) -> dict[str, Any]:
 
 
 def _add(at: Bound) -> dict[str, Any]:
-    """Add the branches; one that the sum overwrites is the first, since it would be lost before it is read."""
+    """Return the branches; one that the sum overwrites comes first, since it would be lost before it is read."""
     target = at.op.writes["y"]
     roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
     return {"branches": [at.reads[role] for role in roles]}
@@ -190,7 +190,7 @@ def _concat(at: Bound) -> dict[str, Any]:
 
 
 def _dropout(at: Bound) -> dict[str, Any]:
-    """Add the seed, which names layer and shard, so that a recomputation draws the mask of the first pass."""
+    """Return seed and step; the seed contains layer and shard, so that recomputing draws the same mask."""
     place = at.place
     step = place.clock[0] if place.numbers is None else place.numbers.passes
     return {"seed": (place.seed, place.first + place.begin, *at.name.encode()), "step": step}
@@ -210,7 +210,7 @@ NOT_WRITTEN = Ops()
 
 
 def _ops(name: str, more: Callable[[Bound], dict[str, Any]] | None = None, **options: Any) -> Ops:
-    """Return the row of a kind whose gradients are computed by one function."""
+    """Return the functions of a type of layer: `name` forward, and one that computes all of its gradients."""
     return Ops((name,), (f"{name}_backward",), more, **options)
 
 

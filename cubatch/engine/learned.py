@@ -16,7 +16,7 @@ from cubatch.network.graph import Network
 
 class Learned:
     """
-    Parameters, running statistics, optimiser state and step count of a `Model`.
+    Parameters, running statistics, optimizer state and step count of a `Model`.
 
     Attributes:
         network: The network of the parameters.
@@ -27,10 +27,10 @@ class Learned:
     _flat: Any
     _states: dict[str, dict[str, Any]]
     _stepper: Stepper | None
-    # Passes over a batch, which draw the dropout masks, and steps of the optimiser, which may take several passes.
+    # Passes over a batch, which draw the dropout masks, and steps of the optimizer, which may take several passes.
     _clock: list[int]
     _updates: int
-    # Batches whose gradients were added up since the optimiser's last step.
+    # Batches whose gradients were added up since the optimizer's last step.
     _added: int
 
     @property
@@ -50,12 +50,12 @@ class Learned:
 
     @property
     def loss_scale(self) -> float:
-        """Factor of the next step's loss; 1 except for training in float16. Waits for the device."""
+        """Factor of the next step's loss; 1 except for training in float16. Reading it waits for the device."""
         return 1.0 if self._scaling is None else float(self._scaling[loss_scale.SCALE])
 
     @property
     def skipped_steps(self) -> int:
-        """Steps skipped because gradients of the scaled loss were not finite. Waits for the device."""
+        """Number of steps skipped because of gradients that were not finite. Reading it waits for the device."""
         return 0 if self._scaling is None else int(self._scaling[loss_scale.SKIPPED])
 
     @property
@@ -76,7 +76,7 @@ class Learned:
 
     def snapshot(self) -> dict[str, np.ndarray[Any, Any]]:
         """
-        Copy all that the next steps depend on to the host, by name.
+        Return host copies of everything that the next steps depend on, by name.
 
         There is no random state. The masks of dropout are drawn from the seed, the number of steps, and the first
         sample of a thread's share of the batch.
@@ -90,7 +90,7 @@ class Learned:
         return {"clock": clock} | {name: np.array(backend.to_host(array)) for name, array in self._arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Restore a snapshot bit for bit; gradients that were added up since are discarded."""
+        """Restore a snapshot bit for bit and discard added-up gradients; raise InvalidArgument if it does not match."""
         own = self._arrays()
         if "clock" not in arrays or (arrays["clock"].shape, arrays["clock"].dtype) != ((2,), np.int64):
             raise InvalidArgument("snapshot", "clock", "there, as `snapshot` gives it")
@@ -105,7 +105,7 @@ class Learned:
             self._stepper.sums[...] = 0
 
     def _arrays(self) -> dict[str, Any]:
-        """Return views of the arrays that steps change, by name."""
+        """Return views of all arrays that steps change, by name."""
         flats = {"parameters": self._flat}
         named: dict[str, Any] = {}
         if self._stepper is not None:

@@ -23,7 +23,7 @@ def linear(
     out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Multiply the last axis by a filter: y[..., k] = b[k] + sum over c of x[..., c] * w[k, c].
+    Return the products of the last axis and a filter: y[..., k] = b[k] + sum over c of x[..., c] * w[k, c].
 
     Args:
         x: Activations (..., c).
@@ -58,14 +58,14 @@ def linear(
 
 
 def _outputs_at_once(rows: int, c: int, k: int) -> int:
-    """Count the outputs of a few rows that one product computes; 0 if one product computes all."""
+    """Return how many outputs of a few rows to compute in one product; 0 for all of them."""
     few = UNPACKED_PRODUCTS // max(1, rows * c) // _LEAST_OUTPUTS * _LEAST_OUTPUTS
     return few if 1 < rows <= _FEW_ROWS and few < k else 0
 
 
 def _few_rows(x: Any, w: Any, out: Any, step: int) -> None:
     """
-    Multiply a few rows by a large filter, `step` of its outputs at a time, so that OpenBLAS does not pack the filter.
+    Write a few rows times a large filter to `out`, `step` outputs at a time: OpenBLAS then does not pack the filter.
 
     Packing copies a filter that few rows use only once. For 8 rows of 9216 by 4096 outputs, an AMD EPYC core took
     39 ms, 30 ms transposed, and 14 ms in this way.
@@ -78,7 +78,7 @@ def _tile_by_tile(
     x: Any, w: Any, out: Any, *, scale: Any = None, shift: Any = None, residual: Any = None, positive: Any = None,
     workspace: Any,
 ) -> None:  # fmt: skip
-    """Multiply and finish a tile of rows in the cache, since the residual may lie in the output."""
+    """Write x times w to `out`, with the other terms, a tile of rows at a time: the residual may lie in the output."""
     xp, width = of(x), out.shape[-1]
     need = Ends(itemsize=x.itemsize, row=width)
     workspace = take_workspace(workspace, x, need, len(x))
@@ -102,10 +102,10 @@ def linear_dgrad(
     dy: Any, w: Any, *, residual: Any = None, positive: Any = None, out: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Return the gradient by a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c].
+    Return the gradient of a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c].
 
     Args:
-        dy: Gradient by the output (..., k).
+        dy: Gradient of the output (..., k).
         w: Filter (k, c).
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
         positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
@@ -123,11 +123,11 @@ def linear_dgrad(
 
 def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None, workspace: Any = None) -> Any:  # noqa: ARG001
     """
-    Compute the gradients by a linear layer's filter and bias, summed over all positions; return the filter's.
+    Compute the gradients of a linear layer's filter and bias, summed over all positions; return the filter's.
 
     Args:
         x: The forward pass's input (..., c).
-        dy: Gradient by the output (..., k).
+        dy: Gradient of the output (..., k).
         dw: The filter's gradient (k, c).
         db: The bias's gradient (k,), or None.
         workspace: Used by kernels only.

@@ -29,7 +29,7 @@ STATE_WORDS = 4
 
 
 def initial_state() -> np.ndarray[Any, Any]:
-    """Return the state before the first step."""
+    """Return the state of loss scaling before the first step: four float32 words."""
     return np.array([INITIAL, 0, 0, 0], dtype=np.float32)
 
 
@@ -41,7 +41,7 @@ def update_loss_scale(
     workspace: Any = None,  # noqa: ARG001 - hand-written kernels need it
 ) -> None:
     """
-    Look for gradients that are not finite; set the factor of this step's gradients and the scale of the next step.
+    Set the factor of this step's gradients and the scale of the next step: smaller if a gradient is not finite.
 
     Args:
         state: float32 array of four words, see `initial_state`; overwritten.

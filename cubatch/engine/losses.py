@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
     """
-    Turn the last axis into probabilities: exp(x) / sum of exp(x).
+    Return the probabilities along the last axis: exp(x) / sum of exp(x).
 
     Args:
         x: Scores (..., classes).
@@ -39,10 +39,10 @@ def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
 
 def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
     """
-    Return the gradient by softmax's input: y * (dy - sum over classes of dy * y).
+    Return the gradient of softmax's input: y * (dy - sum over classes of dy * y).
 
     Args:
-        dy: Gradient by the probabilities (..., classes).
+        dy: Gradient of the probabilities (..., classes).
         y: The probabilities.
         out: Where dx goes; may be dy.
     """

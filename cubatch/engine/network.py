@@ -9,7 +9,7 @@ Operations are those of `functional`, by the array library's own calls, or of `n
 caller of `Model` decides which, and which variant of each kernel.
 
 With float16 or bfloat16, activations, gradients and the parameters of layers have 16 bits. Training updates a float32
-copy of the parameters, the master weights, and rounds it to 16 bits. Statistics and optimiser state are float32. In
+copy of the parameters, the master weights, and rounds it to 16 bits. Statistics and optimizer state are float32. In
 float16 the loss is scaled (`loss_scale`).
 """
 
@@ -56,7 +56,7 @@ class Model(Learned):
         mode: "inference" or "training".
         dtype: "float32", "tf32", "float16" or "bfloat16": storage of parameters and activations.
         optimizer: "sgd", "momentum" or "adam", for training.
-        learning_rate: Step of the optimiser.
+        learning_rate: Step of the optimizer.
         recompute: Discard activations and compute them again in the backward pass.
         seed: Draws the initial parameters, random data and dropout masks.
         share: Another model of the same network, whose parameters are used instead of new ones.
@@ -157,7 +157,7 @@ class Model(Learned):
 
     @property
     def _whole(self) -> list[Any]:
-        """The arrays whose sum is the gradient."""
+        """Arrays whose sum is the gradient: one of each member."""
         return self._gradients
 
     @property
@@ -174,7 +174,7 @@ class Model(Learned):
     @property
     def held_bytes(self) -> int:
         """
-        Bytes of the device that the model holds, as allocated.
+        Bytes of the device's memory that the model has allocated.
 
         On a GPU it is the size of CuPy's pool, which is emptied before each batch size. The graphs of steps are not in
         it: they lie in the driver's memory, which the driver counts for the process.
@@ -192,7 +192,7 @@ class Model(Learned):
 
         Args:
             batch_size: Samples that go through together.
-            target_batch_size: Samples of an optimiser step, over which the loss is the mean. If given, steps only add
+            target_batch_size: Samples of an optimizer step, over which the loss is the mean. If given, steps only add
                 up their gradients until `update`; the sum takes the memory of a gradient in float32.
         """
         if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
@@ -285,7 +285,7 @@ class Model(Learned):
         )
 
     def release(self) -> None:
-        """Release the prepared batch's memory."""
+        """Release the memory of the prepared batch size."""
         if self._team is not None:
             self._team.close()
         self._team, self._program, self.plan, self._turn, self._added = None, None, None, 0, 0
@@ -313,7 +313,7 @@ class Model(Learned):
 
     def load(self, x: Any, labels: Any = None) -> None:
         """
-        Copy a batch to the device.
+        Copy a batch to the device, for the following steps.
 
         Args:
             x: (batch_size, h, w, c).
@@ -325,7 +325,7 @@ class Model(Learned):
             batch.fill(plan, place, x, labels, kind=self._kind, xp=self._xp)
 
     def load_random(self) -> None:
-        """Fill the batch with normal random numbers, and draw labels or the output's gradient."""
+        """Fill the batch with normal random numbers, and draw labels, or the output's gradient of a single layer."""
         plan, _ = self._prepared()
         needed = math.prod(self.network.input_shape) + math.prod(self.network.output_shape)
         block = batch.random_block(min(batch.RANDOM_BLOCK, plan.batch_size * needed), self.seed, self._kind, self._xp)
@@ -336,10 +336,10 @@ class Model(Learned):
 
     def step(self, trace: Trace | None = None) -> None:
         """
-        Run one step: forward, and in training backward and the optimiser; on a GPU it is enqueued.
+        Run one step: forward, and in training backward and the optimizer; on a GPU it is enqueued.
 
         Args:
-            trace: Sees each operation, which then is no part of a graph; None: at full speed.
+            trace: Observes each operation, outside a CUDA graph; None: run at full speed.
         """
         _, program = self._prepared()
         turn, self._turn = self._turn, (self._turn + 1) % len(program)
@@ -359,7 +359,7 @@ class Model(Learned):
             self._added += 1
 
     def update(self) -> None:
-        """Step by the sum of the gradients so far; see `prepare`."""
+        """Take an optimizer step with the sum of the gradients since the last one; see `prepare`."""
         plan, program = self._prepared()
         scratch = plan.schedule.ops[-1].workspace
         if self._target is None or scratch is None:
@@ -371,21 +371,25 @@ class Model(Learned):
 
     @property
     def launch(self) -> dict[str, Any] | None:
-        """The launches of a step of the prepared batch, as `StepGraphs.launch`; None on a CPU."""
+        """How a step of the prepared batch is launched, as in `StepGraphs.launch`; None on a CPU."""
         return None if self._graphs is None else self._graphs.launch
 
     def loss(self) -> float:
-        """Return the mean loss of the last step's batch, before the optimiser's step."""
+        """
+        Return the mean loss of the last step's batch, before the optimizer's step.
+
+        With a target batch size it is that batch's part of the mean over the optimizer step; the parts add up.
+        """
         return sum(float(loss[0]) for loss in self._losses)
 
     def output(self) -> np.ndarray[Any, Any]:
-        """Copy the last inference step's output to the host, as float32 or wider: (batch_size, h, w, c)."""
+        """Return the output of the last inference step on the host, in float32 or wider: (batch_size, h, w, c)."""
         plan, _ = self._prepared()
         number = plan.schedule.outputs[self.network.nodes[-1].name]
         return self._gathered(number).reshape(plan.batch_size, *self.network.output_shape)
 
     def input_gradient(self) -> np.ndarray[Any, Any]:
-        """Copy the gradient of a single layer's input to the host, as `output`, after a training step."""
+        """Return the gradient of a single layer's input on the host, after a training step: (batch_size, h, w, c)."""
         plan, _ = self._prepared()
         (number,) = [n for n in plan.schedule.results if plan.schedule.buffers[n].part == "activation_gradients"]
         return self._gathered(number).reshape(plan.batch_size, *self.network.input_shape)

@@ -1,7 +1,7 @@
 """
 Update rules over flat arrays, in place, piece by piece.
 
-All parameters of a network lie in one array and so do their gradients, so an optimiser step is one call. Members of a
+All parameters of a network lie in one array and so do their gradients, so an optimizer step is one call. Members of a
 team each take a range. A gradient may come in several parts, one for each member, which are added up. The formulas are
 PyTorch's.
 
@@ -32,7 +32,7 @@ def sgd(
     scaling: Any = None, workspace: Any = None,
 ) -> None:  # fmt: skip
     """
-    Step down the gradient: w -= lr * (g + weight_decay * w).
+    Update parameters by gradient descent: w -= lr * (g + weight_decay * w).
 
     Args:
         parameters: Flat array w, overwritten.
@@ -62,7 +62,7 @@ def momentum(
     weight_decay: float = 0.0, master: Any = None, scaling: Any = None, workspace: Any = None,
 ) -> None:  # fmt: skip
     """
-    Step along a decaying sum of gradients: v = factor * v + g + weight_decay * w; w -= lr * v.
+    Update parameters by a decaying sum of gradients: v = factor * v + g + weight_decay * w; w -= lr * v.
 
     Args:
         velocity: Flat array v, zero before the first step; overwritten.
@@ -86,7 +86,7 @@ def adam(
     scaling: Any = None, workspace: Any = None,
 ) -> None:  # fmt: skip
     """
-    Step by Adam (Kingma and Ba, 2015, algorithm 1), with the penalty in the gradient as in PyTorch.
+    Update parameters by Adam (Kingma and Ba, 2015, algorithm 1), with the penalty in the gradient as in PyTorch.
 
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * g^2
@@ -127,9 +127,10 @@ def _pieces(
     parameters: Any, gradients: Sequence[Any], workspace: Any, *, weight_decay: float, master: Any, scaling: Any
 ) -> Iterator[tuple[slice, Any, Any, Any]]:
     """
-    Yield for every piece its range, its weights, its whole gradient (a tile to overwrite) and a second tile.
+    Yield range, weights, total gradient and a scratch array of each piece of the parameters.
 
-    The updated weights are then rounded to the parameters, if they are a separate array.
+    The caller may overwrite gradient and scratch array. After each piece, its weights are rounded to the parameters if
+    they are a separate array.  Nothing is yielded if the step is skipped.
     """
     whole = parameters if master is None else master
     xp, item = of(whole), whole.itemsize

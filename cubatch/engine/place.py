@@ -16,20 +16,20 @@ from cubatch.memory.schedule_records import Op
 @attrs.frozen(eq=False)
 class Place:
     """
-    The shard of the batch, gradients and shared parameters of one member of a team.
+    The shard, gradients and shared parameters on which a member of a team works.
 
     Attributes:
         operations: The functions that compute: `functional`, or the hand-written kernels under the same names.
         arena: The shard's buffers.
-        parameters: By layer and name; shared by all members.
-        gradients: By layer and name; this member's own.
+        parameters: Parameters by layer and name; shared by all members.
+        gradients: This member's gradients by layer and name.
         states: Running statistics by layer and name; shared, written by the first member.
         team, rank: The members, and the number of this one.
         batch_size: Samples of the whole batch.
         begin: First sample of the shard in the batch.
-        first: First sample of that batch in the one that several ranks share, else 0.
+        first: First sample of this rank's batch in the batch of all ranks; 0 without other ranks.
         clock: Number of finished passes over a batch, in a list of one; draws the dropout masks.
-        numbers: The same number where kernels read it, instead of `clock`; None on the host.
+        numbers: The numbers of pass and step in memory that kernels read, instead of `clock`; None on the host.
         seed: Seed of those draws.
     """
 
@@ -50,7 +50,7 @@ class Place:
 
 @attrs.frozen(eq=False)
 class Bound:
-    """An operation with its arrays."""
+    """An operation of the schedule with the arrays that it reads and writes."""
 
     op: Op
     layer: Any
@@ -62,7 +62,7 @@ class Bound:
 
     @property
     def name(self) -> str:
-        """The layer's name."""
+        """The layer's name; empty for an operation without a layer."""
         return self.op.node.name if self.op.node else ""
 
     @property
@@ -72,16 +72,16 @@ class Bound:
 
     @property
     def gradients(self) -> Mapping[str, Any]:
-        """Gradients of its parameters, by name."""
+        """Gradients of the layer's parameters, by name."""
         return self.place.gradients.get(self.name, {})
 
     @property
     def x_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the shard's input."""
+        """Shape of the layer's input in this shard: (samples, h, w, c)."""
         return (self.place.arena.samples, *self.layer.input_shape)
 
     @property
     def positions(self) -> int:
-        """Values per channel in the whole batch."""
+        """Number of input values per channel in the whole batch: samples times pixels."""
         h, w, _ = self.layer.input_shape
         return int(self.place.batch_size * h * w)

@@ -21,7 +21,7 @@ def dropout(
     x: Any, *, p: float, seed: Any, step: int = 0, out: Any = None, mask: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Zero each element with probability p and scale the others by 1 / (1 - p).
+    Return x with each element zeroed with probability p, or else scaled by 1 / (1 - p), and the mask.
 
     Args:
         x: Activations.
@@ -54,7 +54,7 @@ def dropout(
 
 
 def dropout_backward(dy: Any, mask: Any, *, p: float, out: Any = None) -> Any:
-    """Return the gradient of the elements that the mask keeps, scaled by 1 / (1 - p); `out` may be dy."""
+    """Return the gradient of dropout's input: dy / (1 - p) where the mask is true, else zero; `out` may be dy."""
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
     xp.multiply(dy, mask, out=dx)
@@ -63,7 +63,7 @@ def dropout_backward(dy: Any, mask: Any, *, p: float, out: Any = None) -> Any:
 
 
 def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
-    """Add branches of one shape; `out` may be the first. The gradient of each branch is the gradient of the sum."""
+    """Return the sum of branches of one shape; `out` may be the first. The gradient of each is that of the sum."""
     first, second, *others = branches
     xp = of(first)
     y = xp.empty_like(first) if out is None else out
@@ -76,7 +76,7 @@ def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
 
 
 def concat(branches: Sequence[Any], *, out: Any = None) -> Any:
-    """Concatenate branches along the channels, the last axis."""
+    """Return branches joined along the channels, the last axis."""
     xp, first = of(branches[0]), branches[0]
     channels = sum(branch.shape[-1] for branch in branches)
     y = xp.empty((*first.shape[:-1], channels), dtype=first.dtype) if out is None else out
@@ -89,10 +89,10 @@ def concat(branches: Sequence[Any], *, out: Any = None) -> Any:
 
 def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) -> None:
     """
-    Copy the channels of a gradient to the gradients of the branches.
+    Copy the channels of a gradient into the gradients of the concatenated branches.
 
     Args:
-        dy: Gradient by the concatenation (..., sum of channels).
+        dy: Gradient of the concatenation (..., sum of channels).
         channels: Channels of each branch.
         outs: Receive each branch's gradient; None for a branch that needs none.
 
@@ -112,7 +112,7 @@ def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) ->
 
 def slice_channels(x: Any, start: int, end: int, *, out: Any = None) -> Any:
     """
-    Copy a range of the channels, the last axis.
+    Return a copy of a range of the channels, the last axis.
 
     Args:
         x: Activations (..., c).
@@ -128,10 +128,10 @@ def slice_channels(x: Any, start: int, end: int, *, out: Any = None) -> Any:
 
 def slice_channels_backward(dy: Any, start: int, *, parts: Any = None, out: Any) -> Any:
     """
-    Return the gradient by a slice's input: dy in the range; elsewhere zero, or the gradients from other ranges.
+    Return the gradient of a slice's input: dy in the range; elsewhere zero, or the gradients from other ranges.
 
     Args:
-        dy: Gradient by the range (..., end - start).
+        dy: Gradient of the range (..., end - start).
         start: First channel of the range.
         parts: Gradient from other ranges, of dx's shape; may be `out`. None for zero.
         out: Where dx goes, (..., c).

@@ -18,27 +18,27 @@ Work = Callable[[], object]
 
 
 class Trace(Protocol):
-    """Sees a step from within: each method is called by the member that does the work."""
+    """Observes the operations of a step: each method is called by the member that does the work."""
 
     def run(self, rank: int, number: int, work: Work) -> None:
-        """Do the operation of the schedule with this number."""
+        """Call `work`, the operation with this number in the schedule."""
         ...
 
     def wait(self, rank: int, meet: Work) -> None:
-        """Wait for the other members."""
+        """Call `meet`, which waits for the other members."""
         ...
 
 
 class Program:
     """
-    The work of a team's members in a step.
+    The operations of a team's members in a step.
 
     Args:
         team: The members.
-        works: The operations in order, for each set of buffers, which take turns, and each member.
+        works: The operations in order, by set of buffers and member; the sets take turns.
 
     Attributes:
-        works: The same.
+        works: As given.
     """
 
     def __init__(self, team: Team, works: Sequence[Sequence[Sequence[Work]]]) -> None:
@@ -50,16 +50,16 @@ class Program:
 
     @property
     def calls(self) -> int:
-        """Recorded calls of the first member: on hand-written kernels, the launches of a step."""
+        """Number of recorded calls of the first member; with hand-written kernels, the launches of a step."""
         return sum(len(work) for work in self.works[0][0] if isinstance(work, backend.Replay))
 
     def run(self, turn: int, trace: Trace | None = None) -> None:
         """
-        Make all calls of a step on one of the buffer sets.
+        Run all operations of a step on one of the buffer sets.
 
         Args:
             turn: The number of the buffer set.
-            trace: Sees each operation; None: at full speed.
+            trace: Observes each operation; None: run at full speed.
         """
         programs = self.works[turn]
 
@@ -78,7 +78,7 @@ class Program:
                 self.together(walk)
 
     def together(self, work: Callable[[int], object]) -> None:
-        """Call a function with every member's rank, in its thread."""
+        """Call a function with the rank of every member, in the member's thread, and wait for all."""
 
         def run(rank: int) -> None:
             with np.errstate(all="ignore"):  # the loss shows a run that diverges, not warnings

@@ -17,7 +17,7 @@ from cubatch.memory.blocks import Products
 
 def scale(x: Any, s: Any, *, out: Any = None) -> Any:
     """
-    Multiply each channel of each sample by its factor: y[n, h, w, c] = x[n, h, w, c] * s[n, 0, 0, c].
+    Return the channels of each sample times their factors: y[n, h, w, c] = x[n, h, w, c] * s[n, 0, 0, c].
 
     Args:
         x: Activations (n, h, w, c).
@@ -32,14 +32,14 @@ def scale(x: Any, s: Any, *, out: Any = None) -> Any:
 
 def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, workspace: Any = None) -> None:
     """
-    Compute the gradients by the input and by the factors: dx = dy * s, and ds = sum of dy * x over h and w.
+    Compute the gradients of the input and of the factors: dx = dy * s, and ds = sum of dy * x over h and w.
 
     Args:
-        dy: Gradient by the output (n, h, w, c).
+        dy: Gradient of the output (n, h, w, c).
         x: Activations (n, h, w, c).
         s: Factors (n, 1, 1, c).
-        dx: Gradient by x; may be dy. None leaves it out.
-        ds: Gradient by s. None leaves it out.
+        dx: Gradient of x; may be dy. None leaves it out.
+        ds: Gradient of s. None leaves it out.
     """
     xp, (n, h, w, c) = of(dy), dy.shape
     need = Products(itemsize=dy.itemsize, rows=h * w, channels=c)
@@ -55,7 +55,7 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
 
 
 def _add_up(need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, first: bool) -> None:
-    """Add the products of a band of positions to the sums; `first` for the first band."""
+    """Add the sums of dy * x over a band of positions to `ds`; the first band overwrites it."""
     xp, (samples, positions, c) = of(dy), dy.shape
     shapes = dy.shape, (1, positions), (samples, 1, c)
     tile, ones, sums = areas(workspace, need, (samples, positions), *((shape, dy.dtype) for shape in shapes))
@@ -67,7 +67,7 @@ def _add_up(need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, first: 
 
 
 def layer_scale(x: Any, gamma: Any, *, out: Any = None) -> Any:
-    """Multiply each channel by its factor (c,), the same for all samples; `out` may be x."""
+    """Return each channel times its factor (c,), the same for all samples; `out` may be x."""
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
     xp.multiply(x, gamma, out=y)
@@ -76,13 +76,13 @@ def layer_scale(x: Any, gamma: Any, *, out: Any = None) -> Any:
 
 def layer_scale_backward(dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any = None, workspace: Any = None) -> None:
     """
-    Compute the gradients by the input and by the factors: dx = dy * gamma, and dgamma = sum of dy * x.
+    Compute the gradients of the input and of the factors: dx = dy * gamma, and dgamma = sum of dy * x.
 
     Args:
-        dy: Gradient by the output (..., c).
+        dy: Gradient of the output (..., c).
         x: The forward pass's input.
         gamma: Factors (c,).
-        out: Gradient by x; may be dy. None leaves it out.
+        out: Gradient of x; may be dy. None leaves it out.
     """
     xp, c, area = of(dy), dy.shape[-1], Area(dy, workspace)
     rows, errors, total = x.reshape(-1, c), dy.reshape(-1, c), area.sums[0]

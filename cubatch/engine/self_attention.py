@@ -26,7 +26,7 @@ def attention(
     keep: Sequence[Any] | None = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Mix the values of all positions of a sample for each of its positions.
+    Return multi-head self-attention: at each position, a weighted mean of the values of all of its sample's positions.
 
     Args:
         x: Activations (n, ..., c): t positions.
@@ -83,14 +83,15 @@ def attention_backward(
     db_in: Any = None, db_out: Any = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Compute the gradients by attention's input and its projections, summed over all samples.
+    Compute the gradients of attention's input and projections, summed over all samples; return the input's.
 
     Args:
-        dy: Gradient by the output (n, ..., c).
+        dy: Gradient of the output (n, ..., c).
         x: The forward pass's input.
         w_in, w_out: The projections.
         heads: Number of heads.
         saved: Queries, keys and values, weights, and mixed values, as the forward pass kept them.
+        dw_in, dw_out: Gradients of the projections.
         db_in, db_out: Gradients of the biases, or None.
         out: Where dx goes; may be dy.
     """
@@ -138,6 +139,6 @@ def _rows(x: Any) -> tuple[int, int, int]:
 
 
 def _heads(projected: Any, heads: int, width: int) -> list[Any]:
-    """View rows of projections (n, t, parts x heads x width) as one array (n, heads, t, width) for each part."""
+    """Return a view (n, heads, t, width) for each part of projections (n, t, parts x heads x width)."""
     n, t, _ = projected.shape
     return list(projected.reshape(n, t, -1, heads, width).transpose(2, 0, 3, 1, 4))

@@ -25,13 +25,13 @@ Walk = Callable[[], object]
 
 class StepGraphs:
     """
-    Runs the steps of a prepared batch, as graphs where that is possible.
+    Runs the steps of a prepared batch, as CUDA graphs where that is possible.
 
     Args:
-        walks: Enqueue a step, on each of the buffer sets.
+        walks: Functions that enqueue a step, one for each buffer set.
         xp: The array module: CuPy.
         launches: Kernels of a step; None if unknown.
-        refusal: The reason not to capture; empty: try.
+        refusal: The reason not to capture graphs; empty: try to.
 
     Attributes:
         launches: As given.
@@ -55,7 +55,7 @@ class StepGraphs:
         return {"launches": self.launches, "graph": bool(self._graphs), "refusal": self.refusal or None}
 
     def run(self, turn: int) -> None:
-        """Enqueue a step on one of the buffer sets."""
+        """Enqueue a step on the buffer set with this number."""
         if self._has_run and not self._graphs and not self.refusal:
             self._capture()
         if self._graphs:
@@ -78,7 +78,7 @@ class StepGraphs:
             self.refusal = f"{type(error).__name__}: {error}"
 
     def _captured(self, walk: Walk, stream: Any) -> Any:
-        """Capture what a walk enqueues; the driver rejects calls of this thread that wait or allocate memory."""
+        """Return the CUDA graph of what a step enqueues; fails if the step waits or allocates memory."""
         stream.begin_capture(self._xp.cuda.runtime.streamCaptureModeThreadLocal)
         try:
             walk()

@@ -13,7 +13,7 @@ import numpy as np
 
 class StepNumbers:
     """
-    The numbers of the pass and of the optimiser step, and the learning rate, where kernels read them.
+    Number of the pass, number of the optimizer step, and learning rate, in memory that kernels read.
 
     Passes and steps differ once gradients of several batches were added up.
 
@@ -22,7 +22,7 @@ class StepNumbers:
 
     Attributes:
         passes: int32 array of one element: the number of the pass over a batch, from 1; draws the masks of dropout.
-        updates: int32 array of one element: the number of the optimiser step, from 1.
+        updates: int32 array of one element: the number of the optimizer step, from 1.
         rate: float32 array of one element: the learning rate of that step.
 
     Example:
@@ -40,7 +40,7 @@ class StepNumbers:
 
     def write(self, passes: int, updates: int, rate: float) -> None:
         """
-        Set all of them, before the step is enqueued.
+        Write all three numbers, before the step that reads them is enqueued.
 
         CuPy fills an array by a launch with the value as an argument. So steps in the queue keep their values, and the
         host does not wait.

@@ -24,7 +24,7 @@ def element_type(dtype: str, library: str) -> Any:
 
     Args:
         dtype: "float32", "tf32", "float16" or "bfloat16"; the tests' "float64" too.
-        library: "cubatch" or "im2col": what computes with them.
+        library: "cubatch" or "im2col": the library that computes with the elements.
 
     Example:
         >>> element_type("bfloat16", "cubatch").__name__, element_type("tf32", "cubatch").__name__
@@ -42,13 +42,13 @@ def element_type(dtype: str, library: str) -> Any:
 
 
 def sum_type(dtype: str) -> Any:
-    """Return NumPy's type for statistics, master weights and optimiser state of a dtype: at least float32."""
+    """Return NumPy's type for statistics, master weights and optimizer state of a dtype: at least float32."""
     return np.float64 if dtype == "float64" else np.float32
 
 
 def encoded(values: Any, kind: Any) -> Any:
     """
-    Round numbers to their storage type: to nearest, ties to even.
+    Return numbers rounded to their storage type: to nearest, ties to even.
 
     Args:
         values: An array of floats, of NumPy or CuPy.

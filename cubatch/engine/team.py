@@ -92,7 +92,7 @@ class Team:
 
     @contextlib.contextmanager
     def seen_waiting(self, seen: Callable[[int, Callable[[], object]], object]) -> Iterator[None]:
-        """Call `seen` with the rank and the wait instead of each wait, inside the context."""
+        """Inside the context, call `seen` with a member's rank and wait function, instead of each wait."""
         self._seen = seen
         try:
             yield
@@ -204,12 +204,12 @@ class _Barrier:
         self.broken = True
 
     def reset(self) -> None:
-        """Start again, when no member waits any more."""
+        """Allow waiting again after a failure; no member may be waiting."""
         self._arrived, self.broken = 0, False
 
 
 class _Member:
-    """A sleeping thread; two locks hand the work over and back, the fastest signal in Python."""
+    """A thread that waits for work; two locks hand work over and back, the fastest signal in Python."""
 
     def __init__(self, rank: int, barrier: _Barrier) -> None:
         self._rank, self._barrier = rank, barrier

@@ -14,7 +14,7 @@ from cubatch.engine.backend import of
 
 def tokens(x: Any, token: Any, position: Any, *, out: Any = None) -> Any:
     """
-    Put a class token before the pixels of each sample, and add a position to each.
+    Return the class token followed by the pixels of each sample, with a position added to each.
 
     Args:
         x: Activations (n, ..., c): t positions.
@@ -44,13 +44,13 @@ def tokens_backward(
     workspace: Any = None,  # noqa: ARG001
 ) -> None:
     """
-    Compute the gradients by the pixels, the class token and the positions.
+    Compute the gradients of the pixels, the class token and the positions.
 
     Args:
-        dy: Gradient by the output, (t + 1) c elements for each sample.
-        dtoken: Gradient by the class token (c,).
-        dposition: Gradient by the positions (t + 1, c).
-        out: Gradient by the pixels: t c elements for each sample. None leaves it out.
+        dy: Gradient of the output, (t + 1) c elements for each sample.
+        dtoken: Gradient of the class token (c,).
+        dposition: Gradient of the positions (t + 1, c).
+        out: Gradient of the pixels: t c elements for each sample. None leaves it out.
         workspace: Used by kernels only.
     """
     xp, n, (count, c) = of(dy), len(dy), dposition.shape
@@ -62,7 +62,7 @@ def tokens_backward(
 
 
 def class_token(x: Any, *, out: Any = None) -> Any:
-    """Copy the first position of each sample of (n, h, w, c); None allocates (n, 1, 1, c)."""
+    """Return the first position of each sample of (n, h, w, c); without `out`, allocate (n, 1, 1, c)."""
     xp, (n, *_, c) = of(x), x.shape
     y = xp.empty((n, 1, 1, c), dtype=x.dtype) if out is None else out
     xp.copyto(y.reshape(n, c), x.reshape(n, -1, c)[:, 0])
@@ -70,7 +70,7 @@ def class_token(x: Any, *, out: Any = None) -> Any:
 
 
 def class_token_backward(dy: Any, *, x_shape: tuple[int, ...], out: Any = None) -> Any:
-    """Return the gradient by the input (n, h, w, c): dy at the first position, zero at the others."""
+    """Return the gradient of the input (n, h, w, c): dy at the first position, zero at the others."""
     xp, (n, *_, c) = of(dy), x_shape
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
     rows = dx.reshape(n, -1, c)

@@ -1,7 +1,7 @@
 """
 Training: epochs over a data set, and the accuracy on test images.
 
-An optimiser step uses one batch, or the summed gradients of several if the wanted batch does not fit. Several devices
+An optimizer step uses one batch, or the summed gradients of several if the wanted batch does not fit. Several devices
 share a step, each rank with its own run. A run with a checkpoint file continues from there.
 """
 
@@ -74,7 +74,7 @@ def train(
         network: Ends in logits, one for each class; its weights are the start of the training.
         data: A folder of IDX files; or both sets, as from `load_mnist`.
         batch_size: Samples that go through together. Batch norms use them alone.
-        target_batch_size: Samples of an optimiser step, a multiple of the batch size. Both are those of this rank.
+        target_batch_size: Samples of an optimizer step, a multiple of the batch size. Both are those of this rank.
         exchange: Sums the gradients of several ranks, which all call this alike; files are written by rank 0.
         context: Runs the operations on hand-written kernels; None uses the array library's calls.
     """
@@ -167,7 +167,7 @@ def _model(exchange: Exchange | None, network: Network, **options: Any) -> Model
 
 
 def _step(model: Model, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], batch_size: int) -> float:
-    """Take an optimiser step, from one batch or the sum of several, and return the mean loss."""
+    """Take an optimizer step on one batch or, in parts of `batch_size`, on several; return the mean loss."""
     loss = 0.0
     for start in range(0, len(labels), batch_size):
         part = slice(start, start + batch_size)
@@ -195,7 +195,7 @@ def _has_diverged(records: Sequence[Epoch]) -> bool:
 
 
 def _has_stalled(records: Sequence[Epoch], patience: int | None) -> bool:
-    """Return whether the last `patience` epochs brought no accuracy above the highest before them."""
+    """Return whether the last `patience` epochs brought no new highest accuracy; False if `patience` is None."""
     if patience is None or len(records) <= patience:
         return False
     before, since = records[:-patience], records[-patience:]
@@ -216,13 +216,13 @@ def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dic
 
 def accuracy(model: Model, test_set: Dataset, batch_size: int, exchange: Exchange | None = None) -> float:
     """
-    Return the share of images whose largest logit is their label's.
+    Return the share of images whose largest logit is at their label.
 
     Args:
         model: A model for inference, which is released at the end.
         test_set: The images; ranks share them.
-        batch_size: Samples that fit; no more go through together.
-        exchange: Sums the counts of the ranks.
+        batch_size: Most samples that go through together.
+        exchange: Sums the counts of the ranks; None for one rank.
     """
     right, images = 0, len(test_set)
     rank, ranks = (exchange.rank, exchange.size) if exchange else (0, 1)
@@ -256,7 +256,7 @@ def check(
     patience: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> None:
-    """Check that a network can be trained on a data set with these arguments."""
+    """Raise InvalidArgument if a network cannot be trained on a data set with these arguments."""
     shape = training_set.images.shape[1:]
     if network.input_shape != shape:
         raise InvalidArgument("input_shape", network.input_shape, f"{shape}, the images' (h, w, c)")
@@ -287,7 +287,7 @@ def check(
 
 
 def _check_norms(network: Network, batch_size: int) -> None:
-    """Reject a batch norm over a single value, which has no variance."""
+    """Raise InvalidArgument if a batch norm would see a single value, which has no variance."""
     for node in network.nodes:
         if node.layer.has_statistics and batch_size * math.prod(node.layer.input_shape[:2]) < 2:  # noqa: PLR2004
             what = f"batch norm {node.name!r} sees one pixel of a sample, and a variance needs two values"

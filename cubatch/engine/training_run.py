@@ -15,7 +15,7 @@ class Epoch:
     A pass over the training set.
 
     Attributes:
-        number: From 1.
+        number: Number of the pass, from 1.
         loss: Mean training loss over the epoch's batches.
         test_accuracy: Share of the test images that are classified correctly after it.
         seconds: Time of the training pass with the reading of batches, without the test and checkpoints.
@@ -32,13 +32,13 @@ class Epoch:
 @attrs.frozen
 class Step:
     """
-    A step of the optimiser, as reported while training goes on.
+    A step of the optimizer, as reported while training goes on.
 
     Attributes:
         done, total: Steps so far, this one included, and of the whole run.
         epoch: Number of the pass, from 1.
-        loss: Of its batch.
-        test_accuracy: After the epoch before; None in the first.
+        loss: Mean loss of the step's samples.
+        test_accuracy: Accuracy after the previous epoch; None in the first.
     """
 
     done: int
@@ -55,9 +55,9 @@ class Training(Shown):
 
     Attributes:
         model: Name of the network.
-        devices: Number of devices that share a step of the optimiser.
+        devices: Number of devices that share a step of the optimizer.
         batch_size: Samples that go through together, on one of them.
-        target_batch_size: Samples of a step of the optimiser, of all of them.
+        target_batch_size: Samples of a step of the optimizer, of all of them.
         dtype, learning_rate, schedule, optimizer, seed, patience: Settings of the run.
         parameters: Trainable parameters.
         epochs: A record for each epoch.

@@ -30,14 +30,15 @@ def max_pool2d(
     x: Any, window: Window, *, relu: bool = False, out: Any = None, argmax: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Take the largest value of each window; of equal ones the first, row by row, wins.
+    Return the largest value of each window, and write its tap to `argmax`; the first of equal ones, row by row.
 
     Args:
         x: Activations (n, h, w, c).
         window: The window, of at most 254 taps. Padding never wins.
         relu: Clamp at zero as well.
         out: Where y goes: (n, p, q, c).
-        argmax: Receives the winners for the backward pass: uint8 (n, p, q, c), 0 for none and 1 + tap otherwise.
+        argmax: Receives the tap of each largest value for the backward pass: uint8 (n, p, q, c), 1 + tap, or 0 for
+            none.
 
     Example:
         >>> import numpy as np
@@ -81,11 +82,12 @@ def max_pool2d_backward(
     dy: Any, argmax: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Add each window's gradient to the input that won it; with `relu`, to none where no input was positive.
+    Return the gradient of max pooling's input: each window's gradient goes to the input that had the largest value.
 
     Args:
-        dy: Gradient by the output (n, p, q, c).
-        argmax: The winners that `max_pool2d` wrote.
+        dy: Gradient of the output (n, p, q, c).
+        argmax: Taps that `max_pool2d` wrote. Where it wrote 0, as with `relu` for windows without a positive input, the
+            gradient is dropped.
         window: As in the forward pass.
         x_shape: Shape of the forward pass's input.
         out: Where dx goes: (n, h, w, c).
@@ -112,11 +114,11 @@ def max_pool2d_backward(
 
 def avg_pool2d(x: Any, window: Window, *, out: Any = None, workspace: Any = None) -> Any:
     """
-    Take the mean of each window.
+    Return the mean of each window.
 
     Args:
         x: Activations (n, h, w, c).
-        window: The window. Padding is zero.
+        window: The window. Padding counts as zeros, or not at all if its `count_include_pad` is false.
         out: Where y goes: (n, p, q, c).
     """
     pool = _Pool(x.shape, x, window, workspace)
@@ -135,7 +137,7 @@ def avg_pool2d(x: Any, window: Window, *, out: Any = None, workspace: Any = None
 def avg_pool2d_backward(
     dy: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None, workspace: Any = None
 ) -> Any:
-    """Return the gradient by the input: each window's gradient is divided among its inputs."""
+    """Return the gradient of average pooling's input: each window's gradient is divided among its inputs."""
     pool = _Pool(x_shape, dy, window, workspace)
     xp = pool.xp
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
@@ -151,7 +153,7 @@ def avg_pool2d_backward(
 
 
 def global_avg_pool(x: Any, *, out: Any = None) -> Any:
-    """Take the mean of each sample's channels over all its pixels: (n, h, w, c) to (n, c)."""
+    """Return the mean of each sample's channels over all pixels: (n, h, w, c) to (n, c)."""
     xp = of(x)
     y = xp.empty((x.shape[0], x.shape[3]), dtype=x.dtype) if out is None else out
     xp.sum(x, axis=(1, 2), out=y)
@@ -160,7 +162,7 @@ def global_avg_pool(x: Any, *, out: Any = None) -> Any:
 
 
 def global_avg_pool_backward(dy: Any, *, x_shape: tuple[int, int, int, int], out: Any = None) -> Any:
-    """Return the gradient by the input (n, h, w, c): dy (n, c) divided among the pixels of a channel."""
+    """Return the gradient of the input (n, h, w, c): dy (n, c) divided among the pixels of a channel."""
     xp = of(dy)
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
     xp.divide(dy.reshape(dy.shape[0], 1, 1, dy.shape[1]), x_shape[1] * x_shape[2], out=dx)
@@ -168,7 +170,7 @@ def global_avg_pool_backward(dy: Any, *, x_shape: tuple[int, int, int, int], out
 
 
 class _Pool:
-    """The geometry of one call, its scratch memory and the blocks that this allows."""
+    """Geometry of one pooling call, its scratch memory, and the blocks that this allows."""
 
     def __init__(self, x_shape: tuple[int, int, int, int], like: Any, window: Window, workspace: Any) -> None:
         n, h, w, c = x_shape
@@ -195,7 +197,7 @@ class _Pool:
         return view(self._workspace, shape, self.xp.bool_, offset=self._mask_at)
 
     def counts(self, rows: slice) -> tuple[list[int], list[int]]:
-        """Count the inputs that each row and each column of windows averages."""
+        """Return the number of inputs, counted padding included, in each row and in each column of windows."""
         v, h = self._axes
         top, bottom, left, right = self._window.pad if self._window.count_include_pad else (0, 0, 0, 0)
         return _counts(v, range(rows.start, rows.stop), top, bottom), _counts(h, range(h.out), left, right)
@@ -207,7 +209,7 @@ def _counts(axis: Axis, outputs: range, before: int, after: int) -> list[int]:
 
 
 def _divide(xp: Any, values: Any, counts: tuple[list[int], list[int]], out: Any) -> None:
-    """Divide by the product of a row's and a column's count: at once where all are alike."""
+    """Write values divided by the number of inputs in each window, the product of a row's and a column's count."""
     rows, columns = counts
     if len(set(rows)) == len(set(columns)) == 1:
         xp.divide(values, rows[0] * columns[0], out=out)

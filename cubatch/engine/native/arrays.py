@@ -20,7 +20,7 @@ _shared: ContextVar[list[Any] | None] = ContextVar("shared", default=None)
 
 def in_memory(like: Any, value: Any, kind: Any) -> Any:
     """
-    Return a number as an array of one element, where kernels read numbers that change from step to step.
+    Return a number as an array of one element, from which kernels read a value that changes from step to step.
 
     Args:
         like: An array of the module that allocates.
@@ -35,14 +35,14 @@ def in_memory(like: Any, value: Any, kind: Any) -> Any:
 
 def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> None:
     """
-    Check that arrays are C-contiguous, of one type and of one shape; None passes.
+    Raise InvalidArgument unless all arrays are C-contiguous, of one type and of one shape; None is allowed.
 
     A kernel would access memory beyond the end of a smaller array.
 
     Args:
         dtype: NumPy's type of their elements.
-        shape: Their extents; None for any.
-        arrays: By the name that an error shows.
+        shape: Shape of the arrays; None for any.
+        arrays: Arrays by the name that an error shows.
     """
     for name, array in arrays.items():
         if array is None:
@@ -61,7 +61,7 @@ def vector_width(context: Context, channels: int, *arrays: Any) -> int:
 
     Args:
         channels: Elements of a row.
-        arrays: All that are read or written in this way; of one type.
+        arrays: All arrays that are read or written in this way; of one type.
     """
     wide = VECTOR_BYTES // arrays[0].itemsize
     whole = channels % wide == 0 and all(context.aligned(array, VECTOR_BYTES) for array in arrays)
@@ -83,7 +83,7 @@ def sharing_workspace() -> Iterator[None]:
 
 
 def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
-    """Check the caller's workspace, or allocate one if it is None; a shared one inside `sharing_workspace`."""
+    """Return the given workspace, or if it is None a new one, or the shared one inside `sharing_workspace`."""
     if workspace is None:
         shared = _shared.get()
         if shared is None:
@@ -97,23 +97,23 @@ def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
 
 
 def floats(workspace: Any, count: int, *, start: int = 0) -> Any:
-    """View part of a workspace as float32, from element `start` on."""
+    """Return a view of `count` float32 elements of a workspace, from element `start` on."""
     return view(workspace, (count,), np.float32, offset=4 * start)
 
 
 def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]:
-    """Return the extents in the order in which the kernels over tiles of rows take them."""
+    """Return the arguments of kernels over tiles of rows: rows, rows of a tile, channels, lanes, vector."""
     return [np.int64(rows), tiles.rows_per_tile, channels, tiles.lanes, tiles.vector]
 
 
 def element_grid(array: Any) -> tuple[int, int, int]:
-    """Count the blocks of an elementwise kernel, each of which owns ELEMENTS of kernels/common/elements.cuh."""
+    """Return the grid of an elementwise kernel over an array: blocks in x, y and z."""
     return (element_blocks(array.size, array.itemsize), 1, 1)
 
 
 def column_grid(tiles: ColumnTiles) -> tuple[int, int, int]:
     """
-    Return a grid whose blocks of columns are laid out in y and z: there may be more than y alone can hold.
+    Return the grid of a kernel over tiles: tiles in x, blocks of columns in y and z, as y alone may be too small.
 
     Example:
         >>> column_grid(ColumnTiles(vector=4, lanes=32, blocks=65537, tiles=1, rows_per_tile=32))

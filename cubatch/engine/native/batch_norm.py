@@ -26,7 +26,7 @@ _MOMENTS = 3
 
 @operation(out=lambda given: given.x.shape)
 def batch_norm_train(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels, with `workspace.misc.batch_norm_workspace` bytes."""
+    """Launch the kernels of `functional.batch_norm_train`, with `workspace.misc.batch_norm_workspace` bytes."""
     x, gamma, beta, dtype, channels = given.x, given.gamma, given.beta, dtype_of(given.x), given.x.shape[-1]
     rows = _whole_batch(x, given.count)
     statistics = {name: getattr(given, name) for name in ("mean", "inv_std")}
@@ -54,13 +54,13 @@ def batch_norm_finish(
     running_mean: Any = None, running_var: Any = None, momentum: float = 0.1, eps: float = 1e-5, workspace: Any = None,
 ) -> None:  # fmt: skip
     """
-    Merge the moments of tiles into the batch's statistics.
+    Compute mean and inverse deviation of a batch from the moments of its tiles, and update running statistics.
 
     Args:
         partials: Count, mean and sum of squared deviations: float32 (tiles, 3, c), flat.
         tiles: Tiles of rows.
         dtype: Type of the activations.
-        origin: What the means in `partials` are distances to: (c,), of the activations' type.
+        origin: Value (c,) that the means in `partials` are relative to, of the activations' type; None for zero.
         mean, inv_std, running_mean, running_var, momentum, eps: As in `functional.batch_norm_train`.
         workspace: 1-D uint8 array of `workspace.misc.batch_norm_finish_workspace` bytes. None allocates one.
     """
@@ -84,7 +84,7 @@ def batch_norm_apply(
     context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, residual: Any = None,
     relu: bool = False, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Normalise by given statistics: y = gamma * (x - mean) * inv_std + beta; arguments as in training."""
+    """Return x normalized by given statistics: y = gamma * (x - mean) * inv_std + beta; arguments as in training."""
     return _apply(context, (x, residual, out, mean, inv_std, gamma, beta), eps=0.0, is_variance=False, relu=relu)
 
 
@@ -119,7 +119,7 @@ _FOLD_THREADS = 256
 
 @operation()
 def fold_batch_norms(context: Context, given: SimpleNamespace) -> None:
-    """Launch the kernel for each 32 norms; all but parameters is float32."""
+    """Launch the kernel of `functional.fold_batch_norms` for each 32 norms; all but parameters is float32."""
     columns = (given.gammas, given.betas, given.biases, given.means, given.variances, given.scales, given.shifts)
     rows = list(zip(*columns, given.epsilons, strict=True))
     for *arrays, _ in rows:
@@ -137,7 +137,7 @@ def fold_batch_norms(context: Context, given: SimpleNamespace) -> None:
 
 @operation(out=lambda given: given.dy.shape)
 def batch_norm_backward(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels, with `workspace.misc.batch_norm_backward_workspace` bytes."""
+    """Launch the kernels of `functional.batch_norm_backward`, with `batch_norm_backward_workspace` bytes."""
     dy, x, gamma, mean, inv_std, dx = given.dy, given.x, given.gamma, given.mean, given.inv_std, given.out
     dtype, channels, rows = dtype_of(x), x.shape[-1], _whole_batch(x, given.count)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)

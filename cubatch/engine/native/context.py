@@ -28,7 +28,7 @@ class Launcher(Protocol):
 
     @property
     def module(self) -> Any:
-        """The array module whose arrays it takes."""
+        """The array module whose arrays the launcher accepts: CuPy, or NumPy in tests."""
         ...
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> Callable[[], None]:
@@ -45,12 +45,12 @@ class Launcher(Protocol):
 @attrs.frozen
 class Context:
     """
-    Where operations run.
+    The device and launcher on which operations run, and the choice of kernel variants.
 
     Attributes:
-        device: Its SMs and architecture decide grids and variants.
+        device: The device, whose SMs and architecture decide grids and variants.
         launcher: Runs the kernels.
-        chooser: Gives the variant for a problem and its slices; may launch some to see.
+        chooser: Returns the variant for a problem and its slices; may time some variants.
         tf32: Whether products of float32 arrays may round their operands to tf32, for tensor cores.
         refused: Families of kernels that the driver has refused to launch here: others take their place.
     """
@@ -78,16 +78,16 @@ class Context:
 
     def launch(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> None:
         """
-        Launch now, or with every repetition inside `backend.prepare`; an empty grid is not launched.
+        Launch a kernel, or inside `backend.prepare` record the launch; an empty grid is not launched.
 
-        Python's whole numbers and truths are passed as int32, its floats as float32.
+        Python's int and bool are passed as int32, float as float32.
         """
         if all(grid):
             values = (_BY_VALUE[type(value)](value) if type(value) in _BY_VALUE else value for value in arguments)
             backend.call(self.launcher.bind(kernel, grid, tuple(values)))
 
     def run(self, operation: str, like: Any, grid: Grid, *arguments: object) -> None:
-        """Launch the only kernel of an operation for an array's type, see `launch`."""
+        """Launch the only kernel of an operation for the type of the array `like`; see `launch`."""
         self.launch(variant.find(operation, dtype_of(like)), grid, arguments)
 
     @staticmethod
@@ -99,7 +99,7 @@ class Context:
 
     @classmethod
     def aligned(cls, array: Any, num_bytes: int) -> bool:
-        """Return whether an array starts at a multiple of `num_bytes`; None does."""
+        """Return whether an array starts at a multiple of `num_bytes`; True for None."""
         return cls.address(array) % num_bytes == 0
 
 

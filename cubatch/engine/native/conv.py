@@ -33,7 +33,7 @@ from cubatch.network.windows import ConvShape, conv_shape
 
 
 def shape_of(given: SimpleNamespace, x_shape: tuple[int, ...], w: Any) -> ConvShape:
-    """Return the geometry of a convolution from its arguments, and the shapes of its input and filter."""
+    """Return the geometry of a convolution from its arguments and the shapes of its input and filter."""
     _, *hwc = x_shape
     return conv_shape(tuple(hwc), w.shape, given.stride, given.pad, given.dilation, groups=given.groups)
 
@@ -45,7 +45,7 @@ def output_shape(shape: ConvShape, samples: int) -> tuple[int, int, int, int]:
 
 @operation()
 def conv2d(context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN) -> Any:
-    """Launch the kernels; `fused` replaces scale, shift, residual and relu."""
+    """Launch the kernels of `functional.conv2d`; `fused`, if given, replaces scale, shift, residual and relu."""
     x, w, y = given.x, given.w, given.out
     wide, workspace = _as_wide(x, w, given)
     if wide is not w:
@@ -69,7 +69,7 @@ def conv2d(context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN) ->
 
 
 def conv2d_fprop_problem(context: Context, x: Any, w: Any, shape: ConvShape) -> Problem:
-    """Return the problem of a forward pass."""
+    """Return the forward pass of a convolution as a problem of the tiled kernels."""
     vector = vector_of(context, (shape.c // shape.groups,), x, w)
     return conv2d_problem(Pass.FPROP, shape, len(x), product_dtype(context, x), vector)
 
@@ -81,7 +81,7 @@ def _gradient_problem(context: Context, pass_: Pass, left: Any, right: Any, shap
 
 @operation(out=lambda given: given.x_shape)
 def conv2d_dgrad(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels; all phases of a stride are one launch."""
+    """Launch the kernels of `functional.conv2d_dgrad`."""
     dy, w, dx, shape = given.dy, given.w, given.out, shape_of(given, given.x_shape, given.w)
     if given.residual is given.positive is None and supports(shape):
         return depthwise.dgrad(context, shape, dy, w, out=dx)
@@ -97,7 +97,7 @@ def conv2d_dgrad(context: Context, given: SimpleNamespace) -> Any:
 
 @operation()
 def conv2d_wgrad(context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN) -> Any:
-    """Launch the kernels. With `fused.residual=dw` the gradient is added to dw."""
+    """Launch the kernels of `functional.conv2d_wgrad`; with `fused.residual=dw` the gradient is added to dw."""
     x, dy, dw, db = given.x, given.dy, given.dw, given.db
     wide, rest = _as_wide(x, dw, given)
     if wide is not dw and fused.residual is not None:
@@ -118,7 +118,7 @@ def conv2d_wgrad(context: Context, given: SimpleNamespace, *, fused: Fused = PLA
 
 
 def _as_wide(x: Any, w: Any, given: SimpleNamespace) -> tuple[Any, Any]:
-    """Return a filter with the number of channels that the input is stored with, and the rest of the workspace."""
+    """Return memory for a filter with the stored channels (w itself if it has them), and the rest of the workspace."""
     channels, workspace = x.shape[-1], given.workspace
     if given.groups != 1 or channels == w.shape[-1] or channels != stored_channels(w.shape[-1]):
         return w, workspace

@@ -42,7 +42,7 @@ _WINDOW = np.dtype(
 
 
 def forward(context: Context, shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any) -> Any:
-    """Launch the kernel of the forward pass."""
+    """Launch the kernel of a depthwise convolution's forward pass; return `out`."""
     check(x.dtype, x=x, w=w, b=b)
     check(x.dtype, (len(x), shape.vertical.out, shape.horizontal.out, shape.c), out=out)
     rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
@@ -51,7 +51,7 @@ def forward(context: Context, shape: ConvShape, x: Any, w: Any, b: Any, *, relu:
 
 
 def dgrad(context: Context, shape: ConvShape, dy: Any, w: Any, *, out: Any) -> Any:
-    """Launch the kernel of the gradient by the input."""
+    """Launch the kernel of the gradient of a depthwise convolution's input; return `out`."""
     check(dy.dtype, w=w)
     check(dy.dtype, (len(out), shape.vertical.out, shape.horizontal.out, shape.c), dy=dy)
     check(dy.dtype, (len(out), shape.vertical.size, shape.horizontal.size, shape.c), out=out)
@@ -61,7 +61,7 @@ def dgrad(context: Context, shape: ConvShape, dy: Any, w: Any, *, out: Any) -> A
 
 
 def wgrad(context: Context, shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any) -> Any:
-    """Launch the kernels of the gradients by filter and bias; `depthwise_wgrad_workspace` is the workspace's size."""
+    """Launch the kernels of the gradients of filter and bias, with `depthwise_wgrad_workspace` bytes; return dw."""
     check(x.dtype, x=x, dw=dw, db=db)
     check(x.dtype, (len(x), shape.vertical.out, shape.horizontal.out, shape.c), dy=dy)
     dtype, row = dtype_of(x), (shape.taps + 1) * shape.c
@@ -111,7 +111,7 @@ class _Axis(NamedTuple):
 
     @property
     def strips(self) -> int:
-        """Strips next to each other, on the horizontal axis."""
+        """Number of strips that the row of an image is divided into, on the horizontal axis."""
         return -(-self.groups // (DEPTHWISE_COLUMNS // self.up))
 
 
@@ -133,7 +133,7 @@ def _convolve(
     context: Context, shape: ConvShape, arrays: tuple[Any, ...], rows: _Axis, columns: _Axis, *,
     relu: bool = False, turned: bool = False,
 ) -> None:  # fmt: skip
-    """Launch a pass that writes each of its outputs; with `turned`, the taps are turned around, as in dgrad."""
+    """Launch a kernel that computes every output of a pass; `turned` turns the taps around, as in dgrad."""
     x, w, bias, y = arrays
     vector = _vector(context, shape, *arrays)
     vectors = shape.c // vector

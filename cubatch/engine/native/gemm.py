@@ -24,7 +24,7 @@ def gemm(
     workspace: Any = None, fused: Fused = PLAIN,
 ) -> Any:  # fmt: skip
     """
-    Multiply matrices: out[m, n] = bias[n] + sum over k of a[m, k] * b[k, n].
+    Return a product of matrices: out[m, n] = bias[n] + sum over k of a[m, k] * b[k, n].
 
     Args:
         a: (m, k), or (k, m) where the layout's first letter is t.
@@ -47,7 +47,7 @@ def gemm(
 
 
 def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Problem:
-    """Return the problem of a product."""
+    """Return a product of matrices as a problem of the tiled kernels."""
     m, n, gemm_k = extents(a, b, layout)
     if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
         raise InvalidArgument("a, b", (a.shape, b.shape), f"with rows shorter than {_LONGEST_ROW} elements")
@@ -56,7 +56,7 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
 
 
 def extents(a: Any, b: Any, layout: str) -> tuple[int, int, int]:
-    """Return m, n and k of a product."""
+    """Return the extents m, n and k of a product of matrices."""
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
     (m, gemm_k), (b_k, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))

@@ -25,12 +25,12 @@ _PRODUCT = np.dtype(
 @attrs.frozen(eq=False)
 class Heads:
     """
-    A matrix of each head of each sample, and its layout in an array.
+    The matrices of all heads of all samples, and their layout in an array.
 
     Attributes:
         array: C-contiguous, (n, ...).
         heads: Matrices of a sample.
-        rows, columns: Of a matrix.
+        rows, columns: Extents of a matrix.
         begin: Elements before the first matrix in a sample.
         head_stride, stride: Elements from a matrix to the next, and from a row to the next.
     """
@@ -45,13 +45,13 @@ class Heads:
 
     @classmethod
     def side_by_side(cls, array: Any, heads: int, width: int, part: int = 0) -> Heads:
-        """View one part of rows (n, t, parts x heads x width): `width` columns of each head."""
+        """Return the matrices in one part of an array (n, t, parts x heads x width): `width` columns of each head."""
         _, t, stride = array.shape
         return cls(array, heads, t, width, part * heads * width, width, stride)
 
     @classmethod
     def one_by_one(cls, array: Any, columns: int | None = None) -> Heads:
-        """View matrices (n, heads, rows, stride), of whose rows the first `columns` elements are used. None: all."""
+        """Return the matrices of an array (n, heads, rows, stride), with `columns` elements of each row; None: all."""
         _, heads, rows, stride = array.shape
         return cls(array, heads, rows, columns or stride, 0, rows * stride, stride)
 
@@ -66,7 +66,7 @@ def multiply_heads(
         layout: "nt": b is transposed; "nn": neither; "tn": a is.
         a, b: The factors.
         out: Receives the products.
-        factor: Of each result, in float32 before it is stored.
+        factor: Factor of each result, applied in float32 before it is stored.
     """
     m, k = (a.rows, a.columns) if layout[0] == "n" else (a.columns, a.rows)
     b_k, n = (b.rows, b.columns) if layout[1] == "n" else (b.columns, b.rows)

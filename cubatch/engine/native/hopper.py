@@ -42,7 +42,7 @@ Launch = tuple[TensorMap, TensorMap, dict[str, int]]
 
 def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: Any, output: Any) -> None:
     """
-    Launch a variant of kernels/hopper; of a strided gradient the phases that change something, four in a launch.
+    Launch a variant of kernels/hopper; phases of a strided gradient that change something share launches of four.
 
     Args:
         operands: The operands; in tf32, B is contiguous along gemm_k.
@@ -85,7 +85,7 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
 
 
 def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> bool:
-    """Return whether a gradient is only added to the values in its place."""
+    """Return whether a gradient is only added to the values in its place: no mask, and gemm_k is not split."""
     out, *_, residual, mask = ends
     is_whole = residual is not None and mask is None and output["slices"] == 1
     return is_whole and context.address(residual) == context.address(out)
@@ -95,9 +95,10 @@ def _stored_maps(
     context: Context, problem: Problem, ends: tuple[Any, ...], output: Any, tile: Tile
 ) -> dict[str, TensorMap | None]:
     """
-    Return the maps of an output that the copy engine may store, of what is added to it, and of its mask.
+    Return the tensor maps with which the copy engine stores an output, adds a residual and applies a mask.
 
-    The output has plain rows and no activation but a ReLU.  A residual and a mask have elements of 16 bits.
+    The output must have plain rows and no activation but a ReLU, the residual and the mask elements of 16 bits.
+    Without such a term its map is None; all are None if the copy engine cannot store the output.
     """
     out, *_, residual, mask = ends
     terms = [array for array in (residual, mask) if array is not None]
@@ -118,7 +119,7 @@ def _stored_maps(
 
 
 def _tile(chosen: Kernel) -> tuple[Tile, int, int]:
-    """Return the tile, the blocks of a cluster, and how many columns of B each block loads."""
+    """Return a variant's tile, the number of blocks of a cluster, and the columns of B that each block loads."""
     tile = tile_of(chosen)
     cluster = tile.cluster or 1
     return tile, cluster, tile.n // cluster
@@ -128,7 +129,7 @@ def _gemm(chosen: Kernel, problem: Problem, a: Any, b: Any) -> Launch:
     tile, _, share = _tile(chosen)
 
     def matrix(array: Any, outer: int, rows: int, *, turned: bool) -> TensorMap:
-        """Describe (outer, k), or (k, outer) where it is turned, in tiles of a step along k."""
+        """Return a tensor map of a matrix (outer, k), or (k, outer) where it is turned, in tiles of a step along k."""
         if turned:
             return TensorMap(array, chosen.dtype, (outer, problem.k), (BOX_CHANNELS, tile.k))
         return TensorMap(array, chosen.dtype, (problem.k, outer), (tile.k, rows))
@@ -155,7 +156,7 @@ def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape) 
 
 
 def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase) -> Launch:
-    """Return the launch of one phase: a convolution of dy at stride 1 with the taps that the phase reads."""
+    """Return maps and loop extents of one phase: a convolution of dy at stride 1 with the taps that the phase reads."""
     tile, _, share = _tile(chosen)
     depth = -(-shape.k // tile.k)
     taps_w = shape.horizontal.taps
@@ -177,7 +178,7 @@ def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase) -> L
 def _image(
     chosen: Kernel, array: Any, channels: int, window: ConvShape | Phase, box: tuple[int, int]
 ) -> tuple[TensorMap, dict[str, int]]:
-    """Return the map of images of which the pixels under a window's taps are gathered, and the walk over them."""
+    """Return the tensor map that gathers an image's pixels under the taps of a window, and the extents of that loop."""
     v, h = window.vertical, window.horizontal
     pixels = window_of(v, h) if window.taps else Window((1, 1), (0, 0), (0, 0))  # without taps nothing is copied
     walk = {

@@ -16,7 +16,7 @@ from cubatch.kernels.workspace.misc import batch_norm_backward_workspace, row_bl
 
 @operation(out=lambda given: given.x.shape)
 def layer_norm(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernel; statistics are float32."""
+    """Launch the kernel of `functional.layer_norm`; statistics are float32."""
     x, gamma, beta, y, channels = given.x, given.gamma, given.beta, given.out, given.x.shape[-1]
     statistics = None if given.statistics is None else given.statistics.reshape(-1)
     check(x.dtype, x=x)
@@ -29,7 +29,7 @@ def layer_norm(context: Context, given: SimpleNamespace) -> Any:
 
 @operation(out=lambda given: given.dy.shape)
 def layer_norm_backward(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels, with `batch_norm_backward_workspace` bytes."""
+    """Launch the kernels of `functional.layer_norm_backward`, with `batch_norm_backward_workspace` bytes."""
     dy, x, gamma, dgamma, dbeta, dx = given.dy, given.x, given.gamma, given.dgamma, given.dbeta, given.out
     channels, statistics = x.shape[-1], given.statistics.reshape(-1)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
@@ -45,12 +45,12 @@ def parameter_sums(
     context: Context, dy: Any, x: Any, *, statistics: Any, dgamma: Any, dbeta: Any, workspace: Any
 ) -> None:
     """
-    Sum dy times the factor of gamma, and dy, over all positions.
+    Compute the gradients of gamma and beta: sums over all positions of dy times gamma's factor, and of dy.
 
     Args:
-        dy: Gradient by the output (..., c).
+        dy: Gradient of the output (..., c).
         x: The forward pass's input.
-        statistics: Mean and inverse deviation of each position, flat; None if x is not normalised.
+        statistics: Mean and inverse deviation of each position, flat; None if x is not normalized.
         dgamma, dbeta: Receive the sums (c,).
         workspace: 1-D uint8 array of `workspace.misc.batch_norm_backward_workspace` bytes. None allocates one.
     """
@@ -66,7 +66,7 @@ def parameter_sums(
 
 
 def _row_grid(context: Context, *arrays: Any) -> tuple[Grid, list[object]]:
-    """Return the grid over rows of arrays (..., c), and rows, channels, lanes and vector."""
+    """Return the grid of a kernel over rows of arrays (..., c), and its arguments rows, channels, lanes and vector."""
     channels = arrays[0].shape[-1]
     rows, vector = arrays[0].size // channels, vector_width(context, channels, *arrays)
     lanes = row_lanes(rows, channels // vector, context.device)

@@ -14,7 +14,7 @@ _TILE = 32  # of kernels/misc/layout.cu
 
 
 def copy_channels(context: Context, x: Any, *, out: Any) -> Any:
-    """Copy (..., c) into `out` (..., wanted) of the same type: zeros follow if that is wider, else channels are cut."""
+    """Copy (..., c) into `out` (..., wanted) of the same type: zeros follow if it is wider, else channels are cut."""
     channels, wanted = x.shape[-1], out.shape[-1]
     check(x.dtype, x.shape, x=x)
     check(x.dtype, (*x.shape[:-1], wanted), out=out)

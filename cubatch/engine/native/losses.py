@@ -22,7 +22,7 @@ def softmax(context: Context, given: SimpleNamespace) -> Any:
 
 def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
     """
-    Turn the first elements of every row of the last axis into probabilities; the padding behind them is not touched.
+    Write the softmax over the first `columns` elements of every row; the padding behind them is not touched.
 
     Args:
         x: Scores (..., stride).
@@ -40,7 +40,7 @@ def softmax_backward(context: Context, given: SimpleNamespace) -> Any:
 
 
 def softmax_rows_backward(context: Context, dy: Any, y: Any, columns: int, *, out: Any) -> None:
-    """Compute the gradient by the input of `softmax_rows`, whose `columns` these are; `out` may be dy."""
+    """Write the gradient of `softmax_rows`' input, with the same `columns`, to `out`, which may be dy."""
     check(dy.dtype, dy.shape, dy=dy, y=y, out=out)
     _run_rows(context, "softmax_backward", (dy, y, out), columns)
 
@@ -54,7 +54,7 @@ def _run_rows(context: Context, name: str, arrays: tuple[Any, ...], columns: int
 @operation()
 def softmax_cross_entropy(context: Context, given: SimpleNamespace) -> Any:
     """
-    Launch the kernels; labels are int32, the scale is float32.
+    Launch the kernels of `functional.softmax_cross_entropy`; labels are int32, the scale is float32.
 
     The workspace has `workspace.misc.softmax_cross_entropy_workspace` bytes.
     """

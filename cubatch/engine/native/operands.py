@@ -61,7 +61,7 @@ class Operands:
         out: Receives the result.
         bias: (columns,), or None.
         fused: Further terms.
-        shape: Of a convolution, its geometry; else None.
+        shape: Geometry of a convolution; None for a matrix product.
         workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes; None allocates one if needed.
         conv: The geometry for the kernels.
     """
@@ -100,7 +100,7 @@ class Operands:
 
 def geometry(shape: ConvShape, *, of_input: bool = False) -> Any:
     """
-    Describe a convolution to the kernels.
+    Return a convolution's geometry in the structure that the kernels read.
 
     Args:
         of_input: Whether gemm_m counts the pixels of the input, phase by phase, instead of the output's.

@@ -19,7 +19,7 @@ def operation(
     out: Callable[[SimpleNamespace], Sequence[int]] | None = None,
 ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """
-    Make a function on hand-written kernels callable like the one of its name in `functional`, after a context.
+    Return a decorator that gives a function on kernels the parameters of its namesake in `functional`, after a context.
 
     The function receives the context and a namespace of the arguments, with the defaults of `functional`. Arguments
     that `functional` does not have are passed on by name.

@@ -32,15 +32,15 @@ _MODULES = (
 
 
 def written() -> dict[str, Callable[..., Any]]:
-    """Return the operations that hand-written kernels do, by name."""
+    """Return the functions on hand-written kernels by their names in `functional`."""
     return {name: getattr(module, name) for module in _MODULES for name in functional.__all__ if hasattr(module, name)}
 
 
 def operations(context: Context) -> SimpleNamespace:
     """
-    Bind every operation to a context; each is then called like the function of that name in `functional`.
+    Return all operations of `functional` on hand-written kernels, each bound to a context.
 
-    An operation that no kernel does raises UnsupportedLayer when it is called.
+    An operation that has no kernel raises UnsupportedLayer when it is called.
 
     Args:
         context: The device, the launcher and the choice of variants.

@@ -45,7 +45,7 @@ def adam(context: Context, given: SimpleNamespace) -> None:
 
 @operation()
 def update_loss_scale(context: Context, given: SimpleNamespace) -> None:
-    """Launch the kernels, with `workspace.misc.loss_scale_workspace` bytes."""
+    """Launch the kernels of `functional.update_loss_scale`, with `workspace.misc.loss_scale_workspace` bytes."""
     state, gradient = given.state, _whole(given.gradients)
     check(np.float32, (STATE_WORDS,), state=state)
     check(gradient.dtype, gradient=gradient)

@@ -78,7 +78,7 @@ def slice_channels_backward(context: Context, given: SimpleNamespace) -> Any:
 def copy_columns(
     context: Context, source: Any, target: Any, *, begin: int = 0, to: int = 0, width: int | None = None
 ) -> None:
-    """Copy `width` columns (None: all), from column `begin` of the source to column `to` of the target."""
+    """Copy `width` columns (None: all) of the source, from column `begin` on, to the target, from column `to` on."""
     have, want = source.shape[-1], target.shape[-1]
     width = have if width is None else width
     rows = source.size // max(have, 1)
@@ -100,7 +100,7 @@ def place_columns(context: Context, source: Any, target: Any, begin: int) -> Non
 def _walk_columns(
     context: Context, name: str, arrays: tuple[Any, Any], extents: tuple[int, int], vector: int, *numbers: int
 ) -> None:
-    """Launch a kernel over rows and columns, with its own numbers between those of the grid."""
+    """Launch a kernel over the rows and columns of two arrays; `numbers` are its further arguments."""
     rows, columns = extents
     tiles = walked_tiles(rows, columns, vector, arrays[0].itemsize, context.device)
     between = tiles.rows_per_tile, *numbers, tiles.lanes, vector
@@ -110,7 +110,7 @@ def _walk_columns(
 @operation(out=lambda given: given.x.shape)
 def dropout(context: Context, given: SimpleNamespace) -> Any:
     """
-    Launch the kernel; the step may be an int32 array of one element.
+    Launch the kernel of `functional.dropout`; the step may be an int32 array of one element.
 
     The mask depends on the seed, the step and the number of the element alone (Philox4x32-10, see
     kernels/misc/dropout.cu). It differs from the mask that NumPy draws.

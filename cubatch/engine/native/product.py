@@ -51,7 +51,7 @@ _WIDEST = 1 << 30  # pixels of a row of an image: positions further on are count
 
 
 def statistics_tiles(context: Context, problem: Problem) -> int:
-    """Return the number of tiles of rows in `Fused.statistics`."""
+    """Return the number of tiles of rows for which `Fused.statistics` has values."""
     return tiles(problem, _with_statistics(context, problem)[0])[0]
 
 
@@ -62,7 +62,7 @@ def product_dtype(context: Context, array: Any) -> str:
 
 
 def vector_of(context: Context, extents: tuple[int, ...], *operands: Any) -> int:
-    """Return how many elements the kernels load at once: as many as extents and addresses allow of `vectors`."""
+    """Return how many elements the kernels load at once: as many as extents and addresses allow."""
     return next(
         vector
         for vector in vectors(dtype_of(operands[0]))
@@ -90,7 +90,7 @@ def _as_convolution(problem: Problem) -> tuple[Any, int]:
 
 def launch(context: Context, operands: Operands) -> None:
     """
-    Compute a product into its output.
+    Compute a product with its fused terms into its output.
 
     Raises:
         InvalidArgument: If arrays do not fit, the pass does not take a term, there are too many blocks, or the
@@ -114,7 +114,7 @@ def launch(context: Context, operands: Operands) -> None:
 def _run_what_is_taken(
     context: Context, problem: Problem, run: Callable[[SplitKernel], None], *, try_out: bool
 ) -> None:
-    """Run the chosen variant; if the driver refuses it, one of another family, also from then on."""
+    """Run the chosen variant; if the driver refuses it, run one of another family and stop using the refused family."""
     chosen = context.choose(problem, run if try_out else None)
     try:
         run(chosen)
@@ -128,20 +128,20 @@ def _run_what_is_taken(
 
 
 def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
-    """Return a variant that computes statistics for as many tiles of rows as their array has."""
+    """Return a variant that computes statistics for the tiles of rows that `statistics` has, or else the chosen one."""
     candidates = _with_statistics(context, problem)
     fits = (each for each in candidates if each.family != "hopper" and tiles(problem, each)[0] == len(statistics))
     return next(fits, candidates[0])
 
 
 def _with_statistics(context: Context, problem: Problem) -> list[Kernel]:
-    """Return the variants whose blocks own rows of the output, the chosen one first."""
+    """Return the variants that can compute statistics of their output, the chosen one first."""
     candidates = (context.choose(problem).kernel, *ranked(problem, context.device))
     return [each for each in candidates if each.winograd is None]
 
 
 def _launch(context: Context, split: SplitKernel, operands: Operands) -> None:
-    """Launch one variant, and the sum of its slices."""
+    """Launch one variant and, if it splits gemm_k, the kernel that adds up the slices."""
     chosen, count, problem, fused = split.kernel, split.slices, operands.problem, operands.fused
     out, b, ends, columns = operands.out, operands.b, operands.ends, operands.columns
     tiles_m, tiles_n = tiles(problem, chosen)

@@ -15,7 +15,7 @@ FINISH_COLUMNS = 8
 
 def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = None) -> Any:
     """
-    Sum over all axes but the last, in float32, always in the same order.
+    Return the sums over all axes but the last, added up in float32 and always in the same order.
 
     Args:
         x: Array (..., c).
@@ -36,13 +36,13 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
 
 
 def finish_grid(columns: int) -> tuple[int, int, int]:
-    """Return the grid of a kernel that adds up partial results of columns."""
+    """Return the grid of a kernel that adds up partial results of `columns` columns."""
     return -(-columns // FINISH_COLUMNS), 1, 1
 
 
 def finish_gradients(context: Context, x: Any, tiles: ColumnTiles, partials: Any, *, dgamma: Any, dbeta: Any) -> Any:
     """
-    Add up two sums for each tile and channel into the gradients of a norm's parameters.
+    Compute the gradients of a norm's gamma and beta from their partial sums, two for each tile and channel.
 
     Args:
         x: Activations (..., c).

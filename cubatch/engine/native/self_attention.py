@@ -30,7 +30,7 @@ from cubatch.kernels.workspace import attention_scratch as scratch
 @operation(out=lambda given: given.x.shape)
 def attention(context: Context, given: SimpleNamespace) -> Any:
     """
-    Launch the kernels; rows of the weights in `keep` have `stored_row` elements.
+    Launch the kernels of `functional.attention`; rows of the weights in `keep` have `stored_row` elements.
 
     The workspace has `attention_scratch.attention_workspace` bytes.
     """
@@ -55,7 +55,7 @@ def attention(context: Context, given: SimpleNamespace) -> Any:
 
 
 def _mix_by_weights(context: Context, qkv: Any, weights: Any, mixed: Any) -> None:
-    """Store scores, write their softmax over them, and mix the values."""
+    """Write the attention weights to `weights`, and the values mixed by them to `mixed`."""
     heads, t, width = weights.shape[1], weights.shape[2], mixed.shape[-1] // weights.shape[1]
     queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
     of_weights = Heads.one_by_one(weights, t)
@@ -66,7 +66,7 @@ def _mix_by_weights(context: Context, qkv: Any, weights: Any, mixed: Any) -> Non
 
 def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     """
-    Mix the values by the softmax of scores that are never stored.
+    Write the values mixed by the softmax of their scores, without storing the scores.
 
     Args:
         qkv: Queries, keys and values (n, t, 3c), by head.
@@ -86,7 +86,7 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
 
 @operation(out=lambda given: given.dy.shape)
 def attention_backward(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels, with `attention_scratch.attention_backward_workspace` bytes."""
+    """Launch the kernels of `functional.attention_backward`, with `attention_backward_workspace` bytes."""
     dy, x, w_in, dx, heads = given.dy, given.x, given.w_in, given.out, given.heads
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
@@ -115,7 +115,7 @@ def attention_backward(context: Context, given: SimpleNamespace) -> Any:
 
 
 def _cut(workspace: Any, sizes: Iterable[int], dtype: Any) -> Iterator[Any]:
-    """View consecutive areas of the given sizes in bytes."""
+    """Yield views of consecutive areas of a workspace, of the given sizes in bytes."""
     begin = 0
     for size in sizes:
         yield view(workspace, (size // dtype.itemsize,), dtype, offset=begin)
@@ -123,7 +123,7 @@ def _cut(workspace: Any, sizes: Iterable[int], dtype: Any) -> Iterator[Any]:
 
 
 def _as(array: Any, shape: tuple[int, ...]) -> Any:
-    """View the beginning of an array, which may have been rounded up, with another shape."""
+    """Return a view of an array's first elements with another shape; raise InvalidArgument if there are too few."""
     if array.size < math.prod(shape):
         raise InvalidArgument("array", array.shape, f"at least {math.prod(shape)} elements, for a shape of {shape}")
     return array.reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -26,7 +26,7 @@ _NOTHING = (None,) * 7  # bias, scale, shift, residual, mask, statistics, partia
 
 def launch(context: Context, chosen: Kernel, operands: Operands, output: Any) -> None:
     """
-    Launch a variant of kernels/winograd.
+    Launch the kernels of a variant of Winograd's algorithm.
 
     Args:
         operands: The convolved array, x or the output's gradient, and the filter.
