@@ -84,7 +84,7 @@ class Learned:
         if self._added:
             batches = f"with the gradients of {self._added} batch{'es' * (self._added > 1)} added up"
             raise InvalidArgument(
-                "snapshot", batches, "taken after a step of the optimiser", "Call update() before it."
+                "snapshot", batches, "taken after a step of the optimizer", "Call update() before it."
             )
         clock = np.array([self._clock[0], self._updates], np.int64)
         return {"clock": clock} | {name: np.array(backend.to_host(array)) for name, array in self._arrays().items()}
@@ -96,7 +96,7 @@ class Learned:
             raise InvalidArgument("snapshot", "clock", "there, as `snapshot` gives it")
         for name, array in own.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
-                raise InvalidArgument("snapshot", name, "of this network, dtype and optimiser")
+                raise InvalidArgument("snapshot", name, "of this network, dtype and optimizer")
         for name, array in own.items():
             array[...] = self._xp.asarray(arrays[name])
         self._clock[0], self._updates = (int(count) for count in arrays["clock"])

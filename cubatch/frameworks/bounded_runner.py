@@ -21,7 +21,7 @@ from cubatch.units import first_line, format_seconds
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
 _CLIMB_SHARE = 0.03  # of a size: a nearer size below it adds no information
-_STEPS_TO_LEARN = 3  # the second finds gradients and the optimiser's state, the third what was kept of freed blocks
+_STEPS_TO_LEARN = 3  # the second finds gradients and the optimizer's state, the third what was kept of freed blocks
 
 _TRACE_SECONDS = 15.0  # of a trace, where `look` was not called
 _UNTRACED_DOUBT = 2.0

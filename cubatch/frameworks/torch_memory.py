@@ -309,7 +309,7 @@ def walked(
             watch.mark("gradients", (each.grad for each in parameters if each.grad is not None))
             watch.mark("optimizer", tensors_of([dict(each.state) for each in optimizers]))
         made = [name for name, _ in module.named_parameters() if name not in fakes]
-        if kind.training and made:  # which no optimiser knows of that was made before, as a user's loop has one
+        if kind.training and made:  # which no optimizer knows of that was made before, as a user's loop has one
             given = f"one that makes {made[0]} in its first forward pass"
             raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
         written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
