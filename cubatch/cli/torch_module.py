@@ -91,7 +91,9 @@ def bind(
         if value is not None:
             raise typer.BadParameter(f"leave out {option}: --library torch runs the module as it is")
     if dtype not in _AUTOCAST:
-        raise typer.BadParameter(f"--library torch does not take --dtype {dtype}; set it where the module is built")
+        raise typer.BadParameter(
+            f"--library torch takes --dtype {', '.join(_AUTOCAST)}, not {dtype}; set it where the module is built"
+        )
     inputs.check()
     here = user_code.current_folder()
     with user_code.beside(here):

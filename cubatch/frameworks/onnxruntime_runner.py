@@ -156,7 +156,8 @@ class OnnxRuntimeRunner(BoundedRunner):
             except Exception as error:
                 if node := self._graph.fixing_node():
                     raise self._graph.fixed_by(node) from error
-                raise self._graph.refused(f"one that ONNX Runtime can run on {n} samples ({error})") from error
+                samples, remedy = f"{n} sample{'s' * (n > 1)}", "Export it with a dynamic batch axis."
+                raise self._graph.refused(f"one that ONNX Runtime can run on {samples} ({error})", remedy) from error
         single, double = shapes
         if len(single) != len(double) or not any(m == 2 * n > 0 for n, m in zip(single, double, strict=True)):
             unknown = f"an unknown node: its result has the shapes {single} and {double} for 1 and 2 samples"

@@ -115,7 +115,9 @@ class TensorMap:
         if self.window is None:
             if len(self.box) != len(self.dims) or max(self.box) > _MOST_BOX:
                 raise InvalidArgument("box", self.box, f"{len(self.dims)} extents of at most {_MOST_BOX}")
-        elif self.box[1] > _MOST_PIXELS or not self.window.is_encodable:
+        elif self.box[1] > _MOST_PIXELS:
+            raise InvalidArgument("box", self.box, f"with at most {_MOST_PIXELS} pixels")
+        elif not self.window.is_encodable:
             raise InvalidArgument(
                 "window", self.window, f"steps of at most {_MOST_STEP}, corners from {_CORNERS[0]} to {_CORNERS[-1]}"
             )

@@ -63,7 +63,7 @@ def load_spec(path: str | Path) -> Spec:
         100100
     """
     if not isinstance(path, str | os.PathLike):
-        raise InvalidSpec("spec file", path, "the path of a .toml or .json file")
+        raise InvalidSpec("spec file", path, "a str or os.PathLike that names a .toml or .json file")
     path = Path(path)
     readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": _parsed_json}
     if path.suffix.lower() not in readers:

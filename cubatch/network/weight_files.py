@@ -91,7 +91,9 @@ def load_weights(network: Network, path: str | Path) -> Network:
         raise InvalidData(str(path), f"is of version {shown(version)}, this cubatch reads {VERSION}", "Update it.")
     shapes = _shapes(network)
     by_key = {".".join(place): shape for place, shape in shapes.items()}
-    remedy = "" if saved_from == network.name else f"It was saved from {visible(str(saved_from))}."
+    remedy = "Build the network with the layers that it had when the file was saved."
+    if saved_from != network.name:
+        remedy = f"It was saved from {visible(str(saved_from))}: load it into that network."
     _check(str(path), {key: array.shape for key, array in arrays.items()}, by_key, network.name, remedy)
     return _with(network, {place: _float32(".".join(place), arrays[".".join(place)]) for place in shapes})
 
@@ -215,7 +217,7 @@ def _check(
     for key, shape in expected.items():
         if shapes[key] != shape:
             reason = f"holds {key} of shape {shapes[key]}, {network} needs {shape}"
-            raise InvalidData(source, reason, remedy or "Give --classes and --input-shape as they were for the file.")
+            raise InvalidData(source, reason, "Build the network with the classes and input shape of the file.")
 
 
 def _some(names: list[str]) -> str:

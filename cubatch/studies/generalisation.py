@@ -84,7 +84,8 @@ def run(request: StudyRequest, budget: float) -> Findings:
     limit = min(request.largest(SIZES[-1]), len(images[0]))
     sizes = [n for n in (QUICK_SIZES if request.quick else SIZES) if n <= limit]
     if BASE not in sizes:
-        raise InvalidArgument("max_batch_size", limit, f"at least {BASE}, the size that the others are compared with")
+        remedy = "Raise it, or give more memory or training images if one of them is the limit."
+        raise InvalidArgument("max_batch_size", limit, f"at least {BASE}, to which other sizes are compared", remedy)
     epochs, seeds, base_rate = EPOCHS[request.quick], SEEDS[request.quick], LEARNING_RATES[request.optimizer]
     key, facts = training_facts(request, budget, images)
     cache = StudyCache(request.folder / CACHE, key | {"epochs": epochs})

@@ -156,5 +156,5 @@ def _catalogued(facts: Mapping[str, Any], name: str, refused: Callable[..., Inva
         chip, memory_bytes = tuple(facts.get("compute_capability") or ()), facts.get("memory_bytes")
         gpu = catalogue.board(name, chip, facts.get("num_sms"), memory_bytes)
         if gpu is None:
-            raise refused("results of a GPU that `cubatch devices` lists", f"{error}.") from error
+            raise refused("results of a GPU that `cubatch devices` lists", f"{str(error).rstrip('.')}.") from error
         return gpu

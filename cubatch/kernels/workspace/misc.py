@@ -144,7 +144,7 @@ def batch_norm_backward_workspace(rows: int, channels: int, dtype: str, device: 
 
 
 def layer_scale_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """Return the scratch memory of the gradient of channel factors in bytes: per channel, 2 sums a tile, 3 numbers."""
+    """Return the scratch bytes of a layer scale's gradient: for each channel, 2 sums per tile and 3 further numbers."""
     return batch_norm_backward_workspace(rows, channels, dtype, device) + channels * _SUM_BYTES
 
 

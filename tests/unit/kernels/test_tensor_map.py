@@ -21,7 +21,7 @@ REFUSED = [
     (MATRIX, {"box": (64, 257)}, "at most 256"),
     (MATRIX, {"box": (64, 1, 128)}, "2 extents"),
     (MATRIX, {"dtype": "float64"}, "float64"),
-    (IMAGE, {"box": (64, 1025)}, "steps of at most 8"),
+    (IMAGE, {"box": (64, 1025)}, "at most 1024 pixels"),
     (IMAGE, {"window": Window((1, 9), (0, 0), (0, 0))}, "steps of at most 8"),
     (IMAGE, {"window": Window((1, 1), (-129, 0), (0, 0))}, "corners from -128 to 127"),
     (IMAGE, {"window": Window((1, 1), (0, 0), (0, 128))}, "corners from -128 to 127"),

@@ -108,7 +108,7 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path, change, told):
 def test_of_many_tensors_that_do_not_fit_the_first_are_named(tmp_path):
     """And the network that the file was saved from."""
     with pytest.raises(
-        InvalidData, match=r"lacks .* and 3 more of lenet5, and holds .*\. It was saved from small\."
+        InvalidData, match=r"lacks .* and 3 more of lenet5, and holds .*\. It was saved from small: load it"
     ) as e:
         load_weights(models.build("lenet5"), file(tmp_path, {"x": np.ones(2, np.float32), **{
             key: np.ones(2, np.float32) for key in ("conv1.w", "conv1.b", "conv2.w", "conv2.b")}}))  # fmt: skip
