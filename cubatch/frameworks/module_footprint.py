@@ -79,7 +79,7 @@ class ModuleFootprint(Shown):
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the footprint as a plain mapping, for JSON."""
-        return attrs.asdict(self)
+        return attrs.asdict(self) | {"recurrent": list(self.recurrent)}
 
 
 def cublas_workspace_bytes(gpu: Device) -> int:

@@ -427,7 +427,7 @@ def test_an_operator_without_a_layer_is_named_with_its_place(case):
         (nn.ReLU(), (3, 0, 8), "at least 1"),
         (nn.ReLU(), (2, 3, 8, 8), "(channels, height, width)"),
         (nn.Linear(4, 2), (3, 8, 8), "torch.export can trace"),
-        (Of(lambda _, x: (x.relu(), x.sigmoid())), (3, 8, 8), "a single tensor"),
+        (Of(lambda _, x: (x.relu(), x.sigmoid())), (3, 8, 8), "only output is a tensor"),
         (Of(lambda _, x: x.flatten(1)), (3, 8, 8), "its output is its input"),
         (Of(lambda _, x: torch.ones(2, 3)), (3, 8, 8), "a module whose output depends on its input"),
     ],

@@ -216,7 +216,7 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
         ([*TORCH, *SHAPE, "--example-inputs", "of_users:sentence"], "needs exactly one of these options"),
         ([*TORCH, *SHAPE, "--recompute"], "--recompute"),
         ([*TORCH, *SHAPE, "--no-isolate"], "--isolate/--no-isolate"),
-        ([*TORCH, *SHAPE, "--dtype", "tf32"], "--dtype tf32"),
+        ([*TORCH, *SHAPE, "--dtype", "tf32"], "not tf32"),
         ([*TORCH, "--example-inputs", "of_users:none"], "--example-inputs must be a function of"),
         ([*TORCH, "--example-inputs", "of_users:unsaid"], "KeyError: 'no sentence'"),
         ([*TORCH, "--input-shape", "0,12,3"], "--input-shape must be from 1 to 2147483647, got 0"),
