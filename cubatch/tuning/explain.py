@@ -506,6 +506,8 @@ def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
         need, left = (outcomes[first].facts[name] for name in ("needed_seconds", "left_seconds"))
         words = f"to take about {format_seconds(need)}; {format_seconds(left)} were left"
         sentences.append(f"A trial of {first} was expected {words}.")
+        if need <= left:  # see `SearchState.affordable`
+            sentences.append("The search spends only part of the remaining time on a step of such uncertain length.")
     return sentences
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from cubatch.errors import NothingMeasured
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.tuning import answer as answers
+from cubatch.tuning import explain
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subject import SubjectFacts
 from cubatch.units import format_objective, format_tenths
@@ -238,3 +240,12 @@ def test_only_a_budget_that_stopped_it_is_said_to_help_against_noise() -> None:
     assert not any("budget" in reason for reason in answer_of({8: noisy, 16: noisy}).reasons)
     cut = answer_of({8: noisy, 16: noisy, 32: []}, {32: "not_run"})
     assert any("larger budget" in reason for reason in cut.reasons)
+
+
+def test_a_trial_that_would_have_fitted_is_explained():
+    """A step of uncertain length may use part of the time left; a trial longer than that needs no such sentence."""
+    for left, is_explained in ((50.0, True), (5.0, False)):
+        outcomes = {64: Outcome(64, "not_run", facts={"needed_seconds": 20.0, "left_seconds": left})}
+        sizes = {64: SimpleNamespace(status="not_run")}
+        sentences = explain._untried(SimpleNamespace(sizes=sizes, batch_size=8), outcomes)
+        assert any("uncertain length" in sentence for sentence in sentences) == is_explained
