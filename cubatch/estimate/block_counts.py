@@ -86,33 +86,6 @@ def winograd_blocks(
     return (outputs + 2) ** 2 * tiles(pieces, tile[0]) * tiles(filters, tile[1])
 
 
-def fused_winograd_blocks(
-    layer: Layer, pass_: Pass, batch_size: int, pixels: tuple[int, int, int] = FUSED_PIXELS[0]
-) -> int:
-    """
-    Return the blocks of Winograd's F(2x2, 3x3) in one launch: 32 filters times 128 pixels each.
-
-    Args:
-        layer: A 3x3 convolution of stride 1.
-        pass_: Its forward pass or the gradient of its input.
-        batch_size: Samples.
-        pixels: Images, rows and columns of a block: one of FUSED_PIXELS.
-
-    Raises:
-        InvalidArgument: If the algorithm does not compute the pass, or there is no such block.
-
-    Example:
-        >>> from cubatch.network.layers import Conv2d
-        >>> fused_winograd_blocks(Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 1)
-        24
-    """
-    if pixels not in FUSED_PIXELS:
-        raise InvalidArgument("pixels", pixels, f"one of {FUSED_PIXELS}")
-    extents = (batch_size, *_outputs(layer, pass_))
-    images, rows, columns, filters = map(tiles, extents, (*pixels, FUSED_FILTERS))
-    return images * rows * columns * filters
-
-
 def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
     """Return the largest batch size up to `limit` with at most `most` blocks; 0 if even one sample has more."""
     low, high = 0, limit + 1

@@ -221,7 +221,7 @@ def test_throttled_timings_count_only_without_others():
 
 @pytest.mark.parametrize(("best", "expected"), [(1.061, True), (1.059, False)])
 def test_dropping_needs_a_gap_beyond_the_margin_and_three_timings(best, expected):
-    """The fastest timing must take over 1.06 times the other's slowest; nobody is slower than itself."""
+    """The fastest timing must take over 1.06 times the other's slowest; no entrant is slower than itself."""
     leader, other = entrant_of(0.9, 0.95, 1.0), entrant_of(best, 2.0, 2.0)
     assert other.is_clearly_slower(leader) is expected
     assert not entrant_of(9.0, 9.0).is_clearly_slower(leader)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.estimate.block_counts import FUSED_PIXELS, fused_winograd_blocks, num_blocks, winograd_blocks
+from cubatch.estimate.block_counts import FUSED_PIXELS, num_blocks, winograd_blocks
 from cubatch.estimate.vendor.algorithms import (
     FAMILIES,
     PASSES,
@@ -125,8 +125,13 @@ def test_winograds_grids_are_counted_as_everywhere_in_cubatch(h, w, c, k, n, pas
     """Fused takes the fewest blocks of the vendor's shapes; the 36 products have tiles of their own."""
     layer = Conv2d(h=h, w=w, c=c, k=k, r=3, s=3, pad=pad)
     found = by_name(algorithms(work_of((layer, pass_, n)), np.array([48.0])))
-    fewest = min(fused_winograd_blocks(layer, pass_, n, pixels) for pixels in FUSED_PIXELS)
-    assert found["winograd 2x2"].blocks.tolist() == [fewest]
+    rows, columns, filters = layer.output_shape if pass_ is Pass.FPROP else layer.input_shape
+    pieces = (
+        len(range(0, n, images)) * len(range(0, rows, height)) * len(range(0, columns, width))
+        for images, height, width in FUSED_PIXELS
+    )
+    assert {math.prod(pixels) for pixels in FUSED_PIXELS} == {128}
+    assert found["winograd 2x2"].blocks.tolist() == [min(pieces) * len(range(0, filters, 32))]
     for tile in WINOGRAD_TILES:
         one = found["winograd 4x4 {}x{}".format(*tile)]
         assert one.blocks.tolist() == [winograd_blocks(layer, pass_, n, tile)]

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from cubatch.errors import InvalidArgument
 from cubatch.estimate.block_counts import (
-    FUSED_PIXELS,
-    fused_winograd_blocks,
     largest_batch,
     num_blocks,
     winograd_blocks,
@@ -76,18 +74,6 @@ def test_winograd_has_36_products_of_pieces_by_filters(h, w, c, k, n, pad, tile)
         assert winograd_blocks(layer, pass_, n, tile) == expected
 
 
-@given(h=st.integers(1, 40), w=st.integers(1, 40), k=st.integers(1, 200), n=st.integers(1, 20),
-       pixels=st.sampled_from(FUSED_PIXELS))  # fmt: skip
-def test_fused_winograd_blocks_are_128_pixels_by_32_filters(h, w, k, n, pixels):
-    """Boxes of images, rows and columns, laid over the outputs one by one."""
-    images, rows, columns = pixels
-    assert images * rows * columns == 128
-    layer = Conv2d(h=h, w=w, c=5, k=k, r=3, s=3, pad=1)
-    corners = itertools.product(range(0, n, images), range(0, h, rows), range(0, w, columns), range(0, k, 32))
-    assert fused_winograd_blocks(layer, Pass.FPROP, n, pixels) == len(list(corners))
-
-
-@pytest.mark.parametrize("count", [winograd_blocks, fused_winograd_blocks])
 @pytest.mark.parametrize(
     ("layer", "pass_"),
     [
@@ -99,20 +85,12 @@ def test_fused_winograd_blocks_are_128_pixels_by_32_filters(h, w, k, n, pixels):
         (GO, Pass.WGRAD),
     ],
 )
-def test_winograd_is_refused_where_it_is_not_defined(count, layer, pass_):
-    """F(2x2) and F(4x4) are for 3 x 3 filters of stride 1; the error names the layer and the pass."""
+def test_winograd_is_refused_where_it_is_not_defined(layer, pass_):
+    """F(4x4) is for 3 x 3 filters of stride 1; the error names the layer and the pass."""
     with pytest.raises(InvalidArgument) as caught:
-        count(layer, pass_, 4)
+        winograd_blocks(layer, pass_, 4)
     assert pass_.value in str(caught.value)
     assert "3x3" in str(caught.value)
-
-
-def test_a_fused_block_has_one_of_the_known_shapes():
-    """16 x 8 pixels of one image are 8 x 16 turned; 32 x 4 pixels are no block."""
-    fused_winograd_blocks(GO, Pass.FPROP, 1, (1, 16, 8))
-    with pytest.raises(InvalidArgument) as caught:
-        fused_winograd_blocks(GO, Pass.FPROP, 1, (1, 32, 4))
-    assert caught.value.field == "pixels"
 
 
 # --- the general rule ----------------------------------------------------------------------------------------
@@ -180,7 +158,7 @@ def test_winograds_rule_is_its_closed_form(n, num_sms, h, k, tile):
 @settings(max_examples=examples(150))
 @given(
     n=st.integers(1, 4), num_sms=st.integers(1, 60), h=st.integers(1, 20), c=st.integers(1, 70), k=st.integers(1, 70),
-    pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]), stride=st.integers(1, 2), tile=TILES, turn=st.integers(0, 2),
+    pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]), stride=st.integers(1, 2), tile=TILES, turn=st.integers(0, 1),
 )  # fmt: skip
 def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h, c, k, pass_, stride, tile, turn):
     """Whatever the algorithm and pass, phases of a strided gradient included."""
@@ -188,7 +166,6 @@ def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h,
     blocks = [
         partial(num_blocks, layer, pass_, tile=tile),
         partial(winograd_blocks, layer, pass_, tile=tile),
-        partial(fused_winograd_blocks, layer, pass_),
     ][turn]
     top = crest(n, blocks=blocks, num_sms=num_sms)
     assert busiest_sm_blocks(blocks(top + 1), num_sms) > n

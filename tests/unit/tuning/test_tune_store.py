@@ -69,7 +69,7 @@ def test_a_partial_result_says_who_was_busy(tmp_path, virtual, others):
 
 
 def test_a_run_that_goes_on_says_what_disturbed_the_cached_timings(tmp_path, virtual, others):
-    """Both calls' disturbances are told, and how to measure again."""
+    """The notes name the interference of both calls, and how to measure again."""
     kept = tmp_path / "kept"
 
     def interrupt(event):
