@@ -8,7 +8,8 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import attrs
@@ -43,9 +44,9 @@ class LoaderRate:
         drop_last: Whether an incomplete last batch is left out.
         delay_seconds: Seconds by which the workers delay a step on the same CPUs, for each sample. 0 on a GPU.
         rates: Its rate at each batch size that was timed; empty if it is `samples_per_second` at all sizes.
-        loop_ratio: Rate of the loop that was run, divided by what its parts predict; 1 if none was run. On a CPU a
-            loader is slower after a step than by itself. Its data has left the caches, and threads of the step still
-            wait actively.
+        loop_ratios: Rate of each loop that was run, divided by what its parts predict, by batch size; empty if none was
+            run. On a CPU a loader is slower after a step than by itself. Its data has left the caches, and threads of
+            the step still wait actively.
     """
 
     batch_size: int = attrs.field(converter=checks.required_size)
@@ -57,7 +58,7 @@ class LoaderRate:
         default=0.0, converter=checks.required_number, validator=attrs.validators.ge(0.0)
     )
     rates: Mapping[int, float] = attrs.field(factory=dict, converter=_rates, hash=False)
-    loop_ratio: float = attrs.field(default=1.0, converter=checks.required_positive)
+    loop_ratios: Mapping[int, float] = attrs.field(factory=dict, converter=_rates, hash=False)
 
     def rate_at(self, batch_size: int) -> float:
         """
@@ -69,26 +70,33 @@ class LoaderRate:
             ... ).rate_at(2)
             200.0
         """
-        known = sorted(self.rates.items()) or [(self.batch_size, self.samples_per_second)]
-        return float(np.interp(math.log(batch_size), [math.log(n) for n, _ in known], [rate for _, rate in known]))
+        return _interpolate(self.rates or {self.batch_size: self.samples_per_second}, batch_size)
 
     def loop_rate(self, step_rate: float, batch_size: int) -> float:
         """
         Return the samples per second of a loop around this loader and a step of a given rate and batch size.
 
+        Loops that were run correct what the parts predict: between two of them by an interpolated ratio.
+        """
+        return _interpolate(self.loop_ratios or {1: 1.0}, batch_size) * self.rate_of_parts(step_rate, batch_size)
+
+    def rate_of_parts(self, step_rate: float, batch_size: int) -> float:
+        """
+        Return the samples per second of a loop as predicted from loader and step.
+
         With worker processes loading and stepping overlap, without them they take turns. A step on the CPU is slower
-        while workers use the same CPUs. A loop that was run corrects this at all sizes.
+        while workers use the same CPUs.
 
         Example:
-            >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0).loop_rate(600.0, 8)
+            >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0).rate_of_parts(600.0, 8)
             300.0
-            >>> LoaderRate(batch_size=8, num_workers=0, samples_per_second=300.0).loop_rate(600.0, 8)
+            >>> LoaderRate(batch_size=8, num_workers=0, samples_per_second=300.0).rate_of_parts(600.0, 8)
             200.0
         """
         own = self.rate_at(batch_size)
         if self.num_workers:
-            return self.loop_ratio * min(1 / (1 / step_rate + self.delay_seconds), own)
-        return self.loop_ratio / (1 / step_rate + 1 / own)
+            return min(1 / (1 / step_rate + self.delay_seconds), own)
+        return 1 / (1 / step_rate + 1 / own)
 
     def workers_for(self, step_rate: float) -> int:
         """Return the number of workers that deliver this many samples per second, at most the CPUs of the process."""
@@ -108,6 +116,11 @@ class LoaderRate:
         full, rest = divmod(self.num_samples, batch_size)
         rest = 0 if self.drop_last else rest
         return full + bool(rest), rest
+
+
+def _interpolate(values: Mapping[int, float], batch_size: int) -> float:
+    known = sorted(values.items())
+    return float(np.interp(math.log(batch_size), [math.log(n) for n, _ in known], [value for _, value in known]))
 
 
 def check_loader(loader: Any) -> None:
@@ -182,36 +195,62 @@ def measure(
     )  # fmt: skip
 
 
-def run_loop(
+def run_loops(
+    loader: Any,
+    batch_sizes: Sequence[int],
+    step_of: Callable[[int], Callable[[], object]],
+    *,
+    seconds: float,
+    accumulate: int = 1,
+    now: Callable[[], float] = time.perf_counter,
+) -> dict[int, float]:
+    """
+    Return the samples per second of loops on the CPU, in which a step and a data loader take turns, by batch size.
+
+    The loops run one after the other, in the given order, back, and once more.  A steady change of the host's speed is
+    then the same for all of them.  The median of a size's three turns counts, so that one interruption has no effect.
+
+    Args:
+        loader: As for `measure`.
+        batch_sizes: Samples of a batch of each loop, the most important first.
+        step_of: Function that prepares a batch of a size and returns a function that runs a step on it.
+        seconds: Time limit of each of the three rounds.
+        accumulate: Batches that are loaded after each step.
+        now: A clock in seconds.
+
+    Returns:
+        dict[int, float]: Without sizes of which the data set has no full batch, or for which the time did not suffice.
+
+    Raises:
+        Exception: Raised by the user's data set or the step.
+    """
+    until, rates = now() + _MOST_WAITS * seconds, {n: list[float]() for n in batch_sizes}
+    for n in (*batch_sizes, *reversed(batch_sizes), *batch_sizes):
+        if now() < until:
+            turn = _run_loop(
+                loader, n, step_of(n), seconds=seconds / len(batch_sizes), until=until, accumulate=accumulate, now=now
+            )
+            rates[n] += [] if turn is None else [turn]
+    return {n: median(taken) for n, taken in rates.items() if taken}
+
+
+def _run_loop(
     loader: Any,
     batch_size: int,
     step: Callable[[], object],
     *,
     seconds: float,
-    accumulate: int = 1,
-    now: Callable[[], float] = time.perf_counter,
+    until: float,
+    accumulate: int,
+    now: Callable[[], float],
 ) -> float | None:
     """
-    Return the samples per second of a loop on the CPU, in which a step and a data loader take turns.
+    Return the samples per second of one loop; None without a full batch, or if its first turn ends after `until`.
 
     The clock starts and stops when a batch arrives, so that loading has no head start. Before, workers start, and one
     step warms up.
-
-    Args:
-        loader: As for `measure`.
-        batch_size: Samples of a batch.
-        step: Runs a step, on any batch.
-        seconds: Time limit. There is no result if the first turn takes more than three times as long.
-        accumulate: Batches that are loaded after each step.
-        now: A clock in seconds.
-
-    Returns:
-        float | None: Samples per second; None if the data set has no full batch, or the first turn took too long.
-
-    Raises:
-        Exception: Raised by the user's data set or the step.
     """
-    count, start = 0, now()
+    count = 0
     with _random_state(loader):
         batches = _epochs(_resized(loader, batch_size))
 
@@ -220,7 +259,7 @@ def run_loop(
 
         is_drawn = draw()
         step()
-        if not is_drawn or not draw() or now() - start > _MOST_WAITS * seconds:
+        if not is_drawn or not draw() or now() > until:
             return None
         began = now()
         # Workers may deliver in step with each other: only whole rounds of them are counted.

@@ -230,7 +230,7 @@ def _loader(result: TuningResult) -> list[str]:
     if enough > rate.num_workers and result.is_slowed(result.fastest_batch_size or n):
         more = enough * own / max(1, rate.num_workers)
         text += f"; {_counted(enough, 'worker')} would deliver about {format_objective(more, 'throughput')}"
-    if rate.loop_ratio != 1 and n in result.loop_rates:
+    if n in rate.loop_ratios and n in result.loop_rates:
         text += f". In one loop, as it was run, they reach {format_objective(result.loop_rates[n], 'throughput')}"
         if result.loop_rates[n] > _AGREES * min(own, step):
             text += ", more than the slower of the two alone: the machine changed its speed between these timings"

@@ -135,7 +135,7 @@ class Subject(Protocol):
         return None
 
     def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
-        """Run the loop of loader and step at the recommended size; return its rate, a note of failure, or None."""
+        """Run the loop of loader and step at the sizes that matter; return its rates, a note of failure, or None."""
         return None
 
     def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002 - as above

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import cubatch as cb  # noqa: E402
 from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks import loader_rate  # noqa: E402
-from cubatch.frameworks.loader_rate import LoaderRate, measure, run_loop  # noqa: E402
+from cubatch.frameworks.loader_rate import LoaderRate, measure, run_loops  # noqa: E402
 
 
 class Clock:
@@ -214,20 +214,40 @@ def test_a_loop_that_is_run_takes_its_turns(samples, accumulate, expected):
         clock.seconds += 0.008
 
     data = Slow(clock, 0.001, length=samples, first=0.0)
-    found = run_loop(loader(data), 4, step, seconds=1.0, accumulate=accumulate, now=clock)
-    assert found == (None if expected is None else pytest.approx(expected, rel=1e-6))
+    rates = run_loops(loader(data), [4], lambda _: step, seconds=1.0, accumulate=accumulate, now=clock)
+    assert rates == ({} if expected is None else {4: pytest.approx(expected, rel=1e-6)})
+
+
+def test_a_host_that_slows_down_does_not_change_the_order_of_loops():
+    """Each turn of a loop finds the host 20 % slower than the one before; the loops of both sizes are equally fast."""
+    clock, slowdown, turns = Clock(), 1.0, []
+
+    def step_of(n):
+        nonlocal slowdown
+        slowdown *= 1.2
+        turns.append(n)
+
+        def step():
+            clock.seconds += 0.001 * n * slowdown
+
+        return step
+
+    rates = run_loops(loader(Slow(clock, 0.0, first=0.0)), [4, 8], step_of, seconds=1.0, now=clock)
+    assert turns == [4, 8, 8, 4, 4, 8]
+    assert rates[4] == pytest.approx(1000 / 1.2**4)
+    assert rates[8] == pytest.approx(1000 / 1.2**3)
 
 
 def test_a_loop_that_does_not_start_in_time_is_not_run():
-    """The first sample takes 100 s, where the loop has one."""
+    """The first sample takes 100 s, where the rounds have three."""
     clock = Clock()
-    assert run_loop(loader(Slow(clock, 0.001)), 4, lambda: None, seconds=1.0, now=clock) is None
+    assert run_loops(loader(Slow(clock, 0.001)), [4], lambda _: lambda: None, seconds=1.0, now=clock) == {}
 
 
 def test_a_loop_is_no_faster_than_its_workers():
     """Two workers take 4 ms for a sample: 500 samples/s, whether they deliver in step with each other or not."""
-    found = run_loop(loader(Sleepy(), num_workers=2), 4, lambda: None, seconds=0.5)
-    assert 300.0 < found <= 1.05 * 500.0
+    rate = run_loops(loader(Sleepy(), num_workers=2), [4], lambda _: lambda: None, seconds=0.5)[4]
+    assert 300.0 < rate <= 1.05 * 500.0
 
 
 class Sleepy(torch.utils.data.Dataset):
@@ -258,7 +278,7 @@ def test_a_slow_loader_is_the_bottleneck_of_the_loop():
     """The rate is that of the loader, which sleeping bounds; larger batches of a fast step gain nothing."""
     result = cb.autotune_module(torch.nn.Linear(8, 2), loader(Sleepy()), max_batch_size=256, budget=10.0)
     assert result.loader.num_samples == 400
-    assert result.samples_per_second <= result.loader_samples_per_second <= 250.0
+    assert max(result.samples_per_second, result.loader_samples_per_second) <= 250.0
     assert result.step_samples_per_second > 250.0
     assert (result.decided_by == "loader") == ("larger batches gain nothing" in result.reasons[0])
     assert any("The data loader by itself delivers" in reason for reason in result.reasons)
@@ -291,34 +311,28 @@ def test_a_loader_that_fails_loses_no_timing():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_reported_rate_is_that_of_the_loop_that_was_run(monkeypatch, workers):
-    """At the recommended size, with real steps; far below its parts it is run again, and the faster run counts."""
-    model, steps, modes = torch.nn.Linear(8, 2), [], []
+    """At the recommended size and at the ends of those that may be as fast, each with its own steps, once."""
+    model, sizes, steps, runs = torch.nn.Linear(8, 2), [], [], []
+    model.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
 
-    def looped(given, batch_size, step, **_):
-        hook = model.register_forward_hook(lambda *_: steps.append(batch_size))
-        step()
-        hook.remove()
-        modes.append(given.num_workers)
-        return 123.0 if len(modes) == 1 else 120.0
+    def looped(given, batch_sizes, step_of, **_):
+        for n in batch_sizes:
+            step_of(n)()
+            steps.append(sizes[-1])
+        runs.append(tuple(batch_sizes))
+        assert given.num_workers == workers
+        return {n: 100.0 + (n == batch_sizes[-1]) for n in batch_sizes}
 
-    monkeypatch.setattr(loader_rate, "run_loop", looped)
+    monkeypatch.setattr(loader_rate, "run_loops", looped)
     data = torch.utils.data.TensorDataset(torch.zeros(400, 8))
-    result = cb.autotune_module(model, loader(data, num_workers=workers), max_batch_size=16, budget=5.0)
-    assert (steps, modes) == ([result.batch_size] * 2, [workers] * 2)
-    assert result.samples_per_second == pytest.approx(123.0)
-    assert min(result.step_samples_per_second, result.loader_samples_per_second) > 123.0
-    assert any("123 samples/s" in reason for reason in result.reasons)
+    result = cb.autotune_module(model, loader(data, num_workers=workers), batch_sizes=[8, 16, 32, 64], budget=5.0)
+    assert steps == [n for sizes in runs for n in sizes]
+    assert len(steps) == len(set(steps))
+    assert set(result.loader.loop_ratios) == set(steps)
+    assert result.batch_size in steps
+    assert result.samples_per_second == pytest.approx(101.0 if result.batch_size == runs[0][-1] else 100.0, abs=1.5)
+    assert min(result.step_samples_per_second, result.loader_samples_per_second) > 101.0
     assert cb.TuningResult.from_json(result.to_json()) == result
-
-
-def test_a_loop_as_fast_as_its_parts_is_run_once(monkeypatch):
-    """Interference only slows it down."""
-    runs = []
-    monkeypatch.setattr(loader_rate, "run_loop", lambda *_, **__: runs.append(1e9) or runs[-1])
-    data = torch.utils.data.TensorDataset(torch.zeros(400, 8))
-    result = cb.autotune_module(torch.nn.Linear(8, 2), loader(data), max_batch_size=16, budget=5.0)
-    assert len(runs) == 1
-    assert result.samples_per_second == pytest.approx(1e9)
 
 
 def test_a_loop_that_fails_loses_no_rate(monkeypatch):
@@ -327,7 +341,7 @@ def test_a_loop_that_fails_loses_no_rate(monkeypatch):
     def failing(*_, **__):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(loader_rate, "run_loop", failing)
+    monkeypatch.setattr(loader_rate, "run_loops", failing)
     data = torch.utils.data.TensorDataset(torch.zeros(400, 8))
     result = cb.autotune_module(torch.nn.Linear(8, 2), loader(data), max_batch_size=16, budget=5.0)
     assert result.samples_per_second == pytest.approx(

@@ -27,8 +27,7 @@ from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subjects.bounded_subject import BoundedSubject, loader_seconds
 from cubatch.units import first_line
 
-# Interference slows a loop and never speeds it up: one run of 20 was 8 times slower than its plain loop.
-_MOST_LOOPS, _SUSPECT_SHARE = 2, 0.75  # runs, and share of the predicted rate below which there is another
+_CONTENDERS = 0.8  # of the best predicted rate: the smallest and the largest such size are run in a loop too
 
 
 @attrs.define(kw_only=True)
@@ -55,32 +54,36 @@ class PresentModuleSubject(BoundedSubject):
 
     def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
         """
-        Run the loop of loader and step at the recommended size on the CPU, and return its rate or a note of failure.
+        Run the loop of loader and step on the CPU and return its rates, or a note of failure.
 
-        It is run twice if it is much slower than its parts suggest. Return None on a GPU, whose steps overlap with
-        loading, and with ranks, which would all have to step.
+        It runs at the recommended size and, the first time, at the smallest and the largest that may be as fast.
+        Return None where these were run before, on a GPU, whose steps overlap with loading, and with ranks, which would
+        all have to step.
         """
-        rate, runner, n = result.loader, self._runner, result.batch_size
-        step_rate = result.step_samples_per_second
-        if rate is None or n is None or step_rate is None or self.device.kind != "cpu":
+        rate, runner = result.loader, self._runner
+        if rate is None or result.batch_size is None or self.device.kind != "cpu":
             return None
-        if not isinstance(runner, ModuleRunner):
+        rates = result.loop_rates
+        close = [n for n in sorted(rates) if rates[n] >= _CONTENDERS * max(rates.values()) and not rate.loop_ratios]
+        sizes = [n for n in dict.fromkeys([result.batch_size, *close[-1:], *close[:1]]) if n not in rate.loop_ratios]
+        if not isinstance(runner, ModuleRunner) or not sizes or result.batch_size not in rates:
             return None
-        predicted, looped = rate.loop_rate(step_rate, n), 0.0
-        try:
+
+        def step_of(n: int) -> Callable[[], object]:
             runner.draw(n)
-            for _ in range(_MOST_LOOPS):
-                run = loader_rate.run_loop(
-                    self.loader, n, runner.step, seconds=loader_seconds(limits), accumulate=self.accumulate
-                )
-                looped = max(looped, run or 0.0)
-                if run is None or looped >= _SUSPECT_SHARE * predicted:
-                    break
+            return runner.step
+
+        try:
+            looped = loader_rate.run_loops(
+                self.loader, sizes, step_of, seconds=loader_seconds(limits), accumulate=self.accumulate
+            )
         except Exception as error:  # noqa: BLE001 - the user's data set or module; all that was measured still holds
             return note("loop_failed", error=first_line(error))
         finally:
             runner.release()
-        return attrs.evolve(rate, loop_ratio=looped / predicted) if looped else None
+        steps = {n: result.sizes[n].samples_per_second or 0.0 for n in looped}
+        ratios = {n: value / rate.rate_of_parts(steps[n], n) for n, value in looped.items()}
+        return attrs.evolve(rate, loop_ratios={**rate.loop_ratios, **ratios}) if ratios else None
 
     def make_runner(self) -> LearnsMemory:
         """Return a runner that runs the module's steps in this process."""

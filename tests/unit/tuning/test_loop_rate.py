@@ -120,9 +120,11 @@ def test_a_current_size_that_was_not_timed_is_named_in_the_first_sentence():
 
 def test_a_loop_faster_than_its_parts_is_explained():
     """Loader and step deliver 250 and 300 samples/s at a size of 2, the loop that was run twice as many."""
-    text = " ".join(result(attrs.evolve(rate(250.0), loop_ratio=2.0)).reasons)
+    text = " ".join(result(attrs.evolve(rate(250.0), loop_ratios={2: 2.0})).reasons)
     assert "the machine changed its speed" in text
-    assert "the machine changed its speed" not in " ".join(result(attrs.evolve(rate(250.0), loop_ratio=0.9)).reasons)
+    assert "the machine changed its speed" not in " ".join(
+        result(attrs.evolve(rate(250.0), loop_ratios={2: 0.9})).reasons
+    )
 
 
 @pytest.mark.parametrize(("loader", "is_limit"), [(20_000.0, False), (250.0, True)])
@@ -130,13 +132,22 @@ def test_a_loop_that_was_run_changes_rates_and_no_decision(loader, is_limit):
     """All rates are four fifths of what the parts predict; older results have no such ratio."""
     steps = {2: 300.0, 64: 9000.0, 256: 9000.0}
     before = result(rate(loader), steps=steps)
-    after = result(attrs.evolve(rate(loader), loop_ratio=0.8), steps=steps)
+    after = result(attrs.evolve(rate(loader), loop_ratios={64: 0.8}), steps=steps)
     assert after.loop_rates == pytest.approx({n: 0.8 * found for n, found in before.loop_rates.items()})
     assert after.batch_size == before.batch_size
     assert (after.decided_by == "loader") == (before.decided_by == "loader") == is_limit
     mapping = json.loads(before.to_json())
-    del mapping["loader"]["loop_ratio"]
+    del mapping["loader"]["loop_ratios"]
     assert TuningResult.from_json(json.dumps(mapping)) == before
+
+
+def test_loops_of_several_sizes_decide_between_them():
+    """By its parts 64 is as fast as 256; as loops they reach 4/5 and 1/2 of that, and 128 what lies between."""
+    steps = {2: 300.0, 64: 9000.0, 128: 9000.0, 256: 9000.0}
+    loader = attrs.evolve(rate(20_000.0), loop_ratios={64: 0.5, 256: 0.8})
+    found = result(loader, steps=steps)
+    assert found.loop_rates == pytest.approx({2: 150.0, 64: 4500.0, 128: 5850.0, 256: 7200.0}, rel=1e-3)
+    assert found.batch_size == 256
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
