@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import attrs
@@ -203,12 +203,12 @@ def run_loops(
     seconds: float,
     accumulate: int = 1,
     now: Callable[[], float] = time.perf_counter,
-) -> dict[int, float]:
+) -> dict[int, list[float]]:
     """
     Return the samples per second of loops on the CPU, in which a step and a data loader take turns, by batch size.
 
     The loops run one after the other, in the given order, back, and once more.  A steady change of the host's speed is
-    then the same for all of them.  The median of a size's three turns counts, so that one interruption has no effect.
+    then nearly the same for all of them.
 
     Args:
         loader: As for `measure`.
@@ -219,7 +219,8 @@ def run_loops(
         now: A clock in seconds.
 
     Returns:
-        dict[int, float]: Without sizes of which the data set has no full batch, or for which the time did not suffice.
+        dict[int, list[float]]: Up to three values of each size; none if the data set has no full batch of the size, or
+        the time did not suffice.
 
     Raises:
         Exception: Raised by the user's data set or the step.
@@ -231,7 +232,36 @@ def run_loops(
                 loader, n, step_of(n), seconds=seconds / len(batch_sizes), until=until, accumulate=accumulate, now=now
             )
             rates[n] += [] if turn is None else [turn]
-    return {n: median(taken) for n, taken in rates.items() if taken}
+    return {n: taken for n, taken in rates.items() if taken}
+
+
+def loop_ratios(measured: Mapping[int, Sequence[float]], predicted: Mapping[int, float]) -> dict[int, float]:
+    """
+    Return the rate of loops over what their parts predict, by batch size.
+
+    Each ratio is the median of a size's turns, drawn towards the mean of all sizes.  It is drawn by that share of the
+    variance between sizes that the scatter of the turns explains.  See Morris, "Parametric Empirical Bayes Inference",
+    JASA 78 (1983).
+
+    Args:
+        measured: Samples per second of the turns of each loop.
+        predicted: Samples per second that the parts predict.
+
+    Example:
+        >>> parts = {8: 100.0, 64: 100.0}
+        >>> {n: round(ratio, 2) for n, ratio in loop_ratios({8: [79.0, 81.0], 64: [124.0, 126.0]}, parts).items()}
+        {8: 0.8, 64: 1.25}
+        >>> {n: round(ratio, 2) for n, ratio in loop_ratios({8: [50.0, 128.0], 64: [78.125, 200.0]}, parts).items()}
+        {8: 1.0, 64: 1.0}
+    """
+    logs = {n: [math.log(rate / predicted[n]) for rate in turns] for n, turns in measured.items()}
+    middles = {n: median(values) for n, values in logs.items()}
+    mean = fmean(middles.values()) if middles else 0.0
+    scatter = [(value - middles[n]) ** 2 for n, values in logs.items() for value in values]
+    within = sum(scatter) / max(1, len(scatter) - len(logs))  # variance of one turn
+    between = sum(len(logs[n]) * (middle - mean) ** 2 for n, middle in middles.items()) / max(1, len(logs) - 1)
+    share = max(0.0, 1.0 - within / between) if between else 0.0
+    return {n: math.exp(mean + share * (middle - mean)) for n, middle in middles.items()}
 
 
 def _run_loop(

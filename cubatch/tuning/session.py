@@ -59,7 +59,7 @@ def tune(subject: Subject, request: Request) -> TuningResult:
                 raise
             raise NothingMeasured(error.reason, f"{error.remedy} {remedy}") from error
         with session.partial_on_interrupt(lambda: result):
-            for look in (subject.measure_loader, subject.run_loop, subject.run_loop):
+            for look in (subject.measure_loader, subject.run_loop):
                 loader = look(result, request.limits)
                 if loader is not None:
                     session.count_loader(loader)

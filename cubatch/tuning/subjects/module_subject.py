@@ -56,17 +56,15 @@ class PresentModuleSubject(BoundedSubject):
         """
         Run the loop of loader and step on the CPU and return its rates, or a note of failure.
 
-        It runs at the recommended size and, the first time, at the smallest and the largest that may be as fast.
-        Return None where these were run before, on a GPU, whose steps overlap with loading, and with ranks, which would
-        all have to step.
+        It runs at the recommended size, and at the smallest and the largest that may be as fast. Return None on a GPU,
+        whose steps overlap with loading, and with ranks, which would all have to step.
         """
         rate, runner = result.loader, self._runner
         if rate is None or result.batch_size is None or self.device.kind != "cpu":
             return None
         rates = result.loop_rates
-        close = [n for n in sorted(rates) if rates[n] >= _CONTENDERS * max(rates.values()) and not rate.loop_ratios]
-        sizes = [n for n in dict.fromkeys([result.batch_size, *close[-1:], *close[:1]]) if n not in rate.loop_ratios]
-        if not isinstance(runner, ModuleRunner) or not sizes or result.batch_size not in rates:
+        close = [n for n in sorted(rates) if rates[n] >= _CONTENDERS * max(rates.values())]
+        if not isinstance(runner, ModuleRunner) or result.batch_size not in rates:
             return None
 
         def step_of(n: int) -> Callable[[], object]:
@@ -74,16 +72,16 @@ class PresentModuleSubject(BoundedSubject):
             return runner.step
 
         try:
-            looped = loader_rate.run_loops(
-                self.loader, sizes, step_of, seconds=loader_seconds(limits), accumulate=self.accumulate
-            )
+            turns = loader_rate.run_loops(
+                self.loader, list(dict.fromkeys([result.batch_size, close[-1], close[0]])), step_of,
+                seconds=loader_seconds(limits), accumulate=self.accumulate,
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the user's data set or module; all that was measured still holds
             return note("loop_failed", error=first_line(error))
         finally:
             runner.release()
-        steps = {n: result.sizes[n].samples_per_second or 0.0 for n in looped}
-        ratios = {n: value / rate.rate_of_parts(steps[n], n) for n, value in looped.items()}
-        return attrs.evolve(rate, loop_ratios={**rate.loop_ratios, **ratios}) if ratios else None
+        parts = {n: rate.rate_of_parts(result.sizes[n].samples_per_second or 0.0, n) for n in turns}
+        return attrs.evolve(rate, loop_ratios=loader_rate.loop_ratios(turns, parts)) if turns else None
 
     def make_runner(self) -> LearnsMemory:
         """Return a runner that runs the module's steps in this process."""
