@@ -57,7 +57,7 @@ def measure(spec: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, st
 
     Args:
         spec: A layer or network, as a mapping.
-        options: Those of `autotune`.
+        options: Further arguments of `autotune`.
 
     Returns:
         "worker": its address. Also "result", in JSON, or "error", as text: Dask cannot pickle an error of two parents.

@@ -78,7 +78,7 @@ def autotune_fleet(
         FleetResult: An entry per distinct device; a device without a result has an error.
 
     Raises:
-        InvalidArgument: If an argument makes no sense, or the workers have other versions than the caller.  Names of
+        InvalidArgument: If an argument is invalid, or the workers have other versions than the caller.  Names of
             devices are known last: if `prices` has an unknown one, `partial` of the error is the result.
         MissingDependency: If Dask's `distributed` is not installed.
         WorkerFailed: If no scheduler answers, the cluster has no worker within a minute, or none describes its device.
@@ -112,7 +112,7 @@ def autotune_fleet(
 
 
 def _check(call: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
-    """Raise InvalidArgument here for arguments that every worker would reject."""
+    """Raise InvalidArgument for arguments that every worker would reject; `call` has those of `autotune`."""
     call.apply_defaults()
     given = call.arguments
     if given["library"] not in arithmetic.LIBRARIES:
@@ -133,7 +133,7 @@ def _missing(predict: Iterable[str]) -> list[str]:
     names = list(predict)
     for name in names:
         if not isinstance(name, str) or probe.resolve(name, live=False).kind == "cpu":
-            raise InvalidArgument("predict", name, "names of GPUs")
+            raise InvalidArgument("predict", name, "names of GPUs, which `cubatch devices` lists")
     return names
 
 

@@ -120,7 +120,7 @@ def tune_trainer(
 
     Raises:
         InvalidArgument: If the Trainer uses DataParallel, or the target is no multiple of the number of processes. Also
-            if an option makes no sense, or is the Trainer's own: its loader, loss, optimizer or accumulation.
+            if an option is invalid, or is the Trainer's own: its loader, loss, optimizer or accumulation.
 
     Example:
         >>> trainer = Trainer(model, TrainingArguments("out"), train_dataset=data)     # doctest: +SKIP
@@ -212,7 +212,7 @@ def _limited(options: dict[str, Any], dataset: Any, devices: int) -> dict[str, A
 
 
 def _step(trainer: Any, call: Callable[[Any, dict[str, Any]], Any]) -> Any:
-    """Return a module whose forward pass calls a method of the trainer with its model and a batch."""
+    """Return a module whose forward pass is `call(model, inputs)`, with the trainer's model and the inputs by name."""
     import torch
 
     class Step(torch.nn.Module):

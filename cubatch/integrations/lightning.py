@@ -107,7 +107,7 @@ class _Finder:
             if not pl_module.automatic_optimization:
                 raise InvalidArgument(
                     "automatic_optimization", value=False, allowed="True",
-                    remedy="What such a module does in a step is its own: hand it to autotune_callable().",
+                    remedy="Steps with manual optimization cannot be run here: time them with autotune_callable().",
                 )  # fmt: skip
             training = {
                 "mode": "training", "loss": _loss, "optimizer": _optimizer(trainer),
@@ -154,7 +154,7 @@ def _as_steps_get_it(trainer: Any, batch: Any) -> Any:
 
 
 def _together(trainer: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return the data loaders that make a batch together, and a function that joins a batch of each."""
+    """Return the data loaders whose batches make up one batch, and a function that joins a batch of each."""
     from torch.utils._pytree import tree_unflatten
 
     combined = trainer._active_loop._combined_loader  # noqa: SLF001 - as Lightning's finder does
@@ -164,7 +164,7 @@ def _together(trainer: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def _drawn(trainer: Any) -> Callable[[int], Any] | None:
-    """Return a function from a batch size to the arguments of a step; None if a loader allows no other batch sizes."""
+    """Return a function from a batch size to the arguments of a step; None if batches of other sizes cannot be made."""
     loaders, join = _together(trainer)
     if any(loader_rate.measurable(each) is None for each in loaders):
         return None
@@ -193,7 +193,7 @@ def _loader_size(trainer: Any) -> int | None:
 
 
 def _check_rows(trainer: Any, batch: Any) -> None:
-    """Raise InvalidArgument if a batch has more rows than samples: the rows of a sample are then unknown."""
+    """Raise InvalidArgument if a batch has more rows than samples: one sample then has an unknown number of rows."""
     rows, size = Inputs.of((batch,), None).batch_size, _loader_size(trainer)
     if size is not None and rows > size > 1:  # at 1 a dataset may give whole batches
         allowed = f"at most {size}, the batch size of the data loader, on axis 0 of a batch's first tensor"
@@ -229,7 +229,7 @@ class _quiet:  # noqa: N801 - used like a function
 
 
 def _as_step(trainer: Any, pl_module: Any, name: str) -> Any:
-    """Return a module whose forward pass is a step of this one, in the trainer's precision."""
+    """Return a module whose forward pass is the step `name` of the user's module, in the trainer's precision."""
     import torch
 
     class Step(torch.nn.Module):

@@ -90,7 +90,7 @@ class ServingPlan(Shown):
 
     @property
     def chosen(self) -> ServingOption:
-        """The option with the maximum batch size of the plan."""
+        """The option whose maximum batch size is `max_batch_size` of the plan."""
         return next(option for option in self.options if option.max_batch_size == self.max_batch_size)
 
     @property
@@ -244,7 +244,7 @@ class _Server:
         return low
 
     def option(self, batch_size: int, rate: float) -> ServingOption:
-        """Return the option of a maximum batch size, with the queue delay that suits the arrival rate best."""
+        """Return the option of a maximum batch size, with the queue delay that allows the highest arrival rate."""
         delays = self.delays if batch_size > 1 else self.delays[:1]
         rates = {delay: self.highest_rate(batch_size, delay, rate) for delay in delays}
         delay = _smallest_as_good(rates, rate)
@@ -255,7 +255,13 @@ class _Server:
 
 
 def _smallest_as_good(rates: Mapping[Any, float], rate: float) -> Any:
-    """Return the smallest key with nearly the highest rate, among keys that reach `rate` if any does."""
+    """
+    Return the smallest setting with nearly the highest arrival rate; settings that reach `rate` take precedence.
+
+    Args:
+        rates: The highest arrival rate of each setting, in requests per second.
+        rate: The required arrival rate.
+    """
     able = {key: highest for key, highest in rates.items() if highest >= rate} or rates
     best = max(able.values())
     return min(key for key, highest in able.items() if highest >= _SAME_SHARE * best)
@@ -328,7 +334,7 @@ def serving_plan(
     able = {option.max_batch_size: option.highest_rate for option in options if option.highest_rate >= rate}
     if not able:
         most = format_count(max(option.highest_rate for option in options))
-        remedy = f"They keep the limit up to {most} requests/s. Leave `instances` out for the number needed."
+        remedy = f"That many keep `p99` up to {most} requests/s. Leave `instances` out to compute the number."
         raise InvalidArgument("instances", server.instances, f"enough for {format_count(rate)} requests/s", remedy)
     return ServingPlan(
         name=result.subject, device=str(result.device_facts.get("name") or ""), predicted=result.predicted,
@@ -350,10 +356,10 @@ def _measured(result: BatchSizeResult) -> dict[int, Measurement]:
 
 def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:
     """
-    Return lists of the seconds of a step of 1, 2, ... samples, up to the largest measured size.
+    Return for each number of samples 1, 2, ..., up to the largest measured one, a list of seconds of a step.
 
-    Means are linear between measured sizes; times vary as the timings of the nearest one. Batches below the smallest
-    measured size take as long as that, as a server pads them.
+    Their mean is interpolated between measured sizes; they vary as the timings of the nearest size. Batches below the
+    smallest measured size take as long as that, as a server pads them.
     """
     sizes = sorted(measured)
     means = np.interp(range(1, sizes[-1] + 1), sizes, [measured[n].latency_seconds or 0.0 for n in sizes])
@@ -374,7 +380,7 @@ def _fewest(server: _Server, sizes: Sequence[int], rate: float) -> int:
     least = most = math.ceil(rate / max(server.capacity(n) for n in sizes))
     while most > _MOST_INSTANCES or not keeps(most):
         if most >= _MOST_INSTANCES:
-            allowed = f"a rate for at most {_MOST_INSTANCES} instances"
+            allowed = f"a rate that at most {_MOST_INSTANCES} instances can serve"
             raise InvalidArgument("arrival_rate", rate, allowed, "Use a faster device, or allow a longer latency.")
         least, most = most + 1, min(2 * most, _MOST_INSTANCES)
     while least < most:

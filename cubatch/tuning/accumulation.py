@@ -70,7 +70,7 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     known = sorted(seconds)
     sizes = [size for size in divisors(target) if size <= known[-1] and (fitting is None or size in fitting)]
     if not sizes:
-        wanted = f"one that batches of at most {known[-1]} make, the largest that was measured, and that fit"
+        wanted = f"a multiple of a size that fits and is at most {known[-1]}, the largest that was measured"
         raise InvalidArgument("target_batch_size", target, wanted)
     if sizes[-1] < known[0]:  # unknown times: the fewest steps have the least overhead
         size = sizes[-1]

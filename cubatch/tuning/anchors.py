@@ -42,7 +42,7 @@ def source_of(work: Workload) -> tuple[str, str]:
 
 
 def work_of(work: Workload) -> str:
-    """Return spec, mode, library, dtype and recompute as JSON: workloads with equal text share a prediction error."""
+    """Return the spec and settings of a workload as JSON; predictions of workloads with equal text share an error."""
     mapping = {name: value for name, value in work.spec.to_mapping().items() if name != "name"}
     return json.dumps([mapping, work.mode, work.library, work.dtype, work.is_recomputed], sort_keys=True)
 
@@ -50,7 +50,7 @@ def work_of(work: Workload) -> str:
 @attrs.frozen
 class Anchor:
     """
-    A tuning result that corrects predictions, reduced to the parts that the time model uses.
+    A tuning result that corrects predictions, reduced to the fields that the time model uses.
 
     Attributes:
         origin: Its file, or its place in the list, for errors and notes.
@@ -67,12 +67,12 @@ class Anchor:
 
 def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[Anchor]:
     """
-    Return tuning results, given as such or as files, as anchors of the prediction for a workload.
+    Return tuning results, or files of them, as anchors: measurements that correct the prediction for a workload.
 
     Raises:
         InvalidData: If a file is no tuning result of this schema.
         InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, or has no time. Also if it
-            shares neither the GPU nor library and dtype with the prediction.
+            has neither the GPU of the prediction nor its library and dtype.
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")
@@ -106,7 +106,7 @@ def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> 
     if missing := missing_facts(work.device, work.dtype, work.library):
         raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
     if not takes_time(work):
-        raise refused("results of a layer or network that does something")
+        raise refused("results of a layer or network that computes or moves data")
     seconds, sds = dict[int, float](), dict[int, float]()
     for m in result.measurements:
         if m.status == "ok" and m.latency_seconds is not None:
@@ -134,7 +134,7 @@ def _sd(measurement: Measurement) -> float:
 
 
 def _device(result: TuningResult, predicted: Device, refused: Callable[..., InvalidArgument]) -> Device:
-    """Return the GPU of a result; raise InvalidArgument for a CPU, several GPUs or a part of one."""
+    """Return the GPU of a result; raise the error that `refused` makes for a CPU, several GPUs or a MIG slice."""
     if result.data_parallel is not None or result.environment.get("devices"):
         raise refused("results of one GPU", "Steps of this one are shared by several, and wait for their sums.")
     facts = result.device
@@ -149,7 +149,7 @@ def _device(result: TuningResult, predicted: Device, refused: Callable[..., Inva
 
 
 def _catalogued(facts: Mapping[str, Any], name: str, refused: Callable[..., InvalidArgument]) -> Device:
-    """Return the GPU of the catalogue with these facts; raise InvalidArgument if there is none."""
+    """Return the GPU of the catalogue with these facts; raise the error that `refused` makes if there is none."""
     try:
         return catalogue.find(facts.get("slug") or name)
     except InvalidArgument as error:

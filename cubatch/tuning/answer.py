@@ -65,8 +65,10 @@ def answer(
         setting: Fields of TuningResult that measuring does not decide; those left out are unknown. `created` is now,
             if missing.
         largest_batch_size, is_listed, multiple: As for `decision.decide`.
-        largest_allowed: Where the sizes end, if anything else than memory or `max_batch_size` ends them; else None.
-        current: The size that the user has now; it is recommended if no other is better beyond tolerance and noise.
+        largest_allowed: The largest size that the data set, `multiple_of` or `divides` allows; None if memory or
+            `max_batch_size` is the limit.
+        current: The size that the user has now; it is recommended if no other is better by more than tolerance and
+            noise.
         facts: Computed figures of the subject; `occupancy` and `fill` of a size are means over its layers.
         notes: Warnings follow the recommendation, other notes come last. One that withholds the recommendation replaces
             it, its limit and its reasons.
@@ -250,7 +252,7 @@ def _most(timings: Sequence[Timing], name: str) -> Any:
 
 
 def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Return the mean of a field over layers that have it, weighted by time; None if no layer has it and a time."""
+    """Return the mean of the field `name` over layers, weighted by time; None if no layer has the field and a time."""
     for weight in ("seconds", "predicted_seconds"):
         rows = [layer for layer in layers if layer.get(name) is not None]
         if rows and all(layer.get(weight) is not None for layer in rows) and sum(layer[weight] for layer in rows) > 0:

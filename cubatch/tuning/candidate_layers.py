@@ -79,7 +79,7 @@ def explain(
 
 
 def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
-    """Return each channel number (c, k of a group) that is no multiple for Tensor Cores, rounded up, by name."""
+    """Return by name each channel number (c, k of a group) that is no multiple of `multiple`, rounded up to one."""
     if multiple is None:
         return {}
     return {name: -(-size // multiple) * multiple for name, size in layer.product_channels.items() if size % multiple}

@@ -49,7 +49,7 @@ class Decision:
     Attributes:
         limit: One of `results.DECIDED_BY`, or None.
         top: The largest size that ran within every limit, or the recommended one.
-        reach: The largest size below the next limit that was timed, or ruled out by timings of its neighbors.
+        reach: The largest size below `edge` that was timed, or ruled out by timings of its neighbors.
         edge: The next limit or failure above `top`: its size, and "memory", "latency_limit" or FAILURE. None if none
             is known.
     """
@@ -143,6 +143,13 @@ def _limit(
     Return the first limit above `top` as (size, "memory" or "latency_limit"); None if there is none.
 
     The size is the smallest that exceeds the limit; of a memory plan, the largest that fits.
+
+    Args:
+        larger: Outcomes of the sizes above `top`, ascending.
+        top: The largest size that ran within every limit.
+        largest: The largest size that fits by the memory plan; None without a plan.
+        allowed: The largest size that the user allows; None for no such limit.
+        is_listed: Whether the user gave the list of batch sizes.
     """
     for fate in larger:
         if fate.batch_size <= top or not (fate.status in _REFUSED or fate.breaks_latency):
@@ -156,7 +163,7 @@ def _limit(
 
 
 def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tuple[int, str] | None:
-    """Return the given limit, or (size, FAILURE) if a size before it failed otherwise; None if there is neither."""
+    """Return the given limit, or (size, FAILURE) if a smaller size failed otherwise; None if there is neither."""
     failure = next((fate.batch_size for fate in larger if fate.batch_size > top and fate.status in _FAILED), None)
     if failure is None or (limit is not None and (limit[0] < failure or _is_near(top, limit[0]))):
         return limit
@@ -172,12 +179,12 @@ def _is_ruled_out_below(edge: tuple[int, str] | None, top: int, larger: Sequence
 
 
 def _is_worse(last: Fate, best: Fate, goal: Goal) -> bool:
-    """Return whether a size is worse than the fastest by more than the tolerance, at both ends of the intervals."""
+    """Return whether size `last` is worse than size `best` by more than the tolerance, at both ends of the interval."""
     return last.cost is not None and best.cost is not None and last.cost[0] > goal.allowed(best.cost[1])
 
 
 def _is_met(ran: int, edge: int, by_size: Mapping[int, Fate], multiple: int) -> bool:
-    """Return whether no size is left to try between the largest that ran and a limit."""
+    """Return whether no size is left to try between `ran`, the largest size that ran, and the limit `edge`."""
     failed = by_size.get(edge)
     has_failed = failed is not None and (failed.status == "out_of_memory" or failed.breaks_latency)
     is_next = ran // multiple == (edge - 1) // multiple and not any(ran < n < edge for n in by_size)

@@ -327,7 +327,7 @@ def _before_the_end(result: BatchSizeResult) -> str:
 
 
 def _doubt(result: TuningResult, chosen: Measurement) -> str:
-    """Return the uncertainty of the recommended size's value in parentheses; empty text if there is nothing to add."""
+    """Return in parentheses why the recommended size's value is uncertain: its error, few timings, a busy machine."""
     width, timings = chosen.half_width, len(chosen.timings_seconds)
     words = [
         f"± {format_tenths(width)}" if width is not None else "",
@@ -690,7 +690,7 @@ def _shorten(words: list[str]) -> list[str]:
 
 
 def _span(sizes: Sequence[int], result: BatchSizeResult) -> str:
-    """Return sizes as a range if no measured size between them is missing, else as a list."""
+    """Return batch sizes as a range if no other measured size lies between them, else as a list."""
     inside = [n for n, m in result.sizes.items() if m.is_measured and sizes[0] <= n <= sizes[-1]]
     if len(sizes) > 2 and len(inside) == len(sizes):  # noqa: PLR2004 - of two, both are named
         return f"from {sizes[0]} to {sizes[-1]}"

@@ -115,14 +115,14 @@ def candidates(
 @attrs.frozen
 class Ladder:
     """
-    The candidates of a run, and the memory limit that they were proposed for.
+    The candidate batch sizes of a run, and the memory limit for which they were proposed.
 
     Attributes:
         candidates: Ascending; those that do not fit are marked `over_limit`.
         largest: The largest batch that fits, by the plan; None without a plan.
         memory_bytes: Bytes that a step may take.
-        facts: What else is cached with the ladder, as JSON.
-        notes: What a user should know about how it was made.
+        facts: What else is cached with the candidates, as JSON.
+        notes: What a user should know about how they were chosen.
     """
 
     candidates: tuple[Candidate, ...]
@@ -137,7 +137,11 @@ class Ladder:
         return max((step.predicted_peak_bytes or 0 for step in self.candidates if not step.over_limit), default=0)
 
     def within(self, memory: MemoryLimit, largest: int) -> Ladder:
-        """Return the ladder with each candidate marked by whether it fits the present memory limit."""
+        """
+        Return the candidates, each marked by whether it fits the present memory limit.
+
+        `largest` is the largest batch size that fits it.
+        """
         again = tuple(
             step
             if (planned := step.predicted_peak_bytes) is None
@@ -166,7 +170,11 @@ def propose(
 
 
 def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
-    """Return round sizes and the limits as a ladder, if only a step's memory is known (`peak_bytes` by size)."""
+    """
+    Return round sizes and the limits as candidates of a step of which only the memory is known.
+
+    `largest` is the largest size that fits, and `peak_bytes` returns the peak memory of a size.
+    """
     steps = asked_for(limits.batch_sizes or ())
     if limits.batch_sizes is None:
         top = limits.max_batch_size
@@ -186,7 +194,7 @@ def _bounded(
 
 
 def timed(work: Workload, ladder: Ladder) -> Ladder:
-    """Return the ladder with predicted seconds of a step added to its candidates."""
+    """Return the candidates with predicted seconds of a step added to each."""
     expected = step_seconds(work, [step.batch_size for step in ladder.candidates])
     pairs = zip(ladder.candidates, expected, strict=True)
     return attrs.evolve(
@@ -195,7 +203,7 @@ def timed(work: Workload, ladder: Ladder) -> Ladder:
 
 
 def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
-    """Return a candidate of a size between those of the ladder, with planned memory and predicted time."""
+    """Return a candidate of a size between the given candidates, with planned memory and predicted time."""
     step = attrs.evolve(
         between(batch_size, ladder.candidates), predicted_peak_bytes=plan(work, batch_size).total
     )  # fmt: skip
@@ -203,7 +211,7 @@ def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
 
 
 def plain(limits: Limits) -> list[Candidate]:
-    """Return candidates of an unknown workload: the requested, else powers of two, 1.5 times them, and the maximum."""
+    """Return candidates for a callable step: the user's, or powers of two, 1.5 times these, and the maximum."""
     if limits.batch_sizes is not None:
         return asked_for(limits.batch_sizes)
     top = limits.max_batch_size or checks.MAX_BATCH_SIZE
@@ -247,7 +255,7 @@ def _accepted(limits: Limits, largest: int, proposals: Sequence[Proposal]) -> li
     Return the proposals that `multiple_of` and `divides` accept, and more accepted sizes up to the limit.
 
     Raises:
-        InvalidArgument: If the limit is below the smallest of them.
+        InvalidArgument: If no accepted size is within the limit.
     """
     multiple, divides = limits.multiple_of, limits.divides
     if multiple == 1 and divides is None:
@@ -281,7 +289,7 @@ def _plain(limit: int) -> list[Proposal]:
 
 
 def asked_for(sizes: Iterable[int]) -> list[Candidate]:
-    """Return candidates of exactly these sizes."""
+    """Return candidates of exactly these sizes, which the user gave."""
     return [Candidate(size, ASKED) for size in sizes]
 
 
@@ -299,8 +307,8 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
     """
     Return the 40 sizes that the rule in the docstring of `candidates` selects.
 
-    The first two steps select at most 40. Closing gaps adds at most one size between two of the 31 powers of two.
-    Limits and first ones are at most 7 more.
+    The first two steps select at most 40. Closing gaps adds at most one size between two of the 31 powers of two. The
+    limits and the first sizes of each kind of reason are at most 7 more.
     """
     turns: dict[str, list[Proposal]] = {}
     for proposal in proposals:
@@ -320,7 +328,7 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
 
 
 def between(size: int, steps: Sequence[Candidate]) -> Candidate:
-    """Return a candidate of a size between two given candidates, whose sizes are its reason."""
+    """Return a candidate of a size between two candidates in `steps`; its reason names both."""
     sizes = [step.batch_size for step in steps]
     below, above = (max(n for n in sizes if n < size), min(n for n in sizes if n > size))
     return Candidate(size, (f"between {below} and {above}",))

@@ -70,7 +70,7 @@ def plan(
         lengths: The length of each sample, ascending.
         rate_at: Returns samples per second at an extent and a batch size.
         measured: The measured batch sizes of each extent, ascending.
-        chosen: The recommended batch size of each extent, ascending; where there is none, the fastest.
+        chosen: The recommended batch size of each extent, by ascending extent; the fastest where none is recommended.
         seed: Seed of the random order.
     """
     shuffled = np.random.default_rng(seed).permutation(np.asarray(lengths)).tolist()
@@ -114,7 +114,11 @@ def _of_size(lengths: Sequence[int], batch_size: int) -> Batches:
 
 
 def _of_buckets(lengths: Sequence[int], edges: Mapping[int, int]) -> Batches:
-    """Yield batches of lengths from one bucket each, in their given order; `edges`: batch size by upper end."""
+    """
+    Yield batches of samples whose lengths belong to one bucket, in the given order of samples.
+
+    `edges` has the batch size of each bucket, by the largest length in it.
+    """
     lower = 0
     for edge, batch_size in edges.items():
         yield from _of_size([n for n in lengths if lower < n <= edge], batch_size)

@@ -55,7 +55,7 @@ class Limits:
         Return the limits, after checking the arguments of a public function.
 
         Raises:
-            InvalidArgument: If one of them makes no sense.
+            InvalidArgument: If an argument is invalid.
         """
         if not checks.is_number(budget) or not 0 < budget <= sys.float_info.max:
             raise InvalidArgument("budget", budget, "a positive number of seconds")
@@ -106,7 +106,7 @@ class Limits:
 
 
 def _ascending(batch_sizes: Iterable[int], top: int | None, current: int | None) -> tuple[int, ...]:
-    """Return the sizes and the current one, each once, ascending; raise InvalidArgument for one above `top`."""
+    """Return `batch_sizes` and the current size, each once, ascending; raise InvalidArgument if one is above `top`."""
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
     sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in batch_sizes}))

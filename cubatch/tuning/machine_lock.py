@@ -74,7 +74,11 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def _marked(device: Device, messages: list[str]) -> Iterator[None]:
-    """Mark a device while the block runs; append a message if another process has marked it at its start or end."""
+    """
+    Mark a device as being measured on while the block runs.
+
+    A message is appended to `messages` if another process has marked the device at the start or end of the block.
+    """
     with contextlib.ExitStack() as stack:
         mark: BinaryIO | None = None
         with contextlib.suppress(OSError, RuntimeError):  # no writable cache directory: measure without a mark

@@ -172,7 +172,7 @@ def note(code: str, **values: Any) -> Note:
 
 
 def measure_again(*, is_default_store: bool) -> str:
-    """Return a phrase on how to measure again instead of using cached timings."""
+    """Return a phrase on how to measure again instead of using cached timings; it depends on whose store is used."""
     if is_default_store:
         return "--fresh (store='refresh') measures again"
     return "with another store the same call measures again"

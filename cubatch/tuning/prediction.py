@@ -94,8 +94,9 @@ def predict(
         Forecast: `batch_size` is the recommendation, `reasons` explain it, `interval` has the uncertainty.
 
     Raises:
-        InvalidArgument: If an argument makes no sense, no batch size is within the limits, the network does nothing, or
-            an anchor is unrelated. Also for a CPU, and for a GPU without facts that the model needs.
+        InvalidArgument: If an argument is invalid, no batch size is within the limits, or the network computes nothing.
+            Also if an anchor shares neither GPU nor library and dtype with the prediction. Also for a CPU, and for a
+            GPU without facts that the model needs.
         InvalidData: If an anchor's file is no tuning result of this schema.
         DoesNotFit: If not even one sample fits (also a MemoryError).
         MissingDependency: If batches are given and PyTorch is not installed.
@@ -127,7 +128,11 @@ def predict(
 
 
 def _forecast(subject: PredictedSubject, request: Request, about_memory: str) -> Forecast:
-    """Return the forecast: the predicted steps of all candidates, and the recommended size."""
+    """
+    Return the forecast: the predicted steps of all candidates, and the recommended size.
+
+    `about_memory` is a sentence on the memory limit, for the notes.
+    """
     device, goal, limits, ladder = subject.device, request.goal, request.limits, subject.ladder
     sizes = [step.batch_size for step in ladder.candidates if not step.over_limit]
     if not sizes:
@@ -191,7 +196,7 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
 def _at_latency_limit(
     request: Request, sizes: Sequence[int], seconds: Iterable[float], subject: PredictedSubject
 ) -> list[int]:  # fmt: skip
-    """Return the predicted largest size within the latency limit and the next one, unless the ladder has them."""
+    """Return the predicted largest size within the latency limit and the next one, without those in `sizes`."""
     limit = math.inf if request.goal.latency_limit is None else request.goal.latency_limit
     last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)
     if request.limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):

@@ -45,7 +45,7 @@ class Request:
         Return the request, after checking the arguments of a public function.
 
         Raises:
-            InvalidArgument: If one of them makes no sense.
+            InvalidArgument: If an argument is invalid.
         """
         goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
         limits = Limits.of(

@@ -277,9 +277,9 @@ class TuningResult(BatchSizeResult):
         accumulate: Batches of a step, one optimizer step included: `batch_size` is that of one batch, `latency_seconds`
             the time of them all.
         current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no
-            other size is better beyond the tolerance and the noise.
-        largest_batch_size: The largest that fits by the memory plan; None without a plan.
-        largest_measured: The largest that ran.
+            other size is better by more than the tolerance and the noise.
+        largest_batch_size: The largest batch size that fits by the memory plan; None without a plan.
+        largest_measured: The largest batch size that ran.
         tied_with: Sizes whose difference from the fastest may be zero, by its 90 % interval.
         decided_by: One of DECIDED_BY, see `decision.decide`. None in a partial result, and if only failures lie above
             the recommended size.
@@ -368,7 +368,7 @@ class TuningResult(BatchSizeResult):
 
     @property
     def comparison(self) -> float | None:
-        """How many times as good the recommended size is as `current_batch_size`; None if either has no value."""
+        """The objective at the recommended size divided by that at `current_batch_size`; None without both values."""
         values = self.loop_rates if self.loader is not None and self.objective == "throughput" else self.shares
         current, recommended = values.get(self.current_batch_size or 0), values.get(self.batch_size or 0)
         return recommended / current if current and recommended else None
@@ -492,7 +492,11 @@ def load(path: str | Path, field: str) -> TuningResult:
 
 
 def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
-    """Return a record made of a mapping; raise InvalidData with the path of a missing or wrong field."""
+    """
+    Return a record made of a mapping; raise InvalidData with the path of a missing or wrong field.
+
+    `source` is the file, and `path` the place of the mapping in it, for the error.
+    """
     if not isinstance(data, Mapping):
         raise InvalidData(source, f"{path.rstrip('.')} must be a mapping, got {shown(data)}")
     values = {}

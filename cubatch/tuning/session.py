@@ -38,7 +38,7 @@ def tune(subject: Subject, request: Request) -> TuningResult:
     Raises:
         DoesNotFit: If not even one sample fits.
         NothingMeasured: If no candidate could be measured.
-        KeyboardInterrupt, or what `request.progress` raises: With the result so far as `partial`.
+        KeyboardInterrupt, or an exception that `request.progress` raises: It has the result so far as `partial`.
     """
     with _open(subject, request) as run:
         notes = [*subject.start(refresh=request.store == "refresh" and run.is_kept), *memory_notes(subject.memory)]
@@ -88,7 +88,7 @@ def _cached_ladder(run: Run) -> Ladder | None:
 
 @attrs.define(kw_only=True)
 class _Session:
-    """A run: its parts, and the notes collected on the way."""
+    """A tuning run: its subject, request, cache and candidates, and the notes collected on the way."""
 
     subject: Subject
     request: Request
@@ -131,12 +131,12 @@ class _Session:
 
     @property
     def _largest_allowed(self) -> int | None:
-        """The last size of the ladder, if the memory plan allows larger ones: the data set or the user does not."""
+        """The largest candidate, if it is below the largest size that fits by the memory plan; else None."""
         last = max((step.batch_size for step in self.ladder.candidates), default=None)
         return last if last is not None and last < (self.ladder.largest or 0) else None
 
     def revise(self, measured: Measured) -> Measured:
-        """Return the timings with memory predictions updated after measuring; update ladder and notes too."""
+        """Return the timings with memory predictions updated after measuring; update the candidates and notes too."""
         revision = self.subject.revise(self.ladder, measured, self.request.limits)
         self.notes += revision.notes
         if revision.ladder is not self.ladder:
@@ -145,7 +145,7 @@ class _Session:
         return revision.measured
 
     def count_loader(self, loader: LoaderRate | Note) -> None:
-        """Store the data loader's rate for later results, or the note on why it is unknown."""
+        """Store the data loader's rate for later results, or the note on why the rate is unknown."""
         if isinstance(loader, LoaderRate):
             self.loader = loader
         else:
@@ -168,7 +168,7 @@ class _Session:
 
     @contextlib.contextmanager
     def partial_on_interrupt(self, make_result: Callable[[], TuningResult]) -> Iterator[None]:
-        """Add `partial`, the result so far, and `is_kept` to an exception from outside, such as Ctrl-C."""
+        """Add two attributes to an exception such as Ctrl-C: the result so far (`partial`), and if it is cached."""
         try:
             yield
         except CubatchError:  # its message explains the run's end

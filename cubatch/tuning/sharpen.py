@@ -62,7 +62,7 @@ class Sharpened:
     Attributes:
         step: Seconds, interval and passes, as from `predict_step`.
         covariance: Covariance of the logarithms of the seconds, by pairs of batch sizes.
-        compute, memory: Correction factors of compute and memory time, for this GPU, library and dtype.
+        compute, memory: Factors by which compute and memory time are corrected, for this GPU, library and dtype.
         ratios: Measured over predicted time of each anchor: the median over its batch sizes.
     """
 
@@ -74,7 +74,7 @@ class Sharpened:
 
 
 def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:
-    """Return the predicted step at each of distinct batch sizes, corrected by the anchors if there are any."""
+    """Return the predicted step at each of distinct batch sizes, corrected by measured results if `anchors` has any."""
     cases = [(predicted, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
     steps = [step_of(work, ladder) for work, ladder in cases]
     slopes = _diagonal([_slopes(partial(_at, case), step) for case, step in zip(cases, steps, strict=True)])
@@ -125,7 +125,11 @@ def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]
 
 
 def unanchored(predict: Callable[[Scales], StepPrediction]) -> Sharpened:
-    """Return the uncorrected prediction of a model with its covariance; `predict` makes it from scales of the GPU."""
+    """
+    Return a prediction that no measurement corrects, with its covariance.
+
+    `predict` returns the prediction for given factors on the compute and memory time of the GPU.
+    """
     step = predict(Scales())
     slopes = _slopes(lambda logs: predict(Scales(*map(float, np.exp(logs)))), step)
     explained = slopes @ (step.scale_sd**2 * _PAIR) @ slopes.T
@@ -159,7 +163,7 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
     this variance the weighted sum of squares equals its expectation.
 
     Args:
-        off: Logarithms of measured over predicted, of one GPU and source.
+        off: Logarithms of measured over predicted seconds, of one GPU, library and dtype.
         covariance: Their expected covariance.
         slopes: Their derivatives by the logarithms of all scales, (measurements, scales).
     """
@@ -188,13 +192,13 @@ def _scales_shared(a: Workload, b: Workload) -> float:
 
 
 def _works_shared(works: Sequence[Workload]) -> Array:
-    """Return the matrix of correlations of the network's error between workloads."""
+    """Return the correlations, between workloads, of the prediction error that a network causes."""
     network, gpu = _numbered([work_of(work) for work in works]), _numbered([gpu_of(work) for work in works])
     return np.equal.outer(network, network) * np.where(np.equal.outer(gpu, gpu), 1.0, OTHER_GPU_SHARE)
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> Array:
-    """Return the matrix of correlations of the network's error between batch sizes a and b."""
+    """Return the correlations, between batch sizes a and b, of the prediction error that a network causes."""
     octaves = np.abs(np.subtract.outer(np.log2(a), np.log2(b)))
     return ALL_SIZES_SHARE + (1 - ALL_SIZES_SHARE) * np.exp(-octaves)
 
@@ -206,7 +210,7 @@ def _own_sd(step: StepPrediction) -> Array:
 
 
 def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
-    """Return the covariance matrix of the networks' errors over all steps of the cases."""
+    """Return the covariance matrix of the prediction errors that networks cause, over the steps of all cases."""
     sizes, sds = [n for _, ladder in cases for n in ladder], np.concatenate([_own_sd(step) for step in steps])
     owner = np.repeat(np.arange(len(cases)), [len(ladder) for _, ladder in cases])
     shared = _works_shared([work for work, _ in cases])
@@ -214,13 +218,17 @@ def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
 
 
 def _slopes(at: Callable[[Array], StepPrediction], step: StepPrediction) -> Array:
-    """Return the derivatives of log time by the logarithms of the two scales, as an array (batch sizes, 2)."""
+    """
+    Return the derivatives of log time by the logarithms of the compute and memory factors, as (batch sizes, 2).
+
+    `at` predicts the step for given logarithms of both factors; `step` is the prediction for factors of 1.
+    """
     moved = [at(log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
     return np.stack([np.log(seconds / step.seconds) / _STEP for seconds in moved], axis=1)
 
 
 def _diagonal(parts: Sequence[Array]) -> Array:
-    """Return the block-diagonal matrix of these parts, which have two columns each."""
+    """Return the block-diagonal matrix of these matrices, which have two columns each."""
     whole = np.zeros((sum(map(len, parts)), 2 * len(parts)))
     row = 0
     for place, part in enumerate(parts):

@@ -176,7 +176,15 @@ class NetworkStep:
         return fit.largest(self._work(device), limit, self.options["target_batch_size"])
 
     def rules(self, taken: Footprint, device: Device, limit: int, most: int) -> Sequence[Rule]:
-        """Return rules of thumb for memory, compared with a footprint and the largest batch size (0: nothing fits)."""
+        """
+        Return rules of thumb for memory, compared with the footprint `taken` and with the largest batch size.
+
+        Args:
+            taken: The memory plan's footprint at the batch size.
+            device: The device.
+            limit: Bytes that a step may take.
+            most: The largest batch size that fits; 0 if not even one sample does.
+        """
         is_any = self.options["target_batch_size"] is None  # a formula does not know what divides a target
         return thumb_rules.compare_rules(self._work(device), taken, limit, most if is_any else 0)
 
@@ -237,7 +245,11 @@ def step_of(spec: Any, batches: Any, options: Mapping[str, Any]) -> Iterator[Net
 
 
 def applicable(options: Mapping[str, Any], *, is_foreign: bool) -> dict[str, Any]:
-    """Return the options that apply to a PyTorch module, or to a network; reject others unless they are the default."""
+    """
+    Return the options that apply to a PyTorch module (`is_foreign`) or to a network; reject others with a value.
+
+    An option with its default value is left out.
+    """
     others, what = (_OF_NETWORK, "a PyTorch module") if is_foreign else (_OF_MODULE, "a network")
     for name, default in others.items():
         if options.get(name, default) != default:
@@ -257,7 +269,11 @@ def is_module(spec: Any, batches: Any) -> bool:
 
 @contextlib.contextmanager
 def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchModule]:
-    """Yield a module whose steps can be traced; errors of its code in the block become InvalidArgument."""
+    """
+    Yield a module whose steps can be traced; `kind` has the options of its step.
+
+    Errors of the user's code in the block become InvalidArgument.
+    """
     if isinstance(spec, str):
         with user_code.users("module", spec, CALLABLE):
             spec = module_source.load(spec)()

@@ -84,8 +84,8 @@ class StoredRun:
         state: "open", which a rerun continues, or "finished".
         created, updated: UTC times.
         notes: The notes of its first call.
-        ladder: The candidates; None if nothing was measured yet.
-        limit: Facts of the memory limit that the ladder was made under.
+        ladder: The candidate batch sizes; None if nothing was measured yet.
+        limit: Facts of the memory limit for which the candidates were chosen.
         num_timings, num_outcomes: Number of rows.
         `disturbed`: Sentences about interference of other processes while its timings were taken.
     """
@@ -118,7 +118,7 @@ class Run:
     Args:
         path: The store's file, created if missing; None caches nothing.
         identity: The request, as a mapping for JSON; compared as a whole.
-        conditions: What it is measured with, one field per condition.
+        conditions: Versions and settings under which it is measured, one field per condition.
         budget: Seconds of measuring that the whole run may take.
         memory_bytes: Available memory of a step; None if unknown.
         refresh: Delete the run that would be continued, and start over.
@@ -185,11 +185,11 @@ class Run:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is in the user's own store, which `--fresh` and store="refresh" refer to."""
+        """Whether the file is the user's default store, to which `--fresh` and store="refresh" refer."""
         return self.path == sqlite_file.default_path().resolve()
 
     def candidate(self, candidate: Candidate) -> None:
-        """Store a size that the search added to the ladder."""
+        """Store a batch size that the search added to the candidates."""
         self._candidates.append(candidate)
         self._update(ladder=[attrs.asdict(each) for each in self._candidates])
 
@@ -217,7 +217,7 @@ class Run:
         self._update(seconds_spent=seconds)
 
     def save_ladder(self, candidates: Sequence[Candidate], limit: Mapping[str, Any]) -> None:
-        """Store the candidates and the memory limit that they were chosen under; reruns use them with the timings."""
+        """Store the candidate batch sizes, and the memory limit for which they were chosen; reruns use the same."""
         self._candidates, self.limit = list(candidates), limit
         self._update(ladder=[attrs.asdict(each) for each in candidates], limit=limit)
 
@@ -327,8 +327,15 @@ def _is_final(
     Return whether an outcome of an earlier call still holds, so that the size is not tried again.
 
     Not final is "interrupted", and the death of a worker, which another process may have caused. Neither is "ok"
-    without timings, nor a size that lacked memory which is available now. Under a larger budget than before,
-    "not_run" and all that the budget cut short are not final either.
+    without timings, nor a size that lacked memory which is available now. Under a larger budget than before, "not_run"
+    and all that the budget cut short are not final either.
+
+    Args:
+        outcome: The outcome of a size.
+        run: The earlier run.
+        earlier: Its timings and outcomes.
+        budget: Seconds of measuring that the run may take now.
+        memory_bytes: Available memory of a step now; None if unknown.
     """
     facts, size = outcome.facts, outcome.batch_size
     if outcome.status == "interrupted" or (outcome.status == "error" and facts.get("type") == WorkerDied.__name__):
@@ -415,7 +422,7 @@ def _shorten(value: object) -> str:
 
 
 def path_of(place: bool | str | Path) -> Path | None:  # noqa: FBT001
-    """Return the file for the argument `store`; None if it is False."""
+    """Return the file of the store that the argument `store` means; None if it is False."""
     if place is False:
         return None
     return sqlite_file.default_path() if place is True or place == "refresh" else Path(place)
@@ -485,7 +492,7 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path | str, run_id: int | None = None) -> Iterator[tuple[sqlite3.Connection, dict[int, str]]]:
-    """Open a store that must hold a run, if one is named; yield it and the identity of each run, ascending."""
+    """Open a store; yield it and the identity of each run by number. Raise StoreError if it lacks the run `run_id`."""
     try:
         path = sqlite_file.place(path)
         is_there = path.exists() and path.stat().st_size

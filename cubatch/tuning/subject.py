@@ -40,11 +40,11 @@ class SubjectFacts:
 @attrs.frozen(kw_only=True)
 class Revision:
     """
-    The ladder and the memory predictions after measuring.
+    The candidates and their memory predictions after measuring.
 
     Attributes:
-        ladder: The same object as before if nothing has changed.
-        measured: With the predictions of sizes that the search added.
+        ladder: The candidates; the same object as before if nothing has changed.
+        measured: The timings, with predictions for sizes that the search added.
         notes: Facts that a user should know.
     """
 
@@ -78,12 +78,16 @@ class Subject(Protocol):
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """The conditions of timings, besides those of the engine."""
+        """
+        Versions and settings on which timings depend, besides those of the engine.
+
+        Cached timings are used only if these are the same.
+        """
         return {}
 
     @property
     def multiple(self) -> int:
-        """The search adds multiples of this batch size only."""
+        """The number of which every batch size that the search adds is a multiple."""
         return 1
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002 - for those that cache more than timings
@@ -92,12 +96,12 @@ class Subject(Protocol):
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
         """
-        Propose the batch sizes.
+        Return the candidate batch sizes.
 
         Args:
             limits: The limits of the request.
-            cached: The ladder of an earlier call; None if there is none.
-            is_finished: Whether that call measured all of it.
+            cached: The candidates of an earlier call; None if there are none.
+            is_finished: Whether that call measured all of them.
         """
         ...
 
@@ -111,15 +115,15 @@ class Subject(Protocol):
         ...
 
     def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
-        """Return a candidate of a size that the search adds between those of the ladder."""
+        """Return a candidate of a size that the search adds between the given candidates."""
         return between(batch_size, ladder.candidates)
 
     def close(self) -> None:
-        """Release the memory and processes of `ladder` and the runners, after measuring or an error."""
+        """Release the memory and processes that choosing the candidates and measuring took, also after an error."""
         return
 
     def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:  # noqa: ARG002 - as above
-        """Return the ladder and timings with memory predictions as known after measuring."""
+        """Return the candidates and timings with memory predictions as known after measuring."""
         return Revision(ladder=ladder, measured=measured)
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:  # noqa: ARG002 - as above

@@ -238,7 +238,11 @@ def _tuned(
     work: Workload, devices: Sequence[Device] | None, *, target: int | None, most: int,
     tune: Callable[..., TuningResult], seed: int,
 ) -> tuple[int, tuple[str, ...]]:  # fmt: skip
-    """Tune the training step; return the batch size and sentences on the reasons."""
+    """
+    Tune the training step; return the batch size and sentences on the reasons.
+
+    `target` is the number of samples of an optimizer step, None for one batch, and `most` the largest batch size.
+    """
     count = 1 if devices is None else len(devices)
     target, most = None if target is None else target // count, most // count
     facts = {"dtype": work.dtype, "optimizer": work.optimizer, "recompute": work.recompute, "seed": seed}
@@ -269,6 +273,6 @@ def _shares(
     if len(batch_size) != count:
         raise InvalidArgument("batch_size", batch_size, f"one size, or a list of {count} sizes, one for each device")
     if target is not None and len(set(batch_size)) > 1:
-        remedy = "Let devices that are added up for have batches of one size."
+        remedy = "To accumulate gradients, give all devices the same batch size."
         raise InvalidArgument("target_batch_size", target, "None where batch sizes differ", remedy)
     return tuple(check_batch_size(size) for size in batch_size)

@@ -68,8 +68,8 @@ def autotune(
         tolerance: Share of the best value that may be given up for a smaller batch; by latency, for a larger one.
         batch_sizes: Measure exactly these, each at least once if the budget allows it.
         max_batch_size: Propose nothing larger.
-        current: The batch size that you use now. It is measured second. It is recommended unless another is better
-            beyond the tolerance and the noise, and the first sentence compares with it.
+        current: The batch size that you use now. It is measured second. It is recommended unless another is better by
+            more than the tolerance and the noise, and the first sentence compares with it.
         multiple_of, divides: Propose only sizes that are a multiple of one number, and divide another.
         memory_limit: Bytes, "8GiB", or "80%" of the free memory; never more than is free.
         latency_limit: Longest allowed step in seconds.
@@ -94,13 +94,14 @@ def autotune(
         TuningResult: `batch_size` is the recommendation, `reasons` explain it, `measurements` has every candidate.
 
     Raises:
-        InvalidArgument: If an argument makes no sense; its subclasses name a spec, name or dtype.
+        InvalidArgument: If an argument is invalid. Its subclasses are for a spec, an unknown name and a dtype.
         DoesNotFit: If not even one sample fits (also a MemoryError).
         UnsupportedLayer: If the engine cannot run one of the layers.
         DeviceNotAvailable: If the device is not in this machine.
         EnergyNotAvailable: If the objective is energy, and the energy of the device cannot be read.
         NothingMeasured: If no candidate could be measured; the message lists how each ended.
-        KeyboardInterrupt, or what `progress` raises: With the result so far as `partial`, and `is_kept`: whether the
+        KeyboardInterrupt, or an exception that `progress` raises: It has the result so far as `partial`, and `is_kept`:
+        whether the
             timings are cached.
 
     Example:
@@ -172,7 +173,7 @@ def autotune_callable(
         TuningResult: As from `autotune`; fields that need a plan are None.
 
     Raises:
-        InvalidArgument: If an argument makes no sense.
+        InvalidArgument: If an argument is invalid.
         EnergyNotAvailable: As from `autotune`.
         NothingMeasured: If no size could be measured.
 

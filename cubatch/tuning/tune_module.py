@@ -141,7 +141,7 @@ def autotune_module(
         TuningResult: As from `autotune`; `predicted_peak_bytes` is the prediction just before the size first ran.
 
     Raises:
-        InvalidArgument: If an argument makes no sense, or memory cannot be predicted and max_batch_size is None.
+        InvalidArgument: If an argument is invalid, or memory cannot be predicted and max_batch_size is None.
         DoesNotFit: If not even one sample fits (also a MemoryError).
         EnergyNotAvailable: If the objective is energy, and the energy of the device cannot be read.
         MissingDependency: If PyTorch is not installed.
@@ -177,7 +177,9 @@ def autotune_module(
     device, ranks = _named(device), Ranks.present()
     if isinstance(module, str):
         if ranks is not None:
-            raise InvalidArgument("module", module, f"a module itself where {ranks.size} ranks tune together")
+            raise InvalidArgument(
+                "module", module, f"a torch.nn.Module, not its name, where {ranks.size} ranks tune together"
+            )
         subject = NamedModuleSubject.of(module, batches, kind, device, request)
         return session.tune(attrs.evolve(subject, loader=loader), request)
     if not isinstance(store, bool):
@@ -228,7 +230,11 @@ def _named(device: Any) -> Any:
 def _tune_present(
     module: TorchModule, kind: Mapping[str, Any], device: Device | str | None, request: Request, ranks: Ranks | None
 ) -> TuningResult:
-    """Tune a module of this process, together with those of the other ranks, if there are any."""
+    """
+    Tune a module of this process, together with those of the other ranks, if there are any.
+
+    `kind` has the options of the step: mode, loss, optimizer and others.
+    """
     resolved = _check_device(module, device)
     request.goal.check_device(resolved)
     with module:

@@ -26,7 +26,7 @@ _CREST = "crest"  # in reasons, for a wave peak
 
 @attrs.frozen
 class Proposal:
-    """A batch size proposed for one reason; kinds of reasons take turns where not all sizes can be candidates."""
+    """A batch size, proposed for one reason. If not all sizes can be candidates, kinds of reasons take turns."""
 
     batch_size: int
     kind: str
@@ -41,9 +41,9 @@ def _levels(end: int) -> Iterator[int]:
 
 def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
     """
-    Return batch sizes by Coulom's rule, for the three distinct convolutions with most FLOP.
+    Return the batch sizes at which each SM has n whole tiles of 128 x 128 outputs: Coulom's rule.
 
-    Each SM then has n whole tiles of 128 x 128 outputs.
+    They are those of the three distinct convolutions with most FLOP, up to `limit`.
     """
     convolutions = [node.layer for node in as_network(spec).nodes if node.layer.convolution]
     distinct = list(dict.fromkeys(extents(layer) for layer in sorted(convolutions, key=_flops, reverse=True)))[:TOP]
@@ -93,7 +93,14 @@ def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
 
 
 def wave_peaks(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> list[Proposal]:
-    """Return the largest batch for each number of blocks on the busiest SM, and the batch just past the first two."""
+    """
+    Return the largest batch for each number of blocks on the busiest SM, and the batch just past the first two.
+
+    Args:
+        passes: Name of each pass, and the function from a batch size to its blocks.
+        num_sms: SMs of the GPU.
+        limit: The largest batch size.
+    """
     tops, past = [], []
     for name, blocks in passes:
         peaks = []

@@ -119,7 +119,11 @@ class BoundedSubject(Subject):
         return attrs.evolve(ladder, facts=facts, notes=tuple(notes))
 
     def _check_unbounded(self, limits: Limits, raised: str | None, why_not: str | None) -> None:
-        """Raise InvalidArgument if the module does not run, or if memory is unknown and no maximum size is given."""
+        """
+        Raise InvalidArgument if the step does not run, or if its memory is unknown and the user gave no maximum size.
+
+        `raised` is the error of a step on two samples, None if it ran; `why_not` is why memory cannot be predicted.
+        """
         if raised:
             allowed = f"one whose {self.mode} step runs on batches of its inputs"
             raise InvalidArgument("module", self.name, allowed, f"On two samples it raised {raised}. {self._needs()}")
@@ -147,7 +151,7 @@ class BoundedSubject(Subject):
 
     def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:
         """
-        Return ladder and timings with the final memory predictions, and notes of the runner.
+        Return candidates and timings with the final memory predictions, and notes of the runner.
 
         A size that ran keeps the prediction made just before. The largest size is not raised above the proposed one,
         since no larger size may have been tried.
@@ -209,7 +213,7 @@ class BoundedSubject(Subject):
         }
 
     def remedy(self, ladder: Ladder) -> str:
-        """Return sentences on why all sizes may have failed: state that remains, or inputs that cannot be traced."""
+        """Return sentences on why all sizes may have failed: state of earlier steps, or inputs without a trace."""
         remains = [
             sentence(of_remark(each)) for each in ladder.facts.get("remarks", []) if each["code"] == STATE_REMAINS
         ]
@@ -233,7 +237,11 @@ def loader_seconds(limits: Limits) -> float:
 
 
 def _without_one(ladder: Ladder, limits: Limits) -> tuple[Ladder, list[Note]]:
-    """Return the ladder without size 1, which torch.compile compiles separately, and a note; keep a current 1."""
+    """
+    Return the candidates without size 1, and a note: torch.compile compiles size 1 separately.
+
+    They are unchanged if the user's current size is 1.
+    """
     rest = tuple(step for step in ladder.candidates if step.batch_size > 1)
     if limits.current == 1 or len(rest) == len(ladder.candidates):
         return ladder, []

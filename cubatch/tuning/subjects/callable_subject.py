@@ -27,8 +27,8 @@ class CallableSubject(Subject):
     Attributes:
         make_step: make_step(n) returns a step of batch size n.
         device, memory: See `Subject`.
-        watched_bytes: A step for which libraries hold more is out of memory; None watches nothing.
-        index: The GPU that is made current; None changes nothing.
+        watched_bytes: A step after which CuPy and PyTorch hold more bytes counts as out of memory; None: no limit.
+        index: Number of the GPU that is made current; None changes nothing.
     """
 
     make_step: Callable[[int], Callable[[], object]]
@@ -38,7 +38,7 @@ class CallableSubject(Subject):
     index: int | None
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:  # noqa: ARG002
-        """Return a ladder of the requested sizes, or of round ones up to the maximum."""
+        """Return candidates of the requested sizes, or of round ones up to the maximum."""
         return Ladder(tuple(plain(limits)), None, self.watched_bytes)
 
     def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002
@@ -46,7 +46,7 @@ class CallableSubject(Subject):
         return functools.partial(CallableRunner, self.make_step, self.watched_bytes, self.index)
 
     def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:  # noqa: ARG002
-        """Return the ladder and timings unchanged, with notes if the host's clock was used or memory not watched."""
+        """Return the candidates and timings unchanged, with notes on use of the host's clock and unwatched memory."""
         notes = []
         if not isinstance(clocks.callable_clock(), clocks.EventClock):
             notes.append(note("host_clock"))

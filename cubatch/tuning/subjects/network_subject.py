@@ -55,7 +55,7 @@ class NetworkSubject(Subject):
         work: The workload, on the first device.
         devices: All devices that share a step; None for a single device.
         memory: The memory that a step may take on each device.
-        isolate: True, False or "auto": whether steps run in a process that may die.
+        isolate: True, False or "auto": whether steps run in a worker process, which may die.
         winners: The file of cached choices of the fastest kernel variants; None if they are not cached.
     """
 
@@ -109,7 +109,7 @@ class NetworkSubject(Subject):
 
     @property
     def multiple(self) -> int:
-        """The batch sizes' multiple that fills Tensor Cores or the threads of a CPU; 1 if there is none."""
+        """The multiple for batch sizes that fills Tensor Cores or the threads of a CPU; 1 if there is none."""
         threads = self.device.threads if self.device.kind == "cpu" else None
         return arithmetic.tensor_core_multiple(self.device, self.work.dtype) or threads or 1
 
@@ -130,7 +130,11 @@ class NetworkSubject(Subject):
         return notes
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
-        """Return sizes by the memory plan and the layers, or those of the earlier call for the present memory limit."""
+        """
+        Return candidates chosen by the memory plan and the layers, or those of the earlier call.
+
+        Those of the earlier call are marked by whether they fit the present memory limit.
+        """
         if cached is not None and is_finished:
             return cached
         largest = fit.largest(self.work, max(1, self.memory.bytes))
@@ -171,7 +175,7 @@ class NetworkSubject(Subject):
         return added(self.work, ladder, batch_size)
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:
-        """Return the result's fields of the network: spec, settings, state of the L2 cache, and sharing devices."""
+        """Return the result's fields of the network: spec, settings, state of the L2 cache, devices of a step."""
         shared = {} if self.devices is None else {"devices": [str(device) for device in self.devices]}
         return {
             "spec": self.work.spec.to_mapping(),

@@ -52,6 +52,8 @@ class OnnxSubject(BoundedSubject):
         """
         Return the subject of an ONNX file, after checking the arguments of `autotune`.
 
+        `spec` is the file's path, and `dims` has extents of open axes other than the batch, by name.
+
         Raises:
             InvalidArgument: If there is no such file, or an argument is not for ONNX Runtime.
             DeviceNotAvailable: If the device is not in this machine.

@@ -40,7 +40,7 @@ class PredictedSteps:
     Predicted steps of some batch sizes.
 
     Attributes:
-        sharpened: Their seconds, with intervals and covariance.
+        sharpened: Their seconds, corrected by anchors if there are any, with intervals and covariance.
         roofline_seconds: Lower bounds by batch size, where known.
         passes: Function from the position of a batch size to the passes of its step, the longest first.
     """
@@ -60,7 +60,7 @@ class PredictedSubject:
         memory: How much memory a step may take.
         facts: The fields of the forecast that describe the workload.
         ladder: The batch sizes to predict.
-        candidate: Makes a candidate of a size between those of the ladder.
+        candidate: Makes a candidate of a size between those of `ladder`.
         steps: Predicts a step of each of the given sizes.
         anchors: Measurements that correct the prediction.
     """
@@ -82,7 +82,7 @@ def network(
     Return a network with its candidate batch sizes, after checking the arguments of `predict`.
 
     Raises:
-        InvalidArgument: If an argument makes no sense, or the model lacks facts of the GPU.
+        InvalidArgument: If an argument is invalid, or facts of the GPU that the model needs are unknown.
         DoesNotFit: If not even one sample fits.
     """
     if library not in LIBRARIES:
@@ -101,7 +101,7 @@ def network(
     ladder = ladders.propose(planned, request.limits, memory, largest, tiles_of=tiles_of)
     if not takes_time(work):
         remedy = "All of its layers only rename memory, which takes no time."
-        raise InvalidArgument("spec", work.name, "a layer or network that does something", remedy)
+        raise InvalidArgument("spec", work.name, "a layer or network that computes or moves data", remedy)
     layers = {node.name: node.layer for node in as_network(work.spec).nodes}
 
     def steps(sizes: Sequence[int]) -> PredictedSteps:
@@ -133,7 +133,7 @@ def module(
     Return a traced PyTorch module with its candidate batch sizes; `kind` has the options of its step.
 
     Raises:
-        InvalidArgument: If an argument makes no sense, or the module's step cannot be traced or computes nothing.
+        InvalidArgument: If an argument is invalid, or the module's step cannot be traced or computes nothing.
         DoesNotFit: If not even one sample fits.
     """
     gpu = _gpu_of(device)
