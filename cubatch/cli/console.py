@@ -38,7 +38,7 @@ LINE_SECONDS = 5.0
 
 
 def say(text: str) -> None:
-    """Write a line to stderr; do nothing if that fails, also where it was closed before the start."""
+    """Write a line to stderr; do nothing if that fails or stderr was closed before the program started."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
@@ -108,7 +108,11 @@ def is_terminal() -> bool:
 
 
 def write_text(option: str, path: str, text: str) -> None:
-    """Write a text file atomically, a device or pipe directly; InvalidData names the option if that fails."""
+    """
+    Write a text to the file of an option; a failure raises InvalidData, which names the option.
+
+    The file is replaced once the text is complete; a device or pipe is written directly.
+    """
     with writing(option, path) as place:
         there = Path(os.path.realpath(place))
         if files.is_special(place) or not os.access(there.parent, os.W_OK):

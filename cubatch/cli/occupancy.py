@@ -119,7 +119,11 @@ def occupancy(
 
 
 def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, requested: str | None) -> str:
-    """Return the end of a title: pass and layer of the model, and how it was chosen; empty without a layer."""
+    """
+    Return the end of a title: the layer and pass in the model, and that the layer was chosen by its FLOP.
+
+    It is empty without a layer; `requested` is the layer that the user named.
+    """
     if place is None:
         return ""
     chosen = "" if requested else ", the layer with most FLOP that it computes (--layer chooses another)"
@@ -136,7 +140,15 @@ def _check_options(
     sweep: str | None,
     plot: str | None,
 ) -> None:
-    """Raise BadParameter if options exclude each other, or one needs another that was not given."""
+    """
+    Raise BadParameter if options exclude each other, or one needs another that was not given.
+
+    Args:
+        kernel: The argument KERNEL.
+        raw: Options that replace KERNEL, by name.
+        of_model: Options that need --model, by name.
+        blocks, model, sweep, plot: The options of these names.
+    """
     given = [name for name, value in raw.items() if value is not None]
     if kernel is not None and given:
         raise typer.BadParameter(f"{given[0]} and KERNEL exclude each other; --sweep varies it for a KERNEL")
@@ -177,7 +189,11 @@ def _known(gpu: Device, fact: _Fact | None, name: str) -> _Fact:
 def _launches(
     kernel: str | None, threads: int, registers: int, shared: str | None, gpu: Device, *, single: bool
 ) -> list[tuple[Kernel | None, Needs]]:
-    """Return (kernel, resources of a block) of each variant of the name that the GPU runs, or (None, those given)."""
+    """
+    Return the kernel variants that `kernel` means and the GPU runs, each with the resources of a block.
+
+    Without `kernel` the only item is None with the given resources. `single` is whether one variant must be meant.
+    """
     from cubatch.errors import InvalidArgument
     from cubatch.kernels import resources, survey
     from cubatch.kernels.variant import arch_number

@@ -225,7 +225,7 @@ def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaqu
 
 
 def whole_numbers(option: str, text: str, count: int | None = None, remedy: str = "") -> list[int]:
-    """Parse numbers such as "32,64"; raise BadParameter if one is no number, or their count is not `count`."""
+    """Parse numbers such as "32,64" of an option; raise BadParameter for other text, or unless there are `count`."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:

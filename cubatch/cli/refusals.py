@@ -1,7 +1,7 @@
 """
 Exit codes and messages of errors, with the names of options instead of arguments.
 
-The exit code is 2 if the request makes no sense, and 1 if it does and failed.
+The exit code is 2 if the request is invalid, and 1 if it failed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Curve:
 
     Attributes:
         result: The result.
-        points: Sizes with a value of the objective, ascending.
+        points: Points of the sizes with a value of the objective, ascending.
         absent: (batch size, reason) of the sizes without a timing, ascending.
         answer, fastest: Points of the recommended and the fastest size; None if there is none.
     """
@@ -78,7 +78,7 @@ class Curve:
 
     @property
     def tied(self) -> list[Dot]:
-        """Points that are tied with the fastest."""
+        """Points whose difference from the fastest size may be noise."""
         return [p for p in self.points if p.batch_size in self.result.ties and p is not self.fastest]
 
     @property
@@ -94,9 +94,9 @@ class Curve:
     @property
     def limit(self) -> tuple[int, str] | None:
         """
-        The largest batch that fits, and its text in the legend.
+        The largest batch size that fits, and its text in the legend.
 
-        None if it is unknown or far to the right of the curve, or if a batch up to it ran out of memory.
+        None if it is unknown, larger than four times the largest candidate, or if a size up to it ran out of memory.
         """
         largest, sizes = self.result.largest_batch_size, self.result.sizes
         if not largest or not sizes or largest > 4 * max(sizes) or ran_out_of_memory(self.result) is not None:
@@ -124,7 +124,11 @@ class Curve:
 
     @property
     def labels(self) -> list[tuple[Dot, str]]:
-        """Points of the largest peaks and drops of the curve that have a reason, with it; close ones are left out."""
+        """
+        The largest peaks and drops of the curve whose cause is known, each with the cause as text.
+
+        A point is left out if it is near the recommended or fastest size, or near a larger peak or drop.
+        """
         steps = []
         for before, point, after in zip(self.points, self.points[1:], self.points[2:], strict=False):
             peak = point.low > before.high and point.low > after.high

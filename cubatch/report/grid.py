@@ -99,9 +99,9 @@ class Grid:
         Return a grid with a row for each record.
 
         Args:
-            records: What the rows are about.
+            records: An object per row.
             columns: Headings, and functions from a record to its cell.
-            parts: Other attributes.
+            parts: Other attributes of the grid, such as `title`.
 
         Example:
             >>> print(Grid.of([3, 40], {"n": int, "square": lambda n: n * n}).text())
@@ -238,7 +238,7 @@ class Shown:
 
     @property
     def narrowest(self) -> int:
-        """The characters of a line if the last column is as narrow as possible; 0 without columns."""
+        """The characters of a line if the last column is as narrow as it may become; 0 without columns."""
         return self.others + min(self.widths[-1], _MIN_LAST) if self.columns else 0
 
 

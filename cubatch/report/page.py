@@ -45,7 +45,7 @@ def _article(result: BatchSizeResult) -> Article:
 
 
 def _stop_reasons(result: BatchSizeResult) -> list[str]:
-    """Return why batch sizes of the table have no timing, a line for each reason; the last line counts further ones."""
+    """Return why batch sizes have no timing, a line for each reason; the last line counts the reasons left out."""
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for m in result.sizes.values():
         if has_row(m, result) and m.status not in TIMED and m.stop_reason:

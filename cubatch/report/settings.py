@@ -11,7 +11,11 @@ from cubatch.units import format_bytes, format_seconds, visible
 
 
 def setting(known: Mapping[str, Any], device: str | None) -> str:
-    """Return device, mode, dtype, library, recomputation and date in one line, without unknown values."""
+    """
+    Return device, mode, dtype, library, recomputation and date in one line, without unknown values.
+
+    `known` has the fields of a TuningResult, of which `device` is not used; None leaves the device out.
+    """
     library, created = known.get("library"), str(known.get("created") or "")
     parts = [
         device,

@@ -152,7 +152,11 @@ def _eigenvalue(run: Mapping[str, Any]) -> float | None:
 def _seeds(
     rows: Iterable[Mapping[str, Any]], policy: str, value_of: Callable[[Mapping[str, Any]], float | None]
 ) -> Iterable[Sequence[Any]]:
-    """Yield (batch size, mean, (lowest, highest)) of the positive values over the seeds, for each row of a policy."""
+    """
+    Yield (batch size, mean, (lowest, highest)) of a value over the seeds, for each row of a policy.
+
+    `value_of` returns the value of a run; values that are not positive are left out.
+    """
     for row in rows:
         values = [value for run in row["runs"] if (value := value_of(run)) is not None and value > 0]
         if row["policy"] == policy and values:

@@ -28,16 +28,16 @@ def text(record: Any) -> str:
 
 
 def html(record: Any) -> str:
-    """Return the page of a result, or the tables of another record, as HTML for an output cell of a notebook."""
+    """Return the page of a tuning result or forecast, or the tables of another record, as HTML for a notebook."""
     return page.notebook(record) if isinstance(record, BatchSizeResult) else written.tables(grids(record))
 
 
 def grids(record: Any) -> list[Grid]:
-    """Return the tables of a record."""
+    """Return the tables of a record: a result, forecast, footprint, plan or list of candidates."""
     for kind, tables in _TABLES.items():
         if isinstance(record, kind):
             return tables(record)
-    raise TypeError(f"no table shows {type(record).__name__}")
+    raise TypeError(f"no table for {type(record).__name__}, only for {', '.join(kind.__name__ for kind in _TABLES)}")
 
 
 def _comparison(record: Comparison) -> list[Grid]:

@@ -80,7 +80,7 @@ def xy(points: Sequence[Dot]) -> tuple[list[int], list[float]]:
 
 
 def label(point: Dot, objective: str) -> str:
-    """Return a point as text: "batch 64: 27 462 samples/s"."""
+    """Return batch size and value of a point as text, in the unit of `objective`: "batch 64: 27 462 samples/s"."""
     return f"batch {point.batch_size}: {format_objective(point.value, objective)}"
 
 

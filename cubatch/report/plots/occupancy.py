@@ -66,9 +66,13 @@ def staircase(swept: Sweep, path: str | Path, *, title: str, subject: str, warps
 
 def saw(swept: BatchSweep, path: str | Path, *, title: str, subject: str) -> None:
     """
-    Draw the share of used SMs against batch size into a file; mark its drops and the nearest better size.
+    Draw the share of used SM time against batch size into a file; mark its drops and the nearest better size.
 
-    Args: as for `staircase`.
+    Args:
+        swept: The sweep.
+        path: A .png, .svg or .pdf file.
+        title: Title of the figure.
+        subject: The launch, for the subtitle.
     """
     subtitle, steps = "\n".join(filter(None, (subject, batch_advice(swept)))), swept.steps
     with _figure(path, title, subtitle, "batch size") as axes:

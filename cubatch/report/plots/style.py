@@ -76,7 +76,7 @@ def plain(text: str) -> str:
 
 
 def rule(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
-    """Draw faint grid lines below the curves, at the ticks of one axis."""
+    """Draw faint grid lines at the ticks of the x or y axis, behind the curves."""
     axes.grid(axis=axis, color=_RULE, linewidth=0.8)
     axes.set_axisbelow(True)
 
@@ -102,7 +102,7 @@ def ticks(sizes: Sequence[int], x_low: float, x_high: float) -> tuple[int, ...]:
 
 
 def batch_axis(axes: Axes, sizes: Sequence[int], low: float, high: float) -> None:
-    """Make the x axis logarithmic to base 2, with the ticks of these batch sizes."""
+    """Make the x axis logarithmic to base 2 from `low` to `high`, with ticks for these batch sizes."""
     axes.set_xscale("log", base=2)
     axes.set_xlim(low, high)
     places = ticks(sizes, low, high)

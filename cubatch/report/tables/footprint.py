@@ -45,7 +45,11 @@ def of_module(taken: ModuleFootprint) -> list[Grid]:
 
 
 def _by_submodule(taken: ModuleFootprint, title: str) -> Grid:
-    """Return the table of the submodules that hold the most activations; equal parts of numbered layers share a row."""
+    """
+    Return the table of the submodules with the most activations.
+
+    Submodules whose names differ only in the number of a layer share a row with their sum: "layers.*.mlp".
+    """
     bytes_of: dict[str, int] = {}
     counts: dict[str, int] = {}
     for name, size in taken.by_submodule.items():
@@ -64,10 +68,10 @@ def _by_submodule(taken: ModuleFootprint, title: str) -> Grid:
 
 def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
     """
-    Return the table of the memory of one step on several devices, and the batch that fits there.
+    Return the table of the memory that a step takes on each device, and of the largest batch size that fits there.
 
     Args:
-        rows: The devices.
+        rows: The memory on each device.
         title: Title of the table.
     """
     size = next(iter(rows[0].modes.values())).footprint.batch_size
@@ -133,7 +137,7 @@ def modes(
 
 
 def _fits(modes: Mapping[Mode, ModeMemory], limit: int, why: str, target: int | None) -> str:
-    """Return a sentence on the largest batch of each mode, and the modes in which the requested batch does not fit."""
+    """Return a sentence on the largest batch size of each mode, and the modes where the requested one is too large."""
     requested = next(iter(modes.values())).footprint
     largest = {mode: memory.max_batch_size for mode, memory in modes.items()}
     sizes = join_words([f"{format_count(n) if n else 'no batch'}{_in([mode], modes)}" for mode, n in largest.items()])
@@ -203,7 +207,13 @@ def _by_layer(plan: Footprint, title: str) -> Grid:
 
 
 def rules(compared: Sequence[Rule], *, mode: str) -> Grid:
-    """Return the table that compares the rules of thumb with the memory plan."""
+    """
+    Return the table that compares rules of thumb for the memory of a step with the memory plan.
+
+    Args:
+        compared: The rules of thumb, each with its value and that of the plan.
+        mode: "inference" or "training", for the title.
+    """
 
     def write(rule: Rule, value: float) -> str:
         return format_bytes(value) if rule.unit == "bytes" else format_count(value)

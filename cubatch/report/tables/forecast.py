@@ -107,7 +107,11 @@ def compared(
 
 
 def layers(result: Forecast) -> Grid:
-    """Return the table of the passes of a step at the recommended size, longest first; equal ones share a line."""
+    """
+    Return the table of the passes of a step at the recommended size, longest first.
+
+    Passes with equal predictions share a line.
+    """
     groups = alike(result.passes)
     rows, covered = [], 0.0
     for place, group in enumerate(groups):
@@ -176,7 +180,7 @@ def _bound(passes: Sequence[PassShare]) -> str | None:
 
 
 def _summed(rest: Sequence[PassShare]) -> list[list[Any]]:
-    """Return a row for the short matrix products, and a row for the short passes that only move bytes."""
+    """Return a row for all matrix products that are not listed, and one for all passes that only move bytes."""
     moving = [each for each in rest if each.blocks is None]
     kinds = {"products": [each for each in rest if each.blocks is not None], "bytes": moving}
     return [

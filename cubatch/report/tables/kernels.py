@@ -72,7 +72,7 @@ _COLUMNS: Mapping[str, Callable[[Sequence[Row]], Cell]] = {
 
 
 def problems(rows: Sequence[Row]) -> list[Grid]:
-    """Return a table of the problems that compiling met, each with its architectures, and a line of counts."""
+    """Return a table of the problems of compilation, each with its architectures, and a line that counts results."""
     archs_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for problem in row.problems:

@@ -178,7 +178,7 @@ def batch_advice(swept: BatchSweep) -> str | None:
 def mapping(
     device: Device, launches: Sequence[Answer], swept: Sweep | BatchSweep | None, place: tuple[Layer, Pass] | None
 ) -> dict[str, Any]:
-    """Return launches and a sweep in JSON form."""
+    """Return launches and a sweep in JSON form; `place` is the layer and pass that the launches compute, if known."""
     listed = [
         {
             "kernel": launch.name,
