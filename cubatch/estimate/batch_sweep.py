@@ -109,10 +109,10 @@ class Spread:
 @attrs.frozen(kw_only=True)
 class Grid(Spread):
     """
-    The distribution of a pass's blocks over the SMs at one batch size.
+    The distribution of the blocks of a pass over the SMs at one batch size.
 
     Attributes:
-        batch_size: Samples.
+        batch_size: Samples per step.
     """
 
     batch_size: int
@@ -246,7 +246,7 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
 
 
 def _work(grid: Grid) -> float:
-    """Return the work of the busiest SM, in tiles of the product's full depth."""
+    """Return the work of the busiest SM: its blocks divided by the slices, in tiles of the product's full depth."""
     return grid.busiest_sm_blocks / grid.slices
 
 

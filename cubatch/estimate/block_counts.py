@@ -96,7 +96,11 @@ def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
 
 
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
-    """Return the matrix products of a pass that run in one launch; of several launches the one with most FLOP."""
+    """
+    Return the matrix products of a pass that one launch computes.
+
+    If the pass needs several launches, these are the products of the launch with most FLOP.
+    """
     gemms = layer.gemms(pass_, batch_size)
     return (max(gemms, key=lambda gemm: gemm.flops),) if gemms and layer.products_in_turn else gemms
 

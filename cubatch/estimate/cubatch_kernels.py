@@ -76,11 +76,12 @@ def pass_seconds(
         device: A GPU of known num_sms, compute_capability, clock_hz and peak_bytes_per_second.
         dtype: Storage and arithmetic.
         compute, memory: Factors on the time of arithmetic and of bytes, from anchors of this GPU.
-        more: Further elements per sample that it moves for fused layers.
-        saves: Whether it belongs to a training step, whose forward pass stores attention's weights.
+        more: Further elements per sample that the pass moves for fused layers.
+        saves: Whether the pass belongs to a training step, whose forward pass stores attention's weights.
 
     Returns:
-        Seconds, kernel name ("bytes" for passes that only move data), and blocks of its grid (0 for those), per batch
+        Seconds, kernel name ("bytes" for a pass that only moves data), and blocks of its grid (0 for "bytes"), per
+        batch
         size. Attention returns those of its longest launch.
 
     Raises:
@@ -185,9 +186,9 @@ def _attention_seconds(
     memory: float,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
-    Return for each batch size the seconds of all launches, and name and blocks of the longest one.
+    Return for each batch size the seconds of all launches of an attention pass, and name and blocks of the longest one.
 
-    The first projection moves `more` further elements per sample.
+    The arguments are those of `pass_seconds`; the first projection moves the `more` elements.
     """
     per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
     clocks_per_second = device.clock_hz or math.inf
@@ -213,9 +214,10 @@ def _attention_seconds(
 
 def _measured(device: Device, family: str) -> tuple[float, float]:
     """
-    Return two factors for the products of a kernel family: measured over counted time, and their share of bandwidth.
+    Return two factors for the products of a kernel family, from measurements on GPUs of this compute capability.
 
-    Both are 1 on a GPU whose compute capability was not timed.
+    The first is measured over counted time of arithmetic. The second is the share of the data sheet's bandwidth that is
+    reached. Both are 1 where nothing was measured.
     """
     if not was_timed(device):
         return 1.0, 1.0

@@ -41,14 +41,15 @@ class Operator:
         name: The framework's name: "aten.addmm".
         kind: One of KINDS. "layout" is the conversion around a convolution on Tensor Cores whose channels are not last.
         phase: One of PHASES.
-        pass_: The pass of a convolution or linear layer that has this product.
+        pass_: The pass of the convolution or linear layer as which the product is predicted.
         dtype: Type of the arithmetic; "tf32" where float32 may be computed so.
         extents: `vendor_calls.EXTENTS` of each of its products.
         flops: FLOP by the framework's own formula; a multiply-add counts as two.
         read_bytes, written_bytes: Bytes of all tensors that it reads and writes.
         launches: Number of kernels.
         host_calls: Operators that the host launches for it: 0 if another record of the same call has it.
-        repeats: How often the step has it, such as once for each batch after the first if gradients are accumulated.
+        repeats: How often it occurs in a step, such as once for each batch after the first if gradients are
+            accumulated.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Operator:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The fields that are the same at all batch sizes."""
+        """The fields that must be equal at all batch sizes for an operator to count as the same."""
         return self.name, self.kind, self.phase, self.pass_, self.dtype, len(self.extents), self.repeats
 
     @property
@@ -243,6 +244,13 @@ def _part(
     Return the predictions of distinct operators, and the standard deviation that they share.
 
     The latter is that of the logarithm of time, and depends on the GPU.
+
+    Args:
+        work: Operators, each with its numbers by batch size.
+        sizes: Batch sizes.
+        device: The GPU.
+        scales: Factors on the GPU's times.
+        notes: Notes on the accuracy are appended.
     """
     seconds, blocks, sd = *np.zeros((2, len(work), len(sizes))), np.zeros(len(work))
     names: list[tuple[str, ...]] = [()] * len(work)
@@ -282,7 +290,11 @@ def _runs(operator: Operator, device: Device) -> bool:
 
 
 def _roofs(operator: Operator, numbers: Array, device: Device) -> tuple[Array, Array] | None:
-    """Return the seconds of an operator's arithmetic and of its bytes by the data sheet; None if a rate is unknown."""
+    """
+    Return by the data sheet the seconds that an operator's arithmetic takes and those of its bytes; None if unknown.
+
+    `numbers` are the operator's `numbers` by batch size.
+    """
     peak, bandwidth = peak_flops_per_second(device, _dtype_of(operator, device)), device.peak_bytes_per_second
     if bandwidth is None or peak is None:
         return None

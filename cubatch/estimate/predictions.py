@@ -126,10 +126,10 @@ def step_sd(part: Part, counts: Array, total: Array) -> Array:
     """
     Return the relative standard deviation of a step's time, by batch size.
 
-    Equal calls have equal errors; the errors of different calls have the correlation COMMON.
+    Calls of the library with equal extents have equal errors; those of different calls have the correlation COMMON.
 
     Args:
-        part: Predictions of distinct calls.
+        part: Predictions of distinct calls of the library.
         counts: How often each occurs in the step.
         total: Seconds of the step.
     """

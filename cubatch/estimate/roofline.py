@@ -36,7 +36,7 @@ def layer_seconds(
         batch_size: Samples.
         device: The device.
         dtype: Storage and arithmetic.
-        more: Further elements per sample that it moves for fused layers.
+        more: Further elements per sample that the pass moves for fused layers.
 
     Returns:
         float | None: Seconds; 0.0 for a pass that moves nothing; None if a rate that is needed is unknown.
@@ -72,8 +72,8 @@ def roofline_seconds(
     """
     Return the roofline of one step in seconds: the sum over its passes of `layer_seconds`.
 
-    Elements that a neighbor reads for a fused layer count, and sums of gradients.  A training step leaves out the
-    loss and the optimizer, which are small unless the batch is.
+    Elements that a pass reads for a fused layer count, and so do sums of gradients.  A training step leaves out the
+    loss and the optimizer, which take a small share of the time of a large batch.
 
     Args:
         spec: A layer or network.

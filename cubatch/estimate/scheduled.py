@@ -27,8 +27,8 @@ class Scheduled:
         node: The layer.
         pass_: One of its passes.
         runs: Whether it is an operation; otherwise it is fused, or does nothing.
-        more: Further elements per sample that it moves: reads of its epilogue, and sums of gradients before it. These
-            are all that moves if it does not run.
+        more: Further elements per sample that it moves: reads of its epilogue, and sums of gradients before it. If the
+            pass does not run, it moves only these.
     """
 
     node: Node

@@ -55,8 +55,8 @@ def predict_step(
     """
     Return the predicted time of a step and its passes at each batch size.
 
-    The step is the sum of its passes; layers fused by cubatch kernels take no time.  Loss and optimizer, which are
-    small unless the batch is, are left out.
+    The step is the sum of its passes; layers fused by cubatch kernels take no time.  Loss and optimizer, which take a
+    small share of the time of a large batch, are left out.
 
     The vendor's 3x3 convolutions of stride 1 in float32 use NeuSight's measurements of cuDNN 8.9.  Other convolutions,
     gradients and matrix products use DeepBench (cuDNN 5 to 7).  Of Tensor Cores only DeepBench's V100 was published, in

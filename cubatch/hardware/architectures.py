@@ -45,13 +45,15 @@ class Architecture:
         boards_without: Whether some boards have chips without Tensor Cores.
         tensor_dtypes: Types that Tensor Cores take.
         tensor_fma: Dense multiply-adds in a clock by type, with the fastest instruction; empty without a source.
-        geforce_share: Share of tensor_fma that GeForce boards have.
-        mma_fma, wgmma_fma: The same for mma.sync and wgmma, of float16 and tf32; empty without the instruction.
+        geforce_share: Rate of GeForce boards as a share of `tensor_fma`.
+        mma_fma, wgmma_fma: Dense multiply-adds in a clock with mma.sync and with wgmma, for float16 and tf32; empty
+            without the instruction.
         instructions: Available instructions, of those that kernels ask for.
         target: Compiler target for wgmma; None where it is the architecture itself.
         last_cuda: Last CUDA release that compiles for it; None is the newest.
         surveyed: Whether every kernel is compiled for it before a release.
-        ptx: First architecture with the same PTX, by kind of kernel; without the kinds whose PTX it shares with none.
+        ptx: By kind of kernel, the first architecture for which the compiler makes the same PTX; without kinds that
+            have none.
         same_instructions: Architecture that executes the same machine code; None if there is none.
         instruction_bytes: Size of a machine instruction; None where sizes differ.
         kin: Name of the GPUs whose SMs issue instructions alike.

@@ -83,7 +83,7 @@ def snapshot(worker_pid: int | None = None, *, root: Path = ROOT) -> Snapshot | 
 
 def between(before: Snapshot | None, after: Snapshot | None) -> CpuLoad | None:
     """
-    Return the load between two snapshots; None where one is missing, or they are too close.
+    Return the load between two snapshots; None where one is missing, or too little time lies between them.
 
     Example:
         >>> before = Snapshot(when=0, num_cpus=2, total_seconds=0, busy_seconds=0, steal_seconds=0, own_seconds=0)

@@ -45,8 +45,9 @@ class VisibleGpu:
         compute_capability: (major, minor).
         num_sms, memory_bytes: SMs and memory of the GPU or slice.
         l2_bytes: L2 cache; None where the driver reports 0 or an error.
-        clock_hz: Highest SM clock; None likewise.
-        bytes_per_second: Twice the memory clock times the width of the bus; None likewise.
+        clock_hz: Highest SM clock; None where the driver reports 0 or an error.
+        bytes_per_second: Twice the memory clock times the width of the bus; None where the driver reports 0 or an
+            error.
         integrated: Whether its memory is the host's.
     """
 

@@ -22,7 +22,7 @@ class GpuRecord:
     State of a GPU, or of a MIG slice, since the watch began.
 
     Attributes:
-        gpu: The GPU.
+        gpu: The GPU, as NVML lists it.
         now: The latest state; values that the GPU does not report are None.
         processes: Processes that hold its memory now.
         peaks: Highest used_bytes, power_watts, temperature_celsius, utilization_percent and sm_clock_mhz.

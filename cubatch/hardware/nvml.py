@@ -135,7 +135,7 @@ class Monitor:
 
     Clocks, power, energy, temperature and utilization belong to a whole board. For a MIG device they are None, since
     other slices share in them. `snapshot` and `driver_version` raise DeviceFailed if NVML reports an error. All other
-    methods are called while something is measured, and return None or nothing instead.
+    methods are called while something is measured, and return None or an empty tuple instead.
 
     Args:
         uuid: "GPU-..." or "MIG-..." as nvidia-smi -L prints it.
@@ -172,7 +172,7 @@ class Monitor:
         return self._figures(["power_limit_watts"], self._try).power_limit_watts
 
     def pace(self) -> Snapshot:
-        """Return SM clock and reasons for it, read in two calls: a full snapshot may last as long as a timing."""
+        """Return SM clock and the reasons for it, read in two calls: to read all may last as long as a timing."""
         return self._figures(_CLOCK, self._try)
 
     def vitals(self) -> Snapshot:
@@ -323,7 +323,7 @@ def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass 
 
 
 def _ask(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
-    """Return the result of an NVML query; None if this GPU, slice, driver or user cannot get it."""
+    """Return the result of an NVML query; None if this GPU, MIG slice, driver or user has no access to the value."""
     try:
         return query(*arguments)
     except (

@@ -41,18 +41,19 @@ def device(name: str | None = None) -> Device:
     Return a device of this machine, or the facts of a device that is not in this machine.
 
     Args:
-        name: None is the first GPU, else the CPU. "cpu", "cuda" or "gpu" (the first GPU) and "cuda:1" are live devices.
+        name: None is the first GPU, else the CPU. "cpu", "cuda" or "gpu" (the first GPU) and "cuda:1" are live devices:
+            those of this machine, which can be measured on.
             "GPU-..." and "MIG-..." are the live device with this uuid.
             A path that ends in .toml is a file that describes a device, see docs/reference/files.md; it is not live.
-            Any other text is a name or alias of the catalogue, "v100-sxm2-16gb"; it is not live. A name that the
-            catalogue lacks is looked up among the devices of this machine: "AMD EPYC".
+            Any other text is a name or alias of the catalogue, "v100-sxm2-16gb"; it is not live. For a name that the
+            catalogue lacks, the live device whose full name it is counts: "AMD EPYC 9534 64-Core Processor".
 
     Returns:
         Device: Its facts; unknown ones are None.
 
     Raises:
         DeviceNotAvailable: If the name means a live device that is not in this machine.
-        InvalidArgument: If several devices of the catalogue have the name, or the file makes no sense.
+        InvalidArgument: If several devices of the catalogue have the name, or the file describes no device.
         UnknownName: If no device has it.
         DeviceFailed: If there is a GPU driver and it does not work.
 

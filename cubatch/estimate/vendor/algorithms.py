@@ -151,7 +151,8 @@ class Places:
         lanes: Float32 lanes of an SM.
         element_bytes: Bytes of a stored element.
         compute, memory: Factors on the time of arithmetic and of bytes: see `predictions.Scales`.
-        gpu, kin: The catalogue's name of the GPU, empty without one, and of its kin: see `fitted.kin_of`.
+        gpu, kin: The catalogue's name of the GPU, empty without one, and the name of its group of similar GPUs: see
+            `fitted.kin_of`.
     """
 
     peak: Array
@@ -206,12 +207,12 @@ def algorithms(work: Work, num_sms: Array, *, transforms: bool = True) -> list[A
     Return the vendor's algorithms, each with its counts for all cases and which cases it can compute.
 
     Split-K doubles until there are two blocks per SM, in filter gradients and plain products only.  The vendor does not
-    split small forward convolutions, by their published times.
+    split small forward convolutions, as published times show.
 
     Args:
         work: The cases.
         num_sms: SMs of each case's GPU.
-        transforms: Whether there are other algorithms than tiles: in float32, but not on Tensor Cores.
+        transforms: Whether there are other algorithms than tiled products: in float32, but not on Tensor Cores.
     """
     tiled = _tiled(work, num_sms)
     return [*tiled, _direct(work, num_sms), _fused(work), *_winograd(work), *_fft(work)] if transforms else tiled

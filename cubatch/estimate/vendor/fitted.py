@@ -40,7 +40,7 @@ class Fitted:
         trees: The correction; None before it was fitted, and for sources with too few measurements.
         sd: Standard deviation of the logarithm of measured over predicted time, for shapes that were not fitted.
         unseen_sd: Additional standard deviation for a GPU that was not measured.
-        transforms: Whether there are other algorithms than tiles: see `algorithms.algorithms`.
+        transforms: Whether there are other algorithms than tiled products: see `algorithms.algorithms`.
         process: The correction of sources with few shapes, which have no trees.
     """
 
@@ -123,7 +123,7 @@ class Fitted:
 
 @cache
 def shipped(name: str) -> Fitted:
-    """Return the fitted model in data/ of this name: "neusight", "deepbench conv tensor" and others."""
+    """Return the fitted model of this name from the files in cubatch/data: "neusight", "deepbench conv tensor", ..."""
     return Fitted.load(_DATA / f"{name.replace(' ', '_')}.npz")
 
 
@@ -131,9 +131,9 @@ def sustained(device: Device) -> float:
     """
     Return the share of the boost clock that a GPU's power limit allows in float32 arithmetic, an estimate.
 
-    Power grows about as the square of the clock.  GPUs of Pascal to Turing are assumed to need 15 W per TFLOP/s, which
-    fits P4's published times: min(1, sqrt(watts / TFLOP/s / 15)).  It is below 1 for small boards such as P4 (75 W) and
-    T4 (70 W).  For other generations no figure is known, and the share is 1.
+    Power grows about as the square of the clock.  GPUs of Pascal to Turing are assumed to need 15 W per TFLOP/s:
+    min(1, sqrt(watts / TFLOP/s / 15)).  This fits the kernel times that NeuSight published of P4.  It is below 1 for
+    small boards such as P4 (75 W) and T4 (70 W).  For other generations no figure is known, and the share is 1.
 
     Example:
         >>> from cubatch.hardware.catalogue import find
@@ -147,7 +147,7 @@ def sustained(device: Device) -> float:
 
 
 def kin_of(device: Device) -> str:
-    """Return the name of the GPUs whose SMs issue instructions alike, for which libraries use the same kernels."""
+    """Return the name of the group of GPUs whose SMs issue instructions alike: libraries use equal kernels there."""
     return _like(device).kin
 
 
@@ -163,5 +163,5 @@ def lanes(device: Device) -> int:
 
 
 def _like(device: Device) -> Architecture:
-    """Return the architecture of a GPU; an unknown one counts as old."""
+    """Return the architecture of a GPU; of one with unknown compute capability, the oldest."""
     return architectures.like(device.compute_capability or (0, 0))

@@ -33,10 +33,11 @@ class GaussianProcess:
 
     Attributes:
         lengths: Length scales of FEATURES.
-        points: `table` of the measurements, divided by the lengths.
+        points: Features of the measurements, as from `table`, divided by `lengths`.
         weights: Weight of each measurement.
         gpu, kin: GPU of each measurement, as in Places.
-        shares: Variances shared by all GPUs, by kin, and by one GPU.
+        shares: Variances of the parts of the error that all GPUs share, that a group of similar GPUs shares, and of one
+            GPU.
     """
 
     lengths: NDArray[np.float32]

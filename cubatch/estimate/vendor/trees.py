@@ -40,15 +40,16 @@ _CHUNK = 128  # cases whose features and nodes fit a CPU's caches
 @attrs.frozen(eq=False)
 class Trees:
     """
-    An ensemble of regression trees, with the nodes of all trees level by level.
+    An ensemble of regression trees; the arrays list the nodes of all trees, level by level.
 
-    The roots come first, the deepest tree's first.  Each level then has the two successors of each split.
+    The roots come first, that of the deepest tree first.  Each level then has the two successors of each split.
 
     Attributes:
         features: Names of the features, by number.
         depths: Splits from a root to the deepest leaf, by tree, in descending order.
         feature: Feature of a node's split; -1 for a leaf.
-        number: A split sends a case to its first successor if the feature is at most this; a leaf adds it.
+        number: Threshold of a split: a case goes to its first successor if the feature is at most this. Of a leaf, the
+            value that it adds to the correction.
         low, high: Range of each feature in the training data; infinite if leaving it is harmless.
     """
 
@@ -135,7 +136,7 @@ def features(work: Work, places: Places, candidates: Sequence[Algorithm], times:
 
 
 def _rounding(share: Array) -> Array:
-    """Return the blocks of the busiest SM divided by the mean per SM, `share`; 1 for many waves."""
+    """Return the blocks of the busiest SM divided by the mean number of blocks per SM, `share`; 1 for many waves."""
     return np.where(share < _MANY_WAVES, np.ceil(share) / share, 1.0)
 
 

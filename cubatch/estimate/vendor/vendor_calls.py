@@ -24,7 +24,8 @@ class Call:
 
     Attributes:
         pass_: The pass of the convolution or linear layer that it computes.
-        extents: EXTENTS of its products, (products, batch sizes, extents); without products it only moves bytes.
+        extents: EXTENTS of its products, as an array (products, batch sizes, extents); without products it only moves
+            bytes.
         num_bytes: Bytes read and written by a call without products, by batch size.
         flops: FLOP of a call without known extents, by batch size.
         launches: Kernels of a call without products.
@@ -84,7 +85,7 @@ class Call:
 
 def of_product(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
     """
-    Return the EXTENTS of a linear layer that has this matrix product as its pass.
+    Return the EXTENTS of a linear layer whose pass `pass_` computes this matrix product.
 
     Several equal products become groups of the layer.
     """

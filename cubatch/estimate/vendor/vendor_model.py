@@ -53,9 +53,17 @@ def vendor_parts(
     calls: Sequence[Call], sizes: Array, device: Device, dtype: str, *, scales: Scales, notes: list[ModelNote]
 ) -> tuple[Part, float]:
     """
-    Return the predictions of calls, and the standard deviation that they share.
+    Return the predicted times of calls of the vendor's library, and the standard deviation that they share.
 
     The latter is that of the logarithm of time on this GPU; it is larger for a GPU that was not measured.
+
+    Args:
+        calls: The calls, with extents by batch size.
+        sizes: Batch sizes.
+        device: The GPU.
+        dtype: Storage and arithmetic.
+        scales: Factors on the GPU's times.
+        notes: Notes on the accuracy are appended.
     """
     tensor = bool(has_tensor_cores(device, dtype))
     models = [_model(call, tensor=tensor) for call in calls]
@@ -102,7 +110,11 @@ _WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "other convolutions", _GEMM: "mat
 
 
 def _model(call: Call, *, tensor: bool) -> str | None:
-    """Return the name of the fitted model that predicts a call; None for a call that only moves bytes."""
+    """
+    Return the name of the fitted model that predicts a call; None for a call that only moves bytes.
+
+    `tensor` is whether Tensor Cores compute it.
+    """
     if not len(call.extents):
         return None
     if not call.is_convolution:
