@@ -38,7 +38,7 @@ Block = tuple[slice, slice]
 
 
 def ending(**arrays: object) -> frozenset[str]:
-    """Return the names of the arrays that are not None, as in `Op.ending`."""
+    """Return the names of the given arrays that are not None, in the form of `Op.ending`."""
     return frozenset(name for name, array in arrays.items() if array is not None)
 
 
@@ -52,7 +52,7 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
     Return the bytes of the workspace that an operation gets for its blocks of work.
 
     Args:
-        needs: Needs of the operation's parts, which run one after the other.
+        needs: Scratch memory of the parts of the operation, which run one after the other.
         samples: Samples of one call.
         target: Bytes above which larger blocks do not help.
 
@@ -134,7 +134,7 @@ def _cut(need: Need, samples: int, num_bytes: int) -> tuple[Block, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _largest(need: Need, samples: int, num_bytes: int) -> tuple[int, int]:
-    """Return samples and rows of the largest block that fits: all rows of some samples, or some rows of one sample."""
+    """Return samples and rows of the largest block within `num_bytes`: whole samples, or some rows of one sample."""
     if need.num_bytes(1, need.rows) <= num_bytes:
         return bisect.bisect_right(
             range(1, samples + 1), num_bytes, key=lambda n: need.num_bytes(n, need.rows)
@@ -158,7 +158,7 @@ def even_parts(total: int, most: int) -> list[slice]:
 
 @attrs.frozen(kw_only=True)
 class Pool(Need):
-    """Scratch memory of pooling: a product and a flag per output, and space that keeps cache free for source rows."""
+    """Scratch memory of pooling: a product and a flag per output, and space that keeps the cache for source rows."""
 
     vertical: Axis
     horizontal: Axis
@@ -175,7 +175,7 @@ class Scores(Need):
     """
     Scratch memory of softmax and cross-entropy; a row of scores counts as a sample.
 
-    The areas are a sum in float64, two numbers per row, and a product and a flag per score.
+    Its areas are a float64 sum, two numbers per row, and a product and a flag per score.
     """
 
     channels: int
@@ -191,7 +191,8 @@ class Norm(Need):
     """
     Scratch memory of batch norm; a position counts as a sample.
 
-    The areas are sums in float64, vectors of channels, a one per position, and deviations.
+    Its areas are float64 sums and vectors with a value per channel, and a constant 1 per position. The last area is the
+    deviation of each element from its channel's mean.
     """
 
     channels: int
@@ -206,7 +207,8 @@ class RowNorm(Need):
     """
     Scratch memory of layer norm; a position counts as a sample.
 
-    The areas are sums in float64, vectors of channels, a one and two numbers per position, and two values per element.
+    Its areas are float64 sums and vectors with two values per channel, a constant 1 and two numbers per position, and
+    two values per element.
     """
 
     channels: int
@@ -226,7 +228,7 @@ class Flat(Need):
 
 @attrs.frozen(kw_only=True)
 class Ends(Need):
-    """Scratch memory of a gradient's epilogue, by rows of `row` elements: a product and a flag per element."""
+    """Scratch memory of the epilogue of a gradient, by rows of `row` elements: a product and a flag per element."""
 
     row: int
 
@@ -249,7 +251,7 @@ class Products(Need):
     """
     Scratch memory of sums of products over the positions of a sample; a position counts as a row.
 
-    The areas are the products, a one per position, and the sums over a block's positions.
+    Its areas are the products, a constant 1 per position, and the sums over the positions of a block.
     """
 
     channels: int
@@ -264,14 +266,15 @@ class Attend(Need):
     """
     Scratch memory of forward attention over whole samples.
 
-    The areas are a value per query, then projections, weights and mixed values.
+    Its areas are a number per query, then projections (queries, keys, values), attention weights, and weighted sums of
+    the values.
 
     Attributes:
         tokens: Positions of a sample.
         channels: Width of a token, over all heads.
         heads: Number of heads.
-        saves: Whether arrays for the backward pass hold all but the values per query, instead of scratch memory. The
-            block size is the same: the block reads and writes those arrays.
+        saves: Whether arrays for the backward pass hold all areas but the numbers per query, instead of scratch memory.
+            The block size is the same: the block reads and writes those arrays.
     """
 
     tokens: int
@@ -299,7 +302,7 @@ class AttendBackward(Need):
     """
     Scratch memory of backward attention over whole samples.
 
-    The areas are gradients of the saved values, a value per query, and a block's part of dw_in and db_in.
+    Its areas are the gradients of the saved values, a number per query, and a block's contribution to dw_in and db_in.
     """
 
     tokens: int
@@ -312,6 +315,6 @@ class AttendBackward(Need):
 
 
 def _attention_areas(need: Attend | AttendBackward, samples: int) -> tuple[int, int, int, int]:
-    """Return the bytes of queries, keys and values; of weights; of mixed values; of a number per query."""
+    """Return four sizes in bytes: queries, keys, values; weights; weighted sums of values; a number per query."""
     token, row = samples * need.tokens * need.itemsize, need.heads * need.tokens
     return (_PROJECTED * token * need.channels, token * row, token * need.channels, token * need.heads)

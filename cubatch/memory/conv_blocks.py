@@ -83,7 +83,11 @@ class Tiles(Need):
 
 @attrs.frozen(kw_only=True)
 class Depthwise(Need):
-    """Scratch memory of a depthwise convolution: the filter, a value per channel, a one and a product per output."""
+    """
+    Scratch memory of a depthwise convolution.
+
+    Its areas are the filter, a value per channel, and for each output pixel a constant 1 and a product per channel.
+    """
 
     channels: int
     taps: int
@@ -127,7 +131,7 @@ def forward_tiles(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAI
 
 
 def wgrad_tiles(shape: ConvShape, itemsize: int) -> Tiles:
-    """Return the scratch memory of the filter's gradient: sums of filter and bias, a block, a one for each pixel."""
+    """Return the scratch memory of the filter's gradient: sums of filter and bias, a block, a 1.0 for each pixel."""
     return _tiles(shape, itemsize, fixed=(shape.filter_elements, shape.k), staged=1)
 
 

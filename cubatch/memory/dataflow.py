@@ -74,7 +74,7 @@ class Dataflow:
         return not (self._training and "y" in self.nodes[origin].layer.backward_reads)
 
     def awaits_range(self, node: Node) -> bool:
-        """Return whether a node slices channels of a value that an earlier node slices too; False for other layers."""
+        """Return whether a node reads a range of channels of a value, and an earlier node reads another range of it."""
         if node.layer.channel_range is None:
             return False
         return next(each for each in self._named[node.inputs[0]] if each.layer.channel_range is not None) is not node

@@ -17,9 +17,9 @@ _REACH = 16
 
 def cuts(work: Workload, target: int, limit: int) -> list[int]:
     """
-    Return the divisors of `target` whose memory plan fits `limit` bytes, ascending.
+    Return the divisors of `target`, the samples of an optimizer step, whose memory plan fits `limit` bytes, ascending.
 
-    An optimizer step has `target` samples; gradients of smaller batches are added up.  Raises DoesNotFit if none fits.
+    Gradients of batches below `target` are added up.  Raises DoesNotFit if no divisor fits.
     """
     sizes = divisors(check_batch_size(target, "target_batch_size"))
     works = {size: accumulating(work, size, target) for size in sizes}

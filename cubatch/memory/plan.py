@@ -170,7 +170,11 @@ def _copies(program: Schedule, working_set: int, device: Device) -> int:
 
 
 def fixed_bytes(program: Schedule, work: Workload, members: int) -> dict[str, int]:
-    """Return the bytes of weights, gradients and optimizer state, by attribute of `Plan`."""
+    """
+    Return the bytes of weights, gradients and optimizer state, by attribute of `Plan`.
+
+    `members` is the number of CPU threads, each of which has gradients of its own.
+    """
     itemsize = BYTES_PER_ELEMENT[work.dtype]
     wide = max(FLOAT32_BYTES, itemsize)
     parameters = program.network.parameters
@@ -213,7 +217,7 @@ def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device,
 
 
 def _integer(sizes: Sequence[int], count: int) -> Any:
-    """Return int64 if it holds the sum of `count` such sizes, else object for Python's unbounded integers."""
+    """Return the NumPy type for sums of `count` such sizes: int64, or object (Python's integers) where too large."""
     return np.int64 if max(sizes, default=0) * count < _INT64 else object
 
 
@@ -221,7 +225,8 @@ def _place(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[list
     """
     Return the offset of each buffer and the size of the arena, in bytes.
 
-    The largest buffers come first, each in the lowest gap between buffers that are alive at the same time.
+    `spans` has the first and last operation of each buffer. The largest buffers come first, each in the lowest gap
+    between buffers that are alive at the same time.
     """
     offsets, count = [0] * len(sizes), 0
     kind = _integer(sizes, len(sizes))

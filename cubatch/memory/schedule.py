@@ -124,7 +124,11 @@ class _Writer:
         return self.flow.origin[name] not in self.segment_ends and self.flow.is_done_with(name, node)
 
     def forward(self, node: Node, values: dict[str, int], *, replay: bool = False) -> None:
-        """Append a layer's forward operation, unless it is fused or a view; store its output's buffer in `values`."""
+        """
+        Append a layer's forward operation, unless it is fused or a view; store its output's buffer in `values`.
+
+        `replay` is whether the operation repeats one of the forward pass, to save memory.
+        """
         layer = node.layer
         if self.flow.is_alias(node):
             values[node.name] = values[node.inputs[0]]
@@ -157,6 +161,8 @@ class _Writer:
     def joined(self, node: Node, values: dict[str, int]) -> int | None:
         """
         Fuse a layer into the operation that computed its latest input.
+
+        `values` has the output's buffer number of each layer so far.
 
         Returns:
             The number of the output's buffer; None if the layer cannot be fused.

@@ -136,9 +136,9 @@ class Schedule:
     @functools.cached_property
     def size_groups(self) -> tuple[Sequence[Buffer | Op], NDArray[np.intp]]:
         """
-        Groups of buffers of equal size: a member of each group, and the index of each buffer's group.
+        Groups of buffers of equal size: a representative of each group, and the index of each buffer's group.
 
-        The member of a group of scratch buffers is an operation that uses one.
+        A group of scratch buffers is represented by an operation that uses one of them.
         """
         scratch = {op.workspace: op for op in self.ops}
         numbers: dict[object, int] = {}

@@ -74,7 +74,11 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
 
 
 def im2col_needs(op: Op, program: Schedule, itemsize: int) -> Scratch:
-    """Return the scratch memory of each part of a layer's operation, and its items per sample; ((), 0) if no layer."""
+    """
+    Return the scratch memory of each part of a layer's operation, and its items (positions or elements) per sample.
+
+    An operation without a layer needs none: ((), 0).
+    """
     return _needs(op.node.layer, _pass(op, program), itemsize, op.ending) if op.node is not None else ((), 0)
 
 
@@ -197,9 +201,9 @@ def _linear_bytes(layer: layers.Linear, kind: str, samples: int, dtype: str, dev
 
 def _by_rows(backward: Callable[..., int], forward: Callable[..., int] | None = None) -> Callable[..., int]:
     """
-    Return a function for `Row.kernels` that passes rows, channels, dtype and device to the function of the pass.
+    Return a function for `Row.kernels` that passes rows, channels, dtype and device to `backward` or `forward`.
 
-    Without a function for it, the forward pass needs no scratch memory.
+    Without `forward`, the forward pass needs no scratch memory.
     """
 
     def num_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Device) -> int:
