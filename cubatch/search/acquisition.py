@@ -30,14 +30,14 @@ FINEST = 0.01  # sizes nearer to each other than this share are one size
 @attrs.frozen(eq=False)
 class AcquisitionInputs:
     """
-    Hold the posterior and the limits that an acquisition value depends on.
+    The posterior and the limits on which the expected gain of a trial depends.
 
     Attributes:
         posterior: Posterior of the log cost of a step.
-        value: Mean log of the objective, up to a constant: more is better.
+        value: Mean log of the objective at each size, up to a constant: more is better.
         feasibility: Probability that a size runs and keeps the limits.
         recommended: Position of the size that would be recommended now.
-        tolerance: Allowed loss, as a log.
+        tolerance: Allowed loss, as a difference of logarithms.
     """
 
     posterior: CurvePosterior
@@ -48,7 +48,11 @@ class AcquisitionInputs:
 
 
 def draw_losses(inputs: AcquisitionInputs) -> Array:
-    """Return random draws of the log loss of stopping now, beyond the tolerance; 0 where nothing would be lost."""
+    """
+    Return random draws of the loss if the search stopped now; 0 where nothing would be lost.
+
+    A loss is the logarithm of the best value over that of the recommended size, less the tolerance.
+    """
     random = np.random.default_rng(0)  # the same draws each time: decisions are reproducible
     count = len(inputs.value)
     root = np.linalg.cholesky(inputs.posterior.covariance + _JITTER * np.eye(count))
@@ -68,7 +72,7 @@ def knowledge_gradient(inputs: AcquisitionInputs, variance: float, measured: NDA
 
     Args:
         inputs: The posterior and the limits.
-        variance: Variance of the outcome of a trial.
+        variance: Variance of the log cost that a trial measures.
         measured: Which sizes were measured, and so may be recommended.
     """
     covariance = inputs.posterior.covariance
@@ -90,7 +94,7 @@ def sizes_between(known: Iterable[int], multiple: int = 1) -> list[int]:
     Return up to three sizes between each pair of neighbors, evenly spaced in their logarithm.
 
     Args:
-        known: Sizes of the ladder and measured sizes.
+        known: Candidate sizes and measured sizes.
         multiple: Only multiples of this are returned.
     """
     between: set[int] = set()

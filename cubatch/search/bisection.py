@@ -15,7 +15,7 @@ _FAR = 2.0  # factor between two sizes from which their geometric mean is the mi
 
 
 def is_closed(low: int, high: int) -> bool:
-    """Return whether two sizes are too close for a trial between them: they differ by at most 2 % or 1."""
+    """Return whether two sizes are so near to each other that no trial between them is worth it: within 2 % or 1."""
     return high - low <= max(1, int(CLOSED * low))
 
 

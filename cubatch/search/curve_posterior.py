@@ -47,7 +47,8 @@ class SizeEstimate:
         batch_size: The size.
         log_cost: Logarithm of the cost of a step, in seconds or joules, at the usual host speed.
         variance: Variance of its own error.
-        host: Mean log slowdown of the host in its timings, by which the error of the common slope enters.
+        host: Mean log slowdown of the host during its timings; the error of the common slope (`noise.Noise`) is
+            multiplied by it.
     """
 
     batch_size: int
@@ -93,7 +94,7 @@ class CurvePosterior:
         return math.exp(middle - half), math.exp(middle + half)
 
     def difference_sd(self, first: int, second: int) -> float:
-        """Return the standard deviation of the difference of the log costs at two positions."""
+        """Return the standard deviation of the difference of the log costs at two positions in `sizes`."""
         spread = self.covariance
         variance = spread[first, first] + spread[second, second] - 2 * spread[first, second]
         return math.sqrt(max(float(variance), LEAST_VARIANCE))
@@ -177,7 +178,11 @@ class _Process:
 
 
 def _covariance(a: Array, b: Array, smooth: float, steps: float) -> Array:
-    """Return the matrix of prior covariances of the log cost between two lists of sizes."""
+    """
+    Return the matrix of prior covariances of the log cost between two lists of sizes.
+
+    `smooth` and `steps` are the variances of the smooth part of the curve and of its steps.
+    """
     octaves = np.abs(np.log2(a)[:, None] - np.log2(b)[None])
     bend = np.sqrt(3.0) * octaves / SMOOTH_OCTAVES
     covariance: Array = (

@@ -30,8 +30,8 @@ class Event:
         message: What happened, for a person.
         best_batch_size: The recommended batch size before this trial or round; None in the first.
         best_rate: Its throughput in samples per second.
-        could_gain: Share by which the recommendation may still improve, at most, in nine of ten cases.  Sizes that the
-            budget does not hold count too.  The smallest value so far; None if unknown or above 1.
+        could_gain: Share by which the recommendation may still improve, at most, with a probability of 90 %.  Sizes
+            that the budget does not hold count too.  The smallest value so far; None if unknown or above 1.
     """
 
     kind: str
@@ -75,7 +75,11 @@ class EventReporter:
         self.failed: Exception | None = None
 
     def report(self, kind: str, batch_size: int | None, message: str, number: int, state: SearchState | None) -> None:
-        """Pass an event to the progress function, with the best size and the possible gain by this state."""
+        """
+        Pass an event to the progress function, with the best size and the possible gain by this state.
+
+        `kind`, `batch_size` and `message` are fields of the `Event`; `number` is its round.
+        """
         if self._progress is None or self.failed is not None:
             return
         best = state.recommended if state is not None else None

@@ -81,7 +81,7 @@ def measure(
 
     Args:
         factory: Function that makes the runner; not called if nothing is left to measure.
-        ladder: The candidates, in any order.
+        ladder: The candidate batch sizes, in any order.
         goal: Objective and limits.
         earlier: Results of an earlier run.  Its timings are not taken again.  Its outcomes are final, except
             "interrupted", and "dropped" against a size that failed later.
@@ -89,8 +89,8 @@ def measure(
         budget: Seconds of measuring by the runner's clock, those of `earlier` included.  The last step may exceed it.
         seed: Shuffles the rounds.
         progress: Called with each Event.
-        extend: Function that makes a candidate of a size that the search adds to the ladder.  None: the user requested
-            these sizes; none is added, and each has one trial before any has a second.
+        extend: Function that makes a candidate of a size that the search adds.  None: the user requested these sizes;
+            none is added, and each has one trial before any has a second.
         multiple: Added sizes are multiples of this.
         accepts: Whether the user allows an added size.
         rounds: Number of trials of each candidate; None: as many as the recommendation needs.
@@ -225,7 +225,7 @@ class _Run:
         if self.stopwatch is not None and self.budget.left() <= 0:
             return []
         if self.goal.objective == "energy" and not self.state.measured and any(self.timings.values()):
-            raise EnergyNotAvailable("what these steps were timed by")
+            raise EnergyNotAvailable("the clock of these steps")
         if self.rounds is not None:
             return self.next_round(self.rounds)
         with self.computing():
@@ -323,7 +323,7 @@ class _Run:
         self.recorder.spent(self.budget.spent())
 
     def choose_reference(self, stopwatch: Stopwatch) -> None:
-        """Prepare, once, a reference step: the smallest size of the ladder with steps long enough to show drift."""
+        """Prepare, once, a reference step: the smallest candidate whose steps are long enough to show drift."""
         state = self.state = self.compute_state()
         if not state.seconds:
             return
@@ -347,7 +347,7 @@ class _Run:
             _release_runner(stopwatch.runner, error, restart=False)
 
     def likely_seconds(self, n: int) -> float | None:
-        """Return the expected seconds of a step, to detect a hang; None if unknown."""
+        """Return the expected seconds of a step of size `n`, to detect a hang; None if unknown."""
         if self.state.measured and n in self.state.sizes:
             return float(self.state.step_seconds[self.state.place(n)])
         return self.candidates[n].predicted_seconds

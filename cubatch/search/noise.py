@@ -72,10 +72,10 @@ class Noise:
     Attributes:
         timing: Standard deviation between timings of one trial.
         trial: Standard deviation between trials of one size, beyond what their timings explain.
-        slope: Common slope: the share of a host slowdown that a step takes part in.
+        slope: Common slope: log of a step's slowdown, divided by log of the reference step's.
         slope_sd: Standard deviation of a size's own slope around it.
         slope_variance: Variance of the common slope: an error that sizes measured at another host speed share.
-        drift: Standard deviation of the reference between trials: the error of a timing without one.
+        drift: Standard deviation of the reference step between trials: the error of a timing without a reference step.
         outliers: Probability that a timing is off by OUTLIER_SD or so.
         reference_batch_size: Batch size of the reference; None without one.
         reference_seconds: Median of the reference step, to which times are normalized; None without one.
@@ -193,13 +193,13 @@ def trial_costs(timings: Sequence[Timing], noise: Noise, goal: Goal) -> list[flo
 
 
 def _outlier_share(timings: int, share: float) -> float:
-    """Return the probability that outliers decide the median of a number of timings."""
+    """Return the probability that outliers decide the median of this number of timings; `share` of all are outliers."""
     half = (timings + 1) // 2
     return min(1.0, math.comb(timings, half) * share**half)
 
 
 def _host_shift(timing: Timing, noise: Noise) -> float | None:
-    """Return the log of a timing's reference seconds over the run's median ones; None without a reference step."""
+    """Return the log of a timing's reference seconds over the median of the run; None without a reference step."""
     seconds = timing.reference_seconds
     if seconds is None or noise.reference_seconds is None or timing.reference_batch_size != noise.reference_batch_size:
         return None
@@ -247,7 +247,11 @@ def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float
 
 
 def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise, *, prior_trial: float) -> Noise:
-    """Return the noise model with new standard deviations within and between trials, given its slopes."""
+    """
+    Return the noise model with new standard deviations within and between trials, given its slopes.
+
+    `prior_trial` is the standard deviation between trials that is assumed before any timing.
+    """
     within, between, shares = [TIMING_SD / TO_SD] * PRIOR_WEIGHT, [prior_trial / TO_SD] * PRIOR_WEIGHT, list[float]()
     for timings in sizes:
         trials = [
@@ -270,7 +274,7 @@ def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise,
 
 
 def _sd_without_farthest(values: Sequence[float]) -> float:
-    """Return the standard deviation of values without the one farthest from the median, by mean distances."""
+    """Return the standard deviation of values without the one farthest from the median, from distances of pairs."""
     middle = median(values)
     nearest = sorted(values, key=lambda value: abs(value - middle))[: max(2, len(values) - 1)]
     return MEAN_TO_SD * fmean(_distances(nearest) or [0.0])

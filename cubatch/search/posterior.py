@@ -56,7 +56,7 @@ class Posterior:
         return [] if self.seconds is None else self.seconds.sizes.tolist()
 
     def has_cost(self, n: int) -> bool:
-        """Return whether the cost of a size was measured."""
+        """Return whether the cost of size `n` was measured."""
         return self.cost is not None and n in self.cost
 
     def recommend(self, feasible: Sequence[int], favored: Collection[int] | None) -> Recommendation:
@@ -66,13 +66,17 @@ class Posterior:
         return recommend(self.cost, feasible, self.goal, favored=favored)
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
-        """Return the seconds of a step and their 90 % interval; without a posterior, the median timing and None."""
+        """Return the seconds of a step of size `n`, and their 90 % interval; median and None without a posterior."""
         if self.seconds is None or n not in self.seconds:
             return (median([timing.seconds for timing in timings]) if timings else None), None
         return self.seconds.cost(n), self.seconds.interval(n)
 
     def joules_of(self, n: int, timings: Sequence[Timing]) -> float | None:
-        """Return the joules of a step: posterior mean if energy is the objective, else median; None if not measured."""
+        """
+        Return the joules of a step of size `n`; None if not measured.
+
+        It is the posterior mean if energy is the objective, else the median timing.
+        """
         if self.goal.objective == "energy" and self.cost is not None and n in self.cost:
             return self.cost.cost(n)
         read = [timing.joules for timing in timings if timing.joules is not None]

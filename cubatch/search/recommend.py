@@ -25,7 +25,7 @@ _HARDWARE = (  # how reasons of candidates begin
 @attrs.frozen(eq=False)
 class Recommendation:
     """
-    Hold the recommended size and its rivals.
+    The recommended size, and the sizes that are about as good.
 
     Attributes:
         batch_size: The recommended size.
@@ -90,7 +90,17 @@ def recommend(
 def _beats_neighbors(
     curve: CurvePosterior, places: dict[int, int], value: dict[int, float], plain: set[int], n: int, *, tolerance: float
 ) -> bool:
-    """Return whether a size beats the nearest favored sizes by more than the tolerance with 90 % confidence."""
+    """
+    Return whether size `n` beats the nearest favored sizes by more than the tolerance with 90 % confidence.
+
+    Args:
+        curve: Posterior of the log step cost.
+        places: Position of each size in the posterior.
+        value: Mean log of the objective, by size.
+        plain: The favored sizes.
+        n: The size.
+        tolerance: Share of the value that may be lost.
+    """
     neighbors = [*sorted(m for m in plain if m < n)[-1:], *sorted(m for m in plain if m > n)[:1]]
     return all(
         value[n] - value[m] - CONFIDENCE_Z * curve.difference_sd(places[n], places[m]) > tolerance for m in neighbors

@@ -34,22 +34,22 @@ RUNS_BEYOND_ERROR = 0.5  # the same for each size that raised another error, whi
 @attrs.frozen(kw_only=True)
 class SearchInputs:
     """
-    Hold the inputs of a decision.
+    All that a decision of the search depends on.
 
     Attributes:
         goal: Objective and limits.
-        ladder: Sizes that may be measured.
+        ladder: The candidates: sizes that may be measured.
         favored: Sizes that need not beat their neighbors to be recommended; None: all. Others must beat them clearly.
         model: Predicted seconds of a step, by size; None without a prediction.
-        timings: The timings, by size; also of sizes that are not in the ladder.
+        timings: The timings, by size; also of sizes that are no candidates.
         closed: Sizes that are not measured again.
         failed: Status of the closed sizes that failed, for lack of memory or otherwise, and never ran.
         trial_seconds: Function that returns the seconds of a trial from a size and its seconds of a step.
         left, budget: Seconds left, and seconds in all.
-        extends: Whether sizes outside the ladder may be measured.
+        extends: Whether sizes between the candidates may be measured.
         requested: Sizes that are measured in any case.
-        multiple: Sizes outside the ladder are multiples of it.
-        accepts: Whether the user allows a size outside the ladder.
+        multiple: Sizes between the candidates are multiples of it.
+        accepts: Whether the user allows a size between the candidates.
         seed: Fixes the order of trials.
     """
 
@@ -76,7 +76,7 @@ class SearchState:
 
     Attributes:
         measured: Timings of the sizes whose cost was measured, ascending.
-        sizes: Sizes that were or may be measured; those between two neighbors of the ladder once both were tried.
+        sizes: Sizes that were or may be measured; those between two neighboring candidates once both were tried.
         noise: The noise model of the run.
         seconds: Estimated seconds of a step at the usual host speed, of each measured size.
         recommended, fastest: The size to recommend now, and the one with the best posterior mean; None without one.
@@ -119,7 +119,11 @@ class SearchState:
         return sorted(known | (allowed - set(inputs.closed)))
 
     def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
-        """Return whether a size is likely to run; False if sizes with the same divisors raised errors."""
+        """
+        Return whether a size is likely to run, by what sizes that ran have in common and sizes that raised errors lack.
+
+        `is_new` is whether the search made up the size.
+        """
         if not self.inputs.extends:
             return True
         ran = [size for size in self.measured if size not in self.inputs.failed]
@@ -176,7 +180,7 @@ class SearchState:
         return set(self.inputs.failed) - self._errors
 
     def _runs(self, n: int, top: int) -> float:
-        """Return the probability that a size runs, by the failed sizes and the largest that ran (`top`)."""
+        """Return the probability that size `n` runs, by the failed sizes and the largest size that ran (`top`)."""
         if n in self.measured or n < top:
             return 1.0
         if any(top < size < n and status == "timeout" for size, status in self.inputs.failed.items()):
@@ -207,7 +211,7 @@ class SearchState:
     def acquisition_inputs(self) -> acquisition.AcquisitionInputs:
         """Inputs of the acquisition functions; raises ValueError without a recommendation."""
         if self.recommended is None:
-            raise ValueError("no measured size may be recommended")
+            raise ValueError("no size is recommended yet: measure one that is within every limit first")
         value = -self.posterior.mean
         if self.goal.objective != "latency":
             value = value + np.log(self.posterior.sizes)
@@ -217,21 +221,29 @@ class SearchState:
 
     @functools.cached_property
     def losses(self) -> Array:
-        """Random draws of the log loss of stopping now, beyond the tolerance, among sizes within the budget."""
+        """
+        Random draws of the loss if the search stopped now, over the sizes that the budget allows to measure.
+
+        A loss is the logarithm of the best value over that of the recommended size, less the tolerance, and at least 0.
+        """
         return acquisition.draw_losses(self.acquisition_inputs)
 
     @functools.cached_property
     def unbounded_losses(self) -> Array:
-        """Random draws of the log loss of stopping now, beyond the tolerance, among sizes of any cost."""
+        """
+        Random draws of the loss if the search stopped now, over all sizes, regardless of the time of a trial.
+
+        A loss is the logarithm of the best value over that of the recommended size, less the tolerance, and at least 0.
+        """
         return acquisition.draw_losses(attrs.evolve(self.acquisition_inputs, feasibility=self.run_probability))
 
     def gain(self, n: int) -> float:
-        """Return the log ratio of the objective of a size to that of the fastest."""
+        """Return log(value of the objective at size `n` / that at the fastest size)."""
         fastest = self.fastest or n
         return float(self.acquisition_inputs.value[self.place(n)] - self.acquisition_inputs.value[self.place(fastest)])
 
     def ahead(self, n: int) -> tuple[float, float]:
-        """Return mean and standard deviation of the log ratio of the objective of a size to the recommended size."""
+        """Return mean and standard deviation of log(value at size `n` / value at the recommended size)."""
         place, inputs = self.place(n), self.acquisition_inputs
         mean = float(inputs.value[place] - inputs.value[inputs.recommended])
         return mean, self.posterior.difference_sd(place, inputs.recommended)

@@ -132,9 +132,10 @@ def bisect_memory(state: SearchState) -> list[int]:
 
 def _in_gap(state: SearchState, low: int, high: int, guess: float | None) -> list[int]:
     """
-    Return a size between two sizes around a limit, if the objective rises there and the budget holds a trial.
+    Return a size between the ends of a gap at a limit, if the objective rises there and the budget holds a trial.
 
-    Where it rises by less than the tolerance, only a cheap trial is worth it.
+    `low` is within the limit and `high` beyond it; `guess` is the expected size at the limit, None if unknown. Where
+    the objective rises by less than the tolerance, only a cheap trial is worth it.
     """
     inside = [n for n in state.sizes if low < n < high]
     if not inside:
@@ -152,7 +153,11 @@ def _in_gap(state: SearchState, low: int, high: int, guess: float | None) -> lis
 
 
 def bisect_lowest(state: SearchState) -> list[int]:
-    """Return the next sizes to time, by the objective latency, to find the largest within the tolerance."""
+    """
+    Return the next sizes to time to find the largest size whose latency is within the tolerance of the lowest.
+
+    The list is empty for other objectives.
+    """
     if state.goal.objective != "latency" or state.fastest is None:
         return []
     allowed = state.goal.allowed(state.seconds[state.fastest])
@@ -172,14 +177,14 @@ def bisect_lowest(state: SearchState) -> list[int]:
 
 
 def _is_unsure(state: SearchState, n: int, allowed: float) -> bool:
-    """Return whether it is uncertain if a step of a size takes longer than the allowed seconds."""
+    """Return whether it is uncertain if a step of size `n` takes longer than the allowed seconds."""
     timings = state.measured[n]
     sd = math.sqrt(state.noise.variance(len(usable(timings)), count_trials(timings)))
     return n != state.fastest and abs(math.log(state.seconds[n] / allowed)) < Z_90 * sd
 
 
 def learn(state: SearchState) -> list[int]:
-    """Return the unmeasured size with the largest expected gain per second, or measured sizes for a new round."""
+    """Return the unmeasured size with the largest expected gain per second, or measured sizes for another round."""
     if state.recommended is None or state.goal.objective == "latency":
         return []
     if state.losses.mean() < KNOWN * state.tolerance:
@@ -201,7 +206,7 @@ def learn(state: SearchState) -> list[int]:
 
 
 def _seconds_worth(state: SearchState) -> float:
-    """Return the seconds of measuring over which the next trial's gain per second must add up to `WORTH`."""
+    """Return the seconds of measuring over which the expected gain per second of a trial must add up to `WORTH`."""
     if not state.noise.is_paired:
         return math.inf if state.losses.mean() > MUCH * state.tolerance else max(state.inputs.budget, WORTH_SECONDS)
     spent = state.inputs.budget - state.inputs.left

@@ -16,7 +16,7 @@ FLAT = 4  # factor above the recommended size that must be measured before large
 
 
 def judge_sizes(state: SearchState) -> list[Outcome]:
-    """Return the outcome of every size of the ladder and every measured size that has none yet."""
+    """Return the outcome of every candidate and every measured size that has none yet."""
     sizes = sorted({*state.inputs.ladder, *state.measured} - {*state.inputs.closed})
     return [_judge_measured(state, n) if n in state.measured else _judge_unmeasured(state, n) for n in sizes]
 
@@ -61,7 +61,11 @@ def _judge_unmeasured(state: SearchState, n: int) -> Outcome:
 
 
 def _exclusions(state: SearchState, n: int, best: int) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield (reason, facts) for each reason, other than its expected gain, to drop an unmeasured size."""
+    """
+    Yield (reason, facts) for each reason, other than its expected gain, to drop the unmeasured size `n`.
+
+    `best` is the recommended size; `facts` are those of the outcome, for programs.
+    """
     goal, last = state.goal, max(state.measured)
     if goal.objective == "latency":
         allowed = goal.allowed(state.seconds[state.fastest or best])

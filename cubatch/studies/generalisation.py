@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of its finding in the cache."""
+        """The key of its results in the cache."""
         return f"batch {self.batch_size}, rate {self.learning_rate:g}, seed {self.seed}"
 
 
@@ -190,7 +190,7 @@ def _train(
 
 
 def summarize(policy: str, cell: Cell, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a row for a batch size and policy: means of accuracy and loss, medians of sharpness and seconds."""
+    """Return a row for a batch size and policy: means of accuracy and loss, medians of sharpness and time."""
     sharp = [run["sharpness"]["eigenvalue"] for run in runs if run["sharpness"] and run["sharpness"]["settled"]]
     losses = [run["training_loss"] for run in runs]
     return {
@@ -208,7 +208,7 @@ def summarize(policy: str, cell: Cell, runs: Sequence[Mapping[str, Any]]) -> dic
 
 def gap_to_base(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """
-    Return the difference of the test accuracy to that of BASE samples with the same policy.
+    Return the difference between the test accuracy of a row and that at BASE samples with the same policy.
 
     Returns:
         "difference" and its 90 % "interval", None with too few seeds; None for BASE itself, or without it.
@@ -255,7 +255,11 @@ def _gap_words(row: Mapping[str, Any]) -> str:
 
 
 def points(rows: Sequence[Mapping[str, Any]], *, missing: int = 0) -> list[str]:
-    """Return sentences on the best run, undertrained batches, sharpness, time, diverged runs and missing runs."""
+    """
+    Return sentences on the best run, undertrained batches, sharpness, time, diverged runs and missing runs.
+
+    `missing` is the number of runs for which there was no time.
+    """
     best = max(rows, key=lambda row: row["test_accuracy"])
     lines = [
         f"Best: {100 * best['test_accuracy']:.2f} % at batch {best['batch_size']}, rate {best['learning_rate']:g}."

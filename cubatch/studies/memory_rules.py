@@ -131,7 +131,7 @@ def answer(rules: Sequence[Mapping[str, Any]]) -> str:
 def points(
     measured: Sequence[Mapping[str, Any]], rules: Sequence[Mapping[str, Any]], largest: Mapping[str, Any]
 ) -> list[str]:
-    """Return sentences on the errors of plan and textbook count, parts of the largest plan, and the largest batch."""
+    """Return sentences on the errors of memory plan and textbook count, the parts of memory, and the largest batch."""
     lines = []
     errors = [abs(row["planned_bytes"] / row["measured_bytes"] - 1) for row in measured if row["measured_bytes"]]
     if errors:

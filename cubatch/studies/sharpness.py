@@ -57,7 +57,11 @@ def sharpness(network: Network, images: Any, labels: Any, *, device: Device, see
 
 
 def _of(model: Model, images: Any, labels: Any, seed: int) -> Sharpness:
-    """Return the sharpness of the loss; the model has a learning rate of 0, so that its steps change no weight."""
+    """
+    Return the sharpness of the loss on some samples.
+
+    The model has a learning rate of 0, so that its steps change no weight.
+    """
     model.prepare(len(images))
     landscape = _Landscape(model, images, labels)
     start = np.random.default_rng(seed).standard_normal(landscape.weights.size)

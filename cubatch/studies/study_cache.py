@@ -22,7 +22,7 @@ class StudyCache:
 
     Args:
         path: The file.
-        key: Everything that a finding depends on.
+        key: All settings and versions that a finding depends on.
 
     Raises:
         InvalidArgument: If the file exists and cannot be read.

@@ -22,8 +22,8 @@ class Sweep:
 
     Attributes:
         result: The measurements.
-        comparisons: Pairs with enough trials.
-        missing: The other pairs: size and reference.
+        comparisons: Comparisons of a size with a reference size that have enough trials.
+        missing: (size, reference size) of those without enough trials.
         rounds: Trials of each size, at most.
     """
 
@@ -36,7 +36,7 @@ class Sweep:
         self, answer: str, points: Sequence[str], *, method: Sequence[str] = (), notes: Sequence[str] = (),
         **details: Any,
     ) -> Findings:  # fmt: skip
-        """Return the findings of a study with these sentences and further numbers in JSON form."""
+        """Return the findings of a study: the answer, further sentences, and numbers in JSON form (`details`)."""
         measured = {
             "tolerance": TOLERANCE,
             "rounds": self.rounds,
@@ -187,7 +187,8 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
         seconds: Step time by batch size.
 
     Returns:
-        "floor", the largest size up to which no step takes over a tenth longer than a step of one sample, None if a
+        "floor", the largest size up to which every step takes at most 1.1 times as long as a step of one sample, None
+        if a
         step of one sample is itself slower than a larger one; "half", the smallest size with half of the best samples
         per second (Hockney's n1/2: Hockney and Jesshope, Parallel Computers, 1981); "enough", the smallest size within
         5 % of the best.

@@ -45,7 +45,7 @@ class Distribution:
     How the work of a batch is distributed over the units of a device.
 
     Attributes:
-        items: The pieces of work: "blocks of conv1", "samples".
+        items: Name of the pieces of work: "blocks of conv1", "samples".
         unit: "SM" or "thread".
         count: Number of units.
         busiest: Pieces of work of the busiest unit, by batch size.
@@ -142,7 +142,7 @@ def window(full: int, around: int, limit: int) -> range:
 
 
 def marks(batch_size: int, distribution: Distribution) -> list[str]:
-    """Return the rules that suggest a batch size: full wave, past full wave, Coulom's, power of two, multiple of 8."""
+    """Return the names of the rules that suggest a batch size: full wave, past full wave, Coulom's, and others."""
     rules = [PAST_FULL_WAVE] if batch_size - 1 in distribution.full_waves else []
     rules += [FULL_WAVE] if batch_size in distribution.full_waves else []
     rules += [f"{COULOM} n={n}" for n, size in distribution.coulom.items() if size == batch_size]
@@ -154,7 +154,7 @@ def marks(batch_size: int, distribution: Distribution) -> list[str]:
 
 
 def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, int, str]]:
-    """Return (size, full wave, rule): sizes just past a full wave, and sizes of common rules with the nearest one."""
+    """Return (size, full wave, rule) to compare: sizes just past a full wave, and other sizes with the nearest one."""
     pairs = [(full + 1, full, PAST_FULL_WAVE) for full in distribution.full_waves]
     for size in sizes:
         full = min(distribution.full_waves, key=lambda top: abs(top - size))

@@ -38,7 +38,7 @@ def test_a_size_whose_memory_is_not_there_is_out_of_memory() -> None:
         128 * KIB,
         ROOM * KIB,
     )
-    assert "times slower than smaller sizes let expect" in outcome_of(measured, 128).stop_reason
+    assert "times slower than expected from smaller sizes" in outcome_of(measured, 128).stop_reason
 
 
 def test_the_answer_is_found_below() -> None:
