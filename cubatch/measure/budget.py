@@ -49,7 +49,7 @@ class Budget:
         self._started += seconds
 
     def forgive_compiling(self, seconds: float) -> float:
-        """Leave compiling uncounted: all of the first, later ones until the sum reaches a limit; return its seconds."""
+        """Do not count seconds of compiling, all of the first and some of later ones; return those not counted."""
         most = max(FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE * self.seconds)
         free = min(seconds, max(0.0, most - self._compiled)) if self._compiled else seconds
         self._compiled += free

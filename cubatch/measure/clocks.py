@@ -95,7 +95,7 @@ class GpuHostClock(HostClock):
         self._monitor = monitor
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the GPU's own memory by NVML; CUDA may also count memory that it can evict."""
+        """Return the free bytes of the GPU's own memory by NVML, without memory that CUDA could still evict."""
         return self._monitor.free_bytes() if self._monitor else None
 
 

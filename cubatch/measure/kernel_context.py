@@ -48,13 +48,13 @@ def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) ->
     """
     Return a function that chooses the kernel variant of a problem by timings of earlier runs.
 
-    It chooses the variant that was fastest at the nearest batch size, or the one ranked first if none was timed.  It
-    times nothing, so this machine need not have the GPU.
+    It chooses the variant that was fastest at the nearest batch size. If none was timed, it chooses the one with the
+    least predicted time. It times nothing, so this machine need not have the GPU.
 
     Args:
         device: The GPU.
         path: File of the fastest variants of earlier runs; None: there are none.
-        overlaps: As for `kernel_context`.  Timings with the other value count where there are none with this value:
+        overlaps: As for `kernel_context`.  Timings with the other value are used where there are none with this value:
             only the driver knows whether launches did overlap.
     """
     winners, others = (

@@ -29,7 +29,7 @@ class LayerTime:
         seconds: Seconds in a step, as the mean over the threads.
         causes: The seconds by cause: one of CAUSES.
         share: Share of the step.
-        calls: Calls of array functions, or launches, by one thread.
+        calls: Calls of array functions by one thread, or launches of kernels.
         flops: 2 for a multiply-add; 0 without products.
         bytes: Bytes of its arrays, each counted once; 0 if unknown.
         bound_by: "compute", "memory", "copies", "overhead" or "waiting": the largest cause; for kernels the higher
@@ -68,7 +68,7 @@ class StepProfile:
         threads: Threads that share the batch.
         rows: Passes in the order of the schedule.
         operations: Names of the operations of the schedule.
-        calls: Calls of the last traced step.
+        calls: Calls of array functions, or launches of kernels, in the last traced step.
         environment: Versions and conditions, as in a result.
     """
 
@@ -94,7 +94,7 @@ class StepProfile:
         return self.batch_size / self.step_seconds
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return all values except single calls, for JSON."""
+        """Return all values for JSON, without the list of `calls`."""
         return {
             "batch_size": self.batch_size,
             "step_seconds": self.step_seconds,
@@ -107,7 +107,7 @@ class StepProfile:
         }
 
     def to_trace(self) -> dict[str, Any]:
-        """Return the calls of one step in Google's Trace Event Format, which Chrome and Perfetto open."""
+        """Return the function calls of one step in Google's Trace Event Format, which Chrome and Perfetto open."""
         names = self.operations
         events: list[dict[str, Any]] = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"thread {rank}"}}

@@ -54,7 +54,7 @@ def _is(check: _Check) -> Callable[[object, Any, Any], None]:
 
 def _percent(name: str, value: Any) -> None:
     if checks.check_number(name, value) > _ALL_PERCENT:
-        raise InvalidArgument(name, value, "a share from 0 to 100")
+        raise InvalidArgument(name, value, "a percentage from 0 to 100")
 
 
 def _check_reasons(name: str, value: object) -> None:
@@ -172,7 +172,7 @@ class Measured:
     Attributes:
         timings: In the order in which they were taken; at most one per batch size and round.
         outcomes: At most one per batch size.
-        added: Sizes that the search added to the ladder.
+        added: Sizes that the search added to the candidates.
         seconds_spent: Seconds of measuring, over all resumed runs.
         launch: How steps were launched, as `NetworkRunner.launch`; None if unknown, as for cached results.
     """
@@ -222,7 +222,7 @@ class Keeper(Protocol):
 
 class Recorder:
     """
-    A Keeper in memory, which passes everything on to another one.
+    Keeps every result of a run in memory, and passes it on to another Keeper.
 
     Args:
         earlier: Results of an earlier run.

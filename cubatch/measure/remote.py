@@ -68,7 +68,7 @@ class RemoteRunner:
     Args:
         factory: Makes the runner in the worker.
         prepare_seconds: Most seconds of one `prepare`; the start and a `call` may take at least START_SECONDS.
-        remedy: Remedy in a WorkerFailed.
+        remedy: The next step that the message of a WorkerFailed suggests.
 
     Attributes:
         step_seconds: Most seconds of one timing; None: no limit.
@@ -292,7 +292,11 @@ class RemoteRunner:
         _log.warning("waiting for %s in the measuring process%s.%s", what, until, state)
 
     def _death(self, kills_before: int | None) -> CubatchError:
-        """Return the error for a dead worker: OutOfMemory if it ended for lack of memory, else WorkerDied."""
+        """
+        Return the error for a dead worker: OutOfMemory if it ended for lack of memory, else WorkerDied.
+
+        `kills_before` is `oom_kills()` before the request.
+        """
         code, tail = self._end(grace_seconds=5.0)
         if code == -signal.SIGKILL:
             kills = oom_kills()

@@ -29,7 +29,14 @@ def describe_error(error: Exception) -> dict[str, Any]:
 
 
 def rebuild_error(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchError:
-    """Return the error of a worker: a CubatchError as itself, another one as OutOfMemory or WorkerFailed."""
+    """
+    Return the error that a worker reported: a CubatchError as itself, another one as OutOfMemory or WorkerFailed.
+
+    Args:
+        facts: The error in JSON form, from `describe_error`.
+        doing: What the worker was doing, for the message.
+        remedy: The next step in the message of a WorkerFailed.
+    """
     error = _make_error(facts["type"], facts["args"])
     if error is None and facts["out_of_memory"]:
         error = OutOfMemory(f"{doing}: {facts['type']}: {facts['text']}")

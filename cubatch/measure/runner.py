@@ -19,7 +19,7 @@ REFERENCE_SHARE = 0.05
 @attrs.frozen(kw_only=True)
 class Reading:
     """
-    Hold the result of one call of `Clock.time`.
+    The mean time of a step over one timing, and the state of the GPU.
 
     Attributes:
         seconds: Mean seconds of a step, over back-to-back steps.
@@ -160,7 +160,7 @@ class MemoryLook(TypedDict):
         largest: The largest batch size that fits, 0 if none does; None if unknown.
         why_not: Reason if there is no trace. Then `largest` is unknown, or based on measured steps alone.
         raised: Error of a real step without a trace; None if it succeeded or none was run.
-        first: Bytes of a step of one sample.
+        first: Bytes of a step with a batch of one sample.
         memory_bytes: Bytes that a step may take.
         num_samples: Samples of the data set that batches are made of; None if unknown.
         is_compiled: Whether the first step of a size may be compiled.
@@ -221,7 +221,7 @@ class LearnsMemory(Runner, Protocol):
         Trace steps and try small sizes, to predict the memory of larger ones.
 
         Args:
-            seconds: Time limit of the sizes that are tried; 0: none is, unless there is no trace.
+            seconds: Time limit for trying sizes; 0: no size is tried, unless there is no trace.
             top: The largest size of interest; None: no maximum.
             trace_seconds: Time limit of the trace.
         """

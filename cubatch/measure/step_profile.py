@@ -137,10 +137,11 @@ Watched = tuple[list[float], list[Times], list[Call]]
 
 def _on_host(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: float) -> Watched:
     """
-    Run plain and traced steps in turns on the CPU.
+    Run steps without and with tracing in turns on the CPU.
 
     Returns:
-        The seconds of each plain step, those of each traced step by pass and cause, and the calls of the last step.
+        The seconds of each step without tracing, those of each traced step by pass and cause, and the function calls of
+        the last step.
     """
     members = 1 if model.plan is None else model.plan.members
     small = _small_calls()
@@ -158,10 +159,11 @@ def _on_host(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: f
 
 def _on_gpu(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: float) -> Watched:
     """
-    Run plain and traced steps in turns on the GPU.
+    Run steps without and with tracing in turns on the GPU.
 
     Returns:
-        The seconds of each plain step, those of each traced step by pass and cause, and the calls of the last step.
+        The seconds of each step without tracing, those of each traced step by pass and cause, and the launches of the
+        last step.
     """
     xp = gpu_library.cupy()
     begun = time.perf_counter()
@@ -193,7 +195,7 @@ def _traced_on_gpu(model: Model, xp: Any, head_start: float) -> Iterator[Call]:
 @attrs.frozen
 class _Small:
     """
-    Seconds of calls on a single element.
+    Seconds that calls of array functions take on a single element, which is their overhead.
 
     Attributes:
         calls: Seconds of a call by the kind of its work.
@@ -234,7 +236,11 @@ def _nothing() -> None: ...
 
 
 def _host_times(trace: tracing.HostTrace, calls: Sequence[Call], ops: Sequence[Op], small: _Small) -> Times:
-    """Return the seconds of a traced step by pass and cause, as means over the threads."""
+    """
+    Return the seconds of a traced step by pass and cause, as means over the threads.
+
+    `calls` are those of `trace`, and `small` has the overhead of a call, which counts as a cause of its own.
+    """
     members = len(trace.operations)
     times: Times = defaultdict(lambda: dict.fromkeys(CAUSES, 0.0))
     accounted: dict[tuple[int, int], float] = defaultdict(float)  # of an operation, by thread

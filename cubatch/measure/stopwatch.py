@@ -84,7 +84,7 @@ class Stopwatch:
         budget: No trial starts once it is spent.  A timing starts only if the budget holds it, except the first one and
             a few after a step that compiled.
         span_seconds: Least seconds of a timing.
-        clocks_mhz: SM clocks of earlier runs.
+        clocks_mhz: SM clocks of earlier runs, by which a lowered clock is recognized.
 
     Attributes:
         reference_batch_size: Batch size of the reference step around each timing; None without one.
@@ -202,6 +202,11 @@ class Stopwatch:
         Drivers for Windows, managed memory and swapping give out memory that the device does not have.  There is no
         error, but steps take many times longer.
 
+        Args:
+            batch_size: The size.
+            times: How many times longer the step took than expected.
+            held: Bytes of device memory that the process held during the step; None if unknown.
+
         Returns:
             bool: Whether the size was released and prepared again; False if the free memory is unknown.
         """
@@ -213,7 +218,7 @@ class Stopwatch:
         free, stays = clock.free_bytes(), self.runner.peak_bytes or 0
         if free is not None and held > free + stays:
             raise OutOfMemory(
-                f"a step of batch size {batch_size}, {times:.1f} times slower than smaller sizes let expect,",
+                f"a step of batch size {batch_size}, {times:.1f} times slower than expected from smaller sizes,",
                 held, free + stays, remedy="The rest is in main memory or swapped to disk, which is slow.",
             )  # fmt: skip
         self._prepare(batch_size)
@@ -347,7 +352,7 @@ class Stopwatch:
         with self._waiting(f"a step of batch size {self._prepared}", limit + HANG_FACTOR * self.around_seconds):
             reading = self.runner.clock.time(self.runner.step, repeats)
         if not 0 < reading.seconds < math.inf:
-            raise DeviceFailed("the clock", f"{reading.seconds!r} s for {repeats} steps")
+            raise DeviceFailed("the clock", f"it returned {reading.seconds!r} s for {repeats} steps")
         return reading
 
     @contextlib.contextmanager

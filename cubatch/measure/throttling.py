@@ -43,7 +43,7 @@ class HighestClocks:
             self._by_work[work] = max(self._by_work.get(work, 0.0), mhz)
 
     def is_lowered(self, work: Hashable, mhz: float | None) -> bool:
-        """Return whether a clock is clearly below the highest of the same work, or at most half the highest of all."""
+        """Return whether a clock is clearly below the highest of this kind of work, or at most half that of any."""
         if mhz is None:
             return False
         return mhz < LOWERED * self._by_work.get(work, 0.0) or mhz <= HALVED * self._of_all

@@ -35,7 +35,7 @@ _FILLER_BYTES, _MOST_FILLERS = 1 << 27, 1000
 @attrs.frozen
 class Call:
     """
-    A call of a step.
+    A call of an array function, a launch of a kernel, or a wait, within a step.
 
     Attributes:
         rank: Number of the thread that makes it.
@@ -44,7 +44,7 @@ class Call:
         name: Array function or kernel: "matmul".
         what: PRODUCTS, COPIES, ELEMENTWISE or WAITING.
         begin, end: Seconds since the begin of the step.
-        seconds: Duration without waits, which are calls of their own.
+        seconds: Duration without waits, which are separate records.
     """
 
     rank: int
@@ -141,7 +141,9 @@ def classify(function: Any) -> tuple[str, str]:
 
 class HostTrace:
     """
-    Record the calls of a step on the CPU.  An operation whose calls are not recorded counts as one call.
+    Records the start and end of each function call that a step makes on the CPU.
+
+    An operation without a list of its calls (`backend.Replay`) is recorded as one call.
 
     Args:
         members: Number of threads.
@@ -154,7 +156,7 @@ class HostTrace:
         self._now, self._waited = [0] * members, [0.0] * members
 
     def run(self, rank: int, number: int, work: Work) -> None:
-        """Run an operation and time each of its calls."""
+        """Run operation `number` of the schedule in the thread `rank`, and time each of its calls."""
         now, calls, waited, function = time.perf_counter, self._calls[rank], self._waited, ""
         self._now[rank] = number
         began = now()
@@ -208,7 +210,7 @@ class DeviceTrace:
         self._start.record()
 
     def run(self, rank: int, number: int, work: Work) -> None:  # noqa: ARG002 - a GPU's team is one
-        """Enqueue an operation with an event after each of its launches."""
+        """Enqueue operation `number` of the schedule with an event after each of its launches."""
         function = ""
         calls = work.calls if isinstance(work, backend.Replay) else [(work, ())]
         for call, arguments in calls:
