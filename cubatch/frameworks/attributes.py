@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @attrs.frozen
 class _Watched:
-    """An object that is not restored, the attribute that holds it, and marks that change if the object changes."""
+    """An object that is not restored, the attribute that holds it, and marks that differ if the object has changed."""
 
     name: str
     value: Any
@@ -68,9 +68,9 @@ class Snapshot:
 
     def restore(self) -> set[str]:
         """
-        Restore all attributes, and return the names of those that are not as before.
+        Restore all attributes, and return the names of those that differ from before.
 
-        Either their class refused, or a step changed an object in them that is not restored.
+        Either their class did not accept the old value, or a step changed an object in them that is not restored.
         """
         changed: set[str] = set()
 
@@ -159,7 +159,7 @@ def _attributes(part: Any) -> dict[str, Any]:
 
 
 def _restore(part: Any, name: str, value: Any, copy: Any) -> None:
-    """Set an attribute without `Module.__setattr__`, which would register some as submodules or parameters."""
+    """Set attribute `name` of a module without `Module.__setattr__`, which would register some values as submodules."""
     if _is_script(part):
         if getattr(part, name) is not value:
             setattr(part, name, value)
@@ -226,7 +226,7 @@ def _held(value: Any) -> Any:
 
 
 def _is_users(value: Any) -> bool:
-    """Return whether it has attributes and is of a user's class, and is no module, container, class or callable."""
+    """Return whether an object has attributes and is of a user's class; False for modules, containers and callables."""
     import torch
 
     if (

@@ -41,7 +41,7 @@ def find(given: Any) -> Source | None:
         given: The argument `batches`; `load` has already imported a name.
 
     Raises:
-        InvalidArgument: If the loader does not tell which samples a batch has.
+        InvalidArgument: If the samples of a batch of the loader are unknown.
     """
     if is_loader(given):
         return LoaderBatches(given)
@@ -80,7 +80,7 @@ def takes(function: Any, count: int) -> bool:
 
 
 def is_loader(given: Any) -> bool:
-    """Return whether it is a PyTorch data loader, or an object with the same attributes."""
+    """Return whether an object is a PyTorch data loader, or has the same attributes."""
     return not isinstance(given, type) and hasattr(given, "dataset") and hasattr(given, "collate_fn")
 
 
@@ -195,7 +195,7 @@ class LoaderBatches(DataSetBatches):
         loader: The data loader.
 
     Raises:
-        InvalidArgument: If its data set makes whole batches, of which nothing can be drawn.
+        InvalidArgument: If its data set returns whole batches, so that single samples cannot be read.
     """
 
     def __init__(self, loader: Any) -> None:

@@ -42,7 +42,7 @@ class BoundedRunner(abc.ABC):
         own_bytes: Bytes allocated before the meter starts, the same at all batch sizes.
 
     Attributes:
-        clock, meter, dtype, own_bytes: As given.
+        clock, meter, dtype, own_bytes: The arguments of these names.
         is_compiled: Whether the first step of a batch size may compile.
         compile_seconds: See `Compiles`.
     """
@@ -73,7 +73,11 @@ class BoundedRunner(abc.ABC):
         """
 
     def put_aside(self, walked: Peaks | None) -> int:  # noqa: ARG002 - few have anything to put back
-        """Back up the parameters that a step modifies, if a subclass does so; return the bytes left for steps."""
+        """
+        Back up the parameters that a step modifies, if a subclass does so; return the bytes left for steps.
+
+        `walked` is the result of the trace; None if there is none.
+        """
         return self._memory_limit
 
     @abc.abstractmethod
@@ -109,7 +113,7 @@ class BoundedRunner(abc.ABC):
         Without a trace, steps of two samples are measured, or of one if `top` is 1.
 
         Args:
-            seconds: Time limit of these steps.
+            seconds: Time limit of the steps of small sizes.
             top: The largest size of interest; None is no maximum.
             trace_seconds: Time limit of the trace.
 
@@ -135,7 +139,7 @@ class BoundedRunner(abc.ABC):
         }  # fmt: skip
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
-        """Run steps of growing batch sizes within a time limit, to improve the plan by their memory."""
+        """Run steps of growing batch sizes up to `top` within a time limit, to correct the plan by measured memory."""
         began, size = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
@@ -151,7 +155,7 @@ class BoundedRunner(abc.ABC):
                 break
 
     def _measured_plan(self, top: int | None) -> MemoryPlan | None:
-        """Return a plan by the memory of a first small batch, if the module cannot be traced; None if that fails."""
+        """Return a plan by the measured memory of a small batch, for a module without a trace; None if that fails."""
         if self.is_compiled:  # a first step would be compiled outside the budget
             return None
         share = (self._memory_limit - self.own_bytes) // 2  # until it is known, one sample more is as much as fits
@@ -223,7 +227,7 @@ class BoundedRunner(abc.ABC):
         Draw a batch and run a first step, in which frameworks compile and choose algorithms.
 
         Raises:
-            OverLimit: If it might exceed the limit, also by what steps of smaller sizes show.
+            OverLimit: If it might exceed the memory limit, by the trace or by the measured memory of smaller sizes.
             OutOfMemory: If it did exceed the limit.
         """
         self.release()
@@ -240,7 +244,7 @@ class BoundedRunner(abc.ABC):
         """
         Keep the prepared step as the reference step; return whether that is possible.
 
-        It is not without a prepared step, on a GPU, or if the batch takes much of the memory limit.
+        It is impossible without a prepared step, on a GPU, and if the batch takes much of the memory limit.
         """
         if not isinstance(self.meter, HostMeter) or self._step is None:
             return False

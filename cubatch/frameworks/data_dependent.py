@@ -61,7 +61,7 @@ def _selected(x: Any, mask: Any) -> Any:
 
 
 def _indexed(x: Any, indices: Sequence[Any]) -> Any:
-    """Return a tensor indexed as if each mask selected everything."""
+    """Return a tensor without data, indexed by `indices` as if each mask in them selected everything."""
     import torch
 
     places: list[Any] = []

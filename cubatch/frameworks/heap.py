@@ -83,12 +83,12 @@ def format_variables(variables: Mapping[str, str]) -> str:
 
 
 def is_kept() -> bool:
-    """Return whether the user has set that glibc keeps freed memory, which a step cannot always use again."""
+    """Return whether the user has set that glibc keeps freed memory; a step cannot always use it again."""
     return _user_variables().get("MALLOC_MMAP_MAX_") == "0"
 
 
 def is_apart() -> bool:
-    """Return whether the user keeps large blocks apart from the heap, by a low fixed threshold."""
+    """Return whether the user's settings map large blocks separately from the heap, by a low fixed threshold."""
     try:
         threshold = int(_user_variables().get("MALLOC_MMAP_THRESHOLD_", ""), 0)
     except ValueError:

@@ -64,8 +64,8 @@ class Growth:
     How one value changes with the batch size.
 
     Attributes:
-        lines: Line of each growing axis of a tensor; of a list, tuple or whole number one line at 0.
-        most: Largest extent seen of each axis of a tensor that varies otherwise, such as padded lengths.
+        lines: By growing axis of a tensor, the line of its extent; of a list, tuple or whole number one line, at key 0.
+        most: The largest extent, in the given batches, of each axis that varies without a line, such as padded lengths.
     """
 
     lines: Mapping[int, Line]
@@ -149,9 +149,10 @@ def _of_tensors(tensors: Mapping[int, Any], path: Path) -> dict[Path, Growth]:
 
 def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growth]:
     """
-    Return how values grow with the batch size, by path: each tensor and list as long as the batch has a row per sample.
+    Return how values grow with the batch size, by path, from one batch of `batch_size` samples.
 
-    A list or tuple of tensors that are as long as the batch themselves holds inputs, not samples.
+    Each tensor and list as long as the batch has a row per sample. A list or tuple of tensors that are as long as the
+    batch themselves holds inputs, not samples.
     """
     if _is_tensor(batch):
         return {path: Growth({0: ROWS})} if batch.ndim and len(batch) == batch_size else {}

@@ -34,7 +34,7 @@ def _rates(value: Mapping[Any, Any]) -> dict[int, float]:
 @attrs.frozen(kw_only=True)
 class LoaderRate:
     """
-    Measured rate of a data loader by itself, and what else the rate of a loop around it depends on.
+    Measured rate of a data loader alone, and further facts on which the rate of a loop around it depends.
 
     Attributes:
         batch_size: Samples of the batches that were timed, at the recommended size or the nearest that was timed.
@@ -99,7 +99,7 @@ class LoaderRate:
         return 1 / (1 / step_rate + 1 / own)
 
     def workers_for(self, step_rate: float) -> int:
-        """Return the number of workers that deliver this many samples per second, at most the CPUs of the process."""
+        """Return the number of workers that deliver `step_rate` samples per second, at most the CPUs of the process."""
         each = self.samples_per_second / max(1, self.num_workers)
         return min(len(os.sched_getaffinity(0)), math.ceil(step_rate / each))
 

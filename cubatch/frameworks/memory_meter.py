@@ -26,14 +26,14 @@ class Meter(Protocol):
 
     Attributes:
         grain: Bytes by which the peak varies independently of the batch.
-        scatter: Share by which the peaks of neighboring sizes may differ.
+        scatter: Share by which the peaks of neighboring batch sizes may differ by chance.
     """
 
     grain: int
 
     @property
     def scatter(self) -> float:
-        """Share by which the peaks of neighboring sizes may differ."""
+        """Share by which the peaks of neighboring batch sizes may differ by chance."""
         ...
 
     def start(self) -> None:
@@ -45,7 +45,7 @@ class Meter(Protocol):
         return  # an empty body would be abstract to a type checker
 
     def tidy(self) -> bool:
-        """Make later peaks scatter less; return False if that is not possible."""
+        """Change how the allocator keeps memory so that later peaks vary less; return False if that is impossible."""
         return False
 
     def peak(self) -> int | None:

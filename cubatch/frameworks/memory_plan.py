@@ -42,13 +42,14 @@ class MemoryPlan:
     Predicted bytes of a step by batch size; each measured size improves the prediction.
 
     Args:
-        walked: Bytes by a trace without data.
+        walked: Traced bytes of a step by batch size.
         grain: Resolution of a measurement in bytes: code and stacks of this size do not grow with the batch.
-        scatter: Share of what grows by which one size may exceed the prediction: freed blocks are not always reused.
+        scatter: Share by which the bytes that grow with the batch may exceed the prediction by chance: freed blocks are
+            not always reused.
         doubt: Share of the extrapolated bytes by which a step may exceed the prediction.
 
     Attributes:
-        measured: Bytes by batch size.
+        measured: Measured bytes by batch size.
         predicted: The prediction for each size just before it was measured.
         earlier: Bytes measured before the heap was compacted; used until a size is measured again.
 
@@ -56,7 +57,7 @@ class MemoryPlan:
         >>> plan = MemoryPlan(Peaks({2: 120 * 2**20, 4: 140 * 2**20}), grain=0, scatter=0.08)
         >>> plan.at(100) // 2**20
         1100
-        >>> plan.learn(50, 1100 * 2**20)       # 600 MiB were walked, of which 500 grow with the batch
+        >>> plan.learn(50, 1100 * 2**20)       # 600 MiB were traced, of which 500 grow with the batch
         >>> plan.at(50) // 2**20, plan.at(100) // 2**20, plan.most(100) // 2**20
         (1100, 2100, 2625)
     """
@@ -148,17 +149,21 @@ class MemoryPlan:
         }
 
     def _scaled(self, walked: int, times: float, near: Iterable[int]) -> int:
-        """Return the bytes of a step whose part that grows with the batch is `times` the traced one."""
+        """
+        Return the bytes of a step whose part that grows with the batch is `times` the traced one.
+
+        `walked` are its traced bytes, and `near` the measured sizes from which `times` comes.
+        """
         known, start = self._known, self._fixed - self._grain
         return round(start + (walked - start) * times) + max(known[n] - self._growing(n, known[n]) for n in near)
 
     def _growing(self, batch_size: int, taken: int) -> int:
-        """Return the measured bytes of a size, or its traced ones if both differ by less than the grain."""
+        """Return the measured bytes of a size, or its traced bytes if both differ by less than the resolution."""
         walked = self._walked.at(batch_size)
         return walked if abs(taken - walked) < self._grain else taken
 
     def _nearest(self, batch_size: int) -> int | None:
-        """Return the largest measured size that is no larger, else the smallest measured one."""
+        """Return the largest measured size up to `batch_size`, else the smallest measured one; None without any."""
         known = self._known
         return max((n for n in known if n <= batch_size), default=min(known)) if known else None
 

@@ -63,7 +63,7 @@ class ModuleFootprint(Shown):
     def of(
         cls, name: str, mode: str, batch_size: int, walk: Walk, gpu: Device | None, *, recurrent: tuple[str, ...]
     ) -> ModuleFootprint:
-        """Return the footprint of a traced step, on a GPU or without one."""
+        """Return the footprint of a traced step: with the overhead of `gpu`, or of the tensors alone without one."""
         by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))
         workspace = allocator = overhead = 0
         if gpu is not None:
@@ -87,7 +87,7 @@ def cublas_workspace_bytes(gpu: Device) -> int:
     Return the bytes of workspace that PyTorch gives to cuBLAS: 32 MiB on Hopper, else 2 x 4 MiB and 8 x 16 KiB.
 
     These are the defaults without CUBLAS_WORKSPACE_CONFIG (`aten/src/ATen/cuda/CublasHandlePool.cpp` of PyTorch 2.0 to
-    2.6). The trace does not tell whether a module calls cuBLAS; nearly all do, as every linear layer does.
+    2.6). The trace does not show whether a module calls cuBLAS; nearly all do, as every linear layer does.
 
     Example:
         >>> cublas_workspace_bytes(Device(name="a GPU", compute_capability=(8, 0)))

@@ -31,18 +31,18 @@ class ModuleRunner(BoundedRunner):
         module: The module, compiled or not.
         parameters, buffers: Its tensors.
         inputs: An example of its inputs.
-        kind: How it is stepped.
+        kind: The operations of a step.
         device: PyTorch's device.
         walk: Traces steps without data, up to the largest batch that fits into a number of bytes, or a maximum,
             within a number of seconds.
-        put_aside: Backs up the parameters that a step modifies (None: no trace knows them); returns how many
-            of the given bytes are left for steps.
+        put_aside: Backs up the parameters that a step modifies; all of them for None instead of a trace. Returns how
+            many of the given bytes are left for steps.
         memory_limit: Bytes that a step may take.
         seed: Draws the inputs.
-        channels_last: Lay images and volumes out with the channels last.
+        channels_last: Whether images and volumes have PyTorch's channels_last memory format.
         dtype: The type that it computes with.
         bare: The module without DistributedDataParallel; None is the module itself.
-        start: What each batch size starts from; None restores nothing.
+        start: The state of the module from which each batch size starts; None restores nothing.
         meter: Measures the memory of a step; None is that of the device.
     """
 
@@ -179,7 +179,7 @@ class ModuleRunner(BoundedRunner):
         """
         Keep the prepared step as the reference step; return whether that is possible.
 
-        In addition to the cases of `BoundedRunner` it is not if the module keeps the batch between steps.
+        In addition to the cases of `BoundedRunner`, it is impossible if the module keeps the batch between steps.
         """
         kept_names = self._start.kept_batches(self._batch_size) if self._start is not None else ()
         return not kept_names and super().hold_reference(repeats)
@@ -237,7 +237,11 @@ class ModuleRunner(BoundedRunner):
 
 
 def channels_last(tensor: Any) -> Any:
-    """Return a batch of images or volumes, or their filters, with the channels last; another tensor as it is."""
+    """
+    Return a tensor of four or five axes in PyTorch's channels_last memory format, its shape unchanged.
+
+    Any other tensor is returned as it is.
+    """
     import torch
 
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}

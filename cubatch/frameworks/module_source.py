@@ -53,6 +53,8 @@ class ModuleSource:
         """
         Return the source of a function by its name, without importing the function.
 
+        `field` is the argument that errors name.
+
         Raises:
             InvalidArgument: If the name is not "package.module:function", or there is no such module.
         """
@@ -92,10 +94,10 @@ class _Module:
 
 def load(name: str, field: str = "module") -> Any:
     """
-    Import and return the function "package.module:function".
+    Import and return the function "package.module:function"; `field` is the argument that errors name.
 
     Raises:
-        InvalidArgument: Naming the field and similar names, if there is no such module or function.
+        InvalidArgument: If there is no such module or function; the message lists similar names.
     """
     if not callable(made := load_any(name, field)):
         raise InvalidArgument(field, name, f"the name of a function; it is a {type(made).__name__}")

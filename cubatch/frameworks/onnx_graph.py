@@ -32,7 +32,7 @@ class Input:
         name, dtype: As in the file; the type by its name in NumPy.
         shape: Its extents, without the batch axis.
         batch_axis: Position of its batch axis; None if it has none.
-        values: The number of rows that it indexes, as token ids do; None if it is no index.
+        values: The number of rows of the table that it indexes, as token ids do; None if it is no index.
     """
 
     name: str
@@ -139,7 +139,7 @@ class OnnxGraph:
         return self.refused(f"one of any batch size, not with the batch fixed inside, by {node}", _DYNAMIC)
 
     def refused(self, allowed: str, remedy: str = "") -> InvalidSpec:
-        """Return the error that the file is unsuitable; `allowed` describes a suitable one."""
+        """Return the error that the file cannot be used; `allowed` describes a usable file, `remedy` the next step."""
         return InvalidSpec("ONNX file", str(self._path), allowed, remedy)
 
     def _input(self, graph: Any, value: Any) -> Input:

@@ -68,7 +68,7 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
-        Predict memory as `BoundedRunner.look`; first run 1 and 2 samples, if they fit, to check that the batch is open.
+        Predict memory as `BoundedRunner.look`; first run 1 and 2 samples, if they fit, to check that both sizes run.
 
         Raises:
             InvalidSpec: If the file cannot be run, or its first output does not grow with the batch.
@@ -98,7 +98,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         return step, 0
 
     def _drop(self) -> None:
-        """Free nothing: only the step, which is gone, held the session."""
+        """Free nothing: only the session of the step held memory, and both are deleted already."""
 
     def _session(self) -> Any:
         options = self._ort.SessionOptions()

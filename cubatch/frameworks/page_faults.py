@@ -51,11 +51,11 @@ class PageFaults:
 
 def describe(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[str]:
     """
-    Return a note on the size with the largest share, in a list; empty if it is small or malloc's variables are set.
+    Return a note on the size whose page faults take the largest share of CPU time, in a list.
 
     Args:
         rows: Rows of `PageFaults`.
-        sizes: Sizes of the result: others ran only to learn about memory.
+        sizes: Sizes of the result: others ran only to measure memory.
     """
     worst = max((row for row in rows if row["batch_size"] in sizes), key=lambda row: row["share"], default=None)
     if worst is None or worst["share"] < _WORTH_NOTING or not heap.is_movable():

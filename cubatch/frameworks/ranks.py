@@ -91,7 +91,7 @@ class Ranks:
 
     def room(self, device: Device, room: MemoryLimit, held: int) -> MemoryLimit:
         """
-        Return the memory limit of this rank lowered to the smallest limit of all ranks; a collective operation.
+        Return the memory limit `room` of this rank, lowered to the smallest limit of all ranks; a collective operation.
 
         Ranks on the CPU of one host share its free memory. `held` are bytes that this rank has already.
         """

@@ -40,7 +40,7 @@ def records(
         arguments, options: Its arguments, with tensors without data.
         result: Its result.
         phase: Phase of the step: "forward", "backward" or "optimizer".
-        repeats: How often the call occurs in the step.
+        repeats: How often the call of the operator occurs in the step.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -123,7 +123,7 @@ def _storage(tensor: Any) -> int:
 
 
 def _num_bytes(tensor: Any) -> int:
-    """Return the bytes of a tensor; of an expanded tensor at most those of its memory."""
+    """Return the bytes of a tensor's elements; of an expanded tensor at most those of its storage."""
     return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
 
 
@@ -196,9 +196,10 @@ def _attention(whole: Operator, arguments: list[Any], _: list[Any]) -> Iterator[
 
 def _recurrent(whole: Operator, arguments: list[Any], _outputs: list[Any]) -> Iterator[Operator]:
     """
-    Yield the records of a recurrent layer as cuDNN computes it: inputs of all steps at once, states step by step.
+    Yield the records of a recurrent layer as cuDNN computes it.
 
-    Its weights are (gates * hidden, inputs) and (gates * hidden, hidden).
+    Products with the inputs are computed for all time steps at once, those with the states step by step. Its weights
+    are (gates * hidden, inputs) and (gates * hidden, hidden).
     """
     x, _, of_state = arguments[:3]
     steps, n, inputs = x.shape
@@ -307,7 +308,11 @@ def _conv_dtype(dtype: str, tensor: Any) -> str:  # noqa: ARG001
 
 
 def _layout(conv: Operator, x: Any, tensors: list[Any]) -> Iterator[Operator]:
-    """Yield the conversion from NCHW around a convolution on Tensor Cores; nothing if the channels are last already."""
+    """
+    Yield the conversion from NCHW around a convolution on Tensor Cores; nothing if the channels are last already.
+
+    `x` is the convolution's input, and `tensors` are those that are converted.
+    """
     import torch
 
     is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)  # noqa: PLR2004
@@ -321,7 +326,11 @@ def _layout(conv: Operator, x: Any, tensors: list[Any]) -> Iterator[Operator]:
 
 
 def _moving(whole: Operator, name: str, read: list[Any], written: list[Any]) -> Operator:
-    """Return the record of a kernel that is part of a call and only moves bytes."""
+    """
+    Return the record of a kernel `name` that only moves bytes: a part of the operator `whole`.
+
+    `read` and `written` are the tensors that it reads and writes.
+    """
     return attrs.evolve(
         whole,
         name=name,

@@ -9,10 +9,10 @@ from typing import Any
 
 class Running:
     """
-    Knows the qualified name of the submodule that runs at the moment.
+    Returns the qualified name of the submodule that runs at the moment.
 
     Autograd numbers its nodes in the order in which the forward pass makes them. The number of a node that runs in the
-    backward pass therefore names the submodule that made it. Recomputed layers run in both.
+    backward pass therefore identifies the submodule that made it. Recomputed layers run in both passes.
     """
 
     def __init__(self) -> None:

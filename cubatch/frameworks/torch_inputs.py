@@ -29,7 +29,7 @@ DRAWN_SIZES = (4, 8, 16)
 
 
 class Call(NamedTuple):
-    """The arguments of a call of a module, and the targets that only the loss gets."""
+    """The positional and keyword arguments of a call of a module, and the targets that only the loss receives."""
 
     positional: tuple[Any, ...]
     keyword: Mapping[str, Any]
@@ -48,7 +48,8 @@ class Inputs:
         source: Makes the batches that are timed; None: they are drawn like the example.
         constant: Names or positions of arguments that are the same at all sizes, from `constant_inputs`.
         names: Names of the positional parameters.
-        is_guess: Whether growth was read from a single example, which may have equal extents by chance.
+        is_guess: Whether `growth` was read from a single example, in which other extents may equal the batch size by
+            chance.
         module: The module that gets the inputs, without wrappers; None if unknown.
         place: Device of the module; None before `on`.
         unpacks: Whether a list that `source` makes holds arguments.
@@ -81,7 +82,7 @@ class Inputs:
             sizes: Batch sizes at which a function is called.
 
         Raises:
-            InvalidArgument: If nothing grows with the batch size, or an example does not show what does.
+            InvalidArgument: If nothing grows with the batch size, or one example does not show which values grow.
         """
         names = _parameters(module)
         source = batch_sources.find(given)
@@ -161,7 +162,7 @@ class Inputs:
         def moved(tensor: Any, path: Path) -> Any:
             if tensor.is_meta:
                 raise InvalidArgument(
-                    batch_sources.FIELD, "a tensor on meta", "tensors with data, which batches are like"
+                    batch_sources.FIELD, "a tensor on meta", "tensors with data, from which random batches are drawn"
                 )
             there = tensor.detach().to("cpu" if self._grows(path) else device)
             return there.requires_grad_(tensor.requires_grad)
@@ -182,7 +183,7 @@ class Inputs:
         return [at for at, each in self.growth.items() if each.lines][1:] if self.is_guess else []
 
     def held(self, constant: Collection[Path]) -> Inputs:
-        """Return a copy in which the values at these paths are the same at all batch sizes."""
+        """Return a copy in which the values at the paths in `constant` are the same at all batch sizes."""
         return attrs.evolve(self, growth={at: each for at, each in self.growth.items() if at not in constant})
 
     def remarks(self) -> list[Remark]:
@@ -327,12 +328,18 @@ class Inputs:
 
         lists = [each.lines[0].at(batch_size) for at, each in self.growth.items() if not _is_tensor_at(self.call, at)]
         if max(lists, default=0) > _LONGEST_LIST:
-            raise NotImplementedError(f"a list of {max(lists)} samples is too long for a trace")
+            raise NotImplementedError(
+                f"a list of {max(lists)} samples is too long to trace, which takes at most {_LONGEST_LIST}"
+            )
         for path, tensor in self._tensors():
             if tensor.layout != torch.strided or tensor.is_nested:
-                raise NotImplementedError(f"{self.name(path)} is no dense tensor")
+                raise NotImplementedError(
+                    f"{self.name(path)} is a sparse or nested tensor; only dense ones can be traced"
+                )
         if self.source is not None and (holder := _unknown(tuple(self.call))) is not None:
-            raise NotImplementedError(f"inputs are in a {type(holder).__name__}")
+            raise NotImplementedError(
+                f"inputs are in a {type(holder).__name__}, not in a tuple, list, dict or dataclass"
+            )
 
     def _at_size(self, tree: Any, path: Path, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any]) -> Any:
         import torch
@@ -477,7 +484,7 @@ def _check_lists(call: Call) -> None:
     if len(kinds) == 1 and len({len(tensor) if tensor.ndim else 0 for tensor in argument}) == 1:
         given = f"a list of {len(argument)} tensors, which are the samples of a batch or several inputs"
         remedy = f"{_TWO} Several inputs go into a tuple: tuple(batch)."
-        raise InvalidArgument(batch_sources.FIELD, given, "one of which that is known", remedy)
+        raise InvalidArgument(batch_sources.FIELD, given, "in a form that shows which of the two", remedy)
 
 
 def _samples_of(call: Call) -> int | None:
@@ -561,7 +568,7 @@ def _is_cache(value: Any) -> bool:
 
 
 def is_shape(example: Any) -> bool:
-    """Return whether an argument is the shape of one sample: a non-empty list or tuple of positive whole numbers."""
+    """Return whether `example` is the shape of one sample: a non-empty list or tuple of positive whole numbers."""
     return (
         isinstance(example, tuple | list)
         and len(example) > 0
@@ -615,7 +622,7 @@ def _of_list(tree: Any, items: list[Any]) -> Any:
 
 
 def _alike(tree: Any, parts: Any) -> Any:
-    """Return a list or mapping in the class of `tree`, or unchanged if a copy of `tree` does not accept the items."""
+    """Return a list or mapping as an object of the class of `tree`, or unchanged if that class rejects the items."""
     if type(tree) is type(parts):
         return parts
     if isinstance(tree, list | dict | UserDict) or hasattr(tree, "__copy__"):  # else a copy may share what it holds

@@ -52,16 +52,16 @@ class Walk:
     Result of the trace of one step on tensors without data.
 
     Attributes:
-        peak_bytes: Bytes of live storages at its peak, inputs and parameters included.
+        peak_bytes: Bytes of the tensor storages in use at its peak, inputs and parameters included.
         operations: Number of operations.
         time_first: Layers that read the batch as time, by `time_first.watched`: a trace has operations for each sample.
         guessed: Operations whose results depend on data and are assumed: see `data_dependent`.
         written: Names of the parameters that the step modifies in place.
         elements: Elements of the module's output, and of the results of all its operations.
-        parts: Bytes at the peak by part of PARTS.
+        parts: Bytes at the peak for each part in PARTS: weights, inputs, gradients, optimizer.
         operators: The calls of the step that take time, in their order, if they are recorded.
         activations: All other bytes at the peak, by the submodule that made them: see `submodules`.
-        lives: Of each storage: its bytes, and when it begins and ends, in steps of one.
+        lives: Of each storage: its bytes, and when it begins and ends, counted in allocations and releases.
     """
 
     peak_bytes: int
@@ -87,7 +87,8 @@ class Peaks:
     Attributes:
         known: Bytes by batch size, of at least two sizes.
         time_first, guessed, written: As in `Walk`.
-        scales: Whether the output, or what its operations compute, grows with the batch; None if unknown.
+        scales: Whether the output, or the number of elements that operations compute, grows with the batch; None if
+            unknown.
         constant: Inputs that a trace needs to be the same at all sizes, by path.
     """
 
@@ -243,7 +244,7 @@ def walked(
     """
     Return the trace of a step of a batch size on tensors without data; the module is restored.
 
-    Recording the operators, for a prediction of time, takes a third longer.
+    `records` is whether to record the operators, for a prediction of time; the trace then takes a third longer.
 
     Raises:
         TraceTooLong: If this process has used `deadline` seconds of CPU time.
@@ -311,7 +312,9 @@ def walked(
         made = [name for name, _ in module.named_parameters() if name not in fakes]
         if kind.training and made:  # which no optimizer knows of that was made before, as a user's loop has one
             given = f"one that makes {made[0]} in its first forward pass"
-            raise InvalidArgument("module", given, "one whose parameters are all there", CALL_FIRST)
+            raise InvalidArgument(
+                "module", given, "one whose parameters all exist before its first forward pass", CALL_FIRST
+            )
         written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
     parts, activations = watch.at_peak()
     return Walk(
@@ -322,7 +325,11 @@ def walked(
 
 @attrs.define(eq=False)
 class _Life:
-    """A storage: its bytes, its begin and end, the submodule that made it, and its part of PARTS ("" if none)."""
+    """
+    A storage: its bytes, when it begins and ends, the submodule that made it, and its part in PARTS.
+
+    The part of an activation is "".
+    """
 
     size: int
     begin: int
@@ -333,9 +340,10 @@ class _Life:
 
 class _Watch:
     """
-    Adds up live storages until a deadline in CPU time.
+    Adds up the bytes of the tensor storages that are in use, within a limit of CPU time.
 
-    With the number of `batches` of a step it also records the step's operators.
+    `deadline` is the CPU time of the process, in seconds, at which an operation raises TraceTooLong. The operators of
+    the step are recorded only if `batches` is given, the number of batches of an optimizer step.
     """
 
     def __init__(self, deadline: float, running: Running, *, batches: int | None) -> None:
@@ -352,7 +360,7 @@ class _Watch:
         self._mode: Any = None
 
     def observe(self, optimizer: Any) -> None:
-        """Record the operations in later steps of an optimizer under the phase "optimizer"."""
+        """Record the operations of an optimizer's later steps under the phase "optimizer"."""
 
         def switch(*_: Any) -> None:
             self._is_updating = not self._is_updating
@@ -367,7 +375,7 @@ class _Watch:
         self.batch = 0
 
     def record(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any], result: Any) -> None:
-        """Record the operators of an operation if requested; those of the second batch count for all later batches."""
+        """Record the operators of an operation, if requested; those of the second batch count for later ones too."""
         import torch
 
         if self._batches is None:
@@ -380,7 +388,7 @@ class _Watch:
         )
 
     def see(self, tensor: Any) -> None:
-        """Add the storage of a tensor to the live ones until it is freed; each storage counts once."""
+        """Add the storage of a tensor to those in use until it is freed; each storage counts once."""
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
@@ -394,14 +402,14 @@ class _Watch:
         weakref.finalize(storage, self._gone, life)
 
     def mark(self, part: str, tensors: Iterable[Any]) -> None:
-        """Assign the storages of tensors to a part of PARTS, unless they belong to one already."""
+        """Assign the storages of tensors to `part`, one of PARTS, unless they belong to a part already."""
         for tensor in tensors:
             life = self._seen.get(tensor.untyped_storage())
             if life is not None and not life.part:
                 life.part = part
 
     def at_peak(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes at the peak by part of PARTS, and all other bytes at the peak by submodule."""
+        """Return the bytes at the peak for each part in PARTS (weights, inputs, ...), and all others by submodule."""
         parts, activations = dict.fromkeys(PARTS, 0), dict[str, int]()
         for life in self._lives:
             if life.begin <= self._peak_at < life.end:
@@ -410,7 +418,7 @@ class _Watch:
         return parts, activations
 
     def lives(self) -> list[tuple[int, float, float]]:
-        """Return (bytes, begin, end) of each storage; infinity is the end of one that is still live."""
+        """Return (bytes, begin, end) of each storage, counted in allocations and releases; infinity: still in use."""
         return [(life.size, life.begin, life.end) for life in self._lives]
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:

@@ -212,7 +212,8 @@ class TorchModule:
 
         Args:
             batch_size: Samples.
-            device: A GPU, whose allocator and context are then parts; the CPU has none. None: the module's.
+            device: A GPU, whose allocator and context are then included; the CPU has neither. None: the module's
+                device.
 
         Raises:
             NotImplementedError, Exception: As `walk`.
@@ -325,7 +326,7 @@ def _check_walkable(module: Any) -> None:
     if any(hasattr(parameter, "to_local") for parameter in module.parameters()):
         raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
     if not hasattr(_torch().compiler, "set_stance") and any(map(_is_compiled, module.modules())):
-        raise NotImplementedError("a walk through compiled parts needs PyTorch 2.6")
+        raise NotImplementedError("tracing compiled parts needs PyTorch 2.6 or newer")
 
 
 def _is_compiled(part: Any) -> bool:
