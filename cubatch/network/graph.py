@@ -28,7 +28,7 @@ INPUT = "input"
 
 
 class SuspiciousSpec(UserWarning):
-    """A warning about a spec that is valid and probably a mistake."""
+    """A warning about a spec that is valid, but probably a mistake."""
 
 
 @attrs.frozen
@@ -48,7 +48,7 @@ class Node:
 
 
 def check_input_shape(value: object) -> Extents:
-    """Return (h, w, c) as whole numbers of at least 1, or raise InvalidSpec."""
+    """Return (h, w, c) as a tuple of whole numbers of at least 1; raise InvalidSpec for anything else."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 3:  # noqa: PLR2004
         raise InvalidSpec("input_shape", value, "three whole numbers (h, w, c)")
     h, w, c = (check_integer(whole(extent), "input_shape", 1) for extent in value)
@@ -182,7 +182,7 @@ def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any
         if layer not in known:
             raise UnknownName("layer in weights", layer, known)
         if not isinstance(arrays, Mapping):
-            raise InvalidSpec(f"weights[{layer!r}]", arrays, "arrays by name")
+            raise InvalidSpec(f"weights[{layer!r}]", arrays, "a mapping of arrays by name")
         for name, array in arrays.items():
             if name not in known[layer]:
                 raise UnknownName(f"array in weights of {layer}", name, known[layer])
@@ -201,7 +201,7 @@ def _trained(nodes: Sequence[Node]) -> frozenset[str]:
 
 
 def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
-    """Return a node for each layer, with names, inputs and extents filled in; reject invalid connections."""
+    """Return a node for each layer, with names, inputs and extents filled in; raise for invalid connections."""
     paths = [f"layers[{i}] ({layer.type})" for i, layer in enumerate(layers)]
     names = [layer.name or f"layer{i + 1}" for i, layer in enumerate(layers)]
     place = _places(names, paths)
@@ -221,7 +221,7 @@ def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
         except InvalidSpec as error:
             raise InvalidSpec(f"{paths[i]}.{error.field}", error.value, error.allowed, error.remedy) from None
         if math.prod(placed.output_shape) > MAX_EXTENT:
-            raise InvalidSpec(paths[i], placed.output_shape, f"of at most {MAX_EXTENT} outputs per sample")
+            raise InvalidSpec(paths[i], placed.output_shape, f"of a shape with at most {MAX_EXTENT} outputs per sample")
         shapes[names[i]] = placed.output_shape
         nodes.append(Node(names[i], placed, inputs))
     _check_all_read(nodes, paths)
@@ -229,7 +229,11 @@ def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
 
 
 def _places(names: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
-    """Return where each layer is, by its name, for errors; raise InvalidSpec without layers or if two share a name."""
+    """
+    Return for each layer, by its name, the place in the spec that errors show: one of `paths`.
+
+    Raises InvalidSpec if there are no layers or two share a name.
+    """
     if not names:
         raise InvalidSpec("layers", [], "at least one layer")
     place = {INPUT: "the network's input"}

@@ -132,7 +132,7 @@ class Layer:
 
     @property
     def projections(self) -> tuple[Layer, ...]:
-        """Linear layers that it begins and ends with, whose products are some of its own; none for most types."""
+        """Linear layers with which it begins and ends, whose products are among its own; none for most types."""
         return ()
 
     @property
@@ -154,7 +154,7 @@ class Layer:
         return sum(gemm.flops for gemm in self.gemms(pass_, batch_size))
 
     def flops(self, mode: str = "inference") -> int:
-        """Return the FLOP of one sample: forward, or in "training" all three passes."""
+        """Return the FLOP of one sample: of the forward pass, or in "training" of all three passes."""
         passes = (Pass.FPROP,) if check_mode(mode) == "inference" else tuple(Pass)
         return sum(map(self.pass_flops, passes))
 

@@ -49,7 +49,8 @@ class Tensor:
         shape: Its shape in cubatch.
         pixels: (r, s) of a filter; None for other arrays.
         torch_shape: Its shape in PyTorch.
-        order: Index in cubatch of each feature of PyTorch, along the last axis; None where both orders are equal.
+        order: For each position along PyTorch's last axis, the position of that value in cubatch; None where both
+            orders are equal.
     """
 
     layer: str
@@ -101,7 +102,12 @@ def tensors(network: Network) -> Iterator[Tensor]:
                 continue
             if name not in ARRAYS or (name == "w" and len(shape) < _MATRIX):
                 remedy = "save_weights and load_weights accept it, with the names of cubatch."
-                raise InvalidArgument("network", network.name, f"without {node.layer.type} ({node.name})", remedy)
+                raise InvalidArgument(
+                    "network",
+                    network.name,
+                    f"one without {node.layer.type} ({node.name}), which PyTorch's state dict cannot hold",
+                    remedy,
+                )
             pixels, torch_shape = None, shape
             if name == "w" and len(shape) == _FILTER:
                 k, r, s, c = shape
@@ -110,7 +116,7 @@ def tensors(network: Network) -> Iterator[Tensor]:
 
 
 def counters(network: Network) -> list[str]:
-    """Return the keys under which PyTorch's batch norms count their batches."""
+    """Return the names in PyTorch's state dict of the counters of batches that batch norms have."""
     modules = _modules(network)
     return [f"{modules[node.name]}.{COUNTER}" for node in network.nodes if node.layer.has_statistics]
 
@@ -167,7 +173,11 @@ def _is_plain(order: np.ndarray[Any, Any]) -> bool:
 
 
 def _order_of(network: Network, node: Node, name: str, shape: tuple[int, ...], order: Order) -> Order:
-    """Return PyTorch's order of an array's last axis, None if it is cubatch's; raise InvalidArgument if unknown."""
+    """
+    Return the order in which PyTorch stores the values along the last axis of an array; None if it is cubatch's order.
+
+    `order` is that of the features that the layer reads. Raises InvalidArgument if these have an unknown order.
+    """
     is_product = bool(node.layer.gemms(Pass.FPROP, 1))
     if (order is not None and _is_plain(order)) or name in _OF_OUTPUTS:
         return None

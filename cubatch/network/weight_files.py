@@ -37,7 +37,7 @@ def save_weights(network: Network, path: str | Path) -> None:
     An existing file is replaced only when the new one is complete.
 
     Args:
-        network: With weights: trained by `cubatch train`, loaded, or imported.
+        network: A network that has weights: trained by `cubatch train`, loaded, or imported.
         path: A .safetensors or .npz file.
 
     Raises:

@@ -73,7 +73,7 @@ class Axis(NamedTuple):
 
     def valid(self, tap: int, start: int, stop: int) -> tuple[slice, slice]:
         """
-        Return the outputs in [start, stop) for which a tap lies inside the source, and the positions that it reads.
+        Return the outputs in [start, stop) for which a tap reads a source position, not padding, and these positions.
 
         Both are slices, empty if there are none; the slice of outputs is relative to `start`.
 
@@ -168,7 +168,7 @@ def check_window(hw: Pair, rs: Pair, pad: Pad, dilation: Pair = (1, 1)) -> None:
 
 
 def _travel(size: int, taps: int, step: int, pads: Pair) -> int:
-    """Return the positions by which a window can move over the padded source; negative where it does not fit."""
+    """Return the source positions by which a window can move over the padded source; negative where it does not fit."""
     return size + sum(pads) - ((taps - 1) * step + 1)
 
 
@@ -289,7 +289,7 @@ class Phase(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Return the phases of the stride of a convolution, those that would begin beyond the input left out.
+    Return the phases of a strided convolution's input gradient, without those that would begin beyond the input.
 
     Input position h is read by tap r of output p where p * stride = h + top - r * step. All positions of one phase are
     read by the same taps, from evenly spaced outputs.
@@ -305,7 +305,7 @@ def phases(shape: ConvShape) -> tuple[Phase, ...]:
 @functools.lru_cache(maxsize=4096)
 def working_phases(shape: ConvShape) -> tuple[Phase, ...]:
     """
-    Return the phases of a convolution's stride that a filter tap reads: no more phases than taps, for any stride.
+    Return the phases of a strided convolution's input gradient that a filter tap reads: at most as many as taps.
 
     Example:
         >>> shape = conv_shape((5, 5, 1), (1, 3, 1, 1), (2, 10**9), (0, 0, 0, 0), (1, 1))
@@ -324,7 +324,11 @@ def _taps_by_phase(axis: Axis) -> dict[int, list[int]]:
 
 
 def _phases_along(axis: Axis, firsts: Iterable[int]) -> list[tuple[int, Axis, slice]]:
-    """Return (first position, axis, taps) of the phases that begin at these ascending positions, if within the axis."""
+    """
+    Return (first position, axis, taps) of each phase of the stride along an axis of a forward pass.
+
+    The phases begin at the ascending positions `firsts` of the input; those beyond the input are left out.
+    """
     phases, taps = [], _taps_by_phase(axis)
     for first in itertools.takewhile(lambda first: first < axis.size, firsts):
         seen = taps.get(first, [])

@@ -247,5 +247,5 @@ def test_what_has_the_batch_on_no_axis_cannot_be_kept(tmp_path):
     """A product over the batch, of 3 rows and 8 columns: as many numbers as a batch of 4 could have, and no samples."""
     node = onnx.helper.make_node("Gemm", ["x", "w"], ["y"], transA=1)
     path = in_a_file(tmp_path / "turned.onnx", node, (4, 3), {"w": (4, 8)}, ["y"])
-    with pytest.raises(UnsupportedOperator, match=r"shape \(3, 8\) is of no batch"):
+    with pytest.raises(UnsupportedOperator, match=r"shape \(3, 8\) has no axis for the batch"):
         load_onnx(path, opaque=True)

@@ -21,7 +21,7 @@ from cubatch.network.importers.source import Step
 
 @attrs.frozen
 class Mixed:
-    """Attention without its output projection: its input, and the projections to queries, keys and values."""
+    """Attention without its output projection: its input, and its projections to queries, keys and values."""
 
     x: Value
     heads: int
@@ -39,9 +39,10 @@ class Prepended:
 
 def select(build: Builder, step: Step) -> Value:
     """
-    Return one position of an axis; refuse axes other than channels and tokens.
+    Return one position of an axis; raise UnsupportedOperator for axes other than channels and tokens.
 
-    A position of the channels is a part of the value. The first token becomes the output of a ClassToken layer.
+    One position of the channels is a range of the value's channels. The first token becomes the output of a ClassToken
+    layer.
     """
     value, axis = build.part(step), step.options["axis"] % (len(step.shape) + 1)
     atoms, index = value.dims[axis], step.options["index"]
@@ -54,11 +55,11 @@ def select(build: Builder, step: Step) -> Value:
     value = build.value(step)
     if index == 0 and is_whole(atoms, "h", build.shapes[value.layer]) and build.shapes[value.layer][1] == 1:
         return build.add(step, layers.ClassToken(), value, dims=dims)
-    raise build.refusal(step, "it takes one position of an axis that is neither heads nor, for the first token, tokens")
+    raise build.refusal(step, "it selects another position than one of the heads, or the first of the tokens")
 
 
 def cut(build: Builder, step: Step) -> Value:
-    """Return a range of the channels as a part of the value, without a new layer; refuse ranges of other axes."""
+    """Return a range of the channels of a step's input, without a new layer; other axes raise UnsupportedOperator."""
     value, axis = build.part(step), step.options["axis"] % len(step.shape)
     atoms = value.dims[axis]
     if [atom.label for atom in atoms] != ["c"]:
@@ -92,7 +93,9 @@ def _mix(build: Builder, step: Step, parts: list[Value]) -> Value:
     for part, layer in zip(parts, made, strict=True):
         # Heads can only be cut from the outputs of a linear layer.
         if not isinstance(layer, layers.Linear) or part.dims[0] != query.dims[0] or part.dims[2] != query.dims[2]:
-            raise build.refusal(step, "its queries, keys and values are not outputs of linear layers alike")
+            raise build.refusal(
+                step, "its queries, keys and values are not outputs of linear layers with the same axes"
+            )
         extents = build.shapes[part.layer]
         is_cut = all(atom.label == "c" for axis in (1, 3) for atom in part.dims[axis])
         if not is_cut or not is_whole(part.dims[2], "hw", extents):
@@ -121,7 +124,11 @@ def _in_heads(dims: Dims, heads: int, c: int) -> Dims:
 
 
 def project(build: Builder, step: Step, value: Value, order: list[int] | None, mixed: Mixed) -> Value:
-    """Add an Attention layer of unfinished attention and the linear layer that projects it; return its output."""
+    """
+    Add the Attention layer of `mixed` and the linear layer of this step, which projects its result; return the output.
+
+    `order` is the order of the features that the step reads; None is the layer's own.
+    """
     w, b = step.constants["w"], step.constants.get("b")
     c = len(mixed.w) // 3
     if w.shape != (c, c):
@@ -172,7 +179,7 @@ def position(build: Builder, step: Step, value: Value, prepended: Prepended) -> 
     if constant.shape not in {(1, tokens, c), (tokens, c)}:
         raise build.refusal(
             step,
-            f"it adds a constant of shape {constant.shape} to {tokens} tokens; positions have the shape {(tokens, c)}",
+            f"it adds a constant of shape {constant.shape}; a position embedding has tokens, channels = {(tokens, c)}",
         )
     arrays = {"token": prepended.token, "position": constant.reshape(tokens, c)}
     return build.add(step, layers.Tokens(), prepended.x, dims=value.dims, arrays=arrays)

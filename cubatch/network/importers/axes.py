@@ -30,7 +30,7 @@ Dims = tuple[tuple[Atom, ...], ...]
 
 def laid_out(layout: str, batch_size: int, extents: Extents) -> Dims:
     """
-    Return the atoms of each axis of a tensor whose axes are the letters of `layout`, as "nc" or "nhwc".
+    Return the pieces (atoms) of each axis of a tensor whose axes are the letters of `layout`, such as "nc" or "nhwc".
 
     Example:
         >>> laid_out("nc", 2, (1, 1, 64))
@@ -42,7 +42,7 @@ def laid_out(layout: str, batch_size: int, extents: Extents) -> Dims:
 
 def joined(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
     """
-    Return atoms in normal form: without those of one position, and neighbors that form one piece joined.
+    Return the pieces of an axis in normal form: without those of one position, and with adjoining ones joined.
 
     Example:
         >>> joined([Atom("c", 3, 64), Atom("h", 1), Atom("c", 64, 1)])
@@ -62,7 +62,7 @@ def joined(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
 
 def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
     """
-    Return the axes after a reshape; None where the shape does not fit or would cut an atom into unequal pieces.
+    Return the axes after a reshape; None where the shape does not fit or would cut a piece of an axis unevenly.
 
     Example:
         >>> reshaped(laid_out("nchw", 2, (7, 7, 4)), (2, 196)) == (
@@ -93,7 +93,7 @@ def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
 
 def places(atoms: Sequence[Atom], extents: Extents) -> list[int]:
     """
-    Return for each position of a foreign axis its index in a flattened (h, w, c) sample.
+    Return for each position of an axis of an imported tensor its index in a flattened (h, w, c) sample.
 
     Example:
         >>> places([Atom("c", 2), Atom("h", 3)], (3, 1, 2))
@@ -106,7 +106,7 @@ def places(atoms: Sequence[Atom], extents: Extents) -> list[int]:
 
 
 def is_whole(atoms: Sequence[Atom], labels: str, extents: Extents) -> bool:
-    """Whether an axis holds all positions of the labeled axes and nothing else, in any order."""
+    """Return whether an axis holds all positions of the axes in `labels` and nothing else, in any order."""
     sizes = dict(zip("hwc", extents, strict=True))
     positions = math.prod(sizes[label] for label in labels)
     return {atom.label for atom in atoms} <= set(labels) and math.prod(atom.size for atom in atoms) == positions

@@ -32,13 +32,13 @@ _TO_NCHW = "permute", (0, 3, 1, 2)  # the first step of a network whose input ha
 @attrs.frozen
 class Value:
     """
-    A foreign tensor: the output of a layer, or a part of one.
+    A tensor of the imported network: the output of a layer, or a range of its channels.
 
     Attributes:
         layer: The layer whose output it is, or "input".
-        dims: Its axes in terms of cubatch's axes.
+        dims: Its axes, each as pieces of the axes n, h, w and c of cubatch.
         pad: Zeros around it (top, bottom, left, right) that the layer which reads it must add.
-        offset: Its first channel, where it has only some of them.
+        offset: Its first channel in the layer's output, where it has only a range of the channels.
     """
 
     layer: str
@@ -52,10 +52,10 @@ Rule = Callable[["Builder", Step], Value]
 
 class Builder:
     """
-    Builds a network of cubatch from the operators (steps) of a foreign network.
+    Builds a network of cubatch from the operators (steps) of a network of another framework.
 
     Args:
-        source: The foreign network.
+        source: The network to import.
         rules: The rule for each kind of step.
         fallback: The rule for steps of other kinds, and for steps whose rule fails; None raises.
 
@@ -97,7 +97,7 @@ class Builder:
 
     def _make(self, step: Step) -> Value:
         if missing := [name for name in step.reads if name not in self.values]:
-            raise self.refusal(step, f"it reads {missing[0]!r}, which nothing before it makes")
+            raise self.refusal(step, f"it reads {missing[0]!r}, which no operator before it computes")
         try:
             return self._apply_rule(step)
         except UnsupportedOperator:
@@ -125,7 +125,7 @@ class Builder:
         return value
 
     def _complete(self, name: str) -> bool:
-        """Make a value the whole output of a layer, by a slice or an opaque layer; return whether anything changed."""
+        """Make a value a whole output of a layer, by adding a Slice or an opaque layer; return if one was added."""
         value = self.values[name]
         if self._is_part(value) and (sliced := self._slice(self._makers[name], value)) is not None:
             self.values[name] = sliced
@@ -141,7 +141,9 @@ class Builder:
         self._complete(name)
         output = self.values[name]
         if self._is_incomplete(output) or output.pad != NO_PAD:
-            raise self.refusal(self._makers[name], "its result, which is the network's, is no output of a layer")
+            raise self.refusal(
+                self._makers[name], "its result is the network's output, but not the whole output of a layer"
+            )
         if self._is_shuffled(output) and not self.opaque:  # a network with opaque layers is not run
             if self._fallback is None:
                 reason = "its result, which is the network's, has its channels or pixels in another order than a layer"
@@ -170,7 +172,7 @@ class Builder:
         return UnsupportedOperator(step.operator, step.place, reason, remedy)
 
     def part(self, step: Step, index: int = 0) -> Value:
-        """Return the step's input at `index`, possibly only some channels of a layer's output; refuse a padded one."""
+        """Return the step's input at `index`, or a range of a layer's channels; raise an error if it is padded."""
         if index >= len(step.reads):
             raise self.refusal(step, "one of its inputs does not depend on the network's input")
         value = self.values[step.reads[index]]
@@ -215,7 +217,7 @@ class Builder:
         return all(self.readers[name] == 1 for name in names)
 
     def axes(self, layout: str, extents: Extents) -> Dims:
-        """Return the atoms of each axis of a batch of samples whose axes are the letters of `layout`, as "nchw"."""
+        """Return the axes of a batch of samples in the order of the letters of `layout`, such as "nchw"."""
         return laid_out(layout, self.batch_size, extents)
 
     def channel_axis(self, value: Value) -> int | None:
@@ -226,11 +228,11 @@ class Builder:
     def _whole(self, step: Step, value: Value) -> Value:
         whole = self._slice(step, value) if self._is_part(value) else value
         if whole is None:
-            raise self.refusal(step, "it reads some of the channels of its input, and not a range of them")
+            raise self.refusal(step, "it reads channels of its input that are not a contiguous range")
         return whole
 
     def _slice(self, step: Step, value: Value) -> Value | None:
-        """Return a part of a layer's output as the output of a Slice layer; None if it is no range of channels."""
+        """Return a range of channels of a layer's output as the output of a new Slice layer; None for other parts."""
         h, w, _ = self.shapes[value.layer]
         of_channels = [atom for dim in value.dims for atom in dim if atom.label == "c"]
         of_channels.sort(key=lambda atom: atom.stride, reverse=True)
@@ -283,7 +285,7 @@ class Builder:
         """
         names = tuple(value.layer for value in reads)
         if incomplete := self.pending.keys() & set(names):
-            raise self.refusal(step, f"it reads {min(incomplete)}, which is not whole")
+            raise self.refusal(step, f"it reads {min(incomplete)}, a part of a layer that is not complete")
         name = self._free_name(f"{step.place}.{suffix}" if suffix else step.place)
         placed = attrs.evolve(layer, name=name, inputs=names).with_inputs([self.shapes[each] for each in names])
         self.layers[name], self.shapes[name] = placed, placed.output_shape
@@ -294,7 +296,7 @@ class Builder:
         return Value(name, reads[0].dims if dims is None else dims)
 
     def hold(self, step: Step, pending: Any, extents: Extents) -> str:
-        """Store an incomplete layer, and return the name that stands for its output until a later step completes it."""
+        """Store an incomplete layer; return a name for its output, valid until a later step completes the layer."""
         name = self._free_name(f"{step.place}.pending")
         self.shapes[name], self.pending[name] = extents, pending
         return name

@@ -48,7 +48,7 @@ def _batch_norm(build: Builder, step: Step) -> Value:
 
 def _layer_norm(build: Builder, step: Step) -> Value:
     if step.options["axes"] != 1:
-        raise build.refusal(step, "it normalises over more than the channels")
+        raise build.refusal(step, "it normalizes over more than the channels")
     value, order = build.features(step)
     (features,) = build.shapes[value.layer][2:]
     if any(
@@ -148,7 +148,11 @@ def _add(build: Builder, step: Step) -> Value:
 
 
 def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) -> Value:
-    """Make an added constant the bias of the product before it or positions of tokens; skip zeros, refuse others."""
+    """
+    Make an added constant the bias of the product before it or positions of tokens.
+
+    Zeros add nothing; for other constants it raises UnsupportedOperator.
+    """
     value = build.value(step)
     if isinstance(prepended := build.pending.get(value.layer), attention_rules.Prepended):
         return attention_rules.position(build, step, value, prepended)
@@ -234,7 +238,7 @@ def keep_opaque(build: Builder, step: Step) -> Value:
     elif batch_axis is not None:
         output, dims = _rows(step.shape, build.batch_size, batch_axis)
     else:
-        raise build.refusal(step, f"its result of shape {step.shape} is of no batch of samples")
+        raise build.refusal(step, f"its result of shape {step.shape} has no axis for the batch")
     layer = layers.Opaque(
         operator=printable(step.operator), output=output, flop=step.flop // build.batch_size, weights=step.weights
     )
@@ -257,7 +261,7 @@ def _rows(shape: tuple[int, ...], batch_size: int, batch_axis: int) -> tuple[Ext
     """
     Return (h, w, c) and the axes of a result whose last axis is channels and whose other axes are rows.
 
-    The batch is the outer part of the axis `batch_axis`.
+    The batch is the outer part of the axis `batch_axis`: its first `batch_size` positions, or blocks of positions.
     """
     rows = math.prod(shape[:-1]) // batch_size
     dims, stride = [], rows

@@ -148,7 +148,7 @@ class _Reader:
             sizes[1:] = input_shape
         if not sizes or not all(sizes[1:]):
             axes = [dim.dim_param or size or "?" for dim, size in zip(dims, sizes, strict=True)]
-            raise InvalidSpec("ONNX file", f"input {axes}", "one whose input has a shape", "Give input_shape.")
+            raise InvalidSpec("ONNX file", f"input {axes}", "one whose input has a known shape", "Give input_shape.")
         sizes[0] = sizes[0] or EXAMPLE_BATCH
         dims.extend(self._onnx.TensorShapeProto.Dimension() for _ in sizes[len(dims) :])
         for dim, extent in zip(dims, sizes, strict=True):
@@ -172,7 +172,7 @@ class _Reader:
         ]
         if not agreeing:
             shape = ", ".join(str(size or "?") for size in sizes)
-            allowed = f"(h, w, c) of one sample, which {self._path.name} has as ({shape})"
+            allowed = f"(h, w, c) of one sample that agrees with the input of {self._path.name}, ({shape})"
             raise InvalidArgument("input_shape", extents, allowed, "Features are 1,1,c, tokens h,1,c.")
         turns = [[list(each.ints) for each in node.attribute] for node in readers if node.op_type != "Shape"]
         return agreeing[-1 if all(turn == [_TO_CHANNELS_FIRST] for turn in turns) else 0]
@@ -241,7 +241,7 @@ class _Reader:
         return True
 
     def _alone(self, node: Any, outputs: list[str]) -> Any:
-        """Return a graph of this node alone, since a bare node is read with the newest version of its operator."""
+        """Return a graph with this node only, since onnx evaluates a bare node by the operator's newest version."""
         helper = self._onnx.helper
         values = [
             [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (node.input, outputs)
@@ -311,7 +311,7 @@ class _Reader:
 
 
 def _rank(extents: Extents) -> int:
-    """Return the axes of one sample: 3 for an image, 2 for tokens (w = 1), 1 for features (h = w = 1)."""
+    """Return the number of axes of one sample: 3 for an image, 2 for tokens (w = 1), 1 for features (h = w = 1)."""
     h, w, _ = extents
     return 3 if w > 1 else 2 if h > 1 else 1
 

@@ -46,7 +46,7 @@ class Call:
         return self.attributes[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute of the node; `default` if it is not set."""
+        """Return the attribute `name` of the node; `default` if it is not set."""
         return self.attributes.get(name, default)
 
     @property
@@ -59,7 +59,11 @@ class Call:
         return self.constants.get(self.inputs[place]) if place < len(self.inputs) else None
 
     def given(self, name: str, place: int) -> Any:
-        """Return a value that newer operators take as an input and older ones as an attribute; None without either."""
+        """
+        Return a value that newer operators take as input number `place`, and older ones as the attribute `name`.
+
+        None if the node has neither.
+        """
         array = self.constant(place)
         return self.get(name) if array is None else array.tolist()
 
@@ -234,7 +238,7 @@ def _dropout(call: Call) -> Meaning:
 
 
 def _joined(kind: str) -> Callable[[Call], Meaning]:
-    """Return a function that translates an addition or multiplication, of two values or a value and a constant."""
+    """Return a function that translates an addition or multiplication of two values, or of one and a constant."""
 
     def meaning(call: Call) -> Meaning:
         constants = [call.constants[name] for name in call.inputs if name in call.constants]

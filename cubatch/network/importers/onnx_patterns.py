@@ -19,7 +19,7 @@ class Patterns:
 
     Args:
         nodes: Nodes of the graph.
-        constants: Arrays that do not depend on the network's input, by name; may grow.
+        constants: Arrays that do not depend on the network's input, by name; more may be added later.
         shapes: Shapes of all other values, by name.
         opset: Version of the operators.
     """
@@ -89,7 +89,7 @@ class Patterns:
         return node if node is not None and node.op_type == kind else None
 
     def _scaled(self, name: str) -> tuple[str, float]:
-        """Return the name of what a value is without its constant factor, and the factor; 1.0 if it has none."""
+        """Return (name of a value, constant factor) whose product is the given value; itself and 1.0 without one."""
         node = self._makers.get(name)
         if node is None or node.op_type not in {"Mul", "Div"} or not any(map(self._is_number, node.input)):
             return name, 1.0

@@ -21,7 +21,7 @@ Parameters = frozenset[tuple[str, int]]
 
 def united(trained: Mapping[Any, Parameters], read: Iterable[Any]) -> Parameters:
     """
-    Return the trained parameters that any of the values `read` depends on, each once.
+    Return the trained parameters, each once, on which at least one of the values in `read` depends.
 
     Example:
         >>> sorted(united({"w": frozenset({("w", 6)}), "2 w": frozenset({("w", 6)})}, ["w", "2 w", "x"]))
@@ -82,11 +82,11 @@ def single_input(meaning: Meaning, num_values: int) -> Meaning:
 @attrs.frozen(kw_only=True)
 class Step:
     """
-    An operator of a foreign network.
+    An operator of the network that is imported.
 
     Attributes:
         kind: A key of `layer_rules.RULES`; any other text has no layer.
-        operator: Its name in the foreign network: "aten.conv2d", "Conv".
+        operator: Its name in that network: "aten.conv2d", "Conv".
         place: The path of its module, or the name of its node.
         reads: Names of the values that it reads, without constants.
         result: Name of the value that it makes.
@@ -112,7 +112,7 @@ class Step:
 @attrs.frozen(kw_only=True)
 class Source:
     """
-    A foreign network.
+    A network of another framework, as read from a file or a traced module.
 
     Attributes:
         name: Its name.

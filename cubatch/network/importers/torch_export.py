@@ -229,7 +229,7 @@ class _Reader:
         return True
 
     def _append(self, node: Any) -> None:
-        """Append the step of a node, and update the nodes that share the memory which it writes in place."""
+        """Append the step of a node, and update the nodes whose memory it changes in place."""
         base, name = _operator(node), f"{node.name}.{len(self._steps)}"
         call, is_counted = Call(self._torch, node, self._known), True
         reads = tuple(self._values[each] for each in call.values if each in self._values)
@@ -283,7 +283,7 @@ class _Reader:
                 self._within[node] = each.args[0]
 
     def _stand_for(self, node: Any, other: Any) -> None:
-        """Copy tensor, value name and parameters from `other` to a node that equals it in an inner or outer graph."""
+        """Copy tensor, value name and parameters of `other` to a node that equals it in an outer or inner graph."""
         self._begin(node)
         self._same[node] = other
         tables: tuple[dict[Any, Any], ...] = (self._known, self._values, self._trained)
@@ -295,7 +295,7 @@ class _Reader:
         """
         Return the first result of a node on which the output depends; None if there is none.
 
-        This result carries the FLOP and parameters of all.
+        The FLOP and parameters of the node are attributed to this result.
         """
         return next((each for each in node.users if each in self._live), None)
 

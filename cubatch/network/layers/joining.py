@@ -167,5 +167,5 @@ class Scale(Layer):
     def with_inputs(self, shapes: Sequence[Extents]) -> Self:
         """Return a copy with these input extents; raise InvalidSpec unless the second is (1, 1, c)."""
         if len(shapes) == 2 and shapes[1] != (1, 1, shapes[0][2]):  # noqa: PLR2004
-            raise InvalidSpec("inputs", list(self.inputs or ()), f"{shapes[0]} and (1, 1, {shapes[0][2]})")
+            raise InvalidSpec("inputs", list(self.inputs or ()), f"of shape {shapes[0]} and (1, 1, {shapes[0][2]})")
         return super().with_inputs(shapes)

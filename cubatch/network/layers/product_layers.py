@@ -149,7 +149,7 @@ class Linear(Layer):
 
     @property
     def output_shape(self) -> Extents:
-        """(h, w, k)."""
+        """(h, w, k) of one sample: height and width of the input, and k output channels."""
         h, w, _ = self.input_shape
         return h, w, self.k
 

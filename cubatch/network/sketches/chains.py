@@ -9,14 +9,14 @@ from cubatch.network.sketches.sketch import Sketch
 
 
 def mlp(net: Sketch) -> None:
-    """Five linear layers, after a flatten where the input has height or width."""
+    """Add five linear layers, after a flatten where the input has height or width."""
     if net.shape[:2] != (1, 1):
         net.add("flatten", Flatten)
     net.dense(100, 100, 100, 100)
 
 
 def mnist_cnn(net: Sketch) -> None:
-    """Two convolutions with pools, two linear layers: the first network of many tutorials."""
+    """Add two convolutions with pools and two linear layers: the first network of many tutorials."""
     for i, k in enumerate((32, 64), start=1):
         net.conv(f"conv{i}", k, 3)
         net.add(f"conv{i}.relu", ReLU)
@@ -26,7 +26,7 @@ def mnist_cnn(net: Sketch) -> None:
 
 
 def lenet5(net: Sketch) -> None:
-    """LeNet-5 as it is taught today: 28 x 28 padded to 32 x 32, all maps connected, ReLU and largest-value pools."""
+    """Add LeNet-5 as it is taught today: 28 x 28 padded to 32 x 32, all maps connected, ReLU and max pools."""
     for i, (k, pad) in enumerate(((6, 2), (16, 0)), start=1):
         net.conv(f"conv{i}", k, 5, pad=pad)
         net.add(f"conv{i}.relu", ReLU)
@@ -36,7 +36,7 @@ def lenet5(net: Sketch) -> None:
 
 
 def alexnet(net: Sketch) -> None:
-    """AlexNet of "One weird trick for parallelizing convolutional neural networks", as in torchvision."""
+    """Add AlexNet of "One weird trick for parallelizing convolutional neural networks", as in torchvision."""
     plan = ((64, 11, 4, 2), (192, 5, 1, 2), (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1))
     for i, (k, size, stride, pad) in enumerate(plan, start=1):
         net.conv(f"conv{i}", k, size, stride=stride, pad=pad)
@@ -55,7 +55,7 @@ def alexnet(net: Sketch) -> None:
 
 
 def vgg(net: Sketch, repeats: tuple[int, ...]) -> None:
-    """VGG as in torchvision, without batch norms: 3 x 3 convolutions, `repeats` of them in each stage."""
+    """Add VGG as in torchvision, without batch norms: 3 x 3 convolutions, `repeats` of them in each stage."""
     for i, (k, count) in enumerate(zip((64, 128, 256, 512, 512), repeats, strict=True), start=1):
         for j in range(1, count + 1):
             net.conv(f"conv{i}_{j}", k, 3)
@@ -84,7 +84,7 @@ _INCEPTIONS: tuple[tuple[str, tuple[int, int, int, int, int, int]], ...] = (
 
 
 def googlenet(net: Sketch) -> None:
-    """GoogLeNet as in torchvision: with batch norms, and 3 x 3 filters instead of the paper's 5 x 5."""
+    """Add GoogLeNet as in torchvision: with batch norms, and 3 x 3 filters instead of the paper's 5 x 5."""
 
     def conv(name: str, k: int, size: int, *inputs: str, **values: Any) -> str:
         net.conv_norm(name, k, size, *inputs, norm={"eps": 0.001}, **values)
@@ -118,7 +118,7 @@ def googlenet(net: Sketch) -> None:
 
 
 def go_net(net: Sketch) -> None:
-    """80 convolutions on a Go board, as Coulom timed them."""
+    """Add 80 convolutions on a Go board, as Coulom timed them."""
     for i in range(1, 81):
         net.conv(f"conv{i}", 128, 3)
         net.add(f"conv{i}.relu", ReLU)

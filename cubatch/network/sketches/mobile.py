@@ -39,7 +39,7 @@ _MOBILENET_V3_LARGE: tuple[tuple[int, int, int, bool, type[Layer], int], ...] = 
 
 
 def mobilenet_v3_large(net: Sketch) -> None:
-    """MobileNetV3-Large as in torchvision."""
+    """Add MobileNetV3-Large as in torchvision."""
     norm = {"eps": 0.001, "momentum": 0.01}
 
     def conv(name: str, k: int, size: int, act: type[Layer], **values: Any) -> str:
@@ -86,7 +86,7 @@ _EFFICIENTNET_B0: tuple[tuple[int, int, int, int, int], ...] = (
 
 
 def efficientnet_b0(net: Sketch) -> None:
-    """EfficientNet-B0 as in torchvision, without stochastic depth."""
+    """Add EfficientNet-B0 as in torchvision, without stochastic depth."""
 
     def conv(name: str, k: int, size: int, **values: Any) -> str:
         net.conv_norm(name, k, size, norm={}, **values)

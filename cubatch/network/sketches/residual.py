@@ -19,7 +19,11 @@ from cubatch.network.sketches.sketch import Sketch
 
 
 def resnet(net: Sketch, repeats: tuple[int, int, int, int], *, bottleneck: bool) -> None:
-    """ResNet as in torchvision: a bottleneck's stride is on its 3 x 3 convolution."""
+    """
+    Add ResNet as in torchvision; a bottleneck's stride is on its 3 x 3 convolution.
+
+    `repeats` has the number of blocks of each stage.
+    """
     net.conv("conv1", 64, 7, stride=2, bias=False)
     net.add("bn1", BatchNorm2d)
     net.add("relu", ReLU)
@@ -50,7 +54,11 @@ def resnet(net: Sketch, repeats: tuple[int, int, int, int], *, bottleneck: bool)
 
 
 def densenet(net: Sketch, repeats: tuple[int, int, int, int], growth: int = 32) -> None:
-    """DenseNet-BC as in torchvision: each layer reads all before it in its block, and adds `growth` channels."""
+    """
+    Add DenseNet-BC as in torchvision: each layer reads all before it in its block, and adds `growth` channels.
+
+    `repeats` has the number of layers of each block.
+    """
     net.conv("conv0", 64, 7, stride=2, bias=False)
     net.add("norm0", BatchNorm2d)
     net.add("relu0", ReLU)
@@ -83,7 +91,11 @@ def densenet(net: Sketch, repeats: tuple[int, int, int, int], growth: int = 32) 
 
 
 def convnext(net: Sketch, repeats: tuple[int, int, int, int], widths: tuple[int, int, int, int]) -> None:
-    """ConvNeXt as in torchvision, without stochastic depth: depthwise 7 x 7, then two linear layers on each pixel."""
+    """
+    Add ConvNeXt as in torchvision, without stochastic depth: depthwise 7 x 7, then two linear layers on each pixel.
+
+    `repeats` and `widths` have the number of blocks and the channels of each stage.
+    """
     for stage, (count, width) in enumerate(zip(repeats, widths, strict=True), start=1):
         if stage == 1:
             net.conv("stem.conv", width, 4, stride=4, pad=0)

@@ -25,16 +25,20 @@ class Sketch:
         self.layers: list[Layer] = []
 
     def add(self, name: str, kind: type[Layer], *inputs: str, **values: Any) -> str:
-        """Add a layer that reads the named layers, or the one before; return its name."""
+        """
+        Add a layer of class `kind`, whose fields are `values`; return its name.
+
+        It reads the layers named in `inputs`, or without names the layer before it.
+        """
         self.layers.append(kind(name=name, inputs=inputs or None, **values))
         return name
 
     def conv(self, name: str, k: int, size: int, *inputs: str, **values: Any) -> str:
-        """Add a convolution with a square filter of this size, by default padded to keep extents; return its name."""
+        """Add a convolution with `k` filters of size x size, by default padded to keep the extents; return its name."""
         return self.add(name, Conv2d, *inputs, **{"k": k, "r": size, "s": size, "pad": size // 2, **values})
 
     def conv_norm(self, name: str, k: int, size: int, *inputs: str, norm: dict[str, float], **values: Any) -> str:
-        """Add a convolution without bias and then a batch norm; return the name of the batch norm."""
+        """Add a convolution without bias, then a batch norm with the fields `norm`; return the batch norm's name."""
         self.conv(f"{name}.conv", k, size, *inputs, bias=False, **values)
         return self.add(f"{name}.bn", BatchNorm2d, **norm)
 
@@ -52,7 +56,7 @@ class Sketch:
             self.add("avgpool", AvgPool2d, r=h // extent, s=w // extent)
 
     def dense(self, *widths: int) -> None:
-        """Add a linear layer and ReLU for each width, and a linear layer with one output per class."""
+        """Add a linear layer and a ReLU for each width, and then a linear layer with one output per class."""
         for i, width in enumerate(widths, start=1):
             self.add(f"fc{i}", Linear, k=width)
             self.add(f"fc{i}.relu", ReLU)
@@ -61,7 +65,12 @@ class Sketch:
     def squeeze_excite(
         self, name: str, path: str, *, width: int, squeezed: int, act: type[Layer], gate: type[Layer]
     ) -> str:
-        """Multiply each channel of `path` by a gate that two small layers compute from its mean; return the name."""
+        """
+        Multiply each channel of layer `path` by a gate that two small layers compute from its mean; return the name.
+
+        `width` is its channels, `squeezed` the outputs of the first small layer; `act` and `gate` are the activations
+        of both.
+        """
         self.add(f"{name}.avgpool", GlobalAvgPool)
         self.conv(f"{name}.fc1", squeezed, 1)
         self.add(f"{name}.act", act)

@@ -7,7 +7,11 @@ from cubatch.network.sketches.sketch import Sketch
 
 
 def vision_transformer(net: Sketch, width: int, heads: int, depth: int = 12) -> None:
-    """A vision transformer of patch 16 as in timm, DeiT or ViT, without distillation token or dropout."""
+    """
+    Add a vision transformer of patch 16 as in timm, DeiT or ViT, without distillation token or dropout.
+
+    It has `depth` blocks of `width` channels.
+    """
     net.conv("patch_embed", width, 16, stride=16, pad=0)
     last = net.add("tokens", Tokens)
     for i in range(depth):

@@ -147,7 +147,7 @@ def test_weights_are_no_part_of_what_a_network_is():
         ({"fc": {"v": np.ones(2)}}, UnknownName, "array in weights of fc 'v'"),
         ({"fc": {"w": np.ones((3, 2))}}, InvalidSpec, r"weights\['fc'\]\['w'\] must be of shape \(2, 3\)"),
         ({"fc": {"b": [1.0, 2.0]}}, InvalidSpec, r"weights\['fc'\]\['b'\] must be an array, got \[1.0, 2.0\]\. numpy"),
-        ({"fc": np.ones(2)}, InvalidSpec, r"weights\['fc'\] must be arrays by name"),
+        ({"fc": np.ones(2)}, InvalidSpec, r"weights\['fc'\] must be a mapping of arrays by name"),
     ],
 )
 def test_weights_that_fit_no_layer_are_refused(weights, error, told):
