@@ -37,6 +37,7 @@ def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) ->
         dy: Gradient of the output.
         y: ReLU's output.
         out: Where dx goes; may be dy or y.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
@@ -67,6 +68,7 @@ def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> 
         x: Activations.
         kind: The function: the `type` of its layer.
         out: Where y goes; may be x.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> activation(np.array([-4.0, 0.0, 2.0]), kind="hard_sigmoid").round(3)
@@ -92,6 +94,7 @@ def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, work
             input of "silu", "hard_swish" and "gelu".
         kind: The function: the `type` of its layer.
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> activation_backward(np.array([8.0, 8.0]), np.array([0.25, 1.0]), kind="sigmoid")
@@ -248,7 +251,7 @@ _MILLS = {
 
 
 def _mills_ratio(xp: Any, x: Any, spare: Any, out: Any) -> None:
-    """Write (1 - Phi(|x|)) / exp(-x^2 / 2) to `out`, with Phi the normal distribution function."""
+    """Write (1 - Phi(|x|)) / exp(-x^2 / 2) to `out`, with the normal distribution function Phi; overwrite `spare`."""
     s, (*lower, highest) = _MILLS[x.itemsize]
     xp.abs(x, out=spare)
     xp.multiply(spare, s, out=spare)
@@ -273,7 +276,7 @@ def _curve(kind: str) -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def _pieces(like: Any, workspace: Any) -> Iterator[tuple[slice, Any, Any]]:
-    """Yield the ranges into which a flat array is cut, each with two scratch arrays of its size."""
+    """Yield the ranges into which a flat array like `like` is cut, each with two scratch arrays of its size."""
     need = Curve(itemsize=like.itemsize)
     workspace = take_workspace(workspace, like, need, like.size)
     for piece, _ in need.cut(like.size, workspace.nbytes):

@@ -47,7 +47,7 @@ def of(array: Any) -> Any:
 
 class Replay:
     """
-    Recorded calls; calling it makes them again.
+    A list of recorded calls; calling the object makes all of them again.
 
     Args:
         calls: Functions with their arguments, in order.
@@ -167,7 +167,11 @@ def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
 
 
 def areas(workspace: Any, need: Need, block: tuple[int, int], *views: tuple[tuple[int, ...], Any]) -> list[Any]:
-    """Return views of the areas of a block (samples, rows), one for each (shape, type) of `views`."""
+    """
+    Return views of the scratch areas of a block (samples, rows), one for each (shape, type) of `views`.
+
+    `need` has the offsets of the areas in the workspace.
+    """
     offsets = need.offsets(*block)
     return [view(workspace, *each, offset=offset) for each, offset in zip(views, offsets, strict=True)]
 
@@ -190,7 +194,7 @@ def is_preparing() -> bool:
 
 def random_generator(like: Any, seed: Any) -> Any:
     """
-    Return a random generator of the module that owns `like`, NumPy or CuPy.
+    Return a random generator with this seed of the module that owns `like`, NumPy or CuPy.
 
     Callers must give the size of the draw: with `out` alone, CuPy draws one number and fills the array with it.
     """

@@ -32,7 +32,7 @@ def check(plan: Plan, x: Any, labels: Any) -> None:
             raise InvalidArgument("labels", tuple(labels.shape), f"of shape {(plan.batch_size, h, w)}")
         least, most = int(labels.min()), int(labels.max())
         if least < 0 or most >= classes:
-            raise InvalidArgument("labels", (least, most), f"class numbers from 0 to {classes - 1}")
+            raise InvalidArgument("labels", f"from {least} to {most}", f"class numbers from 0 to {classes - 1}")
 
 
 def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], xp: Any) -> None:

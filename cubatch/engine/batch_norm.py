@@ -40,6 +40,7 @@ def batch_norm_train(
         residual: Added to y, of its shape: another branch. May be `out`.
         relu: Clamp y at zero, as the last step.
         out: Where y goes; may be x if nothing reads x afterwards.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -101,7 +102,7 @@ def batch_norm_inference(
     x: Any, gamma: Any, beta: Any, *, running_mean: Any, running_var: Any, eps: float = 1e-5, residual: Any = None,
     relu: bool = False, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
-    """Normalize each channel by the running statistics; arguments as in `batch_norm_train`."""
+    """Normalize each channel of x by the running statistics; the arguments are those of `batch_norm_train`."""
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
     rows, target = x.reshape(-1, c), y.reshape(-1, c)
@@ -158,6 +159,7 @@ def batch_norm_backward(
         dgamma, dbeta: Gradients of scale and shift (c,), of this shard alone.
         count, reduce: As in `batch_norm_train`.
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, c = of(dy), dy.shape[-1]
     dx = xp.empty_like(dy) if out is None else out

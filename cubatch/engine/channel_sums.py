@@ -37,7 +37,7 @@ class Area:
         return (piece for piece, _ in self._blocks)
 
     def tile(self, piece: slice) -> Any:
-        """Return a view of the scratch memory for the deviations of a block of rows."""
+        """Return a view of the scratch memory for the deviations from the mean of a block of rows."""
         return view(self._workspace, (piece.stop - piece.start, self._c), self._dtype, offset=self._at[0])
 
     def add_up(self, rows: Any, total: Any) -> None:

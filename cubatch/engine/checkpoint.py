@@ -34,7 +34,7 @@ _RESTART = "Name another file to begin a new run."
 
 
 class OtherConditions(UserWarning):
-    """A run continues where sums may be rounded, or masks drawn, differently than before."""
+    """Warns that a run continues where sums may be rounded, or masks drawn, differently than before."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -82,7 +82,7 @@ def write(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: str | Path) -> Checkpoint | None:
-    """Return the checkpoint in a file; None if there is no file. Raise InvalidData if it holds something else."""
+    """Return the checkpoint in a file; None if there is no file. Raise InvalidData if the file is no checkpoint."""
     if not files.is_file(array_file.check_path("checkpoint", path)):
         return None
     arrays, notes = array_file.read(path)
@@ -94,7 +94,9 @@ def read(path: str | Path) -> Checkpoint | None:
     try:
         return Checkpoint(**fields, losses=arrays.pop(_LOSSES).tolist(), arrays=arrays)
     except (TypeError, KeyError) as error:
-        raise InvalidData(str(path), f"is a checkpoint with other fields ({error})", _RESTART) from error
+        raise InvalidData(
+            str(path), f"has other fields than a checkpoint of this version of cubatch ({error})", _RESTART
+        ) from error
 
 
 def resume(

@@ -48,7 +48,7 @@ class Columns:
         self._staged_at = self._flags_at = 0
 
     def fixed(self, index: int, shape: tuple[int, ...]) -> Any:
-        """Return a view of a scratch area that is the same for all blocks, by its index."""
+        """Return a view of the scratch area number `index`, which is the same for all blocks."""
         offset = self._tiles.offsets(1, 1)[index]
         return view(self._workspace, shape, self._source.dtype, offset=offset)
 

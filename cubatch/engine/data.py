@@ -79,7 +79,7 @@ class Dataset:
             batch_size: Samples of each batch.
             seed: Draws the order; several numbers draw an order for each combination.
             first: The number of the first batch.
-            part: The samples of each batch that are returned.
+            part: Range of the samples within each batch that are returned.
         """
         order = np.random.default_rng(seed).permutation(len(self))
         for start in range(first * batch_size, len(self) - batch_size + 1, batch_size):
@@ -138,7 +138,9 @@ def both_sets(data: str | Path | tuple[Dataset, Dataset]) -> tuple[Dataset, Data
         return load_mnist(data)
     wanted, other = (part.images.shape[1:] for part in data)
     if other != wanted:
-        raise InvalidArgument("data", other, f"two sets of images of one shape: training images are {wanted}")
+        raise InvalidArgument(
+            "data", f"test images of {other}", f"test images of {wanted}, the shape of training images"
+        )
     return data
 
 

@@ -47,7 +47,11 @@ class Share:
 
     @classmethod
     def of(cls, exchange: Exchange | None, batch_size: int, samples: int) -> Self:
-        """Return this rank's share, after asking all ranks for their samples; without an exchange, all samples."""
+        """
+        Return this rank's share of a step; all ranks must call this with their numbers of samples.
+
+        Without an exchange it is the whole step.
+        """
         if exchange is None:
             return cls(slice(0, samples), [samples], batch_size)
         sizes = gathered(exchange, samples)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, workspace: Any) -> Any:
-    """Return the depthwise convolution of x with w, written to `out`; arguments are those of `conv.conv2d`."""
+    """Return the depthwise convolution of x with w, written to `out`; the arguments are those of `conv.conv2d`."""
     work = _Work(shape, x, workspace)
     taps = work.by_tap(w)
     for samples, rows in work.blocks:
@@ -95,7 +95,11 @@ class _Work:
         return area
 
     def add_up(self, rows: Any, total: Any, spare: Any) -> None:
-        """Add the sum over rows to `total`; a product with ones is many times faster than a reduction over rows."""
+        """
+        Add the sum over rows to `total`; `spare` is overwritten.
+
+        A product with ones is many times faster than a reduction over rows.
+        """
         self.xp.matmul(self.ones[: len(rows)], rows, out=spare)
         self.xp.add(total, spare, out=total)
 

@@ -19,7 +19,7 @@ class Interrupts:
     other thread.
 
     Args:
-        are_held: Whether to delay them at all.
+        are_held: Whether to delay signals; if False, they raise at once.
 
     Attributes:
         has_come: Whether a signal has come that was not delivered yet.

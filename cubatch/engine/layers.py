@@ -70,14 +70,12 @@ def check(layer: Layer, name: str) -> None:
 
 def bind(op: Op, place: Place, *, training: bool) -> Work:
     """
-    Bind an operation of layers to its arrays.
+    Return a function without arguments that runs an operation of the schedule on its arrays.
 
     Args:
-        place: The shard that the operation works on.
-        training: Whether statistics of the batch are used, and kept.
-
-    Returns:
-        Callable: A function without arguments that runs the operation.
+        op: The operation.
+        place: The shard on which the operation works.
+        training: Whether statistics of the batch are used, and stored for the backward pass.
     """
     if op.kind == "accumulate":
         x0, x1, y = (place.arena[number].reshape(-1) for number in (*op.reads.values(), *op.writes.values()))

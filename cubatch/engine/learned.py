@@ -93,10 +93,10 @@ class Learned:
         """Restore a snapshot bit for bit and discard added-up gradients; raise InvalidArgument if it does not match."""
         own = self._arrays()
         if "clock" not in arrays or (arrays["clock"].shape, arrays["clock"].dtype) != ((2,), np.int64):
-            raise InvalidArgument("snapshot", "clock", "there, as `snapshot` gives it")
+            raise InvalidArgument("snapshot", "arrays without a valid 'clock'", "what `snapshot` returned")
         for name, array in own.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
-                raise InvalidArgument("snapshot", name, "of this network, dtype and optimizer")
+                raise InvalidArgument("snapshot", name, "of the same network, dtype and optimizer; this array differs")
         for name, array in own.items():
             array[...] = self._xp.asarray(arrays[name])
         self._clock[0], self._updates = (int(count) for count in arrays["clock"])

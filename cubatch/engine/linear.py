@@ -78,7 +78,7 @@ def _tile_by_tile(
     x: Any, w: Any, out: Any, *, scale: Any = None, shift: Any = None, residual: Any = None, positive: Any = None,
     workspace: Any,
 ) -> None:  # fmt: skip
-    """Write x times w to `out`, with the other terms, a tile of rows at a time: the residual may lie in the output."""
+    """Write x times w to `out` with the other terms of `linear`, a tile of rows at a time: `residual` may be `out`."""
     xp, width = of(x), out.shape[-1]
     need = Ends(itemsize=x.itemsize, row=width)
     workspace = take_workspace(workspace, x, need, len(x))
@@ -110,6 +110,7 @@ def linear_dgrad(
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
         positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
         out: Where dx goes: (..., c).
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, (k, c) = of(dy), w.shape
     dx = xp.empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out

@@ -23,6 +23,7 @@ def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
     Args:
         x: Scores (..., classes).
         out: Where the probabilities go; may be x.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
@@ -45,6 +46,7 @@ def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None)
         dy: Gradient of the probabilities (..., classes).
         y: The probabilities.
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
@@ -73,6 +75,7 @@ def softmax_cross_entropy(
         count: Positions that the mean is taken over; None for those of logits. A shard passes the number of the whole
             batch; then the losses and the gradients of shards add up.
         scale: Array of one element that the gradient, not the loss, is multiplied by; see `loss_scale`. None for 1.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -114,7 +117,11 @@ def _by_row(array: Any) -> Any:
 
 
 def _pieces(array: Any, workspace: Any) -> Iterator[tuple[slice, list[Any]]]:
-    """Yield ranges of rows with their scratch memory: a sum in float64, two columns, a product, and flags."""
+    """
+    Yield ranges of rows, each with its scratch arrays.
+
+    These are a float64 sum, two arrays with a number per row, and a product and a flag for each score.
+    """
     rows, classes = array.shape
     need = Scores(itemsize=array.itemsize, channels=classes)
     workspace = take_workspace(workspace, array, need, rows)

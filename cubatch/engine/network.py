@@ -157,7 +157,7 @@ class Model(Learned):
 
     @property
     def _whole(self) -> list[Any]:
-        """Arrays whose sum is the gradient: one of each member."""
+        """Arrays whose sum is the gradient: one array of each thread."""
         return self._gradients
 
     @property
@@ -196,7 +196,7 @@ class Model(Learned):
                 up their gradients until `update`; the sum takes the memory of a gradient in float32.
         """
         if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
-            raise InvalidArgument("target_batch_size", target_batch_size, "None but for training a network")
+            raise InvalidArgument("target_batch_size", target_batch_size, "None, except for training a network")
         self.release()
         work = attrs.evolve(self._work, accumulate=target_batch_size is not None)
         plan, self._target = lay_out(work, batch_size), target_batch_size
@@ -359,7 +359,7 @@ class Model(Learned):
             self._added += 1
 
     def update(self) -> None:
-        """Take an optimizer step with the sum of the gradients since the last one; see `prepare`."""
+        """Take an optimizer step with the gradients that were added up since the last optimizer step; see `prepare`."""
         plan, program = self._prepared()
         scratch = plan.schedule.ops[-1].workspace
         if self._target is None or scratch is None:

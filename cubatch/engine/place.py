@@ -30,7 +30,7 @@ class Place:
         first: First sample of this rank's batch in the batch of all ranks; 0 without other ranks.
         clock: Number of finished passes over a batch, in a list of one; draws the dropout masks.
         numbers: The numbers of pass and step in memory that kernels read, instead of `clock`; None on the host.
-        seed: Seed of those draws.
+        seed: Seed of the dropout masks.
     """
 
     operations: Any

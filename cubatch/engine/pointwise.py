@@ -30,6 +30,7 @@ def dropout(
         step: Number of the step.
         out: Where y goes; may be x.
         mask: Receives the mask: bool, true where x is kept. None allocates it.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Returns:
         y and the mask.

@@ -18,14 +18,14 @@ Work = Callable[[], object]
 
 
 class Trace(Protocol):
-    """Observes the operations of a step: each method is called by the member that does the work."""
+    """Observes the operations of a step: the thread (member of the team) that does the work calls each method."""
 
     def run(self, rank: int, number: int, work: Work) -> None:
-        """Call `work`, the operation with this number in the schedule."""
+        """Call `work`, which is operation `number` of the schedule, in the thread `rank`."""
         ...
 
     def wait(self, rank: int, meet: Work) -> None:
-        """Call `meet`, which waits for the other members."""
+        """Call `meet`, which waits for the other threads, in the thread `rank`."""
         ...
 
 

@@ -40,6 +40,7 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
         s: Factors (n, 1, 1, c).
         dx: Gradient of x; may be dy. None leaves it out.
         ds: Gradient of s. None leaves it out.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, (n, h, w, c) = of(dy), dy.shape
     need = Products(itemsize=dy.itemsize, rows=h * w, channels=c)
@@ -67,7 +68,7 @@ def _add_up(need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, first: 
 
 
 def layer_scale(x: Any, gamma: Any, *, out: Any = None) -> Any:
-    """Return each channel times its factor (c,), the same for all samples; `out` may be x."""
+    """Return each channel of x times its factor `gamma` (c,), the same for all samples; `out` may be x."""
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
     xp.multiply(x, gamma, out=y)
@@ -83,6 +84,7 @@ def layer_scale_backward(dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any =
         x: The forward pass's input.
         gamma: Factors (c,).
         out: Gradient of x; may be dy. None leaves it out.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, c, area = of(dy), dy.shape[-1], Area(dy, workspace)
     rows, errors, total = x.reshape(-1, c), dy.reshape(-1, c), area.sums[0]

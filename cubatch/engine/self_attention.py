@@ -39,6 +39,7 @@ def attention(
             (3 t c elements a sample). The second receives the weights: heads x t rows of at least t, of which the
             padding is not written. The third receives the mixed values (t c).
         out: Where y goes, of x's shape; not x.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -94,6 +95,7 @@ def attention_backward(
         dw_in, dw_out: Gradients of the projections.
         db_in, db_out: Gradients of the biases, or None.
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, (n, t, c) = of(dy), _rows(dy)
     dx, width = xp.empty_like(dy) if out is None else out, c // heads

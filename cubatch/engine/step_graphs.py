@@ -34,7 +34,7 @@ class StepGraphs:
         refusal: The reason not to capture graphs; empty: try to.
 
     Attributes:
-        launches: As given.
+        launches: The argument of this name.
         refusal: The reason why steps are launched kernel by kernel; empty if they are or may become graphs.
     """
 

@@ -92,7 +92,7 @@ class Team:
 
     @contextlib.contextmanager
     def seen_waiting(self, seen: Callable[[int, Callable[[], object]], object]) -> Iterator[None]:
-        """Inside the context, call `seen` with a member's rank and wait function, instead of each wait."""
+        """Replace each wait of a member inside the context by a call of `seen` with its rank and its wait function."""
         self._seen = seen
         try:
             yield

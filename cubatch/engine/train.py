@@ -167,7 +167,7 @@ def _model(exchange: Exchange | None, network: Network, **options: Any) -> Model
 
 
 def _step(model: Model, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], batch_size: int) -> float:
-    """Take an optimizer step on one batch or, in parts of `batch_size`, on several; return the mean loss."""
+    """Take an optimizer step on the images, `batch_size` of them at a time; return the mean loss."""
     loss = 0.0
     for start in range(0, len(labels), batch_size):
         part = slice(start, start + batch_size)
@@ -272,7 +272,7 @@ def check(
     images, whole = len(training_set), batch_size if target_batch_size is None else target_batch_size
     for field, size in (("batch_size", batch_size), ("target_batch_size", whole)):
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= images:
-            raise InvalidArgument(field, size, f"from 1 to the {images} training images")
+            raise InvalidArgument(field, size, f"a whole number from 1 to {images}, the number of training images")
     if together > images:
         raise InvalidArgument("batch_size", together, f"at most the {images} training images, of all devices together")
     check_target(batch_size, whole)

@@ -39,6 +39,7 @@ def max_pool2d(
         out: Where y goes: (n, p, q, c).
         argmax: Receives the tap of each largest value for the backward pass: uint8 (n, p, q, c), 1 + tap, or 0 for
             none.
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -91,6 +92,7 @@ def max_pool2d_backward(
         window: As in the forward pass.
         x_shape: Shape of the forward pass's input.
         out: Where dx goes: (n, h, w, c).
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     pool = _Pool(x_shape, dy, window, workspace)
     xp = pool.xp
@@ -120,6 +122,7 @@ def avg_pool2d(x: Any, window: Window, *, out: Any = None, workspace: Any = None
         x: Activations (n, h, w, c).
         window: The window. Padding counts as zeros, or not at all if its `count_include_pad` is false.
         out: Where y goes: (n, p, q, c).
+        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     pool = _Pool(x.shape, x, window, workspace)
     xp = pool.xp
@@ -209,7 +212,7 @@ def _counts(axis: Axis, outputs: range, before: int, after: int) -> list[int]:
 
 
 def _divide(xp: Any, values: Any, counts: tuple[list[int], list[int]], out: Any) -> None:
-    """Write values divided by the number of inputs in each window, the product of a row's and a column's count."""
+    """Write values divided by the number of inputs in each window: `counts` of its row times that of its column."""
     rows, columns = counts
     if len(set(rows)) == len(set(columns)) == 1:
         xp.divide(values, rows[0] * columns[0], out=out)

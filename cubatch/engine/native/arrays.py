@@ -83,7 +83,11 @@ def sharing_workspace() -> Iterator[None]:
 
 
 def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
-    """Return the given workspace, or if it is None a new one, or the shared one inside `sharing_workspace`."""
+    """
+    Return the given workspace; if it is None a new one, or inside `sharing_workspace` the shared one.
+
+    A new one has `num_bytes` bytes and is allocated by the module of `like`.
+    """
     if workspace is None:
         shared = _shared.get()
         if shared is None:
@@ -102,7 +106,11 @@ def floats(workspace: Any, count: int, *, start: int = 0) -> Any:
 
 
 def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]:
-    """Return the arguments of kernels over tiles of rows: rows, rows of a tile, channels, lanes, vector."""
+    """
+    Return the first arguments of kernels that divide an array (rows, channels) among blocks.
+
+    These are the rows, the rows of a block, the channels, the threads along the channels, and the channels of a thread.
+    """
     return [np.int64(rows), tiles.rows_per_tile, channels, tiles.lanes, tiles.vector]
 
 
@@ -113,7 +121,7 @@ def element_grid(array: Any) -> tuple[int, int, int]:
 
 def column_grid(tiles: ColumnTiles) -> tuple[int, int, int]:
     """
-    Return the grid of a kernel over tiles: tiles in x, blocks of columns in y and z, as y alone may be too small.
+    Return the grid of a kernel over tiles: tiles in x; blocks of columns in y and z, since y alone may be too small.
 
     Example:
         >>> column_grid(ColumnTiles(vector=4, lanes=32, blocks=65537, tiles=1, rows_per_tile=32))

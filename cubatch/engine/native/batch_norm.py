@@ -84,7 +84,11 @@ def batch_norm_apply(
     context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, residual: Any = None,
     relu: bool = False, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Return x normalized by given statistics: y = gamma * (x - mean) * inv_std + beta; arguments as in training."""
+    """
+    Return x normalized by given statistics: y = gamma * (x - mean) * inv_std + beta.
+
+    The arguments are those of `functional.batch_norm_train`.
+    """
     return _apply(context, (x, residual, out, mean, inv_std, gamma, beta), eps=0.0, is_variance=False, relu=relu)
 
 
@@ -119,7 +123,9 @@ _FOLD_THREADS = 256
 
 @operation()
 def fold_batch_norms(context: Context, given: SimpleNamespace) -> None:
-    """Launch the kernel of `functional.fold_batch_norms` for each 32 norms; all but parameters is float32."""
+    """
+    Launch the kernel of `functional.fold_batch_norms` for each 32 norms; all arrays but the parameters are float32.
+    """
     columns = (given.gammas, given.betas, given.biases, given.means, given.variances, given.scales, given.shifts)
     rows = list(zip(*columns, given.epsilons, strict=True))
     for *arrays, _ in rows:

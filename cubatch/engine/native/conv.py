@@ -118,7 +118,11 @@ def conv2d_wgrad(context: Context, given: SimpleNamespace, *, fused: Fused = PLA
 
 
 def _as_wide(x: Any, w: Any, given: SimpleNamespace) -> tuple[Any, Any]:
-    """Return memory for a filter with the stored channels (w itself if it has them), and the rest of the workspace."""
+    """
+    Return memory for a filter with as many channels as x is stored with, and the rest of the workspace.
+
+    The memory is that of w itself if w has them.
+    """
     channels, workspace = x.shape[-1], given.workspace
     if given.groups != 1 or channels == w.shape[-1] or channels != stored_channels(w.shape[-1]):
         return w, workspace

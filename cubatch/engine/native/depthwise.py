@@ -91,7 +91,7 @@ class _Axis(NamedTuple):
         size: Extent of the input.
         out: Extent of the output.
         pad: Zeros before the input.
-        up: Outputs of a group.
+        up: Outputs for each step of the input, which form a group: the stride in an input gradient, else 1.
     """
 
     size: int
@@ -133,7 +133,11 @@ def _convolve(
     context: Context, shape: ConvShape, arrays: tuple[Any, ...], rows: _Axis, columns: _Axis, *,
     relu: bool = False, turned: bool = False,
 ) -> None:  # fmt: skip
-    """Launch a kernel that computes every output of a pass; `turned` turns the taps around, as in dgrad."""
+    """
+    Launch a kernel that computes every output of a depthwise pass.
+
+    `turned` is whether the taps are read in reverse order, as in dgrad.
+    """
     x, w, bias, y = arrays
     vector = _vector(context, shape, *arrays)
     vectors = shape.c // vector
@@ -143,7 +147,9 @@ def _convolve(
     window = _window(rows, columns, shape.c, len(x), strip_rows=strip_rows, slab_vectors=slab_vectors)
     threads = int(window["num_items"]) * slab_vectors
     if threads >= LIMIT:
-        raise InvalidArgument("x", x.shape, f"of fewer samples: {threads} threads are more than a launch can number")
+        raise InvalidArgument(
+            "x", x.shape, f"of fewer samples: it needs {threads} threads, and a launch has fewer than {LIMIT}"
+        )
     grid = (-(-threads // DEPTHWISE_THREADS), slabs, 1)
     filter_, stride = shape.vertical.taps, shape.vertical.stride
     floor = 0.0 if relu else -math.inf

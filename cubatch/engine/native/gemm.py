@@ -50,7 +50,7 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
     """Return a product of matrices as a problem of the tiled kernels."""
     m, n, gemm_k = extents(a, b, layout)
     if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
-        raise InvalidArgument("a, b", (a.shape, b.shape), f"with rows shorter than {_LONGEST_ROW} elements")
+        raise InvalidArgument("a, b", (a.shape, b.shape), f"matrices with rows of fewer than {_LONGEST_ROW} elements")
     vector = vector_of(context, (a.shape[1], b.shape[1]), a, b)
     return Problem(f"gemm_{layout}", product_dtype(context, a), m, n, gemm_k, vector=vector)
 

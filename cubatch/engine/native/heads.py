@@ -72,7 +72,9 @@ def multiply_heads(
     b_k, n = (b.rows, b.columns) if layout[1] == "n" else (b.columns, b.rows)
     if (b_k, out.rows, out.columns, b.heads, out.heads) != (k, m, n, a.heads, a.heads):
         given, wanted = ((each.heads, each.rows, each.columns) for each in (b, out)), (a.heads, a.rows, a.columns)
-        raise InvalidArgument("b, out", tuple(given), f"(heads, rows, columns) for a of {wanted} in layout {layout}")
+        raise InvalidArgument(
+            "b, out", tuple(given), f"of (heads, rows, columns) that suit those of a, {wanted}, in layout {layout}"
+        )
     samples = len(a.array)
     for name, matrix in (("a", a), ("b", b), ("out", out)):
         check(a.array.dtype, **{name: matrix.array})

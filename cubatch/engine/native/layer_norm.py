@@ -66,7 +66,11 @@ def parameter_sums(
 
 
 def _row_grid(context: Context, *arrays: Any) -> tuple[Grid, list[object]]:
-    """Return the grid of a kernel over rows of arrays (..., c), and its arguments rows, channels, lanes and vector."""
+    """
+    Return the grid of a kernel over rows of arrays (..., c), and its arguments.
+
+    The arguments are the rows, the channels, the threads along the channels, and the channels of a thread.
+    """
     channels = arrays[0].shape[-1]
     rows, vector = arrays[0].size // channels, vector_width(context, channels, *arrays)
     lanes = row_lanes(rows, channels // vector, context.device)

@@ -100,7 +100,11 @@ def place_columns(context: Context, source: Any, target: Any, begin: int) -> Non
 def _walk_columns(
     context: Context, name: str, arrays: tuple[Any, Any], extents: tuple[int, int], vector: int, *numbers: int
 ) -> None:
-    """Launch a kernel over the rows and columns of two arrays; `numbers` are its further arguments."""
+    """
+    Launch the kernel `name` over the rows and columns of two arrays.
+
+    `vector` is the number of elements of a load, and `numbers` are further arguments of the kernel.
+    """
     rows, columns = extents
     tiles = walked_tiles(rows, columns, vector, arrays[0].itemsize, context.device)
     between = tiles.rows_per_tile, *numbers, tiles.lanes, vector
@@ -117,7 +121,7 @@ def dropout(context: Context, given: SimpleNamespace) -> Any:
     """
     x, y, p = given.x, given.out, given.p
     if not 0 <= p < 1:
-        raise InvalidArgument("p", p, "in [0, 1)")
+        raise InvalidArgument("p", p, "at least 0 and less than 1")
     mask = of(x).empty(x.shape, dtype=np.bool_) if given.mask is None else given.mask
     check(x.dtype, x=x)
     check(np.uint8, x.shape, mask=mask.view(np.uint8))

@@ -51,7 +51,7 @@ _WIDEST = 1 << 30  # pixels of a row of an image: positions further on are count
 
 
 def statistics_tiles(context: Context, problem: Problem) -> int:
-    """Return the number of tiles of rows for which `Fused.statistics` has values."""
+    """Return the number of tiles of rows for which `Fused.statistics` needs values: those of the chosen variant."""
     return tiles(problem, _with_statistics(context, problem)[0])[0]
 
 
@@ -114,7 +114,11 @@ def launch(context: Context, operands: Operands) -> None:
 def _run_what_is_taken(
     context: Context, problem: Problem, run: Callable[[SplitKernel], None], *, try_out: bool
 ) -> None:
-    """Run the chosen variant; if the driver refuses it, run one of another family and stop using the refused family."""
+    """
+    Run the chosen variant; if the driver refuses it, run one of another family and stop using the refused family.
+
+    `try_out` is whether the choice may time variants on the arrays.
+    """
     chosen = context.choose(problem, run if try_out else None)
     try:
         run(chosen)
@@ -128,7 +132,7 @@ def _run_what_is_taken(
 
 
 def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
-    """Return a variant that computes statistics for the tiles of rows that `statistics` has, or else the chosen one."""
+    """Return the variant for which the statistics have a row per tile: the chosen one if it fits or no other does."""
     candidates = _with_statistics(context, problem)
     fits = (each for each in candidates if each.family != "hopper" and tiles(problem, each)[0] == len(statistics))
     return next(fits, candidates[0])
@@ -147,7 +151,9 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> None:
     tiles_m, tiles_n = tiles(problem, chosen)
     grid_x = tiles_m * tiles_n * problem.phases
     if grid_x > _MOST_X or problem.groups * count > MOST_IN_YZ:
-        raise InvalidArgument("problem", problem, "fewer than 2^31 tiles and 65536 groups")
+        raise InvalidArgument(
+            "problem", problem, "one of fewer than 2^31 tiles, and of fewer than 65536 groups times slices"
+        )
     if fused.statistics is not None:
         check(np.float32, (tiles_m, 3, columns), statistics=fused.statistics)
     transposed = transposed_bytes(problem, chosen) // 4
@@ -171,7 +177,9 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> None:
     conv, batch = operands.conv, operands.batch
     if chosen.entry != chosen.operation:
         if not can_run(problem, chosen):
-            raise InvalidArgument("kernel", chosen.name, "one that can count the rows and the right operand")
+            raise InvalidArgument(
+                "kernel", chosen.name, "one whose 32-bit counts suffice for the rows and the right operand"
+            )
         conv, batch = _as_convolution(problem)
     if chosen.family == "hopper":
         if transposed:  # along gemm_k, the first axis of B: a filter (k, r, s, c) becomes (r, s, c, k)
@@ -195,11 +203,13 @@ def _check(operands: Operands) -> None:
     for name, operations in _TAKEN_BY.items():
         value = given[name] if name in given else getattr(fused, name)
         if value is not None and operation not in operations:
-            raise InvalidArgument(name, f"given to {operation}", "given to " + " or ".join(operations) + " alone")
+            raise InvalidArgument(name, f"given to {operation}", "left out except for " + " or ".join(operations))
     check(out.dtype, (operands.columns,), bias=bias)
     check(np.float32, (operands.columns,), scale=fused.scale, shift=fused.shift)
     check(out.dtype, out.shape, residual=fused.residual, mask=fused.mask)
     if (fused.scale is None) != (fused.shift is None):
         raise InvalidArgument("scale", fused.scale, "given together with shift")
     if fused.statistics is not None and fused.scale is not None:
-        raise InvalidArgument("statistics", "given", "without scale and shift: they are of product + bias")
+        raise InvalidArgument(
+            "statistics", "given", "left out with scale and shift: statistics are those of product + bias"
+        )

@@ -56,14 +56,22 @@ def layer_scale_backward(context: Context, given: SimpleNamespace) -> None:
 
 
 def sample_sums_grid(context: Context, shape: tuple[int, ...], vector: int, itemsize: int) -> tuple[Grid, list[object]]:
-    """Return the grid of a kernel that sums all pixels of a sample, and its arguments channels, lanes and vector."""
+    """
+    Return the grid of a kernel that sums all pixels of a sample, and its arguments.
+
+    The arguments are the channels, the threads along the channels, and the channels of a thread.
+    """
     n, h, w, c = shape
     tiles = walked_tiles(h * w, c, vector, itemsize, context.device)
     return (n, tiles.blocks, 1), [c, tiles.lanes, vector]
 
 
 def sample_walk_grid(context: Context, shape: tuple[int, ...], vector: int, itemsize: int) -> tuple[Grid, list[object]]:
-    """Return the grid of a kernel over tiles of each sample's pixels, and rows per tile, channels, lanes and vector."""
+    """
+    Return the grid of a kernel over tiles of each sample's pixels, and its arguments.
+
+    The arguments are the rows of a tile, the channels, the threads along the channels, and the channels of a thread.
+    """
     n, h, w, c = shape
     tiles = walked_tiles(h * w, c, vector, itemsize, context.device, samples=n)
     return (n * tiles.tiles, tiles.blocks, 1), [tiles.rows_per_tile, c, tiles.lanes, vector]

@@ -66,7 +66,7 @@ def _mix_by_weights(context: Context, qkv: Any, weights: Any, mixed: Any) -> Non
 
 def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     """
-    Write the values mixed by the softmax of their scores, without storing the scores.
+    Write the sums of the values, weighted by the softmax of their scores, without storing the scores.
 
     Args:
         qkv: Queries, keys and values (n, t, 3c), by head.
