@@ -107,14 +107,15 @@ class Entry:
         name: The main kernel of cubatch, or the library of a rival.
         label: Family, tile and vector of the kernel.
         side: `OURS` or `VENDOR`.
-        status: "ok", "dropped" (clearly slower), "wrong" (not timed), "error" (did not run) or "planned".
+        status: "ok", "dropped" (clearly slower), "wrong" (results are wrong; not timed), "error" (did not run) or
+            "planned".
         reason: Why measuring it ended, or the error.
         launches: Its kernels in order; empty for a rival.
-        worst_error: In units of the error bound; `None` if it was not checked.
+        worst_error: Largest error of a result in units of its bound; `None` if it was not checked.
         timings: By round.
         seconds, interval: Median with its 90 % confidence interval; `None` if it was not timed.
         flops_per_second, bytes_per_second: FLOP and bytes of the case, divided by the seconds.
-        roofline_fraction: Share of the speed that the data sheet allows.
+        roofline_fraction: Least time by the data sheet, divided by the seconds.
         copy_fraction: Share of the bandwidth of a plain copy, measured in the same run.
         ratio: Time of the vendor's fastest entry divided by that of this one: above 1 cubatch is faster; `None` for a
             rival.
@@ -148,7 +149,7 @@ class Result:
         case: The call.
         entries: cubatch kernels in the order of their rank, then the rivals.
         roofline_seconds, bound: Least time by the data sheet, and what limits it: "compute" or "memory".
-        sets: Sets of buffers that were rotated over; 0 if nothing was measured.
+        sets: Number of sets of arrays that timed steps used in turn; 0 if nothing was measured.
         l2: "cold" if the sets exceed the L2, else "warm".
         no_rival: Why the vendor has no entry; empty if it has one.
         status: "ok", or "out_of_memory" if the arrays did not fit.

@@ -122,7 +122,7 @@ class Case:
 
     @property
     def result(self) -> str:
-        """Return the name of the main result."""
+        """Return the name of the operation's main result."""
         return "out" if "out" in self.results else self.results[0]
 
     @property
@@ -230,7 +230,7 @@ class Blanks:
 
 
 def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Case:
-    """Return a call as a case: operands by argument name, options, and the names of the operands that it writes."""
+    """Return a call of an operation as a case: operands by argument name, options, and names of operands it writes."""
     arrays: dict[str, str | tuple[str | None, ...]] = {}
     options: dict[str, Any] = {}
     operands: dict[str, Operand] = {}
@@ -267,7 +267,7 @@ def _is_unused(operation: str, parameter: str, value: Any) -> bool:
 
 
 def _filled(operation: str, name: str, operand: Operand, options: Mapping[str, Any]) -> Operand:
-    """Return the operand with `kind`, `below` and `reach` set to values that the operation can meet in a network."""
+    """Return the operand `name` with `kind`, `below` and `reach` set to values that occur in a network."""
     kind, stem = options.get("kind", ""), name.rstrip("0123456789")
     if stem in _POSITIVE:
         return attrs.evolve(operand, kind="positive")
@@ -303,7 +303,7 @@ def calls_of(
     Return the calls that the engine makes for the forward or backward pass of a layer; nothing is computed.
 
     Args:
-        layer: With known extents.
+        layer: The layer, whose extents are known.
         kind: "forward" or "backward".
         samples: Batch size.
         is_training: Whether a forward pass keeps what the backward pass reads.
@@ -358,7 +358,18 @@ def calls_of(
 
 
 def _of_role(blanks: Blanks, layer: Layer, role: str, *, samples: int, made: str, channels: int, written: bool) -> Any:
-    """Return an array without memory for a role, such as "dy"; `made` is the role of the operation's result."""
+    """
+    Return an array without memory for a role of an operation, such as "dy".
+
+    Args:
+        blanks: Makes the array.
+        layer: The layer.
+        role: The role.
+        samples: Batch size.
+        made: Role of the operation's result.
+        channels: Channels that the input is stored with.
+        written: Whether the operation writes it.
+    """
     role = made if role in {"residual", "positive"} else role
     h, w, c = layer.input_shape
     if role == "folded":

@@ -60,7 +60,8 @@ def of_layer(
     Return the case of one pass of a layer at a batch size.
 
     Args:
-        layer: With known extents. The input gradient of a layer without a filter gradient includes all gradients.
+        layer: The layer, whose extents are known. The input gradient of a layer without a filter gradient includes all
+            gradients.
         pass_: The pass.
         batch_size: Samples.
         dtype: Storage of the elements.

@@ -144,7 +144,7 @@ class Check:
     Attributes:
         worst: Largest error in units of its bound; at most 1 is right. Infinite for NaN and for an inexact copy.
         compared: Results that were compared.
-        where: Array and place of the worst error, with both values.
+        where: Array and place of the worst error, with the value there and the right one.
     """
 
     worst: float

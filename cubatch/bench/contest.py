@@ -41,7 +41,7 @@ class Entrant:
     Attributes:
         name: Unique in its contest.
         side: `OURS` or the name of a rival. An entrant is dropped when another of its side is clearly faster.
-        step: Does the work once, or enqueues it. A rival whose step fails ends; the contest goes on.
+        step: Runs the implementation once, or enqueues it. If the step of a rival fails, the others are still timed.
         timings: At most one per round.
         status: "ok", "dropped" (clearly slower) or "error".
         reason: Why measuring it ended.
@@ -62,12 +62,12 @@ class Entrant:
 
     @property
     def seconds(self) -> float | None:
-        """Median in seconds; `None` before the first timing."""
+        """Median of its timings in seconds; `None` before the first timing."""
         return median([timing.seconds for timing in self.used]) if self.timings else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """90 % confidence interval of the median; `None` for fewer than five timings."""
+        """90 % confidence interval of the median of its timings; `None` for fewer than five timings."""
         return median_interval([timing.seconds for timing in self.used])
 
     @property

@@ -81,7 +81,7 @@ class Way:
         case: The call.
         device: Decides grids and variants.
         wanted: Kernel variant for the problems of its operation; `None` for the variant ranked first.
-        is_naive: Whether the kernels of kernels/naive do the case, which have no variants.
+        is_naive: Whether the kernels of kernels/naive are used, which have no variants.
         launches: Launches of the case.
         problems: Problems for which a variant is chosen; none if there is no choice.
     """

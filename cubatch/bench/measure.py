@@ -156,7 +156,7 @@ def time_case(
         contest: Times the entrants; one for all cases of a process, since it knows whether the clocks are warm.
         variants, without: Variants of cubatch: see `ways`.
         with_rivals: Whether the vendor's libraries take part.
-        others: See `rivals`.
+        others: As for `rivals`.
         seconds: Time limit, checks and preparation not counted.
         seed: Seed of data, sample and order.
         copy_bytes_per_second: Measured bandwidth of a copy.

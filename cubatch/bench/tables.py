@@ -52,7 +52,7 @@ def summary(results: Sequence[Result], *, title: str) -> Grid:
 
 
 def _if_compared(results: Sequence[Result], *cells: T) -> tuple[T, ...]:
-    """Return the cells, which are about the vendor; none if the vendor took part in no case."""
+    """Return `cells`, which are about the vendor's libraries; an empty tuple if these took part in no case."""
     return cells if any(entry.side == VENDOR for result in results for entry in result.entries) else ()
 
 

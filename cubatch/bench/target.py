@@ -169,7 +169,7 @@ def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
 
 
 def _save(case: Case, arrays: Arrays, random: Any) -> None:
-    """Fill the arrays that a backward pass reads from its forward pass, which NumPy or CuPy runs in float32."""
+    """Compute the arrays that a backward pass reads from its forward pass, with NumPy or CuPy in float32."""
     given = {name: elements.decoded(array) for name, array in arrays.items() if name not in case.results}
     saved: dict[str, Any] = {}
     if case.operation == "attention_backward":
@@ -191,7 +191,7 @@ def _save(case: Case, arrays: Arrays, random: Any) -> None:
 
 def count_sets(case: Case, l2_bytes: int | None) -> int:
     """
-    Return how many sets of arrays the timing of a case rotates over, so that none is still in the L2; at least 1.
+    Return the number of sets of arrays that timed steps must use in turn so that none is still in the L2; at least 1.
 
     Example:
         >>> from cubatch.bench.cases import gemm

@@ -82,7 +82,7 @@ class Winners:
         path: The SQLite file; None: winners are kept in memory.
         gpu: Name of the GPU, or of its slice.
         sources: Hash of the sources of the kernels.
-        overlaps: Whether launches overlap: a launch begins while the launch before ends.  Overlap hides some of a
+        overlaps: Whether launches overlap: a launch begins while the one before it ends.  Overlap hides some of a
             variant's start, so another variant may win.
     """
 
@@ -185,9 +185,15 @@ class TimedChoice:
         prepare: Prepare,
     ) -> str | None:  # fmt: skip
         """
-        Time variants, then the fastest with other numbers of slices; store and return the fastest's name.
+        Time variants, then the fastest one with other numbers of slices of gemm_k; store and return the fastest's name.
 
         Returns None if timing would take longer than the seconds left, or if no variant runs.
+
+        Args:
+            key: Key of the stored choice.
+            splits: The variants, each with its slices, by name.
+            others: Returns further numbers of slices of a variant, by name.
+            prepare: Binds a variant to the arrays and returns its launch.
         """
         medians = self._medians(splits, prepare)
         if not medians:
@@ -283,7 +289,11 @@ def gpu_name(device: Device) -> str:
 
 
 def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Return the variants to time, best first; with and without Winograd, which the cost model cannot compare."""
+    """
+    Return the variants to time, best first.
+
+    They include variants with and without Winograd's algorithm, which the cost model cannot compare.
+    """
     contenders = list(ranked[:CONTENDERS])
     for is_winograd in (False, True):
         best = next((entry for entry in ranked if (entry[2].winograd is not None) is is_winograd), None)

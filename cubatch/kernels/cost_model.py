@@ -63,14 +63,14 @@ def blocks(problem: Problem, kernel: Kernel) -> int:
 
 
 def tile_of(kernel: Kernel) -> Tile:
-    """Return a variant's tile; raise InvalidArgument for a kernel without one."""
+    """Return the tile of a kernel variant; raise InvalidArgument for a kernel without tiles."""
     if kernel.tile is None:
         raise InvalidArgument("kernel", kernel.name, "a kernel with a tile")
     return kernel.tile
 
 
 def launch_clocks(problem: Problem, kernel: Kernel, device: Device, count: int) -> float:
-    """Return the clocks of the busiest SM in one launch of `count` slices."""
+    """Return the clock cycles of the SM with the most blocks, in a launch that divides gemm_k into `count` slices."""
     tile = tile_of(kernel)
     busiest = max(1, -(-blocks(problem, kernel) * count // (device.num_sms or 1)))
     resident = min(busiest, tile.min_blocks) * tile.threads / architectures.every().warp_threads
@@ -80,12 +80,19 @@ def launch_clocks(problem: Problem, kernel: Kernel, device: Device, count: int) 
 
 
 def lanes_clocks(num_blocks: int, products: int, efficiency: float, device: Device) -> float:
-    """Return the clocks of the busiest SM, with `products` multiply-adds per block on CUDA cores."""
+    """Return the clock cycles of the SM with the most blocks, with `products` multiply-adds per block on CUDA cores."""
     return _busiest_clocks(num_blocks, products / _like(device).float32_lanes / efficiency, device)
 
 
 def tensor_clocks(num_blocks: int, products: int, device: Device) -> float:
-    """Return the clocks of the busiest SM, with `products` multiply-adds per block on tensor cores in attention."""
+    """
+    Return the clock cycles of the SM with the most blocks, for attention on tensor cores.
+
+    Args:
+        num_blocks: Blocks of the launch.
+        products: Multiply-adds of a block.
+        device: The GPU.
+    """
     return _busiest_clocks(num_blocks, products / _like(device).mma_fma["float16"] / ATTENTION_MMA_EFFICIENCY, device)
 
 
@@ -94,7 +101,7 @@ def _busiest_clocks(num_blocks: int, clocks: float, device: Device) -> float:
 
 
 def step_clocks(problem: Problem, kernel: Kernel, device: Device) -> float:
-    """Return the clocks of one step of a block's main loop, if the block is alone on its SM."""
+    """Return the clock cycles of one step of the main loop of a block that is alone on its SM."""
     tile = tile_of(kernel)
     if tile.cluster is not None:
         return _hopper_step_clocks(kernel, tile, tile.cluster, device)
@@ -119,7 +126,7 @@ def _hopper_step_clocks(kernel: Kernel, tile: Tile, cluster: int, device: Device
 
 def _tensor_step_clocks(kernel: Kernel, tile: Tile, read_by_warp: int, device: Device, peak_rate: float) -> float:
     """
-    Return the clocks of one step of the main loop: those of the slowest of tensor cores, shared memory and L2.
+    Return the clock cycles of one step of the main loop: those of the slowest of tensor cores, shared memory and L2.
 
     Args:
         kernel: A kernel of kernels/mma.
@@ -137,7 +144,7 @@ def _tensor_step_clocks(kernel: Kernel, tile: Tile, read_by_warp: int, device: D
 
 def _peak_rate(problem: Problem, device: Device) -> float:
     """
-    Return the multiply-adds of an SM per clock by the device's own data sheet; infinity if unknown.
+    Return the multiply-adds of an SM per clock cycle by the device's own data sheet; infinity if unknown.
 
     The rate relative to float32 is multiplied by the number of float32 lanes: a board may not run at the data sheet's
     clock. The result is a whole number: data sheets round, and 1 % less would reorder variants of equal cost.

@@ -158,9 +158,9 @@ class CudaLauncher:
         """
         Return whether a kernel's blocks may start while blocks of the launch before still run.
 
-        Early blocks crowd on the SMs that are free first, while a free GPU distributes them evenly.  This does no harm
-        if an SM holds one block, if all SMs are full, or if blocks end at once.  132 blocks, two per SM, took 1.49
-        times as long on the 132 SMs of an H200.
+        The first SMs that are free would take more than their share of early blocks, while a free GPU distributes
+        blocks evenly.  This does no harm if an SM holds one block, if all SMs are full, or if blocks end at once.  132
+        blocks, two per SM, took 1.49 times as long on the 132 SMs of an H200.
         """
         if not self.overlaps:
             return False

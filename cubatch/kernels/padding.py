@@ -70,7 +70,7 @@ def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
 
 
 def widened(shape: ConvShape) -> ConvShape:
-    """Return a convolution with the number of input channels that are stored; unchanged if it has groups."""
+    """Return a convolution with the number of input channels as stored, padding included; as it is if it has groups."""
     return shape._replace(c=stored_channels(shape.c)) if shape.groups == 1 else shape
 
 

@@ -80,7 +80,11 @@ def widest_vector(dtype: str, *extents: int) -> int:
 
 
 def _vector_of(pass_: Pass, dtype: str, c: int, k: int) -> int:
-    """Return the widest load in elements, for c and k channels per group: the forward pass reads only rows of c."""
+    """
+    Return the widest load, in elements, for `c` input and `k` output channels per group.
+
+    The forward pass loads along rows of c only, so that only c must be a multiple.
+    """
     return widest_vector(dtype, *((c,) if pass_ is Pass.FPROP else (c, k)))
 
 
@@ -125,8 +129,8 @@ class Problem:
         phases: Phases of a strided gradient.
         vector: Widest load that extents and addresses allow, in elements.
         tensor_copies: Whether Hopper's copy engine can gather the operands: see `tensor_map.can_gather`.
-        tap_channels: Columns of one tap of a filter's gradient, else 0. A tensor map's box of BOX_CHANNELS holds
-            columns of one tap only.
+        tap_channels: Columns that belong to one tap in a filter's gradient, else 0. A tensor map's box of BOX_CHANNELS
+            holds columns of one tap only.
         image: Rows and columns of an image of the result, if Winograd's algorithm can compute it: a 3x3 convolution of
             stride 1 in float32. Otherwise None.
     """

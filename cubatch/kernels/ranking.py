@@ -66,7 +66,7 @@ class SplitKernel:
 
     @classmethod
     def modelled(cls, problem: Problem, kernel: Kernel, device: Device) -> SplitKernel:
-        """Return a variant with the number of slices of least predicted cost."""
+        """Return a variant with the number of slices of gemm_k that has the least predicted cost."""
         return cls(kernel, slices(problem, kernel, device))
 
 
@@ -86,7 +86,7 @@ def ranked(problem: Problem, device: Device) -> list[Kernel]:
 
 @functools.lru_cache(maxsize=4096)
 def ranking(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
-    """Return predicted clocks of an SM, number of slices, and variant of all variants that can run, cheapest first."""
+    """Return (predicted clock cycles of an SM, slices of gemm_k, variant) of variants that can run, cheapest first."""
     costs = [(*_split(problem, variant, device), variant) for variant in fitting(problem, device)]
     return tuple(sorted(costs, key=lambda item: item[0]))
 
@@ -105,7 +105,7 @@ def fitting(problem: Problem, device: Device) -> tuple[Kernel, ...]:
 
 
 def can_run(problem: Problem, kernel: Kernel) -> bool:
-    """Return whether a variant of the problem's operation can run it, given its alignment and extents."""
+    """Return whether a kernel variant can run a problem of its operation, given the problem's alignment and extents."""
     if kernel.winograd is not None:
         return winograd_plan.takes(problem, kernel)
     has_code = kernel.entry == kernel.operation or _fits_convolutions(problem)
@@ -164,8 +164,8 @@ def _fitting(
     widest = max((variant.vector for variant in allowed if variant.family == "mma"), default=0)
     kernels = tuple(variant for variant in allowed if variant.family != "mma" or variant.vector == widest)
     if not kernels and not fits_convolutions:
-        wanted = "fewer than 2^31 elements and rows, unless columns and depth are whole vectors"
-        raise InvalidArgument("right operand", f"of {operation} in {dtype}", wanted)
+        wanted = "of fewer than 2^31 rows and elements, or have columns and rows that are multiples of 4"
+        raise InvalidArgument("right operand", f"a larger one in {operation} of {dtype}", wanted)
     if not kernels:
         wanted = f"one that a tiled kernel of {operation} in {dtype} is compiled for"
         raise InvalidArgument("device", f"{device} (sm_{arch})", wanted)
@@ -243,7 +243,7 @@ def _split(problem: Problem, kernel: Kernel, device: Device) -> tuple[float, int
 
 
 def _costs_of_splits(problem: Problem, kernel: Kernel, device: Device) -> dict[int, float]:
-    """Return the predicted cost in clocks of each number of slices that is worth considering, by that number."""
+    """Return the predicted cost in clock cycles for each number of slices of gemm_k that is worth considering."""
     if kernel.winograd is not None:
         return {1: winograd_plan.clocks(problem, kernel, device, lambda part: launch_clocks(part, kernel, device, 1))}
     tile, outputs, num_sms = tile_of(kernel), _outputs(problem), device.num_sms or 1
@@ -276,6 +276,6 @@ Choose = Callable[[Problem, Device], SplitKernel]
 
 
 def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - a chooser
-    """Return the variant of least predicted cost and its number of slices; nothing is timed."""
+    """Return the variant of least predicted cost and its number of slices of gemm_k; nothing is timed."""
     _, count, kernel = ranking(problem, device)[0]
     return SplitKernel(kernel, count)

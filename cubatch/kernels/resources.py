@@ -116,7 +116,7 @@ class Needs:
     nvrtc: str | None = None
 
     def on(self, compute_capability: tuple[int, int]) -> Occupancy:
-        """Return how many blocks and warps an SM of a compute capability holds, and what limits them."""
+        """Return how many blocks and warps an SM of this compute capability holds, and which resource limits them."""
         return occupancy(
             compute_capability=compute_capability,
             threads_per_block=self.threads,
@@ -140,7 +140,7 @@ def named(name: str) -> list[Kernel]:
 
 
 def recorded_needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs | None:
-    """Return the recorded resources of a kernel's block on an architecture ("sm_70"); None without a record."""
+    """Return the resources of a kernel's block on an architecture ("sm_70") recorded in `budget`; None if missing."""
     figures = budget.figures.get(kernel.name, {}).get(arch_number(arch))
     return None if figures is None else needs_of(kernel, figures, budget.nvrtc)
 

@@ -39,7 +39,7 @@ class Row:
         nvrtc: Compiler build of these figures; None without figures.
         figures: Registers, shared memory and spills; None if unknown.
         occupancy: Resident blocks of an SM; None without figures.
-        problems: What would fail, or be slow, at a launch.
+        problems: Reasons why a launch would fail or be slow, as sentences.
         error: The compile error, if any.
     """
 
@@ -71,9 +71,10 @@ def survey(
     Args:
         chosen: The variants.
         archs: "sm_70", ...
-        may_spill: Variants whose spills are no problem.
+        may_spill: By name of a variant, the reason why its spilled registers are not a problem.
         root, folder: As for `compile_kernel`.
-        progress: Called with the number of compiled units, of all units, and the last source.
+        progress: Called after each compilation with the number of those that are done, the number of all, and the
+            source file with its architecture. Variants with the same source and macros share a compilation.
 
     Returns:
         list: A row per variant and architecture, in the given order.
@@ -119,7 +120,7 @@ def units(chosen: Iterable[Kernel], archs: Sequence[str]) -> list[tuple[str, lis
 
 
 def recorded(chosen: Iterable[Kernel], budget: Recorded, archs: Sequence[str] = ARCHS) -> list[Row]:
-    """Return a row per variant and architecture from recorded resources, without compiling."""
+    """Return a row per variant and architecture from the resources recorded in `budget`, without compiling."""
     rows = []
     for kernel in chosen:
         for arch in archs:
@@ -162,9 +163,10 @@ def _capability(arch: str) -> tuple[int, int]:
 
 def needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs:
     """
-    Return the resources of a kernel's block on an architecture ("sm_70"): recorded, or else compiled without a GPU.
+    Return the resources of a kernel's block on an architecture ("sm_70").
 
-    Raises InvalidArgument if the kernel is not meant for the architecture, CompileError if it does not compile.
+    They are those recorded in `budget`, or else compiled, which needs no GPU. Raises InvalidArgument if the kernel is
+    not meant for the architecture, CompileError if it does not compile.
     """
     if not kernel.runs_on(arch_number(arch)):
         raise InvalidArgument("device", arch, f"one that {kernel.name} is compiled for: {kernel.where}")

@@ -105,7 +105,7 @@ class TensorMap:
     def __attrs_post_init__(self) -> None:
         """Raise InvalidArgument if the driver would reject the tensor map."""
         if not all(0 < extent <= _MOST_EXTENT for extent in self.dims):
-            raise InvalidArgument("dims", self.dims, "from 1 to 2^32 each")
+            raise InvalidArgument("dims", self.dims, "extents from 1 to 2^32 each")
         if any(stride % ALIGNMENT or stride >= _MOST_STRIDE_BYTES for stride in self.strides):
             raise InvalidArgument(
                 "dims", self.dims, f"with strides that are multiples of {ALIGNMENT} bytes and below 2^40 bytes"
@@ -119,7 +119,9 @@ class TensorMap:
             raise InvalidArgument("box", self.box, f"with at most {_MOST_PIXELS} pixels")
         elif not self.window.is_encodable:
             raise InvalidArgument(
-                "window", self.window, f"steps of at most {_MOST_STEP}, corners from {_CORNERS[0]} to {_CORNERS[-1]}"
+                "window",
+                self.window,
+                f"one with steps of at most {_MOST_STEP} and corners from {_CORNERS[0]} to {_CORNERS[-1]}",
             )
 
     @property

@@ -60,12 +60,20 @@ _FLOAT_BYTES = 4
 
 
 def roundings(outputs: int, channels: int) -> int:
-    """Return the most roundings in a row that a result over `channels` channels goes through."""
+    """
+    Return the most roundings in a row by which a result over `channels` channels is computed.
+
+    `outputs` is the number of rows and columns of a tile of results.
+    """
     return channels + _ROUNDINGS[outputs]
 
 
 def loss(outputs: int, channels: int) -> float:
-    """Return the ratio of the worst-case rounding error to that of direct sums."""
+    """
+    Return the worst-case rounding error of Winograd's algorithm, divided by that of a direct sum over `channels`.
+
+    `outputs` is the number of rows and columns of a tile of results.
+    """
     return _GROWTH[outputs] * roundings(outputs, channels) / (TAPS * TAPS * channels)
 
 
@@ -113,7 +121,7 @@ class Cut:
         return self.points * (self.channels + self.filters)
 
     def parts(self) -> Iterator[tuple[int, int]]:
-        """Yield the first tile and the number of tiles of each part of the batch that is computed at a time."""
+        """Yield (first tile, number of tiles) of each part of the batch that fits into the scratch memory at a time."""
         if not self.tiles:
             return
         count = -(-self.tiles // self.most)
@@ -144,7 +152,7 @@ def cut(problem: Problem, kernel: Kernel) -> Cut | None:
 
 
 def takes(problem: Problem, kernel: Kernel) -> bool:
-    """Return whether a variant may run a problem: Winograd's algorithm needs small enough error and memory."""
+    """Return whether a variant may run a problem: Winograd's algorithm needs enough accuracy and scratch memory."""
     if kernel.winograd is None:
         return True
     if problem.image is None or not problem.k:
@@ -175,7 +183,7 @@ def product(problem: Problem, kernel: Kernel, tiles: int | None = None) -> Probl
 
 def clocks(problem: Problem, kernel: Kernel, device: Device, product_clocks: Callable[[Problem], float]) -> float:
     """
-    Return the predicted clocks of all launches of Winograd's algorithm; infinity if it cannot run the problem.
+    Return the predicted clock cycles of all launches of Winograd's algorithm; infinity if it cannot run the problem.
 
     Products are limited by arithmetic or memory, transforms by memory.
 

@@ -76,7 +76,7 @@ def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folde
             kernel.name,
             arch,
             options(kernel, arch),
-            f'no extern "C" entry {kernel.entry} in {kernel.source}: {entries}',
+            f'no extern "C" entry {kernel.entry} in {kernel.source}, which has: {entries}',
         )
     return cubin
 

@@ -45,7 +45,7 @@ class Resources:
 @attrs.frozen
 class Cubin:
     """
-    A compile unit for an architecture.
+    The result of compiling a source with its macros for an architecture.
 
     Attributes:
         path: File of the machine code, which exists as long as this process runs. No file if the code was not

@@ -54,7 +54,7 @@ class DepthwiseSums:
 
     Attributes:
         vector: Channels of a thread.
-        strip_rows: Rows of a strip.
+        strip_rows: Rows of a strip of an image.
         slabs: Blocks over the channels.
         slab_vectors: Channel vectors of a block.
         blocks: Blocks over the strips; each writes one partial result.

@@ -77,10 +77,10 @@ def walked_tiles(
     rows: int, channels: int, vector: int, itemsize: int, device: Device, *, samples: int = 1
 ) -> ColumnTiles:
     """
-    Return how an array is divided to write each row: 16 rows per thread, or 4 if that gives few blocks per SM.
+    Return how an array is divided if each row is written: 16 rows per thread, or 4 if that gives few blocks per SM.
 
     Args:
-        rows: Rows of one sample, if samples are cut apart.
+        rows: Rows of one sample, if blocks must not span samples.
         channels: Elements of a row.
         vector: Elements of a load.
         itemsize: Bytes of an element.
@@ -101,7 +101,11 @@ def walked_tiles(
 
 
 def _lanes(channels: int, vector: int, itemsize: int) -> tuple[int, int]:
-    """Return the threads side by side over the channels, and the blocks over them: wide, but with few threads idle."""
+    """
+    Return the threads that work side by side on the channels of a row, and the blocks over the channels.
+
+    The threads are as many as possible without leaving many idle.
+    """
     groups = -(-channels // vector)
     least = min(_power_of_two(groups), max(1, _SECTOR_BYTES // (vector * itemsize)))
     lanes = _LARGEST_LANES
@@ -131,7 +135,7 @@ def batch_norm_finish_workspace(tiles: int, channels: int) -> int:
 
 
 def merged_tiles(tiles: int) -> tuple[int, int]:
-    """Return the number of groups that tiles are first merged into, and tiles per group; (0, 0) if tiles are few."""
+    """Return the number of groups into which tiles are merged first, and the tiles per group; (0, 0) for few tiles."""
     if tiles <= _MOST_PARTIALS:
         return 0, 0
     per_slice = -(-tiles // _SLICES)
@@ -149,7 +153,7 @@ def layer_scale_backward_workspace(rows: int, channels: int, dtype: str, device:
 
 
 def _most_tiles(rows: int, channels: int, dtype: str, device: Device) -> int:
-    """Return the larger number of tiles that rows are divided into, for aligned or for unaligned addresses."""
+    """Return the number of tiles into which rows are divided, the larger one for aligned or unaligned addresses."""
     itemsize = BYTES_PER_ELEMENT[dtype]
     return max(summed_tiles(rows, channels, vector, itemsize, device).tiles for vector in (1, VECTOR_BYTES // itemsize))
 

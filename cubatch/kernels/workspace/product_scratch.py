@@ -16,8 +16,9 @@ def product_workspace(problem: Problem, device: Device) -> int:
     """
     Return the most bytes of scratch memory that any variant needs for a product.
 
-    Scratch memory holds slices, a transposed operand and Winograd tiles.  It suffices for every smaller batch too.
-    Larger batches are split into fewer slices, and a plan that shrank as the batch grew would have no largest batch.
+    Scratch memory holds partial sums of slices of gemm_k, a transposed operand and Winograd tiles.  It suffices for
+    every smaller batch too. Larger batches are split into fewer slices, and a plan that shrank as the batch grew would
+    have no largest batch.
 
     Args:
         problem: The product, with the widest load that its extents allow.
