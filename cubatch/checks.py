@@ -56,7 +56,7 @@ def required_whole(value: int) -> int:
     if not _is(value, Integral):
         raise TypeError(f"must be an integer, got {shown(value)}")
     if int(value).bit_length() > 64:  # noqa: PLR2004 - the limit of other JSON readers and nearly of SQLite
-        raise ValueError(f"must be of at most 64 bits, got {shown(value)}")
+        raise ValueError(f"must be an integer of at most 64 bits, got {shown(value)}")
     return int(value)
 
 
@@ -219,4 +219,4 @@ def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
 def check_path(path: object, field: str = "path") -> None:
     """Raise InvalidArgument if the value is neither a str nor a path object."""
     if not isinstance(path, str | os.PathLike):
-        raise InvalidArgument(field, path, "a path")
+        raise InvalidArgument(field, path, "a path: text or a pathlib.Path")

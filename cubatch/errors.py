@@ -68,7 +68,7 @@ class InvalidArgument(CubatchError, ValueError):
 
 
 class InvalidSpec(InvalidArgument):
-    """A layer, network or spec file that makes no sense; `field` is a path such as `layers[3] (conv2d).stride`."""
+    """An invalid layer, network or spec file; `field` is the path of the value, such as `layers[3] (conv2d).stride`."""
 
 
 class UnknownName(InvalidArgument):

@@ -42,7 +42,8 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
         Whole bytes.
 
     Raises:
-        ValueError: If the text is no size, it is not positive or beyond all memory, or a percentage refers to nothing.
+        ValueError: If the text is no size, the size is not positive or above 2^63, or a percentage is given without
+            `free_bytes`.
 
     Example:
         >>> parse_bytes("8GiB")

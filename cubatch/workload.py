@@ -74,7 +74,7 @@ class Workload:
             present: Whether the device must be in this machine.
 
         Raises:
-            InvalidArgument: If one of them makes no sense; its children name a spec, name, dtype or device.
+            InvalidArgument: If an argument is invalid. Its subclasses are for a spec, an unknown name and a dtype.
         """
         resolved, device = models.resolve(spec), probe.resolve(device, live=present)
         arithmetic.check_dtype(device, dtype)
@@ -131,7 +131,7 @@ def accumulating(work: Workload, batch_size: int, target_batch_size: int | None)
     if target_batch_size is None:
         return work
     if work.mode != "training" or as_network(work.spec) is not work.spec:
-        raise InvalidArgument("target_batch_size", target_batch_size, "None but for training a network")
+        raise InvalidArgument("target_batch_size", target_batch_size, "None, except for training a network")
     check_target(batch_size, target_batch_size)
     return attrs.evolve(work, accumulate=batch_size != target_batch_size)
 
@@ -148,7 +148,7 @@ def check_target(batch_size: int, target_batch_size: int) -> None:
         below = target // batch_size * batch_size or batch_size
         nearest = min(divisors(target), key=lambda n: abs(n - batch_size))
         remedy = f"{below} is one, and batches of {nearest} make {target}."
-        raise InvalidArgument("target_batch_size", target, f"a multiple of batches of {batch_size}", remedy)
+        raise InvalidArgument("target_batch_size", target, f"a multiple of the batch size, {batch_size}", remedy)
 
 
 def divisors(number: int) -> list[int]:

@@ -89,7 +89,7 @@ def test_memory_of_a_target_is_that_of_training_beside_the_sum(run):
     assert "max batch formula" not in out
     code, _, err = run(*arguments, "--target-batch-size", "30")
     assert code == 2
-    assert "--target-batch-size must be a multiple of batches of 8" in err
+    assert "--target-batch-size must be a multiple of the batch size, 8" in err
 
 
 def test_a_mode_that_is_asked_for_stands_alone(run):

@@ -261,7 +261,9 @@ def test_a_target_that_makes_no_sense_is_refused(spec, options):
 
 def test_a_target_that_batches_do_not_make_says_what_would_do():
     """A target that is a multiple, and a batch that divides this one."""
-    with pytest.raises(errors.InvalidArgument, match=r"multiple of batches of 48, got 100.*96 is one.*batches of 50"):
+    with pytest.raises(
+        errors.InvalidArgument, match=r"multiple of the batch size, 48, got 100.*96 is one.*batches of 50"
+    ):
         footprint("mlp", batch_size=48, target_batch_size=100, mode="training", device="cpu")
 
 
