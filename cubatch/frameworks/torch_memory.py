@@ -32,6 +32,7 @@ from cubatch.network.importers import fake_logs
 
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _FEWEST = 2  # traces, for a line
+_MOST_RUN_BYTES = 1 << 26  # of inputs, with which an operation is run on zeros if PyTorch cannot trace it
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
 _MOST_GUESSES = 2_000  # at what depends on data, in a walk: a loop until something is true would never end
@@ -169,13 +170,15 @@ def peaks(
         TraceTooLong: If there is no time for two traces.
         Exception: Raised by a step on fake tensors, such as one that reads its data.
     """
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
     top, began = max(_PROBES[0] + 1, top or MAX_BATCH_SIZE), time.process_time()
     walks: dict[int, Walk] = {}
 
     def trace(size: int) -> bool:
         try:
             walks[size] = walked(module, inputs, kind, device, size, deadline=began + seconds)
-        except TraceTooLong:
+        except (TraceTooLong, UnsupportedOperatorException):
             if len(walks) < _FEWEST:
                 raise
         return size in walks
@@ -264,8 +267,8 @@ def walked(
         fake_logs.silent(),
         time_first.watched(module, batch_size) as time_parts,
         submodules.watched(module) as running,
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
-        _Watch(deadline, running, batches=kind.accumulate if records else None) as watch,
+        FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False) as mode,
+        _Watch(deadline, running, mode, batches=kind.accumulate if records else None) as watch,
     ):
         fakes: dict[str, Any] = {}
         converted: list[Any] = []  # as long as it is there, it is what the module finds by a reference of its own, too
@@ -346,8 +349,9 @@ class _Watch:
     the step are recorded only if `batches` is given, the number of batches of an optimizer step.
     """
 
-    def __init__(self, deadline: float, running: Running, *, batches: int | None) -> None:
+    def __init__(self, deadline: float, running: Running, fakes: Any, *, batches: int | None) -> None:
         self.deadline, self.batch = deadline, 0
+        self._fakes = fakes
         self._running, self._batches = running, batches
         self.alive = self.peak = self.operations = self.elements = 0
         self.guessed: set[str] = set()
@@ -440,7 +444,7 @@ class _Watch:
         from torch._subclasses import fake_tensor
 
         try:
-            return operation(*arguments, **options)
+            return self._run(operation, arguments, options)
         except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
             self._guesses += 1
             if self._guesses > _MOST_GUESSES:
@@ -454,6 +458,21 @@ class _Watch:
             if composed is NotImplemented:
                 raise
             return composed
+
+    def _run(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return the result of an operation without data; run it on zeros if it is small and cannot be traced."""
+        from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+        try:
+            return operation(*arguments, **options)
+        except UnsupportedOperatorException:
+            if sum(each.numel() * each.itemsize for each in tensors_of((arguments, options))) > _MOST_RUN_BYTES:
+                raise
+            self._fakes.allow_fallback_kernels = True
+            try:
+                return operation(*arguments, **options)
+            finally:
+                self._fakes.allow_fallback_kernels = False
 
     def _gone(self, life: _Life) -> None:
         self.alive -= life.size

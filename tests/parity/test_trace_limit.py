@@ -81,3 +81,13 @@ def test_no_size_above_the_listed_ones_is_traced(monkeypatch):
     monkeypatch.setattr(torch_memory, "walked", walked)
     cb.autotune_module(nn.Linear(4, 4), (4,), batch_sizes=[1, 3], budget=0.3)
     assert sizes == [2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_an_operation_without_a_trace_is_run_on_little_data_alone():
+    """PyTorch runs a quantized product on zeros where it has no kernel without data: here on a terabyte of them."""
+    linear = torch.ao.nn.quantized.dynamic.Linear(1024, 4)
+    with TorchModule(nn.Sequential(linear), (1024,), mode="inference") as made:
+        traced = made.peaks(2**40, None)
+    assert max(traced.known) < 2**26 // 1024
+    assert traced.at(64) == 64 * (1024 + 4) * 4
