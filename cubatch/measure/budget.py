@@ -114,7 +114,11 @@ def timings_for(
 def trial_seconds(
     step_seconds: float, span_seconds: float, *, prepare_seconds: float, left: float, around_seconds: float = 0.0
 ) -> float:
-    """Return the expected seconds of a trial: preparing, warm-up steps, timings."""
+    """
+    Return the expected seconds of a trial: preparing, warm-up steps, timings.
+
+    `prepare_seconds` are those of preparing; the other arguments are those of `timings_for`.
+    """
     overhead = prepare_seconds + WARMUPS * (step_seconds + around_seconds)
     count = timings_for(step_seconds, span_seconds, overhead_seconds=overhead, left=left, around_seconds=around_seconds)
     repeats = repeats_for(step_seconds, span_seconds)

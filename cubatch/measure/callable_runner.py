@@ -71,7 +71,11 @@ class CallableRunner:
                 raise OutOfMemory(f"a step of batch size {batch_size}", held, self._memory_limit)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared step as the reference step; return False without a step, or on a GPU, which needs none."""
+        """
+        Keep the prepared step as the reference step; return False without a step, or on a GPU, which needs none.
+
+        `repeats` reference steps run before and after each timing.
+        """
         if type(self.clock) is not clocks.HostClock or self._step is None:
             return False
         self.clock.hold_reference(self._step, repeats)

@@ -79,7 +79,11 @@ class NetworkRunner:
         self.model.load_random()
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared model for reference steps; return False on a GPU, or if it takes much of free memory."""
+        """
+        Keep the prepared model for reference steps; return False on a GPU, or if it takes much of free memory.
+
+        `repeats` reference steps run before and after each timing.
+        """
         if self._make_model is None:
             return False
         free = None if isinstance(self.model, DataParallel) else host.available_memory_bytes()  # ranks decide alike

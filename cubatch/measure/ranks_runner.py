@@ -62,7 +62,11 @@ class RanksRunner:
         self._batch_size = batch_size
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared batch size for reference steps on each rank; return False if a rank cannot."""
+        """
+        Keep the prepared batch size for reference steps on each rank; return False if a rank cannot.
+
+        `repeats` reference steps run before and after each timing.
+        """
         is_held = all(self._do("hold_reference", repeats))
         self._reference = (self._batch_size, repeats) if is_held else None
         return is_held

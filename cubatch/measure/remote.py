@@ -121,7 +121,11 @@ class RemoteRunner:
         self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared size for reference steps, also in workers started later; return False if that fails."""
+        """
+        Keep the prepared size for reference steps, also in workers started later; return False if that fails.
+
+        `repeats` reference steps run before and after each timing.
+        """
         is_held: bool = self._ask({"do": "hold_reference", "repeats": repeats}, self._prepare_seconds)
         self._reference = (self._batch_size, repeats) if is_held else None
         return is_held
@@ -162,7 +166,7 @@ class RemoteRunner:
         self.time(1)
 
     def time(self, repeats: int) -> Reading:
-        """Run steps back to back in the worker and return the mean time of one."""
+        """Run `repeats` steps back to back in the worker and return the mean time of one."""
         return Reading(**self._ask({"do": "time", "repeats": repeats}, self.step_seconds))
 
     def free_bytes(self) -> int | None:

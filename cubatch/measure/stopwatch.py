@@ -299,7 +299,11 @@ class Stopwatch:
         self._prepared = batch_size
 
     def _warm_clocks(self, expected: float | None) -> tuple[list[Reading], int]:
-        """Run steps until the clocks are constant; return the last two results and their number of steps."""
+        """
+        Run steps until the clocks of the GPU are constant; return the last two results and their number of steps.
+
+        `expected` is the seconds of a step as expected from smaller sizes, None without any.
+        """
         before = self.budget.spent()
         steps = [self._read(1, None)]  # the first step may compile or load, which does not count as measuring
         self.budget.forgive(self.budget.spent() - before)
