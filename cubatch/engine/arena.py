@@ -44,7 +44,7 @@ class Arena:
         rest[...] = values.view(np.uint8)[: len(rest)]
 
     def __getitem__(self, number: int) -> Any:
-        """Return a view of a buffer: (samples, h, w, c), or its own shape if it does not grow with the batch."""
+        """Return a view of buffer `number`: (samples, h, w, c), or its own shape if it does not grow with the batch."""
         buffer = self._plan.schedule.buffers[number]
         shape = (self.samples, *buffer.shape) if buffer.batched else buffer.shape
         dtype = self._plan.dtype
@@ -86,7 +86,8 @@ def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
     """
     Return the error for a batch size: its bytes, largest tensor, free bytes, the largest size that fits, and remedies.
 
-    Allocated bytes that the plan needs for every batch size count as free.
+    `held_bytes` are bytes of the plan that are allocated already; those that it needs for every batch size count as
+    free.
     """
     free = fits = None
     others = ""

@@ -93,7 +93,7 @@ def random_block(count: int, seed: int, kind: np.dtype[Any], xp: Any) -> Any:
 
 
 def gathered(places: Sequence[Place], number: int) -> np.ndarray[Any, Any]:
-    """Return a buffer's values from all shards as one array on the host, in float32 or wider."""
+    """Return the values of buffer `number` from all shards as one array on the host, in float32 or wider."""
     parts = [backend.to_host(place.arena[number]) for place in places]
     together: np.ndarray[Any, Any] = storage.decoded(np.concatenate(parts))
     return together

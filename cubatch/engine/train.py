@@ -256,7 +256,11 @@ def check(
     patience: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> None:
-    """Raise InvalidArgument if a network cannot be trained on a data set with these arguments."""
+    """
+    Raise InvalidArgument if a network cannot be trained on a data set with these arguments of `train`.
+
+    `together` is the number of samples that all devices take at a time.
+    """
     shape = training_set.images.shape[1:]
     if network.input_shape != shape:
         raise InvalidArgument("input_shape", network.input_shape, f"{shape}, the images' (h, w, c)")

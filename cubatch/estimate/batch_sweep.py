@@ -211,7 +211,7 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
     """
     Return the grids of all batch sizes from 1 on, in ranges with equal work of the busiest SM.
 
-    The sweep ends beyond eight tiles on the busiest SM and beyond the given batch size, at MOST_BATCH at the latest.
+    The sweep ends where the busiest SM has more than eight tiles and the given batch size is passed, or at MOST_BATCH.
 
     Args:
         at: Returns the grid of a batch size.

@@ -160,6 +160,8 @@ def moved_seconds(
     """
     Predict the time of a launch that only moves `elements` elements per sample, such as a sum of gradients.
 
+    `memory` is a factor on the time of bytes.
+
     Returns:
         As `pass_seconds`: seconds, "bytes" as the kernel name, and 0 blocks, per batch size.
 

@@ -80,7 +80,15 @@ def launch_clocks(problem: Problem, kernel: Kernel, device: Device, count: int) 
 
 
 def lanes_clocks(num_blocks: int, products: int, efficiency: float, device: Device) -> float:
-    """Return the clock cycles of the SM with the most blocks, with `products` multiply-adds per block on CUDA cores."""
+    """
+    Return the clock cycles of the SM with the most blocks, for products on CUDA cores.
+
+    Args:
+        num_blocks: Blocks of the launch.
+        products: Multiply-adds of a block.
+        efficiency: Share of multiply-adds in the issued instructions.
+        device: The GPU.
+    """
     return _busiest_clocks(num_blocks, products / _like(device).float32_lanes / efficiency, device)
 
 

@@ -121,7 +121,7 @@ def _as_wide(x: Any, w: Any, given: SimpleNamespace) -> tuple[Any, Any]:
     """
     Return memory for a filter with as many channels as x is stored with, and the rest of the workspace.
 
-    The memory is that of w itself if w has them.
+    It is w itself if no channels must be added.
     """
     channels, workspace = x.shape[-1], given.workspace
     if given.groups != 1 or channels == w.shape[-1] or channels != stored_channels(w.shape[-1]):

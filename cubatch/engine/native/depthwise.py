@@ -101,7 +101,7 @@ class _Axis(NamedTuple):
 
     @property
     def origins(self) -> Pair:
-        """The first input that group 0 reads, and its first output, which may be -1."""
+        """The first input that the first group of outputs reads, and that group's first output, which may be -1."""
         first = -self.pad // self.up
         return first, first * self.up + self.pad
 

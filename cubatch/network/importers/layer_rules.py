@@ -251,7 +251,7 @@ _LAYOUTS = {1: "n", 2: "nc", 3: "nhc", 4: "nchw"}  # usual axes, by their number
 
 
 def _layout(dims: Dims, rank: int) -> str:
-    """Return the axes of an input as letters, such as "nchw"; "" unless each axis is one of them and n is first."""
+    """Return the axes of an input as letters, such as "nchw"; "" unless they are `rank` such axes with n in front."""
     labels = ["".join(dict.fromkeys(atom.label for atom in dim)) for dim in dims]
     is_plain = len(labels) == rank and set(map(len, labels)) == {1} and len(set(labels)) == rank and labels[0] == "n"
     return "".join(labels) if is_plain else ""

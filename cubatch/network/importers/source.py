@@ -60,7 +60,7 @@ def unlike(reason: str) -> Meaning:
 
 def first_position(start: int, extent: int) -> int:
     """
-    Return the first position of a slice of an axis; a negative start counts from the end of the axis.
+    Return the first position of a slice of an axis of `extent` positions; a negative start counts from its end.
 
     Example:
         >>> [first_position(start, 8) for start in (3, -3, -9)]
