@@ -218,11 +218,11 @@ class _Server:
         return [share * self.limit for share in _DELAY_SHARES]
 
     def capacity(self, batch_size: int) -> float:
-        """Return the requests per second that all instances serve together, in full batches without pause."""
+        """Return the requests per second that all instances serve together, in full batches without a pause."""
         return self.instances * batch_size / float(np.mean(self.steps[batch_size - 1]))
 
     def load(self, batch_size: int, delay: float, rate: float) -> Load | None:
-        """Return the load at an arrival rate; None if the queue would grow for ever."""
+        """Return the load at a maximum batch size, queue delay and arrival rate; None for a queue that would grow."""
         if rate >= self.capacity(batch_size):
             return None
         arrivals = np.cumsum(self._gaps / rate).tolist()
@@ -230,12 +230,20 @@ class _Server:
         return simulate(arrivals, steps, instances=self.instances, delay=delay, overhead=self.overhead)
 
     def keeps_limit(self, batch_size: int, delay: float, rate: float) -> bool:
-        """Return whether the 99th percentile of latency stays within the limit in each of ten stretches of requests."""
+        """
+        Return whether the 99th percentile of latency is within the limit in each of ten stretches of requests.
+
+        The server has this maximum batch size and queue delay, and requests arrive at this rate.
+        """
         load = self.load(batch_size, delay, rate)
         return load is not None and load.worst_p99 <= self.limit
 
     def highest_rate(self, batch_size: int, delay: float, rate: float) -> float:
-        """Return the highest arrival rate that keeps the limit, 0 if none does; bisection starts at `rate`."""
+        """
+        Return the highest arrival rate that keeps the limit at a maximum batch size and queue delay; 0 if none does.
+
+        Bisection starts at `rate`.
+        """
         capacity = self.capacity(batch_size)
         low, high = (rate, capacity) if self.keeps_limit(batch_size, delay, rate) else (0.0, min(rate, capacity))
         for _ in range(_RATE_STEPS):

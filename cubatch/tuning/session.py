@@ -152,7 +152,7 @@ class _Session:
             self.notes.append(loader)
 
     def result(self, measured: Measured, *, is_partial: bool = False) -> TuningResult:
-        """Return the tuning result of these timings: recommendation, reasons and notes."""
+        """Return the tuning result of these timings, partial or whole: recommendation, reasons and notes."""
         notes = [*self.run.notes, *self.notes]
         launch = measured.launch or {}
         if launch.get("launches") is not None and launch["refusal"]:

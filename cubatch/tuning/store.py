@@ -460,7 +460,7 @@ def list_runs(path: Path | str) -> list[StoredRun]:
 
 def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
     """
-    Return one run with all its timings and outcomes.
+    Return run number `run_id` with all its timings and outcomes.
 
     Raises:
         StoreError: If there is no such run, or the file cannot be read.
@@ -471,7 +471,7 @@ def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
 
 def clear(path: Path | str, run_id: int | None = None) -> int:
     """
-    Delete one run, or all runs, and return their number.
+    Delete run number `run_id`, or all runs if it is None, and return their number.
 
     Raises:
         StoreError: If one of them is being measured right now, or there is no such run; nothing is deleted then.

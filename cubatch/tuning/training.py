@@ -261,7 +261,11 @@ def _tuned(
 def _shares(
     batch_size: int | Sequence[int] | str, target: int | None, devices: Sequence[Device] | None
 ) -> tuple[int, ...] | None:
-    """Return the batch size of each device, None if not listed; raise InvalidArgument for sizes they cannot share."""
+    """
+    Return the batch size of each device, None if `batch_size` is no list; raise InvalidArgument for invalid sizes.
+
+    `target` is the number of samples of an optimizer step of all devices, None for one batch.
+    """
     count = 1 if devices is None else len(devices)
     if isinstance(target, int) and target % count:
         below = target // count * count or count

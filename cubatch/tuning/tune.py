@@ -101,8 +101,7 @@ def autotune(
         EnergyNotAvailable: If the objective is energy, and the energy of the device cannot be read.
         NothingMeasured: If no candidate could be measured; the message lists how each ended.
         KeyboardInterrupt, or an exception that `progress` raises: It has the result so far as `partial`, and `is_kept`:
-        whether the
-            timings are cached.
+            whether the timings are cached.
 
     Example:
         >>> result = autotune("mlp", device="cpu", batch_sizes=[8, 16], budget=2.0, store=False)
