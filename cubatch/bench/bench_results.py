@@ -200,7 +200,11 @@ def entered(
     copy_bytes_per_second: float | None,
     rival: Entrant | None,
 ) -> Entry:
-    """Return the entry with status, times and rates of its entrant; one of cubatch also gets its ratio to the rival."""
+    """
+    Return the entry with status, times and rates of its entrant; one of cubatch also gets its ratio to the rival.
+
+    The rates are compared with the roofline and with a plain copy, if these are known.
+    """
     seconds = entrant.seconds
     if entrant.status == "error":
         return attrs.evolve(entry, status="error", reason=entrant.reason)

@@ -298,7 +298,11 @@ def _places(
     case: Case, cuts: Mapping[str, Mapping[str, int]], rng: np.random.Generator, images: int | None,
     channels: int | None,
 ) -> dict[str, list[int]]:  # fmt: skip
-    """Return random places along each axis to cut, by its letter, always with the last; none for a whole axis."""
+    """
+    Return random places along each axis to cut, by its letter, always with the last; a whole axis has no entry.
+
+    `images` and `channels` are the numbers of places along an axis of samples and along any other; None: all.
+    """
     drawn: dict[str, list[int]] = {}
     for letter, axes in cuts.items():
         name, axis = next(iter(axes.items()))

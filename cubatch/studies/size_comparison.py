@@ -51,7 +51,7 @@ def compare(
     size: Measurement, other: Measurement, tolerance: float = TOLERANCE, *, rule: str = ""
 ) -> SizeComparison | None:
     """
-    Return the throughput of a batch size relative to that of a reference size.
+    Return the throughput of a batch size relative to that of a reference size; `rule` is why they are compared.
 
     The medians of their trials are two samples; the ratio and its 90 % interval are those of
     `stopping.shift_interval`, of logarithms.  The size is faster, or slower, if the interval does not contain 1 and
@@ -132,7 +132,7 @@ def answer_slower(comparisons: Sequence[SizeComparison]) -> str:
 
 
 def doubts(comparisons: Sequence[SizeComparison], missing: Sequence[tuple[int, int]]) -> list[str]:
-    """Return sentences on comparisons with a wide interval, and on comparisons without enough trials."""
+    """Return sentences on comparisons with a wide interval, and on those without enough trials (`missing`)."""
     lines = []
     if any(c.verdict == "unclear" for c in comparisons):
         lines.append(

@@ -187,11 +187,10 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
         seconds: Step time by batch size.
 
     Returns:
-        "floor", the largest size up to which every step takes at most 1.1 times as long as a step of one sample, None
-        if a
-        step of one sample is itself slower than a larger one; "half", the smallest size with half of the best samples
-        per second (Hockney's n1/2: Hockney and Jesshope, Parallel Computers, 1981); "enough", the smallest size within
-        5 % of the best.
+        "floor", the largest size up to which every step takes at most 1.1 times as long as a step of one sample; None
+        if a step of one sample is itself slower than a larger one. "half", the smallest size with half of the best
+        samples per second (Hockney's n1/2: Hockney and Jesshope, Parallel Computers, 1981). "enough", the smallest
+        size within 5 % of the best.
 
     Example:
         >>> floor_of({n: 1.0 + n / 100 for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)})
@@ -211,7 +210,7 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
 
 
 def answer_floor(floor: int | None, seconds: Mapping[int, float]) -> str:
-    """Return a sentence on the batch size up to which a step takes as long as a step of one sample."""
+    """Return a sentence on `floor`, the largest batch size whose step takes as long as one of a single sample."""
     if floor is None:
         fastest = min(seconds, key=lambda n: (seconds[n], n))
         return (
