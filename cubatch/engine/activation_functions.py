@@ -189,7 +189,7 @@ def _hard_swish_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> Non
 
 
 def _gelu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
-    """Write max(x, 0) - |x| * tail(|x|) to y: x times the normal distribution function, for either sign of x."""
+    """Write x Phi(x) = max(x, 0) - |x| (1 - Phi(|x|)) to y, with Phi the normal distribution function."""
     spare, tail = scratch
     _mills_ratio(xp, x, spare, tail)
     _normal_exp(xp, x, spare)
@@ -201,7 +201,7 @@ def _gelu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
 
 
 def _gelu_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
-    """Write dy times the slope to dx: (1 + sign(x)) / 2 + sign(x) * (|x| f(x) - tail(|x|)) with the density f."""
+    """Write dy times the slope to dx: (1 + sign(x)) / 2 + sign(x) * (|x| f(x) - (1 - Phi(|x|))), f = Phi'."""
     spare, slope = scratch
     _mills_ratio(xp, x, spare, slope)
     xp.abs(x, out=spare)

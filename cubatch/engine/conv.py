@@ -69,7 +69,9 @@ def conv2d(
     ending = blocks.ending(folded=scale, residual=residual)
     if shape.is_depthwise:
         if ending:
-            raise InvalidArgument("groups", groups, f"fewer than the channels, for an output with {min(ending)}")
+            raise InvalidArgument(
+                "groups", groups, f"fewer than the channels: a depthwise convolution takes no {min(ending)}"
+            )
         return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
     shape, rows, cols = seen_taps(shape)
     w = w[:, rows, cols]
@@ -123,7 +125,9 @@ def conv2d_dgrad(
     ending = blocks.ending(residual=residual, positive=positive)
     if shape.is_depthwise:
         if ending:
-            raise InvalidArgument("groups", groups, f"fewer than the channels, for a gradient with {min(ending)}")
+            raise InvalidArgument(
+                "groups", groups, f"fewer than the channels: a depthwise gradient takes no {min(ending)}"
+            )
         return depthwise.dgrad(shape, dy, w, out=dx, workspace=workspace)
     shape, rows, cols = seen_taps(shape)
     w = w[:, rows, cols]

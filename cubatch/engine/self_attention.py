@@ -7,7 +7,7 @@ Of every sample and head, with queries q, keys k and values v of d channels each
 
 is computed in blocks of whole samples, so that a block's weights stay in the cache between the two products.
 The backward pass subtracts from the gradient of each row of weights its mean under those weights. That mean is the
-product of the mixed values with their gradient (Dao et al., 2022, arXiv:2205.14135, appendix B.2).
+product of the weighted sums of the values with their gradient (Dao et al., 2022, arXiv:2205.14135, appendix B.2).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def attention(
     Args:
         x: Activations (n, ..., c): t positions.
         w_in: Projections to queries, keys and values (3c, c), each by head.
-        w_out: Projection of the mixed values (c, c).
+        w_out: Projection of the weighted sums of the values (c, c).
         b_in: Bias of the first (3c,), or None.
         b_out: Bias of the second (c,), or None.
         heads: Number of heads; divides c.
         keep: Three arrays for the backward pass; None keeps nothing. The first receives queries, keys and values
             (3 t c elements a sample). The second receives the weights: heads x t rows of at least t, of which the
-            padding is not written. The third receives the mixed values (t c).
+            padding is not written. The third receives the weighted sums of the values (t c).
         out: Where y goes, of x's shape; not x.
         workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
@@ -91,7 +91,7 @@ def attention_backward(
         x: The forward pass's input.
         w_in, w_out: The projections.
         heads: Number of heads.
-        saved: Queries, keys and values, weights, and mixed values, as the forward pass kept them.
+        saved: Queries, keys and values; weights; and weighted sums of the values, as the forward pass kept them.
         dw_in, dw_out: Gradients of the projections.
         db_in, db_out: Gradients of the biases, or None.
         out: Where dx goes; may be dy.

@@ -80,9 +80,8 @@ def pass_seconds(
         saves: Whether the pass belongs to a training step, whose forward pass stores attention's weights.
 
     Returns:
-        Seconds, kernel name ("bytes" for a pass that only moves data), and blocks of its grid (0 for "bytes"), per
-        batch
-        size. Attention returns those of its longest launch.
+        Seconds, kernel name ("bytes" for a pass that only moves data), and blocks of its grid (0 for "bytes"), each by
+        batch size. Attention returns those of its longest launch.
 
     Raises:
         InvalidArgument: If a fact of the device is missing, or no cubatch kernel runs there.

@@ -165,5 +165,5 @@ def _cached_figures() -> Recorded:
 
 
 def needs_of(kernel: Kernel, figures: Figures, nvrtc: str | None) -> Needs:
-    """Return the resources of a compiled kernel's block, dynamic shared memory included."""
+    """Return the resources of a block of a compiled kernel: its `figures`, and its dynamic shared memory."""
     return Needs(kernel.threads, figures.registers, figures.shared_bytes + kernel.dynamic_shared_bytes, nvrtc)

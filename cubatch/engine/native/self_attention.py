@@ -55,7 +55,7 @@ def attention(context: Context, given: SimpleNamespace) -> Any:
 
 
 def _mix_by_weights(context: Context, qkv: Any, weights: Any, mixed: Any) -> None:
-    """Write the attention weights to `weights`, and the values mixed by them to `mixed`."""
+    """Write the attention weights to `weights`, and the sums of the values that they weight to `mixed`."""
     heads, t, width = weights.shape[1], weights.shape[2], mixed.shape[-1] // weights.shape[1]
     queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
     of_weights = Heads.one_by_one(weights, t)
@@ -71,7 +71,7 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     Args:
         qkv: Queries, keys and values (n, t, 3c), by head.
         heads: Number of heads, of at most `WIDEST_HEAD` channels.
-        out: Receives the mixed values (n, t, c).
+        out: Receives the sums (n, t, c).
     """
     n, t, c = out.shape
     width = c // heads

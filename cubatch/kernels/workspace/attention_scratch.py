@@ -29,7 +29,7 @@ def stores_weights(c: int, heads: int, *, saves: bool) -> bool:
 
 def saved_bytes(extents: Extents, heads: int, dtype: str) -> tuple[int, int, int]:
     """
-    Return the bytes of queries, keys and values together, of weights, and of mixed values, each aligned.
+    Return the bytes of queries, keys and values; of weights; and of weighted sums of values, each aligned.
 
     Rows of weights have `padding.stored_row` elements.
 

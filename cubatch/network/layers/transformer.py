@@ -80,7 +80,7 @@ class Attention(Layer):
 
     @property
     def projections(self) -> tuple[Linear, ...]:
-        """Two linear layers: from the input to queries, keys and values, and from the mixed values to the output."""
+        """Two linear layers: from the input to queries, keys and values, and from sums of the values to the output."""
         h, w, c = self.input_shape
         return tuple(Linear(h=h, w=w, c=c, k=k, bias=self.bias) for k in (3 * c, c))
 
@@ -102,7 +102,7 @@ class Attention(Layer):
         return *projected, scores, mixed, mixed, mixed
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Return three tensors of the dtype: queries, keys and values; the attention weights; the mixed values."""
+        """Return three tensors of the dtype: queries, keys and values; attention weights; weighted sums of values."""
         h, w, c = self.input_shape
         tokens = h * w
         return {"qkv": (3 * tokens * c, 0), "weights": (self.heads * tokens * tokens, 0), "mixed": (tokens * c, 0)}
