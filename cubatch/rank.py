@@ -70,7 +70,11 @@ class _Rank:
         self._runner.prepare(batch_size)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Use the prepared step as the reference step of later timings; return False if the runner cannot."""
+        """
+        Use the prepared step as the reference step of later timings; return False if the runner cannot.
+
+        `repeats` reference steps run before and after each timing.
+        """
         is_held: bool = self._runner.hold_reference(repeats)
         return is_held
 

@@ -248,7 +248,7 @@ class Expected:
         return unit * (np.abs(want) + bound) + bound + smallest / 2
 
     def _call(self, operands: Arrays) -> dict[str, Any]:
-        """Return the results of the engine in float64, without those that a cut makes wrong."""
+        """Return the results that the engine computes in float64, without those that are wrong for part of an array."""
         case = self._case
         arrays = {name: array.copy() for name, array in operands.items()}
         for name in case.results:

@@ -207,7 +207,7 @@ def _launches(
     ]  # a variant that does not run raises the reason
     if single and len(running) > 1:
         names = ", ".join(each.name for each in running)
-        raise InvalidArgument("KERNEL", kernel, f"a single variant for --model and --sweep: {names}")
+        raise InvalidArgument("KERNEL", kernel, f"the name of one variant for --model and --sweep: {names}")
     return [(each, survey.needs(each, arch, budget)) for each in running]
 
 

@@ -118,7 +118,9 @@ class FleetResult(Shown):
         most_samples = sum(most for _, most in rates.values())
         if batch_size > most_samples:
             raise InvalidArgument(
-                "batch_size", batch_size, f"at most {most_samples}, which is what ran on all workers together"
+                "batch_size",
+                batch_size,
+                f"at most {most_samples}, the sum of the largest batches that ran on the workers",
             )
         return _shared(batch_size, {address: (rate or 0.0, most) for address, (rate, most) in rates.items()})
 

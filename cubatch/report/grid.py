@@ -192,7 +192,7 @@ class Grid:
                     yield Text("- ") + Text("\n  ").join(lines(item, "", width - 2).split())
 
     def _table(self, shown: Shown, width: int, *, is_narrow: bool) -> Table:
-        """Return a rich table that wraps its last column, or all columns if the terminal is very narrow."""
+        """Return a rich table of at most `width` characters; it wraps its last column, or all if it is narrow."""
         from rich.table import Table
         from rich.text import Text
 

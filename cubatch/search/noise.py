@@ -231,7 +231,11 @@ def _trials(timings: Sequence[Timing], noise: Noise, goal: Goal) -> _Trials | No
 
 
 def _variance_of(timing: Timing, shift: float | None, noise: Noise) -> float:
-    """Return the variance of the log of one timing; larger if the host's speed changed during the timing."""
+    """
+    Return the variance of the log of one timing; larger if the host's speed changed during the timing.
+
+    `shift` is the result of `_host_shift`.
+    """
     change = 0.0
     if shift is not None and timing.reference_after_seconds and timing.reference_before_seconds:
         change = 0.5 * noise.slope * math.log(timing.reference_after_seconds / timing.reference_before_seconds)

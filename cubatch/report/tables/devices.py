@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def devices(listed: Sequence[Device], *, title: str) -> Grid:
-    """Return the table of some devices."""
+    """Return the table of devices, one row each."""
     columns = {
         "--device": _option,
         "capability": lambda d: None if d.compute_capability is None else ".".join(map(str, d.compute_capability)),

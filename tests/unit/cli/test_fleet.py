@@ -83,7 +83,9 @@ def test_a_share_that_the_fleet_does_not_hold_is_refused_after_the_result(run, f
     code, out, err = run(*ASKED, "--share", 129, "--json", file)
     assert code == 2
     assert "Test GPU" in out
-    assert err == "cubatch: --share must be at most 128, which is what ran on all workers together, got 129\n"
+    assert (
+        err == "cubatch: --share must be at most 128, the sum of the largest batches that ran on the workers, got 129\n"
+    )
     found = json.loads(file.read_text())
     assert found["devices"][0]["batch_size"] == 64
     assert "shares" not in found
