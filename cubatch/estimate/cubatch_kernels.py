@@ -65,6 +65,8 @@ def pass_seconds(
         products   max(compute * max(clocks / boost clock, flops / peak), memory * bytes / bandwidth) + launches
         others     memory * roofline / 0.75 + launches
 
+    Batch norm in training reads its input twice, since its statistics must be complete before the first result.  Its
+    statistics and the gradients of parameters without products are sums of tiles, which a launch of its own adds up.
     On Hopper products take longer, as measured on an H200: arithmetic by family, bytes by 1 / 0.75.  A filter's
     gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer FLOP than the layer, and
     its transforms take clocks.  An unknown peak rate is no bound.
@@ -101,13 +103,14 @@ def pass_seconds(
         return _attention_seconds(layer, pass_, batch_sizes, device, dtype, saves=saves, more=more, **scales)
     seconds, names, grids = [], [], []
     for n in batch_sizes:
-        moved = layer.traffic(pass_, n) + n * more
         product = counted(layer, pass_, n, device, dtype)
+        again, launches = _sums(layer, pass_, saves=saves) if product is None else (0, 1)
+        moved = layer.traffic(pass_, n) + n * (more + again)
         if product is None:
             peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
             bytes_seconds = moved * BYTES_PER_ELEMENT[dtype] / device.peak_bytes_per_second
             floor = max(layer.pass_flops(pass_, n) / peak, bytes_seconds)
-            seconds.append(memory * floor / MOVED_SHARE + LAUNCH_SECONDS * bool(moved))
+            seconds.append(memory * floor / MOVED_SHARE + launches * LAUNCH_SECONDS * bool(moved))
             names.append("bytes")
             grids.append(0)
             continue
@@ -172,6 +175,13 @@ def moved_seconds(
     per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
     seconds = np.array([n * elements / per_second / MOVED_SHARE + LAUNCH_SECONDS for n in batch_sizes])
     return seconds, ("bytes",) * len(seconds), np.zeros(len(seconds))
+
+
+def _sums(layer: Layer, pass_: Pass, *, saves: bool) -> tuple[int, int]:
+    """Return the elements per sample that a pass without products reads a second time, and its launches."""
+    if layer.has_statistics and pass_ is Pass.FPROP and saves:
+        return math.prod(layer.input_shape), 3  # moments of tiles, their merging, and the norm
+    return 0, 2 if pass_ is Pass.WGRAD else 1
 
 
 def _attention_seconds(

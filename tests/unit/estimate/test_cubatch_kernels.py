@@ -144,6 +144,23 @@ def test_scales_stretch_arithmetic_bytes_and_nothing_else():
     assert took(norm, compute=1.5) == pytest.approx(took(norm))
 
 
+def test_batch_norm_takes_the_launches_and_reads_of_its_kernels():
+    """By hand, of n h w c: forward two reads, a write and 3 launches; backward sums read two, and a norm two more."""
+    norm, elements = BatchNorm2d(h=56, w=56, c=256), 8 * 56 * 56 * 256
+
+    def took(pass_, *, saves):
+        return pass_seconds(norm, pass_, [8], V100, "float32", saves=saves)[0][0]
+
+    def by_hand(tensors, launches):
+        moved = 4 * (tensors * elements + norm.parameters)
+        return moved / (MOVED_SHARE * V100.peak_bytes_per_second) + launches * LAUNCH_SECONDS
+
+    assert took(Pass.FPROP, saves=True) == pytest.approx(by_hand(3, 3), rel=1e-9)
+    assert took(Pass.FPROP, saves=False) == pytest.approx(by_hand(2, 1), rel=1e-9)
+    assert took(Pass.WGRAD, saves=True) == pytest.approx(by_hand(2, 2), rel=1e-9)
+    assert took(Pass.DGRAD, saves=True) == pytest.approx(by_hand(3, 1), rel=1e-9)
+
+
 def test_a_thin_product_is_bound_by_its_bytes():
     """One sample through 4096 x 4096 weights: 64 MiB at the data sheet's bandwidth when bytes are slow enough."""
     thin, slow = Linear(c=4096, k=4096, bias=False), attrs.evolve(V100, peak_bytes_per_second=1e9)
