@@ -42,6 +42,9 @@ _WINDOWS = (
 )  # fmt: skip
 """Filter, stride and dilation of odd shapes on tensor cores."""
 
+_CURVES = ("relu6", "silu", "hard_swish", "gelu")
+"""Activations other than ReLU that a batch norm computes."""
+
 _SMALL_EXTENTS = {"h": 8, "w": 8, "c": 16, "k": 16}
 _SMALL_ROWS, _SMALL_PARAMETERS = 48, 5000  # of a product: one tile of some variants, several of others
 
@@ -73,6 +76,8 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
             ending = ["residual"] if draw.random() < 0.5 else []
             for mode in ("training", "inference"):
                 drawn.append(of_layer(norm, Pass.FPROP, 3, dtype, mode=mode, ending=ending, relu=True))
+                drawn.append(of_layer(norm, Pass.FPROP, 3, dtype, mode=mode, activation=draw.choice(_CURVES)))
+            drawn.append(of_layer(norm, Pass.DGRAD, 3, dtype, activation=draw.choice(("relu", *_CURVES))))
         drawn.append(cases.fold([draw.randint(1, 300) for _ in range(35)], [True, False, *[True] * 33], dtype))
         drawn += _passes(_depthwise_layers(draw), draw, dtype)
         drawn += [
@@ -236,7 +241,7 @@ def small(case: Case) -> Case:
         layer, case.pass_, min(case.batch_size, _SMALL_ROWS if isinstance(layer, kinds.Linear) else 2), case.dtype,
         with_bias=bool(names & {"b", "db", "b_in", "db_in"}), mode="training" if is_training else "inference",
         ending=[*ending, *(["folded"] if "shift" in names else [])], relu=bool(case.options.get("relu")),
-        channels=layer.input_shape[2] + padded if padded else 0,
+        activation=case.options.get("activation"), channels=layer.input_shape[2] + padded if padded else 0,
     )  # fmt: skip
 
 

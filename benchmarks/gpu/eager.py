@@ -20,6 +20,15 @@ COMPILED_OPERATIONS = {"batch_norm_train", "batch_norm_inference", "layer_norm",
 """Those that `torch.compile` takes: they have no graph of their own."""
 
 
+def _functions(torch: Any) -> dict[str, Any]:
+    """Return PyTorch's activation functions by the type of cubatch's layers."""
+    aten, hardtanh = torch.ops.aten, torch.nn.functional.relu6
+    return {
+        "relu": aten.relu, "relu6": hardtanh, "sigmoid": aten.sigmoid, "silu": aten.silu,
+        "hard_swish": aten.hardswish, "hard_sigmoid": aten.hardsigmoid, "gelu": aten.gelu,
+    }  # fmt: skip
+
+
 def _activation(torch: Any, case: Case) -> dict[str, Way]:
     """Activation functions, forward and backward, by the kernels that autograd calls."""
     aten, kind = torch.ops.aten, case.options.get("kind", "relu")
@@ -41,24 +50,23 @@ def _activation(torch: Any, case: Case) -> dict[str, Way]:
             return lambda: slope(t["dy"], saved)
 
         return {"torch": Way(backward, case.results, stored=1)}
-    function = {
-        "relu": aten.relu, "relu6": torch.nn.functional.relu6, "sigmoid": aten.sigmoid, "silu": aten.silu,
-        "hard_swish": aten.hardswish, "hard_sigmoid": aten.hardsigmoid, "gelu": aten.gelu,
-    }[kind]  # fmt: skip
+    function = _functions(torch)[kind]
     return {"torch": Way(lambda t: lambda: function(t["x"]), case.results)}
 
 
 def _batch_norm(torch: Any, case: Case) -> dict[str, Way]:
     """Batch norm with parameters in float32, as mixed precision has them; its backward pass by autograd."""
     norm, eps, is_training = torch.nn.functional.batch_norm, getattr(case.layer, "eps", EPS), "mean" in case.operands
+    function = _functions(torch).get(case.options.get("activation"), lambda y: y)
 
     def forward(t: Tensors) -> Step:
         gamma, beta, statistics = t["gamma"].float(), t["beta"].float(), (t.get("running_mean"), t.get("running_var"))
-        return lambda: ended(torch, case, norm(t["x"], *statistics, gamma, beta, is_training, eps=eps), t)
+        return lambda: function(ended(torch, case, norm(t["x"], *statistics, gamma, beta, is_training, eps=eps), t))
 
     def backward(t: Tensors) -> Step:
-        leaves = [each.detach().requires_grad_() for each in (t["x"], t["gamma"].float(), 0 * t["gamma"].float())]
-        y = norm(leaves[0], None, None, *leaves[1:], training=True, eps=eps)
+        leaves = [t[name].float() if name != "x" else t[name] for name in ("x", "gamma", "beta")]
+        leaves = [each.detach().requires_grad_() for each in leaves]
+        y = function(norm(leaves[0], None, None, *leaves[1:], training=True, eps=eps))
         return lambda: torch.autograd.grad(y, leaves, t["dy"], retain_graph=True)
 
     if case.operation.endswith("backward"):

@@ -162,7 +162,10 @@ class Case:
         """Terms that the operation applies to its result before it is stored."""
         names = {*self.operands} - ({"statistics"} - {*self.results})  # a backward pass reads statistics
         terms = tuple(term for name, term in _EPILOGUE.items() if name in names)
-        return (*terms, "relu") if self.options.get("relu") else terms
+        relu, activation = self.options.get("relu"), self.options.get("activation")
+        if activation and self.operation.endswith("backward"):
+            return (*terms, f"slope of {activation}")
+        return (*terms, *(["relu"] if relu else []), *([activation] if activation else []))
 
     def unpadded(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays without zero channels, as NumPy and other libraries need them."""
@@ -297,8 +300,9 @@ class _Recorder:
 
 
 def calls_of(
-    layer: Layer, kind: str, samples: int, *, is_training: bool, ending: frozenset[str], relu: bool, channels: int
-) -> list[Case]:
+    layer: Layer, kind: str, samples: int, *, is_training: bool, ending: frozenset[str], relu: bool,
+    activation: str | None, channels: int,
+) -> list[Case]:  # fmt: skip
     """
     Return the calls that the engine makes for the forward or backward pass of a layer; nothing is computed.
 
@@ -310,6 +314,7 @@ def calls_of(
         ending: Terms that the result ends with: "folded", "residual", "positive", "parts"; see
             `memory.schedule_records.Op`.
         relu: Whether the result is clamped at zero.
+        activation: Type of another activation that a batch norm computes or undoes; see `memory.schedule_records.Op`.
         channels: Channels that the input is stored with.
     """
     blanks, recorder, forward, name = Blanks(), _Recorder(), kind == "forward", layer.name or layer.type
@@ -337,7 +342,7 @@ def calls_of(
     roles = {role: number for number, role in enumerate(arrays)}
     op = Op(
         kind, Node(name, layer, tuple(inputs)), {role: roles[role] for role in (*reads, *ending)},
-        {role: roles[role] for role in writes}, relu=relu,
+        {role: roles[role] for role in writes}, relu=relu, activation=activation,
     )  # fmt: skip
     parameters, gradients = (
         {each: blanks.array(shape, written=written, is_batched=False) for each, shape in layer.parameter_shapes.items()}

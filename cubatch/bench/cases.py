@@ -54,6 +54,7 @@ def of_layer(
     mode: str = "",
     ending: Iterable[str] = (),
     relu: bool = False,
+    activation: str | None = None,
     channels: int = 0,
 ) -> Case:
     """
@@ -71,6 +72,7 @@ def of_layer(
         ending: Terms that the result ends with. "folded" is scale and shift of a batch norm, "residual" a sum.
             "positive" is the mask of a ReLU, and "parts" are other channels, which stay.
         relu: Whether the result is clamped at zero.
+        activation: Type of another activation that a batch norm computes. Of a gradient, that behind the norm.
         channels: Channels that the input is stored with; 0 for its own.
 
     Example:
@@ -92,7 +94,7 @@ def of_layer(
     is_training = mode == "training" or (not mode and not isinstance(plain, Attention | LayerNorm))
     calls = calls_of(
         plain, "forward" if pass_ is Pass.FPROP else "backward", batch_size, is_training=is_training,
-        ending=frozenset(ending), relu=relu, channels=channels,
+        ending=frozenset(ending), relu=relu, activation=activation, channels=channels,
     )  # fmt: skip
     call = next((each for each in calls if each.operation.endswith(pass_.value)), calls[0])
     return _named(_of_call(call, plain, pass_, batch_size, dtype), channels)
@@ -255,14 +257,16 @@ def _of_op(op: Op, program: Schedule, batch_size: int, dtype: str, optimizer: st
         # The bias of a product with a folded norm is part of the shift of the norm.
         yield of_layer(
             layer, Pass.FPROP, batch_size, dtype, with_bias=op.norm is None, mode=program.mode, ending=ending,
-            relu=op.relu, channels=stored,
+            relu=op.relu, activation=op.activation, channels=stored,
         )  # fmt: skip
     elif has_case(layer, Pass.WGRAD):
         yield of_layer(layer, Pass.WGRAD, batch_size, dtype, with_bias=True, channels=stored)
         if "dx0" in op.writes:
             yield of_layer(layer, Pass.DGRAD, batch_size, dtype, ending=ending)
     else:
-        yield of_layer(layer, Pass.DGRAD, batch_size, dtype, with_bias=True, ending=ending)
+        yield of_layer(
+            layer, Pass.DGRAD, batch_size, dtype, with_bias=True, ending=ending, activation=op.activation
+        )  # fmt: skip
 
 
 def _of_network(op: Op, network: Network, batch_size: int, dtype: str, optimizer: str) -> Iterator[Case]:

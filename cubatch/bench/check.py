@@ -54,6 +54,10 @@ Roundings to the type of the case between the first read and the last write of a
 Its absolute operands give sums far above its results. Its size is the largest result: signs are random in each stage.
 """
 
+_BENDS = {"relu": (0.0,), "relu6": (0.0, 6.0), "hard_swish": (-3.0, 3.0)}
+"""Inputs at which the slope of an activation jumps, by at most 1."""
+
+_NEAR = 2.0**-21  # eight roundings
 _LONG_SUM = 1 << 20
 _ROWS = 64  # of a product, each of which is little work
 _LETTERS = {"x": "nhwc", "dy": "nhwk", "w": "krsc", "dw": "krsc", **dict.fromkeys(("b", "db", "scale", "shift"), "k")}
@@ -243,9 +247,19 @@ class Expected:
         bound = bound + stored_between * _STORED.get(case.dtype, (_ROUNDED, 0.0))[0] * size
         if is_attention:
             bound += _ATTENTION_STAGES * (_TF32 if case.dtype == "tf32" else _STORED.get(case.dtype, (0.0,))[0]) * size
+        if case.operation == "batch_norm_backward" and name == "out":
+            bound = bound + self._at_bends()
         if case.operation == "dropout":  # two masks of the same probability: an element is 0 or x / (1 - p)
             bound += 1.0 if name == "mask" else np.abs(self._operands["x"]) / (1 - case.options["p"])
         return unit * (np.abs(want) + bound) + bound + smallest / 2
+
+    def _at_bends(self) -> Any:
+        """Return the gradient of each element so near a bend of its activation that rounding decides its slope."""
+        of, bends = self._operands, _BENDS.get(self._case.options.get("activation", ""), ())
+        apart, factor = of["x"] - of["mean"], of["gamma"] * of["inv_std"]
+        near = _NEAR * (np.abs(apart * factor) + np.abs(of["mean"] * factor) + np.abs(of["beta"]) + 1)
+        is_near = np.any([np.abs(apart * factor + of["beta"] - bend) <= near for bend in bends], axis=0)
+        return np.where(is_near, np.abs(factor * of["dy"]), 0.0)
 
     def _call(self, operands: Arrays) -> dict[str, Any]:
         """Return the results that the engine computes in float64, without those that are wrong for part of an array."""

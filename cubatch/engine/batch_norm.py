@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cubatch.engine import activation_functions as functions
 from cubatch.engine.backend import call, of
 from cubatch.engine.channel_sums import Area
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def batch_norm_train(
     x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, running_mean: Any = None, running_var: Any = None,
     momentum: float = 0.1, eps: float = 1e-5, count: int | None = None, reduce: Callable[[Any], object] | None = None,
-    residual: Any = None, relu: bool = False, out: Any = None, workspace: Any = None,
+    residual: Any = None, relu: bool = False, activation: str | None = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
     Normalize each channel by the mean and variance of the batch: y = gamma * (x - mean) * inv_std + beta.
@@ -39,6 +40,7 @@ def batch_norm_train(
         reduce: Called with a float64 array to sum it over all shards, in place. None for a single shard.
         residual: Added to y, of its shape: another branch. May be `out`.
         relu: Clamp y at zero, as the last step.
+        activation: The `type` of another elementwise function, applied to y as the last step.
         out: Where y goes; may be x if nothing reads x afterwards.
         workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
@@ -95,12 +97,12 @@ def batch_norm_train(
     xp.multiply(shift, factor, out=shift)
     xp.subtract(beta, shift, out=shift)
     _apply(area, rows, target, mean=mean, factor=factor, shift=shift, residual=residual, relu=relu)
-    return y
+    return y if activation is None else _activate(y, activation)
 
 
 def batch_norm_inference(
     x: Any, gamma: Any, beta: Any, *, running_mean: Any, running_var: Any, eps: float = 1e-5, residual: Any = None,
-    relu: bool = False, out: Any = None, workspace: Any = None,
+    relu: bool = False, activation: str | None = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """Normalize each channel of x by the running statistics; the arguments are those of `batch_norm_train`."""
     xp, c = of(x), x.shape[-1]
@@ -111,7 +113,7 @@ def batch_norm_inference(
     xp.sqrt(area.vectors[0], out=area.vectors[0])
     xp.divide(gamma, area.vectors[0], out=area.vectors[0])
     _apply(area, rows, target, mean=running_mean, factor=area.vectors[0], shift=beta, residual=residual, relu=relu)
-    return y
+    return y if activation is None else _activate(y, activation)
 
 
 def fold_batch_norms(
@@ -142,8 +144,9 @@ def fold_batch_norms(
 
 
 def batch_norm_backward(
-    dy: Any, x: Any, gamma: Any, *, mean: Any, inv_std: Any, dgamma: Any, dbeta: Any, count: int | None = None,
-    reduce: Callable[[Any], object] | None = None, out: Any = None, workspace: Any = None,
+    dy: Any, x: Any, gamma: Any, *, mean: Any, inv_std: Any, dgamma: Any, dbeta: Any, beta: Any = None,
+    activation: str | None = None, count: int | None = None, reduce: Callable[[Any], object] | None = None,
+    out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
     Compute the gradients of batch norm's input, scale and shift; return the input's.
@@ -157,6 +160,9 @@ def batch_norm_backward(
         gamma: Scale (c,).
         mean, inv_std: As the forward pass left them.
         dgamma, dbeta: Gradients of scale and shift (c,), of this shard alone.
+        beta: Shift (c,), for `activation`.
+        activation: The `type` of an elementwise function of the norm's result, such as "relu" or "silu". dy is then the
+            gradient of that function's result. Its slope is computed from x.
         count, reduce: As in `batch_norm_train`.
         out: Where dx goes; may be dy.
         workspace: Scratch memory, a 1-D uint8 array; None allocates it.
@@ -166,6 +172,15 @@ def batch_norm_backward(
     rows, errors, target = x.reshape(-1, c), dy.reshape(-1, c), dx.reshape(-1, c)
     count = len(rows) if count is None else count
     area = Area(dy, workspace)
+    if activation is not None:
+        xp.multiply(gamma, inv_std, out=area.vectors[0])
+        for piece in area.pieces():
+            tile = area.tile(piece)
+            xp.subtract(rows[piece], mean, out=tile)
+            xp.multiply(tile, area.vectors[0], out=tile)
+            xp.add(tile, beta, out=tile)
+            _undo(errors[piece], tile, kind=activation, out=target[piece])
+        errors = target
     xp.copyto(area.sums, 0)
     for piece in area.pieces():
         tile = area.tile(piece)
@@ -192,6 +207,19 @@ def batch_norm_backward(
         xp.subtract(part, offset, out=part)
         xp.multiply(part, factor, out=part)
     return dx
+
+
+def _activate(x: Any, kind: str) -> Any:
+    return functions.relu(x, out=x) if kind == "relu" else functions.activation(x, kind=kind, out=x)
+
+
+def _undo(dy: Any, x: Any, *, kind: str, out: Any) -> None:
+    """Write the gradient of an activation's input x to `out`; x is overwritten."""
+    saved = _activate(x, kind) if kind in {"relu", "relu6"} else x  # a slope that is computed from the output
+    if kind == "relu":
+        functions.relu_backward(dy, saved, out=out)
+    else:
+        functions.activation_backward(dy, saved, kind=kind, out=out)
 
 
 def _decay(xp: Any, running: Any, fresh: Any, momentum: float, row: Any) -> None:

@@ -133,7 +133,12 @@ def arguments(at: Bound) -> dict[str, Any]:
     """Return the arguments of a layer's functions, by the names of the parameters in `functional`."""
     op, layer = at.op, at.layer
     given = {field.name: getattr(layer, field.name) for field in attrs.fields(type(layer))}
-    given |= {"kind": layer.type, "window": getattr(layer, "window", None), "relu": op.relu}
+    given |= {
+        "kind": layer.type,
+        "window": getattr(layer, "window", None),
+        "relu": op.relu,
+        "activation": op.activation,
+    }
     given |= {"x_shape": at.x_shape, "workspace": at.workspace}
     given |= {**at.parameters} | {f"d{name}": array for name, array in at.gradients.items()}
     if op.norm:

@@ -1,7 +1,8 @@
 """
 The passes of a step as the schedule runs them.
 
-A fused layer is no pass of its own: it costs what its neighbor additionally reads, and no launch.  A sum of gradients
+The schedule is that of cubatch kernels.  A fused layer is no pass of its own: it costs what its neighbor additionally
+reads, and no launch.  A sum of gradients
 costs what it moves, even if the pass after it is fused.  The fold of batch norms, the loss and the optimizer are left
 out.
 """
@@ -48,7 +49,7 @@ def scheduled_passes(spec: Spec, mode: str) -> tuple[Scheduled, ...]:
         >>> sum(item.runs for item in passes), len(passes)
         (56, 174)
     """
-    program = schedule_of(spec, mode, recompute=False, library="im2col")  # equal for all libraries
+    program = schedule_of(spec, mode, recompute=False, library="cubatch")
     ops: dict[tuple[str, str], Op] = {}
     summed: dict[str, int] = {}
     for op in program.ops:

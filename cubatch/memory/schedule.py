@@ -14,6 +14,10 @@ A ReLU is fused into a neighbor where possible: into the convolution, linear lay
 pool that is its only reader also takes it and masks the gradient, so that the ReLU's input need not be saved.  In the
 backward pass its slope is applied by the convolution or linear layer that computes the gradient of its output.  That
 operation also adds the gradients of other readers.
+
+On cubatch kernels a batch norm also computes another activation that alone reads it.  The norm's backward pass computes
+the slope from the norm's input, which it reads anyway.  The value between the two is not stored.  A ReLU whose slope no
+product applies is undone in the same way.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, li
         mode: "inference" or "training".
         recompute: Discard the activations of all but a few layers and compute them again in the backward pass. Segments
             have equal size, their number is about the square root of the layers (Chen et al., 2016, arXiv:1604.06174).
-        library: For "cubatch" the batch has the shape `stored_input_shape` and saved values `stored_saved_elements`.
+        library: For "cubatch" the batch has the shape `stored_input_shape` and saved values `stored_saved_elements`,
+            and batch norms compute activations.
 
     Returns:
         Schedule: Operations and buffers, valid for every batch size.
@@ -51,7 +56,7 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, li
     check_mode(mode)
     pads = library == "cubatch"
     stored = stored_input_shape(network) if pads else network.input_shape
-    writer = _Writer(network, mode, single=isinstance(spec, Layer), pads=pads)
+    writer = _Writer(network, mode, single=isinstance(spec, Layer), pads=pads, activates=norms_activate(library))
     cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
     values = writer.inputs(stored)
     for node in network.nodes:
@@ -68,12 +73,19 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, li
     return writer.finish(values)
 
 
+def norms_activate(library: str) -> bool:
+    """Return whether a library's batch norms compute the activation behind them, and its slope."""
+    return library == "cubatch"
+
+
 class _Writer:
     """Writes operations in order and tracks the readers of each buffer."""
 
-    def __init__(self, network: Network, mode: str, *, single: bool, pads: bool = False) -> None:
+    def __init__(
+        self, network: Network, mode: str, *, single: bool, pads: bool = False, activates: bool = False
+    ) -> None:
         self.network, self.training, self.single = network, mode == "training", single
-        self.mode, self.pads = mode, pads
+        self.mode, self.pads, self.activates = mode, pads, activates
         self.ops: list[Op] = []
         self.buffers: list[Buffer] = []
         self.given: set[int] = set()
@@ -89,6 +101,8 @@ class _Writer:
         self.parts: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         # ReLUs whose slope is applied by the operation that computes the gradient of their output.
         self.sloped: set[str] = set()
+        # By batch norm: the activation behind it, whose slope its backward operation applies.
+        self.undone: dict[str, Node] = {}
 
     def buffer(self, buffer: Buffer) -> int:
         self.buffers.append(buffer)
@@ -174,9 +188,12 @@ class _Writer:
         time, number = made[name], values[name]
         op, layer = self.ops[time], node.layer
         before = op.node.layer if op.node else layer
-        is_open = not op.relu and "residual" not in op.reads  # the order within an epilogue is fixed
-        if is_relu(layer) and before.can_clamp:
+        # The order within an epilogue is fixed.
+        is_open = not op.relu and op.activation is None and "residual" not in op.reads
+        if is_relu(layer) and before.can_clamp and op.activation is None:
             op = attrs.evolve(op, relu=True)
+        elif self.activates and before.can_activate and layer.slope_of_input and is_open:
+            op = attrs.evolve(op, activation=layer.type)
         elif (
             layer.has_statistics and not self.training and before.has_epilogue and is_open and op.norm is None
             and before.output_shape[2] == layer.input_shape[2]  # not flattened between the two
@@ -316,6 +333,27 @@ class _Writer:
         inputs = {f"x{i}": values[name] for i, name in enumerate(node.inputs)} if "x" in needed else {}
         return inputs | ({"y": values[node.name]} if "y" in needed else {})
 
+    def has_no_backward(self, node: Node, values: dict[str, int]) -> bool:
+        """Return whether a node's gradient is passed on as it is; note the norm that applies its slope, if any."""
+        layer, name = node.layer, node.inputs[0]
+        if self.flow.is_alias(node) or layer.passes_gradient or node.name in self.sloped:
+            return True
+        if not (self.activates and layer.slope_of_input) or name == INPUT or values[name] != values[node.name]:
+            return False
+        is_undone = self.flow.nodes[name].layer.can_activate and self.flow.is_done_with(name, node)
+        if is_undone:
+            self.undone[name] = node
+        return is_undone
+
+    def apply_slope(self, node: Node, *, by_product: bool) -> None:
+        """Fuse the slope of a neighboring activation into the last operation, which is the node's."""
+        relu, undone = self.flow.slope(node) if by_product else None, self.undone.get(node.name)
+        if relu is not None:
+            self.ops[-1] = attrs.evolve(self.ops[-1], then=(relu,))
+            self.sloped.add(relu.name)
+        elif undone is not None:
+            self.ops[-1] = attrs.evolve(self.ops[-1], then=(undone,), activation=undone.layer.type)
+
     def pass_on(self, node: Node, dy: int, names: Sequence[str]) -> None:
         for position, name in enumerate(names, start=1):
             if position == len(names):  # held until then: an earlier reader must not add into it
@@ -332,7 +370,7 @@ class _Writer:
         if dy is None or not (wanted or node.layer.parameters):
             return
         layer = node.layer
-        if self.flow.is_alias(node) or layer.passes_gradient or node.name in self.sloped:
+        if self.has_no_backward(node, values):
             self.pass_on(node, dy, [name for _, name in wanted])
             return
         reads = {"dy": dy} | self.saved.get(node.name, {}) | self.saved_for(node, values)
@@ -347,10 +385,7 @@ class _Writer:
         if layer.channel_range is not None:
             reads |= self.join_ranges(node.inputs[0], layer.channel_range, writes)
         self.emit("backward", node, reads, writes)
-        relu = self.flow.slope(node) if "positive" in reads else None
-        if relu is not None:
-            self.ops[-1] = attrs.evolve(self.ops[-1], then=(relu,))
-            self.sloped.add(relu.name)
+        self.apply_slope(node, by_product="positive" in reads)
         self.holders[dy].discard(node.name)
         for i, name in wanted:
             if name == INPUT:

@@ -66,8 +66,10 @@ class Op:
         workspace: Number of the scratch buffer, alive during this operation only.
         replay: A forward operation repeated in the backward pass, to save memory.
         relu: The result is clamped at zero by the operation itself: a fused ReLU.
-        then: Fused layers in their order: a batch norm by running statistics, a sum, ReLUs. In a backward operation,
-            the ReLU whose slope is applied.
+        activation: Type of another activation that a batch norm applies to its result. In a backward operation, type
+            of the activation behind the norm, whose slope is applied to "dy"; None for none.
+        then: Fused layers in their order: a batch norm by running statistics, a sum, activations. In a backward
+            operation, the activation whose slope is applied.
         norms: For "fold": each product and its fused batch norm.
     """
 
@@ -78,6 +80,7 @@ class Op:
     workspace: int | None = None
     replay: bool = False
     relu: bool = False
+    activation: str | None = None
     then: tuple[Node, ...] = ()
     norms: tuple[tuple[Node, Node], ...] = ()
 

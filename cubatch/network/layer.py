@@ -44,6 +44,8 @@ class Layer:
     idle_in_inference: ClassVar[bool] = False
     passes_gradient: ClassVar[bool] = False  # the gradient of each input is that of the output
     can_clamp: ClassVar[bool] = False  # can apply a following ReLU to its output
+    can_activate: ClassVar[bool] = False  # kernels compute a following activation, and its slope from the input of both
+    slope_of_input: ClassVar[bool] = False  # its slope has one formula in its input, so that no output is needed
     has_statistics: ClassVar[bool] = False  # keeps mean and inverse deviation of the batch for the backward pass
     adds_up_to_one: ClassVar[bool] = False  # outputs are shares over the channels, not logits
     products_in_turn: ClassVar[bool] = False  # its matrix products depend on each other, so each is a launch

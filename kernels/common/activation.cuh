@@ -9,7 +9,7 @@
 
 #include "common/device.cuh"
 
-// In this order in cubatch/engine/native/activations.py too.
+// In this order in cubatch/engine/native/activation_functions.py too.
 enum Activation : int {
   ACTIVATION_NONE,
   ACTIVATION_RELU,
@@ -65,3 +65,40 @@ CB_DEVICE float activate_backward(int kind, float dy, float saved) {
     default: return dy;
   }
 }
+
+// use.of<KIND>() for the kinds whose slope activate_backward() computes from the input as well: relu and relu6 are flat
+// for the same inputs as outputs.  One switch for all elements of a vector, which are unrolled.
+template <class Use>
+CB_DEVICE void with_activation(int kind, Use use) {
+  switch (kind) {
+    case ACTIVATION_RELU: return use.template of<ACTIVATION_RELU>();
+    case ACTIVATION_RELU6: return use.template of<ACTIVATION_RELU6>();
+    case ACTIVATION_SILU: return use.template of<ACTIVATION_SILU>();
+    case ACTIVATION_HARD_SWISH: return use.template of<ACTIVATION_HARD_SWISH>();
+    case ACTIVATION_GELU: return use.template of<ACTIVATION_GELU>();
+  }
+}
+
+template <int V>
+struct ActivateAll {
+  float (&x)[V];
+
+  template <int KIND>
+  CB_DEVICE void of() const {
+    CB_UNROLL
+    for (int v = 0; v < V; ++v) x[v] = activate(KIND, x[v]);
+  }
+};
+
+// Gradients by the inputs x, from those by the outputs.
+template <int V>
+struct ApplySlopes {
+  const float (&x)[V];
+  float (&dy)[V];
+
+  template <int KIND>
+  CB_DEVICE void of() const {
+    CB_UNROLL
+    for (int v = 0; v < V; ++v) dy[v] = activate_backward(KIND, dy[v], x[v]);
+  }
+};

@@ -9,10 +9,13 @@
 //   batch_norm_merge             fewer partials out of many (those an epilogue writes, one for each row tile)
 //   batch_norm_finish            mean, inv_std = 1 / sqrt(variance + eps), running statistics
 //   batch_norm_apply             y, from the batch's statistics or from running ones
+//   batch_norm_activate          activation(y)
 //   batch_norm_fold              scale and shift of a product's epilogue, from running statistics: many norms at once
 //   batch_norm_backward_sums     partials[tile][2][C] = sums of dy * xhat and of dy
 //   batch_norm_backward_finish   dgamma, dbeta, and both divided by the rows
 //   batch_norm_backward_apply    dx
+//   batch_norm_slope_sums        the same two where dy is the gradient of activation(y), whose slope is computed from x
+//   batch_norm_slope_apply       by the expression of the forward pass: y need not be stored
 //
 // Within a tile, sums are of x - pivot and its square, pivot being the tile's first row, and means of tiles are
 // kept as their distance to the first row of all, x[0]: a large mean costs no digits until it is stored itself.
@@ -162,10 +165,11 @@ struct Branches {
   Vec<CB_ELEMENT, V> residual;
 };
 
-template <int V>
-CB_DEVICE void normalise(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELEMENT* y, const float* mean, const float* spread,
-                         const CB_ELEMENT* gamma, const CB_ELEMENT* beta, Rows rows, int channels, int lanes, float eps,
-                         int is_variance, int relu) {
+// last is 1 to clamp the result at zero; if it ACTIVATES, it is an activation of the kinds of with_activation().
+template <int V, bool ACTIVATES>
+CB_DEVICE void normalise(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELEMENT* y, const float* mean,
+                         const float* spread, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, Rows rows, int channels,
+                         int lanes, float eps, int is_variance, int last) {
   const Column at = column_of_thread(lanes);
   const int channel = ((int)cb_block_y() * lanes + at.lane) * V;
   if (channel >= channels) return;
@@ -185,12 +189,22 @@ CB_DEVICE void normalise(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELE
         return loaded;
       },
       [&](i64 row, const Branches<V>& loaded) {
+        float values[V];
         Vec<CB_ELEMENT, V> result;
         CB_UNROLL
         for (int v = 0; v < V; ++v) {
           const float normed = fmaf(to_float(loaded.x.v[v]) - center[v], factor[v], shift[v]);
           const float value = normed + to_float(loaded.residual.v[v]);
-          result.v[v] = from_float<CB_ELEMENT>(relu ? rectify(value) : value);
+          if constexpr (ACTIVATES) {
+            values[v] = value;
+          } else {
+            result.v[v] = from_float<CB_ELEMENT>(last ? rectify(value) : value);
+          }
+        }
+        if constexpr (ACTIVATES) {
+          with_activation(last, ActivateAll<V>{values});
+          CB_UNROLL
+          for (int v = 0; v < V; ++v) result.v[v] = from_float<CB_ELEMENT>(values[v]);
         }
         cb_write<CB_ELEMENT, V>(y + row * channels + channel, result);
       });
@@ -199,14 +213,28 @@ CB_DEVICE void normalise(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELE
 // spread is 1 / sqrt(variance + eps), or the variance itself.  residual may be null; y may be x or residual.
 CB_KERNEL(THREADS, 3)
 batch_norm_apply(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELEMENT* y, const float* mean,
-                 const float* spread, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector,
-                 float eps, int is_variance, int relu) {
+                 const float* spread, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, i64 num_rows, int rows_per_tile,
+                 int channels, int lanes, int vector, float eps, int is_variance, int relu) {
   cb_dependent_launch();
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
-    normalise<WIDE>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
+    normalise<WIDE, false>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
   } else {
-    normalise<1>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
+    normalise<1, false>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, relu);
+  }
+}
+
+// The same with another activation than relu, of the kinds of with_activation().
+CB_KERNEL(THREADS, 3)
+batch_norm_activate(const CB_ELEMENT* x, const CB_ELEMENT* residual, CB_ELEMENT* y, const float* mean,
+                    const float* spread, const CB_ELEMENT* gamma, const CB_ELEMENT* beta, i64 num_rows,
+                    int rows_per_tile, int channels, int lanes, int vector, float eps, int is_variance, int kind) {
+  cb_dependent_launch();
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  if (vector > 1) {
+    normalise<WIDE, true>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, kind);
+  } else {
+    normalise<1, true>(x, residual, y, mean, spread, gamma, beta, rows, channels, lanes, eps, is_variance, kind);
   }
 }
 
@@ -238,17 +266,44 @@ batch_norm_fold(const Folds folds) {
   reinterpret_cast<float*>(norm.shift)[c] = shift + to_float(reinterpret_cast<const CB_ELEMENT*>(norm.beta)[c]);
 }
 
+// The activation behind a norm, with the norm's parameters: dy is the gradient of its result.
+struct Behind {
+  const CB_ELEMENT* gamma;
+  const CB_ELEMENT* beta;
+  int activation;
+};
+
+// Gradients of the norm's results, which are computed as in normalise(): a slope is that of the very element.
 template <int V>
+CB_DEVICE void undo(int activation, const Pair<V>& loaded, const float (&center)[V], const float (&factor)[V],
+                    const float (&shift)[V], float (&errors)[V]) {
+  float normed[V];
+  CB_UNROLL
+  for (int v = 0; v < V; ++v) {
+    errors[v] = to_float(loaded.dy.v[v]);
+    normed[v] = fmaf(to_float(loaded.x.v[v]) - center[v], factor[v], shift[v]);
+  }
+  with_activation(activation, ApplySlopes<V>{normed, errors});
+}
+
+template <int V, bool SLOPE>
 CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* mean, const float* inv_std,
-                              float* partials, Rows rows, int channels, int lanes, float* shared) {
+                              float* partials, Rows rows, int channels, int lanes, float* shared,
+                              const Behind& behind) {
   const Column at = column_of_thread(lanes);
   const int first = (int)cb_block_y() * lanes * V;
   const int channel = first + at.lane * V;
   float sums[2][V] = {};
   if (channel < channels) {
-    float center[V], factor[V];
+    float center[V], factor[V], scale[V] = {}, shift[V] = {};
     load_channels<V>(mean + channel, center);
     load_channels<V>(inv_std + channel, factor);
+    if constexpr (SLOPE) {
+      load_channels<V>(behind.gamma + channel, scale);
+      load_channels<V>(behind.beta + channel, shift);
+      CB_UNROLL
+      for (int v = 0; v < V; ++v) scale[v] *= factor[v];
+    }
     walk<2>(
         rows.begin + at.row_lane, rows.end, at.num_row_lanes,
         [&](i64 row) {
@@ -256,9 +311,11 @@ CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const f
           return Pair<V>{cb_load<CB_ELEMENT, V>(dy + offset), cb_load<CB_ELEMENT, V>(x + offset)};
         },
         [&](i64, const Pair<V>& loaded) {
+          float errors[V];
+          if constexpr (SLOPE) undo(behind.activation, loaded, center, scale, shift, errors);
           CB_UNROLL
           for (int v = 0; v < V; ++v) {
-            const float error = to_float(loaded.dy.v[v]);
+            const float error = SLOPE ? errors[v] : to_float(loaded.dy.v[v]);
             sums[0][v] = fmaf(error, (to_float(loaded.x.v[v]) - center[v]) * factor[v], sums[0][v]);
             sums[1][v] += error;
           }
@@ -274,9 +331,24 @@ batch_norm_backward_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float*
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
-    tile_gradients<WIDE>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared);
+    tile_gradients<WIDE, false>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared, {});
   } else {
-    tile_gradients<1>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared);
+    tile_gradients<1, false>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared, {});
+  }
+}
+
+CB_KERNEL(THREADS, 2)
+batch_norm_slope_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* mean, const float* inv_std,
+                      float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector,
+                      const CB_ELEMENT* gamma, const CB_ELEMENT* beta, int activation) {
+  cb_dependent_launch();
+  CB_SHARED(float, shared, 2 * COLUMN_SHARED);
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  const Behind behind{gamma, beta, activation};
+  if (vector > 1) {
+    tile_gradients<WIDE, true>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared, behind);
+  } else {
+    tile_gradients<1, true>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared, behind);
   }
 }
 
@@ -295,14 +367,14 @@ batch_norm_backward_finish(const float* partials, int tiles, int channels, float
   }
 }
 
-template <int V>
+template <int V, bool SLOPE>
 CB_DEVICE void input_gradient(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT* dx, const float* mean,
                               const float* inv_std, const CB_ELEMENT* gamma, const float* means, Rows rows,
-                              int channels, int lanes) {
+                              int channels, int lanes, const Behind& behind) {
   const Column at = column_of_thread(lanes);
   const int channel = ((int)cb_block_y() * lanes + at.lane) * V;
   if (channel >= channels) return;
-  float center[V], factor[V], slope[V], offset[V];
+  float center[V], factor[V], slope[V], offset[V], shift[V] = {};
   load_channels<V>(mean + channel, center);
   load_channels<V>(inv_std + channel, factor);
   load_channels<V>(means + channel, slope);
@@ -312,6 +384,7 @@ CB_DEVICE void input_gradient(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEM
     slope[v] *= factor[v];
     factor[v] *= to_float(gamma[channel + v]);
   }
+  if constexpr (SLOPE) load_channels<V>(behind.beta + channel, shift);
   walk<2>(
       rows.begin + at.row_lane, rows.end, at.num_row_lanes,
       [&](i64 row) {
@@ -319,11 +392,14 @@ CB_DEVICE void input_gradient(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEM
         return Pair<V>{cb_read<CB_ELEMENT, V>(dy + at_row), cb_load<CB_ELEMENT, V>(x + at_row)};
       },
       [&](i64 row, const Pair<V>& loaded) {
+        float errors[V];
+        if constexpr (SLOPE) undo(behind.activation, loaded, center, factor, shift, errors);
         Vec<CB_ELEMENT, V> result;
         CB_UNROLL
         for (int v = 0; v < V; ++v) {
           const float linear = fmaf(to_float(loaded.x.v[v]) - center[v], slope[v], offset[v]);
-          result.v[v] = from_float<CB_ELEMENT>((to_float(loaded.dy.v[v]) - linear) * factor[v]);
+          const float error = SLOPE ? errors[v] : to_float(loaded.dy.v[v]);
+          result.v[v] = from_float<CB_ELEMENT>((error - linear) * factor[v]);
         }
         cb_write<CB_ELEMENT, V>(dx + row * channels + channel, result);
       });
@@ -337,8 +413,23 @@ batch_norm_backward_apply(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT*
   cb_dependent_launch();
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
   if (vector > 1) {
-    input_gradient<WIDE>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes);
+    input_gradient<WIDE, false>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes, {});
   } else {
-    input_gradient<1>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes);
+    input_gradient<1, false>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes, {});
+  }
+}
+
+// dx may be dy.
+CB_KERNEL(THREADS, 2)
+batch_norm_slope_apply(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT* dx, const float* mean,
+                       const float* inv_std, const CB_ELEMENT* gamma, const float* means, i64 num_rows,
+                       int rows_per_tile, int channels, int lanes, int vector, const CB_ELEMENT* beta, int activation) {
+  cb_dependent_launch();
+  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  const Behind behind{gamma, beta, activation};
+  if (vector > 1) {
+    input_gradient<WIDE, true>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes, behind);
+  } else {
+    input_gradient<1, true>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes, behind);
   }
 }

@@ -16,7 +16,7 @@
 //   V       WIDE where C is a multiple of it and pointers are aligned, otherwise 1
 #include "common/elements.cuh"
 
-// Mirrored in cubatch/engine/native/pooling.py.
+// Mirrored in cubatch/engine/native/window_pooling.py.
 struct PoolShape {
   int h, w, c;
   int p, q;

@@ -16,6 +16,7 @@ EVERY_KIND = Network(
         layers.Add(inputs=["stem", "branch"]),
         layers.ReLU(name="sum"),
         layers.Conv2d(k=16, r=3, s=3, pad=1, groups=16),
+        layers.BatchNorm2d(),
         layers.HardSwish(name="wide"),
         layers.GlobalAvgPool(),
         layers.Conv2d(k=8, r=1, s=1),

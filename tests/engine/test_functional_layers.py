@@ -231,18 +231,24 @@ def test_rounding_leaves_no_negative_variance():
     assert np.isfinite(y).all()
 
 
-def test_batch_norm_gradients_are_its_slopes():
-    """Through the statistics too: they depend on x."""
+@pytest.mark.parametrize("activation", [None, "relu", "relu6", "silu", "hard_swish", "gelu"])
+def test_batch_norm_gradients_are_its_slopes(activation):
+    """Through the statistics too: they depend on x; with an activation also through its curve."""
     random = np.random.default_rng(8)
     x, gamma_, beta = random.standard_normal((3, 2, 2, 4)), random.standard_normal(4), random.standard_normal(4)
     weights, saved = random.standard_normal(x.shape), {"mean": np.empty(4), "inv_std": np.empty(4)}
 
     def loss(x=x, gamma_=gamma_, beta=beta):
-        return (functional.batch_norm_train(x, gamma_, beta, mean=np.empty(4), inv_std=np.empty(4)) * weights).sum()
+        y = functional.batch_norm_train(
+            x, gamma_, beta, mean=np.empty(4), inv_std=np.empty(4), activation=activation
+        )  # fmt: skip
+        return (y * weights).sum()
 
     functional.batch_norm_train(x, gamma_, beta, **saved)
-    dgamma, dbeta = np.empty(4), np.empty(4)
-    dx = functional.batch_norm_backward(weights.copy(), x, gamma_, **saved, dgamma=dgamma, dbeta=dbeta)
+    dgamma, dbeta, dx = np.empty(4), np.empty(4), weights.copy()
+    functional.batch_norm_backward(
+        dx, x, gamma_, **saved, dgamma=dgamma, dbeta=dbeta, beta=beta, activation=activation, out=dx
+    )
     check_gradient(lambda value: loss(x=value), x, dx)
     check_gradient(lambda value: loss(gamma_=value), gamma_, dgamma)
     check_gradient(lambda value: loss(beta=value), beta, dbeta)
@@ -256,6 +262,9 @@ def test_batch_norm_inference_uses_the_running_statistics():
         running_mean=np.array([1.0, 0.0]), running_var=np.array([4.0, 25.0]), eps=0.0, relu=True, out=x,
     )  # fmt: skip
     np.testing.assert_allclose(y, [[1.0, 2.0], [3.0, 0.0]])
+    x, running = np.array([[1.0], [-8.0]]), {"running_mean": np.zeros(1), "running_var": np.ones(1)}
+    y = functional.batch_norm_inference(x, np.array([2.0]), np.ones(1), **running, eps=0.0, activation="hard_swish")
+    np.testing.assert_allclose(y, [[3.0], [0.0]])
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from cubatch.engine.native import batch_norm, reductions
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.workspace.misc import THREADS, summed_tiles
+from cubatch.network.layers import LAYERS
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator
-from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
+from tests.kernels.cases import DTYPES, FORMULAS, bound, decoded, drawn, encoded
 from tests.kernels.conftest import BUILD, Target
 from tests.kernels.placing import place, room
 
@@ -231,6 +232,94 @@ def test_a_branch_is_added_to_what_is_normalised_and_written_over(launcher, shap
     assert_within(
         decoded(launcher.get(y)), np.maximum(want, 0), bound(8, terms, want, dtype), label=str((shape, dtype))
     )
+
+
+# Of each activation, the inputs at which its slope jumps.
+CURVES = {"relu": (0,), "relu6": (0, 6), "silu": (), "hard_swish": (-3, 3), "gelu": ()}
+
+
+def test_norms_compute_the_activations_that_the_schedule_leaves_to_them():
+    """Those whose slope has one formula in their input; ReLU's result is clamped by the plain kernel."""
+    assert batch_norm._ACTIVATIONS == {kind.type for kind in LAYERS.values() if kind.slope_of_input} == {*CURVES}
+
+
+def _normed(dtype, shape, kind):
+    """Draw a norm whose results reach beyond all bends; give it, its results in float64, and their largest terms."""
+    random = np.random.default_rng(len(kind))
+    x, dy, gamma_, beta = (drawn(random, each, dtype) for each in (shape, shape, shape[-1:], shape[-1:]))
+    mean = random.uniform(-1, 1, shape[-1]).astype(np.float32)
+    inv_std = random.uniform(6, 9, shape[-1]).astype(np.float32)
+    product = decoded(gamma_) * (decoded(x) - mean) * inv_std.astype(np.float64)
+    return x, dy, gamma_, beta, mean, inv_std, product + decoded(beta), abs(product) + abs(decoded(beta))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [kind for kind in CURVES if kind != "relu"])
+@pytest.mark.parametrize(("shape", "shift"), [((2, 3, 5, 24), 0), ((2, 3, 5, 24), 1), ((9, 7), 0)])
+def test_an_activation_is_applied_before_what_is_normalised_is_stored(launcher, shape, shift, kind, dtype):
+    """By running statistics and by the batch's: slopes are at most 1.5, and one rounding to 16 bits remains."""
+    x, _, gamma_, beta, mean, inv_std, pre, terms = _normed(dtype, shape, kind)
+    arrays = place(launcher, x, shift), launcher.put(gamma_), launcher.put(beta)
+    variance = (1 / inv_std.astype(np.float64) ** 2).astype(np.float32)
+    ys = [room(launcher, shape, x.dtype, shift) for _ in range(2)]
+    batch_norm.batch_norm_apply(
+        launcher.context(), *arrays, mean=launcher.put(mean), inv_std=launcher.put(inv_std), activation=kind, out=ys[0]
+    )
+    batch_norm.batch_norm_inference(
+        launcher.context(), *arrays, running_mean=launcher.put(mean), running_var=launcher.put(variance), eps=0.0,
+        activation=kind, out=ys[1],
+    )  # fmt: skip
+    want = FORMULAS[kind][0](pre)
+    for y in ys:
+        within = bound(20, 1.5 * terms + abs(pre) * (1 + abs(pre)), want, dtype)
+        assert_within(decoded(launcher.get(y)), want, within, label=f"{kind} {shape} {dtype}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", CURVES)
+@pytest.mark.parametrize(("shape", "shift"), [((3, 7, 7, 24), 0), ((3, 7, 7, 24), 1), ((1100, 8), 0), ((9, 7), 0)])
+def test_the_slope_behind_a_norm_is_computed_from_its_input(launcher, shape, shift, kind, dtype):
+    """All three gradients are those of the two layers one after the other; dx is written over dy."""
+    x, dy, gamma_, beta, mean, inv_std, pre, terms = _normed(dtype, shape, kind)
+    c, rows = shape[-1], int(np.prod(shape[:-1]))
+    dx, dgamma, dbeta = place(launcher, dy, shift), *(room(launcher, (c,), x.dtype) for _ in range(2))
+    batch_norm.batch_norm_backward(
+        launcher.context(), dx, place(launcher, x, shift), launcher.put(gamma_), mean=launcher.put(mean),
+        inv_std=launcher.put(inv_std), dgamma=dgamma, dbeta=dbeta, beta=launcher.put(beta), activation=kind,
+        count=rows, out=dx,
+    )  # fmt: skip
+
+    # Rounding of an element's input changes its slope by less than the input's own error; near a bend, by the jump.
+    apart = abs(np.subtract.outer(pre, np.array(CURVES[kind]))) <= 8 * U * (terms[..., None] + 1)
+    unsure = np.where(apart.any(axis=-1), 1.0, gamma(14, U) * (1 + abs(pre) * (1 + abs(pre)) + terms))
+    assert apart.any(axis=-1).mean() < 0.01
+    errors = (decoded(dy) * FORMULAS[kind][1](pre)).reshape(-1, c)
+    off = (abs(decoded(dy)) * unsure).reshape(-1, c)
+    xhat = (decoded(x).reshape(-1, c) - mean) * inv_std.astype(np.float64)
+    steps, tiles, merges = _steps(launcher, shape, x.itemsize)
+    additions = steps + min(merges, tiles) + 13
+    sums, sizes, offs = (
+        ((part * weight).sum(axis=0), part.sum(axis=0))
+        for part, weight in ((errors, xhat), (abs(errors), abs(xhat)), (off, abs(xhat)))
+    )
+    for got, want, size, error, name in zip((dgamma, dbeta), sums, sizes, offs, ("dgamma", "dbeta"), strict=True):
+        within = bound(additions + 4, size, want, dtype) + error
+        assert_within(decoded(launcher.get(got)), want, within, label=f"{name} {kind} {shape} {dtype}")
+    factor = decoded(gamma_) * inv_std
+    want = factor * (errors - sums[1] / rows - xhat * sums[0] / rows)
+    magnitude = abs(factor) * (abs(errors) + sizes[1] / rows + abs(xhat) * sizes[0] / rows)
+    error = abs(factor) * (off + offs[1] / rows + abs(xhat) * offs[0] / rows)
+    within = (bound(additions + 12, magnitude, want, dtype) + error).reshape(shape)
+    assert_within(decoded(launcher.get(dx)), want.reshape(shape), within, label=f"dx {kind} {shape} {dtype}")
+
+
+def test_an_activation_that_norms_do_not_compute_is_refused(launcher):
+    """A sigmoid's slope is computed from its result, which would not be there."""
+    x, _, gamma_, beta, mean, inv_std, _, _ = _normed("float32", (10, 4), "sigmoid")
+    with pytest.raises(InvalidArgument, match="silu"):
+        batch_norm.batch_norm_apply(
+            launcher.context(), x, gamma_, beta, mean=mean, inv_std=inv_std, activation="sigmoid", out=x
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,7 +14,7 @@ from cubatch.engine import functional
 from cubatch.engine.native import activation_functions, pointwise
 from cubatch.errors import InvalidArgument
 from tests.checks import assert_within
-from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
+from tests.kernels.cases import DTYPES, FORMULAS, bound, decoded, drawn, encoded
 from tests.kernels.placing import place, room
 
 # Sizes around one vector, one block of float32 (4096) and one of 16 bits (8192).
@@ -22,29 +22,6 @@ SIZES = st.sampled_from([1, 3, 8, 9, 100, 4096, 4097, 8200])
 SHIFTS = st.sampled_from([(0, 0), (0, 0), (1, 0), (0, 1), (1, 1)])
 SPECIAL = (-math.inf, -200.0, -3.0, -0.0, 0.0, 3.0, 6.0, 7.0, math.inf, math.nan)
 KINDS = activation_functions.ACTIVATIONS[1:]
-
-
-def _sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def _normal(x):
-    return 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
-# Each function and its slope, in float64, as the layer's docstring has it.
-FORMULAS = {
-    "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0) * 1.0),
-    "relu6": (lambda x: np.clip(x, 0, 6), lambda x: ((x > 0) & (x < 6)) * 1.0),
-    "silu": (lambda x: x * _sigmoid(x), lambda x: _sigmoid(x) * (1 + x * (1 - _sigmoid(x)))),
-    "sigmoid": (_sigmoid, lambda x: _sigmoid(x) * (1 - _sigmoid(x))),
-    "hard_sigmoid": (lambda x: np.clip(x + 3, 0, 6) / 6, lambda x: (abs(x) < 3) / 6),
-    "hard_swish": (
-        lambda x: x * np.clip(x + 3, 0, 6) / 6,
-        lambda x: np.where(x <= -3, 0, np.where(x < 3, x / 3 + 0.5, 1)),
-    ),
-    "gelu": (lambda x: x * _normal(x), lambda x: _normal(x) + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)),
-}
 
 
 @given(kind=st.sampled_from(KINDS), size=SIZES, shifts=SHIFTS, dtype=st.sampled_from(DTYPES))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cubatch.engine.native.activation_functions import activation_code
 from cubatch.engine.native.arrays import check, floats, take_workspace, tile_arguments, vector_width
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.operation import operation
@@ -22,6 +23,8 @@ from cubatch.kernels.resources import resident_blocks
 from cubatch.kernels.workspace import misc
 
 _MOMENTS = 3
+_ACTIVATIONS = frozenset({"relu", "relu6", "silu", "hard_swish", "gelu"})
+"""Those of with_activation() in kernels/common/activation.cuh."""
 
 
 @operation(out=lambda given: given.x.shape)
@@ -45,8 +48,9 @@ def batch_norm_train(context: Context, given: SimpleNamespace) -> Any:
         momentum=given.momentum, eps=given.eps, workspace=workspace[4 * partials.size :],
     )  # fmt: skip
     return batch_norm_apply(
-        context, x, gamma, beta, **statistics, residual=given.residual, relu=given.relu, out=given.out
-    )
+        context, x, gamma, beta, **statistics, residual=given.residual, relu=given.relu, activation=given.activation,
+        out=given.out,
+    )  # fmt: skip
 
 
 def batch_norm_finish(
@@ -82,14 +86,15 @@ def batch_norm_finish(
 
 def batch_norm_apply(
     context: Context, x: Any, gamma: Any, beta: Any, *, mean: Any, inv_std: Any, residual: Any = None,
-    relu: bool = False, out: Any = None,
+    relu: bool = False, activation: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """
     Return x normalized by given statistics: y = gamma * (x - mean) * inv_std + beta.
 
     The arguments are those of `functional.batch_norm_train`.
     """
-    return _apply(context, (x, residual, out, mean, inv_std, gamma, beta), eps=0.0, is_variance=False, relu=relu)
+    arrays = x, residual, out, mean, inv_std, gamma, beta
+    return _apply(context, arrays, eps=0.0, is_variance=False, relu=relu, activation=activation)
 
 
 @operation(out=lambda given: given.x.shape)
@@ -97,10 +102,14 @@ def batch_norm_inference(context: Context, given: SimpleNamespace) -> Any:
     arrays = (
         given.x, given.residual, given.out, given.running_mean, given.running_var, given.gamma, given.beta
     )  # fmt: skip
-    return _apply(context, arrays, eps=given.eps, is_variance=True, relu=given.relu)
+    return _apply(
+        context, arrays, eps=given.eps, is_variance=True, relu=given.relu, activation=given.activation
+    )  # fmt: skip
 
 
-def _apply(context: Context, arrays: tuple[Any, ...], *, eps: float, is_variance: bool, relu: bool) -> Any:
+def _apply(
+    context: Context, arrays: tuple[Any, ...], *, eps: float, is_variance: bool, relu: bool, activation: str | None
+) -> Any:  # fmt: skip
     x, residual, y, mean, spread, gamma, beta = arrays
     channels = x.shape[-1]
     check(x.dtype, x.shape, x=x, residual=residual, out=y)
@@ -108,9 +117,18 @@ def _apply(context: Context, arrays: tuple[Any, ...], *, eps: float, is_variance
     check(np.float32, (channels,), mean=mean, spread=spread)
     rows, vector = x.size // channels, vector_width(context, channels, x, residual, y)
     tiles = misc.walked_tiles(rows, channels, vector, x.itemsize, context.device)
-    numbers = *tile_arguments(rows, channels, tiles), float(eps), is_variance, relu
-    context.run("batch_norm_apply", x, (tiles.tiles, tiles.blocks, 1), *arrays, *numbers)
+    numbers, grid = (*tile_arguments(rows, channels, tiles), float(eps), is_variance), (tiles.tiles, tiles.blocks, 1)
+    if activation is None:
+        context.run("batch_norm_apply", x, grid, *arrays, *numbers, relu)
+    else:
+        context.run("batch_norm_activate", x, grid, *arrays, *numbers, _activation_code(activation))
     return y
+
+
+def _activation_code(kind: str) -> int:
+    if kind not in _ACTIVATIONS:
+        raise InvalidArgument("activation", kind, "one of " + ", ".join(sorted(_ACTIVATIONS)))
+    return activation_code(kind)
 
 
 _FOLDED_AT_ONCE = 32
@@ -149,17 +167,22 @@ def batch_norm_backward(context: Context, given: SimpleNamespace) -> Any:
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
     check(x.dtype, (channels,), gamma=gamma, dgamma=given.dgamma, dbeta=given.dbeta)
     check(np.float32, (channels,), mean=mean, inv_std=inv_std)
-    sums, vector = variant.find("batch_norm_backward_sums", dtype), vector_width(context, channels, dy, x)
+    # Kernels that also compute an activation's slope take more registers: separate ones, so that others stay as fast.
+    curve = [] if given.activation is None else [given.beta, _activation_code(given.activation)]
+    check(x.dtype, (channels,), beta=given.beta)
+    stem = "batch_norm_slope" if curve else "batch_norm_backward"
+    sums, vector = variant.find(f"{stem}_sums", dtype), vector_width(context, channels, dy, x)
     resident = resident_blocks(sums, context.device.compute_capability)
     tiles = misc.summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
     need = misc.batch_norm_backward_workspace(rows, channels, dtype, context.device)
     partials = floats(take_workspace(given.workspace, x, need), (1 + tiles.tiles) * 2 * channels)
     numbers = tile_arguments(rows, channels, tiles)
-    context.launch(sums, (tiles.tiles, tiles.blocks, 1), [dy, x, mean, inv_std, partials[2 * channels :], *numbers])
+    arrays = [dy, x, mean, inv_std, partials[2 * channels :]]
+    context.launch(sums, (tiles.tiles, tiles.blocks, 1), [*arrays, *numbers, *([gamma, *curve] if curve else [])])
     means = finish_gradients(context, x, tiles, partials, dgamma=given.dgamma, dbeta=given.dbeta)
     tiles = misc.walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
     numbers, grid = tile_arguments(rows, channels, tiles), (tiles.tiles, tiles.blocks, 1)
-    context.run("batch_norm_backward_apply", x, grid, dy, x, dx, mean, inv_std, gamma, means, *numbers)
+    context.run(f"{stem}_apply", x, grid, dy, x, dx, mean, inv_std, gamma, means, *numbers, *curve)
     return dx
 
 

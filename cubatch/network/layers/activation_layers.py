@@ -25,6 +25,7 @@ class ReLU(_Activation):
     """max(x, 0)."""
 
     type: ClassVar[str] = "relu"
+    slope_of_input: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"y"})
 
 
@@ -33,6 +34,7 @@ class ReLU6(_Activation):
     """min(max(x, 0), 6)."""
 
     type: ClassVar[str] = "relu6"
+    slope_of_input: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"y"})
 
 
@@ -57,6 +59,7 @@ class HardSwish(_Activation):
     """Input times its hard sigmoid (Howard et al., 2019, arXiv:1905.02244, section 5.2)."""
 
     type: ClassVar[str] = "hard_swish"
+    slope_of_input: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
 
@@ -65,6 +68,7 @@ class SiLU(_Activation):
     """Input times its sigmoid (Elfwing et al., 2017, arXiv:1702.03118)."""
 
     type: ClassVar[str] = "silu"
+    slope_of_input: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
 
@@ -73,6 +77,7 @@ class GELU(_Activation):
     """Input times the normal distribution function of the input."""
 
     type: ClassVar[str] = "gelu"
+    slope_of_input: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
 

@@ -26,6 +26,7 @@ class BatchNorm2d(Layer):
     type: ClassVar[str] = "batch_norm2d"
     in_place: ClassVar[bool] = True
     can_clamp: ClassVar[bool] = True
+    can_activate: ClassVar[bool] = True
     has_statistics: ClassVar[bool] = True
     backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 

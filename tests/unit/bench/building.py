@@ -58,6 +58,11 @@ EVERY = [
         cases.of_layer(layer, Pass.FPROP, 4, mode=mode, ending=["residual"], relu=True)
         for layer in LAYERS if isinstance(layer, layers.BatchNorm2d) for mode in ("training", "inference")
     ),
+    *(
+        cases.of_layer(layer, pass_, 4, activation=activation)
+        for layer in LAYERS if isinstance(layer, layers.BatchNorm2d)
+        for pass_, activation in ((Pass.FPROP, "silu"), (Pass.DGRAD, "silu"), (Pass.DGRAD, "relu"))
+    ),
 ]  # fmt: skip
 
 

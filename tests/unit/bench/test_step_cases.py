@@ -60,8 +60,9 @@ def test_resnet50_has_the_operations_of_its_paper():
         ("convnext-tiny", "training", {"depthwise conv2d": 18, "depthwise conv2d dgrad": 18, "layer norm": 18 + 5,
                                        "gelu": 18, "layer scale": 18, "conv2d": 4, "linear": 2 * 18 + 1}),
         # Tan and Le 2019, table 1: 16 blocks of 1, 2, 2, 3, 3, 4, 1; the first has no expansion; a stem and a head.
+        # A SiLU in each squeeze and excitation; those behind norms are the norms'.
         ("efficientnet-b0", "training", {"depthwise conv2d": 16, "batch norm train": 3 * 16 - 1 + 2, "dropout": 1,
-                                         "silu": 3 * 16 - 1 + 2, "sigmoid": 16, "scale": 16}),
+                                         "silu": 16, "silu backward": 16, "sigmoid": 16, "scale": 16}),
         # Howard et al. 2019, table 1: 15 blocks, of which 8 squeeze and excite.
         ("mobilenet-v3-large", "training", {"depthwise conv2d": 15, "hard sigmoid": 0, "hard_sigmoid": 8, "scale": 8}),
     ],
@@ -92,6 +93,22 @@ def test_resnet50s_products_end_as_its_blocks_do():
     assert ends["training", "batch norm train", "residual"] == 16
     assert ends["training", "batch norm train", "relu"] == 48
     assert ends["training", "linear wgrad", "bias gradient"] == 1
+
+
+def test_mobile_networks_norms_compute_their_activations():
+    """Of `efficientnet-b0` 33 SiLUs; of `mobilenet-v3-large` hard swish, and the slopes of ReLUs behind depthwise."""
+    ends = Counter()
+    for name in ("efficientnet-b0", "mobilenet-v3-large"):
+        for case in cases.of_step(models.build(name), "training", 4, "float16"):
+            for term in case.epilogue:
+                ends[name, case.kind, term] += case.multiplicity
+    assert ends["efficientnet-b0", "batch norm train", "silu"] == 33
+    assert ends["efficientnet-b0", "batch norm backward", "slope of silu"] == 33
+    # Howard et al. 2019, table 1: 6 blocks with ReLU, 9 with hard swish, the first without an expansion; stem and head.
+    assert ends["mobilenet-v3-large", "batch norm train", "hard_swish"] == 2 * 9 + 2
+    assert ends["mobilenet-v3-large", "batch norm backward", "slope of hard_swish"] == 2 * 9 + 2
+    # Of the ReLUs, 5 are read by depthwise convolutions and 3 by squeeze and excitation, which have no masks.
+    assert ends["mobilenet-v3-large", "batch norm backward", "slope of relu"] == 5 + 3
 
 
 @pytest.mark.parametrize("name", NETWORKS)

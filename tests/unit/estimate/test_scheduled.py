@@ -46,6 +46,17 @@ def test_sums_of_gradients_are_counted_before_the_first_gradient_of_the_layer_wh
     assert {name for (name, pass_), item in found.items() if not item.runs} == {"g", "h"}
 
 
+def test_an_activation_that_a_norm_computes_runs_in_no_pass():
+    """Behind a norm its forward and backward passes are the norm's; b, behind a product, is an operation."""
+    behind = Network(
+        input_shape=(3, 5, 4),
+        layers=[Conv2d(name="a", k=4, r=1, s=1), BatchNorm2d(name="n"), HardSwish(name="b"), Conv2d(k=4, r=1, s=1)],
+    )
+    for network, runs in ((behind, False), (FORKED, True)):
+        found = {item.pass_: item for item in scheduled_passes(network, "training") if item.node.name == "b"}
+        assert {pass_: item.runs for pass_, item in found.items()} == {Pass.FPROP: runs, Pass.DGRAD: runs}
+
+
 def test_sums_of_gradients_are_counted_also_where_the_layer_is_no_operation():
     """In a transformer's block a sum's gradient is that of the next sum and of a norm: it runs in no other way."""
     found = scheduled_passes(models.build("deit-tiny"), "training")

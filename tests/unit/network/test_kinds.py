@@ -23,7 +23,7 @@ PACKAGE = Path(cubatch.__file__).parent
 KINDS = {kind.__name__ for kind in LAYERS.values()}
 MOST_QUESTIONS = 8
 FACTS = ("elementwise", "in_place", "aliases_input", "idle_in_inference", "passes_gradient", "can_clamp",
-         "has_statistics", "adds_up_to_one", "products_in_turn")  # fmt: skip
+         "can_activate", "slope_of_input", "has_statistics", "adds_up_to_one", "products_in_turn")  # fmt: skip
 
 
 def questions(source):
@@ -88,6 +88,8 @@ def test_facts_are_of_the_kind_and_hold_for_the_kinds_that_have_them():
         "idle_in_inference": {"dropout"},
         "passes_gradient": {"add"},
         "can_clamp": {"conv2d", "linear", "batch_norm2d", "add"},
+        "can_activate": {"batch_norm2d"},
+        "slope_of_input": {"relu", "relu6", "hard_swish", "silu", "gelu"},
         "has_statistics": {"batch_norm2d"},
         "adds_up_to_one": {"softmax"},
         "products_in_turn": {"attention", "opaque"},
