@@ -58,7 +58,8 @@ class BoundedRunner(abc.ABC):
         self._raised: str | None = None
         self._trace_seconds = _TRACE_SECONDS
         self._step: Callable[[], None] | None = None
-        self._batch_size, self._batch_bytes, self._reference_size = 0, 0, 0
+        self._batch_size, self._batch_bytes = 0, 0
+        self._reference_size, self._reference_bytes = 0, 0
         self._steps, self._page_faults = 0, PageFaults()
         self._tidied_at: int | None = None
         self._requested: set[int] = set()
@@ -183,12 +184,13 @@ class BoundedRunner(abc.ABC):
         """
         Return the present prediction: the largest size that fits, and the bytes of the sizes requested so far.
 
-        None if `look` was not called: a resumed run steps few sizes, so the cached prediction is better.
+        A held reference step does not count: it is there only during the search. None if `look` was not called: a
+        resumed run steps few sizes, so the cached prediction is better.
         """
         if (plan := self._plan) is None or not self._is_informed:
             return None
         return {
-            "largest": plan.largest(self._memory_limit),
+            "largest": plan.largest(self._memory_limit + self._reference_bytes),
             "bytes": [(n, plan.at(n)) for n in sorted(self._requested)],
         }
 
@@ -250,7 +252,8 @@ class BoundedRunner(abc.ABC):
             return False
         if self._batch_bytes > REFERENCE_SHARE * self._memory_limit:
             return False
-        self._memory_limit -= self._batch_bytes
+        self._memory_limit += self._reference_bytes - self._batch_bytes
+        self._reference_bytes = self._batch_bytes
         self.clock.hold_reference(self._reference_step(self._step), repeats)
         self.release()
         self._reference_size = self._batch_size

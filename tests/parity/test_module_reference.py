@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from cubatch.frameworks import torch_module  # noqa: E402
+from cubatch.frameworks.memory_meter import HostMeter  # noqa: E402
 
 
 class Recorder(nn.Module):
@@ -53,4 +54,17 @@ def test_a_reference_that_takes_much_of_the_limit_is_not_held():
     assert not runner.hold_reference(1)
     runner._memory_limit = 20 * batch_bytes
     assert runner.hold_reference(1)
+    runner.close()
+
+
+def test_a_held_reference_does_not_lower_the_largest_size_that_fits(monkeypatch):
+    """Whether one is held depends on how fast steps are; what fits after the search does not."""
+    monkeypatch.setattr(HostMeter, "peak", lambda self: None)
+    subject = torch_module.TorchModule(Recorder(), (3, 8, 8), mode="inference")
+    runner = subject.ready().runner(subject.peaks(1 << 20).at(37), 0)
+    runner.look(seconds=0.0, top=None, trace_seconds=60.0)
+    assert runner.forecast["largest"] == 37
+    runner.prepare(1)
+    assert runner.hold_reference(1)
+    assert runner.forecast["largest"] == 37
     runner.close()
