@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Never
 
 from cubatch.engine import functional
@@ -31,9 +31,11 @@ _MODULES = (
 )  # fmt: skip
 
 
-def written() -> dict[str, Callable[..., Any]]:
+@functools.cache
+def written() -> Mapping[str, Callable[..., Any]]:
     """Return the functions on hand-written kernels by their names in `functional`."""
-    return {name: getattr(module, name) for module in _MODULES for name in functional.__all__ if hasattr(module, name)}
+    named = {name: getattr(module, name) for module in _MODULES for name in functional.__all__ if hasattr(module, name)}
+    return MappingProxyType(named)
 
 
 def operations(context: Context) -> SimpleNamespace:
