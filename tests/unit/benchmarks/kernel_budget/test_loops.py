@@ -1,10 +1,11 @@
-"""Main loops of machine code, against NVIDIA's disassembler, and what the check says of them."""
+"""Main loops and counts of machine code, against NVIDIA's disassembler, and what the check says of them."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import attrs
 import pytest
 
 from benchmarks.kernel_budget import budget as budgets
-from benchmarks.kernel_budget import machine_code
+from benchmarks.kernel_budget import machine_code, sass
 from benchmarks.kernel_budget.check import check
 from benchmarks.kernel_budget.loops import Loop, main_loops
 from cubatch.errors import InvalidData
@@ -30,8 +31,8 @@ def named(name):
     return next(one for one in variant.kernels() if one.name == name)
 
 
-def listed_loop(path, product):
-    """Read the shortest loop with the most products from the disassembler's listing, whose branches name labels."""
+def listed(path, product):
+    """Read all instructions and the shortest loop with the most products from a listing, whose branches name labels."""
     program = next(Path(file.locate()) for file in metadata.files("nvidia-cuda-nvdisasm") if file.name == "nvdisasm")
     listing = subprocess.run([program, "-c", path], capture_output=True, text=True, check=True).stdout
     names, branches, labels = [], [], {}
@@ -44,20 +45,23 @@ def listed_loop(path, product):
             names.append(found[1])
     spans = [names[labels[to] : at + 1] for at, to in branches if labels[to] < at]
     best = max(spans, key=lambda span: (span.count(product), -len(span)))
-    return Loop(len(best), best.count(product), best.count("LDSM"), best.count("PRMT"))
+    return Counter(names), Loop(len(best), best.count(product), best.count("LDSM"), best.count("PRMT"))
 
 
 @pytest.mark.parametrize(
-    ("family", "arch"), [("simt", "sm_75"), ("simt", "sm_89"), ("simt", "sm_120"), ("mma", "sm_80"), ("mma", "sm_100"),
-                         ("hopper", "sm_90")],
-)  # fmt: skip
-def test_a_main_loop_is_that_of_nvidias_disassembler(family, arch):
-    """Branches of both encodings are followed, and every instruction that the budget holds is counted."""
+    ("family", "arch"), [("simt", "sm_75"), ("mma", "sm_80"), ("mma", "sm_120"), ("hopper", "sm_90")]
+)
+def test_loops_and_counts_are_those_of_nvidias_disassembler(family, arch):
+    """Branches of both encodings are followed; every instruction of the table and budget is counted, as often."""
     found = named(NAMES[family])
     path = compiler.compile_unit(found, arch).path
+    counts, want = listed(path, PRODUCTS[family])
     loop = main_loops(path.read_bytes(), variant.arch_number(arch))[found.entry]
-    assert attrs.evolve(loop, fences=0) == listed_loop(path, PRODUCTS[family])
+    assert attrs.evolve(loop, fences=0) == want
     assert loop.products >= 4
+    counts = {opcode: count for opcode, count in counts.items() if opcode in sass.OPCODES.values()}
+    assert counts.keys() >= set(machine_code.EXPECTED.get(family, ()))
+    assert sass.count_opcodes(path.read_bytes()) == {found.entry: counts}
 
 
 def test_a_fence_of_the_gpu_around_wgmma_is_a_problem(tmp_path):
