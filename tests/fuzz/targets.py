@@ -34,6 +34,7 @@ from cubatch.network.specfile import load_spec
 from cubatch.tuning.candidate_layers import explain
 from cubatch.tuning.results import TuningResult
 from tests.fuzz.edits import CORPUS, WORDS, bitten, documents, edited
+from tests.unit.commands import get_command
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
 SEEN = {"drawn": 0}  # pictures are slow: only one in so many is drawn
@@ -164,12 +165,9 @@ LEFT_OUT = {"--download", "--store", "--fresh", "--help", "--out", "--dry-run", 
 MODELS = ["mlp", "lenet5", "go-net", "resnet5", "net.toml", "a:b", "none.onnx", "w.pt", *WORDS]
 
 
-_get_command = functools.cache(typer.main.get_command)  # building it takes longer than most commands
-
-
 @functools.cache
 def _parameters(command):
-    found = _get_command(app.app)
+    found = get_command(app.app)
     for word in command:
         found = found.commands[word]
     return found.params
@@ -201,7 +199,7 @@ def try_command(line):
             (Path(folder) / "net.toml").write_bytes(next(iter(TEXTS.values())))
             with (
                 mock.patch.object(sys, "argv", ["cubatch", *line]), mock.patch.dict(os.environ, XDG_CACHE_HOME=folder),
-                mock.patch.object(typer.main, "get_command", _get_command),
+                mock.patch.object(typer.main, "get_command", get_command),
                 contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
             ):  # fmt: skip
                 app.main()

@@ -15,7 +15,7 @@ import typer
 
 from cubatch.cli import app
 
-_get_command = functools.cache(typer.main.get_command)  # building it takes longer than most commands
+get_command = functools.cache(typer.main.get_command)  # building it takes longer than most commands
 
 
 def in_process(monkeypatch, capfd, *command):
@@ -23,7 +23,7 @@ def in_process(monkeypatch, capfd, *command):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["cubatch", *command, *map(str, arguments)])
-        monkeypatch.setattr(typer.main, "get_command", _get_command)
+        monkeypatch.setattr(typer.main, "get_command", get_command)
         before = signal.getsignal(signal.SIGTERM)
         try:
             with pytest.raises(SystemExit) as ended:

@@ -10,12 +10,12 @@ import subprocess
 import tomllib
 
 import pytest
-import typer
 
 import cubatch
 from cubatch.cli.app import app
 from cubatch.kernels import variant
 from cubatch.tuning.results import DECIDED_BY, STATUSES
+from tests.unit.commands import get_command
 from tests.unit.snippets import JUDGE, PAGES, README, ROOT, SNIPPETS, run, snippets
 
 OTHERS = [ROOT / "cubatch/README.md", ROOT / "kernels/README.md", *sorted((ROOT / "benchmarks").rglob("README.md"))]
@@ -54,7 +54,7 @@ def test_the_commands_of_a_snippet_exist(snippet):
     """Also of those that only a GPU runs: shell syntax, and each option of a cubatch command."""
     subprocess.run(["bash", "-n", "-c", snippet.text], check=True)
     for words in snippet.commands:
-        command = typer.main.get_command(app)
+        command = get_command(app)
         depth = 0
         while words[depth] in getattr(command, "commands", {}):
             command, depth = command.commands[words[depth]], depth + 1

@@ -80,9 +80,8 @@ def test_a_stdout_that_was_closed_is_written_to_by_nobody(line):
 
 def test_a_log_that_is_full_or_closed_changes_nothing():
     """What is said on stderr is lost, and the result is there."""
-    for end in ("2> /dev/full", "2>&-"):
-        code, out, _ = cubatch_says(f"models {end}")
-        assert (code, b"resnet50" in out) == (0, True)
+    code, out, _ = cubatch_says("models 2> /dev/full")
+    assert (code, b"resnet50" in out) == (0, True)
     assert cubatch_says("memory nonsense 2>&-")[0] == 2
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 
+from cubatch.serving import serving_plan
 from tests.unit.tuned import measurement, tuned
 
 
@@ -18,8 +20,9 @@ def result(tmp_path):
     return str(path)
 
 
-def test_the_table_and_the_json_have_the_same_plan(run, result):
-    """Each maximum batch size has a line, and the first sentence the planned one."""
+def test_table_json_and_settings_have_the_same_plan(run, result, monkeypatch):
+    """Each maximum batch size has a line, the first sentence the planned one; of a server stdout has its settings."""
+    monkeypatch.setattr(serving_plan, "serving_plan", functools.cache(serving_plan.serving_plan))
     options = ["serving", result, "--arrival-rate", "300", "--p99", "0.05", "--price", "2"]
     code, out, _ = run(*options)
     plan = json.loads(run(*options, "--json", "-")[1])
@@ -27,17 +30,11 @@ def test_the_table_and_the_json_have_the_same_plan(run, result):
     assert [option["max_batch_size"] for option in plan["options"]] == [1, 4, 16]
     assert f"batches of at most {plan['max_batch_size']}" in out
     assert plan["cost_per_million_requests"] == pytest.approx(2 * plan["instances"] / 3600 / 300 * 1e6)
-
-
-@pytest.mark.parametrize("server", ["triton", "ray-serve", "bentoml", "torchserve"])
-def test_the_settings_of_a_server_hold_the_plan(run, result, server):
-    """Nothing but the settings is on stdout, with the planned maximum batch size."""
-    options = ["serving", result, "--arrival-rate", "300", "--p99", "0.05"]
-    plan = json.loads(run(*options, "--json", "-")[1])
-    code, out, _ = run(*options, "--server", server)
-    assert code == 0
-    assert str(plan["max_batch_size"]) in out
-    assert "p95" not in out
+    for server in ("triton", "ray-serve", "bentoml", "torchserve"):
+        code, out, _ = run(*options, "--server", server)
+        assert code == 0
+        assert str(plan["max_batch_size"]) in out
+        assert "p95" not in out
 
 
 def test_a_limit_that_no_request_keeps_is_refused(run, result):

@@ -15,9 +15,10 @@ from cubatch.measure.records import Measured, by_trial
 from cubatch.measure.runner import Reading
 from cubatch.search.loop import LEAST_REFERENCE_SECONDS
 from cubatch.tuning.results import TuningResult
+from tests.thorough import THOROUGH
 from tests.unit.search.walking import seek
 
-SEEDS = range(6)
+SEEDS = range(6 if THOROUGH else 3)
 NEVER = 1e9  # seconds
 
 
@@ -139,7 +140,7 @@ def test_a_peak_at_a_size_of_the_ladder_is_found_and_confirmed(seed: int) -> Non
     assert result.reference["batch_size"] in {timing.reference_batch_size for timing in paired}
 
 
-@pytest.mark.parametrize("index", range(12))
+@pytest.mark.parametrize("index", range(12 if THOROUGH else 6))
 def test_no_answer_rests_on_a_single_trial_while_budget_is_left(index: int) -> None:
     """On hosts as drawn for the benchmark the recommended size has two trials and five timings within the minute."""
     where = Host.draw(7, index, spread=0.05)

@@ -174,7 +174,7 @@ def test_nothing_is_named_where_the_answer_is_known() -> None:
 
 
 @pytest.mark.parametrize("goal", [Goal(), LATENCY, Goal(latency_limit=0.3)])
-@pytest.mark.parametrize("left", [0.05, 1.0, 60.0])
+@pytest.mark.parametrize("left", [0.05, 60.0])
 @pytest.mark.parametrize("extends", [True, False])
 def test_whatever_is_named_is_open_and_affordable(goal: Goal, left: float, extends: bool) -> None:
     """Sizes that are closed are never named first, nor what the budget does not hold, nor one beside a list."""

@@ -268,7 +268,7 @@ def networks(draw: st.DrawFn) -> Network:
 
 
 @pytest.mark.case("hyperparameter")
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(100) // 2, deadline=None)
 @given(
     net=networks(),
     device=st.sampled_from([V100, "a100-sxm4-80gb", "titan-x-pascal", "h200-sxm", "cpu"]),
