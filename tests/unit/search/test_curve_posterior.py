@@ -73,7 +73,7 @@ def only(monkeypatch: pytest.MonkeyPatch, *processes: tuple[float, float], knees
     """Leave so many pairs of smooth misfit and teeth, all equally likely, and these knees."""
     smooth, teeth = zip(*processes, strict=True)
     monkeypatch.setattr(curve_posterior, "SMOOTH", tuple((size, 1 / len(smooth)) for size in dict.fromkeys(smooth)))
-    monkeypatch.setattr(curve_posterior, "STEPS", tuple((size, 1 / len(teeth)) for size in dict.fromkeys(teeth)))
+    monkeypatch.setattr(curve_posterior, "STEPS", tuple((size, 0.25, 1 / len(teeth)) for size in dict.fromkeys(teeth)))
     monkeypatch.setattr(curve_posterior, "KNEES", np.array(knees, dtype=float))
 
 
@@ -149,7 +149,7 @@ def test_processes_are_weighted_by_what_they_are_beforehand(monkeypatch: pytest.
     """A single reading tells no size of misfit from another: the variance at a far size is that of their mean."""
     monkeypatch.setattr(curve_posterior, "KNEES", np.array([16.0]))
     monkeypatch.setattr(curve_posterior, "SMOOTH", ((0.1, 0.8), (0.4, 0.2)))
-    monkeypatch.setattr(curve_posterior, "STEPS", ((0.05, 0.3), (0.2, 0.7)))
+    monkeypatch.setattr(curve_posterior, "STEPS", ((0.05, 0.25, 0.3), (0.2, 0.25, 0.7)))
     found = fit_curve(read(line(1.0, 0.0), 1), [2**40])
     expected = 2 * (0.8 * 0.1**2 + 0.2 * 0.4**2 + 0.3 * 0.05**2 + 0.7 * 0.2**2)  # of the two ends' misfits
     assert found.sd[0] ** 2 == pytest.approx(expected, rel=0.02)
@@ -163,7 +163,21 @@ def test_the_weights_beforehand_are_probabilities() -> None:
         curve_posterior.HOST_SMOOTH,
         curve_posterior.HOST_STEPS,
     ):
-        assert math.fsum(weight for _, weight in sizes) == pytest.approx(1.0)
+        assert math.fsum(weight for *_, weight in sizes) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_a_jump_leaves_far_larger_sizes_open(host: bool) -> None:
+    """
+    Where a second thread begins at 3, a step takes 40 ms instead of 0.1 ms, and 8 samples take 47 ms.
+
+    1 is then the fastest size measured. From 8 the line goes on to 0.6 or to 6 s for 1024: both must be possible.
+    """
+    curve = fit_curve(
+        [SizeEstimate(n, math.log(t), 0.01) for n, t in ((1, 1e-4), (3, 0.04), (8, 0.047))], [1, 1024], host=host
+    )
+    fastest, slowest = curve.interval(1024)
+    assert fastest / 1024 < 1e-4 < slowest / 1024
 
 
 # --- what it says of curves ----------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_one_slow_timing_does_not_break_a_latency_limit_for_good() -> None:
 
 def test_added_sizes_are_told_to_the_keeper_and_are_multiples() -> None:
     """Each size that the search adds to the ladder is kept once, is a multiple of 8, and says between which it lies."""
-    device = FakeDevice(lambda n: 0.02 + 1e-3 * n * (0.8 if 200 < n <= 240 else 1.0))
+    device = FakeDevice(affine(0.5, 1e-5), memory_bytes=1024 * 400)
     book = Recorder()
     measured, _ = seek(device, given(8, 64, 128, 256, 512), keeper=book, multiple=8)
     sizes = [candidate.batch_size for candidate in measured.added]

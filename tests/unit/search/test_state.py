@@ -27,7 +27,7 @@ def test_sizes_over_the_latency_limit_are_no_answer() -> None:
     assert (found.recommended, found.fastest) == (100, 100)
     nothing = view({300: 3.0}, goal=Goal(latency_limit=2.5), ladder=[])
     assert (nothing.recommended, nothing.fastest) == (None, None)
-    with pytest.raises(ValueError, match="no measured size"):
+    with pytest.raises(ValueError, match="no size is recommended"):
         nothing.acquisition_inputs  # noqa: B018
 
 
