@@ -28,7 +28,7 @@ KNEES = 2.0 ** np.arange(-3, 15)
 SMOOTH = ((0.02, 0.4), (0.1, 0.4), (0.35, 0.2))
 """Standard deviations of the smooth misfit, as a share of the cost, and their prior probabilities."""
 JUMP = (2.0, 8.0, 0.005)
-"""Standard deviation, length scale in octaves, and prior probability of a jump that lasts: on a busy CPU, steps that
+"""Standard deviation, length scale in octaves, and prior probability of a jump that lasts.  On a busy CPU, steps that
 several threads share can take a hundred times as long as those of one thread.  On 20 fake hosts with such a jump, which
 chose nothing, the mean regret was 49 % without it and 17 % with it.  On bench_hosts and bench_search it stayed the same
 within 0.1 %."""
