@@ -34,6 +34,8 @@ class ModuleFootprint(Shown):
         activations: All others: outputs, values saved for the backward pass, their gradients, temporary results.
         workspace: Of cuBLAS, in PyTorch's default setting; 0 without a GPU, as the next two.
         allocator: What PyTorch's caching allocator reserves in addition: rounding, and free blocks of its segments.
+            The GPU's memory is the limit at which it returns free segments. Segments are expandable if the environment
+            of this process sets them so.
         overhead: The CUDA context, and code of libraries.
         overhead_source: Where that figure comes from; empty without a GPU.
         total: The sum of these parts.
@@ -68,7 +70,10 @@ class ModuleFootprint(Shown):
         workspace = allocator = overhead = 0
         if gpu is not None:
             workspace, overhead = cublas_workspace_bytes(gpu), context_overhead.overhead_bytes(gpu)
-            reserved = caching_allocator.reserved_bytes([(workspace, 0, math.inf), *walk.lives])
+            capacity = math.inf if gpu.memory_bytes is None else max(0, gpu.memory_bytes - overhead)
+            reserved = caching_allocator.reserved_bytes(
+                [(workspace, 0, math.inf), *walk.lives], capacity, is_expandable=caching_allocator.is_expandable()
+            )
             allocator = reserved - workspace - walk.peak_bytes
         return cls(
             name=name, mode=mode, batch_size=batch_size, **walk.parts, activations=sum(by_submodule.values()),
