@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import attrs
+
+from cubatch.frameworks.input_objects import children, is_cache, is_holder, is_tensor, tensors_in
 
 _PROPORTIONAL = 0.75  # of proportional growth, from which lengths that lie on no line count as growing
 
@@ -79,19 +79,6 @@ class Growth:
         return tuple(extents)
 
 
-def children(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return (key, item) of each item of a list, tuple, mapping, dataclass or batch object; None for other values."""
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, tuple | list):
-        return list(enumerate(value))
-    if hasattr(value, "to") and hasattr(value, "__dict__") and not isinstance(value, type):  # as batches of graphs
-        return [(name, item) for name, item in vars(value).items() if not name.startswith("__")]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value) if each.init]
-    return None
-
-
 def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Growth]:
     """
     Return how values grow with the batch size, by their path, from batches of different size.
@@ -106,7 +93,7 @@ def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Gro
         {(0,): 10}
     """
     values = list(batches.values())
-    if all(_is_tensor(value) for value in values):
+    if all(is_tensor(value) for value in values):
         return _of_tensors(batches, path)
     parts = [children(value) for value in values]
     if all(part is not None for part in parts):
@@ -119,15 +106,13 @@ def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Gro
             return growths
         line = Line.through({n: len(part or ()) for n, part in zip(batches, parts, strict=True)})
         return {path: Growth({0: line})} if line and isinstance(values[0], tuple | list) else {}
+    if all(map(is_holder, values)):
+        tensors = {n: tuple(tensors_in(value)) for n, value in batches.items()}
+        return by_difference(tensors, path) if len(set(map(len, tensors.values()))) == 1 else {}
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         line = Line.through(batches) if len(set(values)) > 1 else None
         return {path: Growth({0: line})} if line else {}
     return {}
-
-
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # where it is not imported, nothing is a tensor of it
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _of_tensors(tensors: Mapping[int, Any], path: Path) -> dict[Path, Growth]:
@@ -152,18 +137,28 @@ def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growt
     Return how values grow with the batch size, by path, from one batch of `batch_size` samples.
 
     Each tensor and list as long as the batch has a row per sample. A list or tuple of tensors that are as long as the
-    batch themselves holds inputs, not samples.
+    batch themselves holds inputs, not samples. In an object with one sample, only the tensors of a cache grow: others
+    may be the same in every batch, such as means.
     """
-    if _is_tensor(batch):
+    if is_tensor(batch):
         return {path: Growth({0: ROWS})} if batch.ndim and len(batch) == batch_size else {}
+    if is_holder(batch):
+        rows = [place for place, each in enumerate(tensors_in(batch)) if each.ndim and len(each) == batch_size]
+        return {(*path, place): Growth({0: ROWS}) for place in rows if batch_size > 1 or is_cache(batch)}
     parts = children(batch)
     if parts is None:
         return {}
     is_sequence = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
-    holds_rows = any(_is_tensor(item) and item.ndim and len(item) == batch_size for _, item in parts)
-    if len(path) > 1 and is_sequence and len(parts) == batch_size and not holds_rows:
+    if len(path) > 1 and is_sequence and len(parts) == batch_size and not _has_rows(batch, batch_size):
         return {path: Growth({0: ROWS})}
     growths: dict[Path, Growth] = {}
     for key, item in parts:
         growths |= of_example(item, batch_size, (*path, key))
     return growths
+
+
+def _has_rows(value: Any, batch_size: int) -> bool:
+    """Return whether a tensor, or one in nested lists and tuples, is as long as the batch."""
+    if isinstance(value, list | tuple):
+        return any(_has_rows(item, batch_size) for item in value)
+    return is_tensor(value) and value.ndim > 0 and len(value) == batch_size

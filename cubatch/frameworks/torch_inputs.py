@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections import UserDict, deque
+from collections import UserDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ import attrs
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources
 from cubatch.frameworks.batch_sources import Source
-from cubatch.frameworks.input_growth import ROWS, Growth, Path, by_difference, children, of_example
+from cubatch.frameworks.input_growth import ROWS, Growth, Path, by_difference, of_example
+from cubatch.frameworks.input_objects import children, copied, is_holder, tensors_in
 from cubatch.measure.runner import Remark
 
 _ALLOWED = (
@@ -144,8 +145,8 @@ class Inputs:
         if (holder := inputs._opaque(tuple(call))) is not None:
             given = f"a {type(holder).__name__}, whose tensors cannot be replaced by those of another batch"
             remedy = (
-                "Wrap the module in one that makes it, as a cache of keys and values, of tensors; or, if these are the "
-                "same in every batch, give an example of another number of samples."
+                "Wrap the module in one that makes it of tensors; or, if these are the same in every batch, give an "
+                "example of another number of samples."
             )
             raise InvalidArgument(batch_sources.FIELD, given, _ALLOWED, remedy)
         inputs._check()
@@ -164,10 +165,10 @@ class Inputs:
                 raise InvalidArgument(
                     batch_sources.FIELD, "a tensor on meta", "tensors with data, from which random batches are drawn"
                 )
-            there = tensor.detach().to("cpu" if self._grows(path) else device)
+            there = (tensor.detach() if tensor.requires_grad else tensor).to("cpu" if self._grows(path) else device)
             return there.requires_grad_(tensor.requires_grad)
 
-        return attrs.evolve(self, call=Call(*_mapped_at(tuple(self.call), moved)), place=device)
+        return attrs.evolve(self, call=Call(*_mapped_at(tuple(self.call), moved, device=device)), place=device)
 
     @property
     def device(self) -> Any:
@@ -195,7 +196,7 @@ class Inputs:
         own = {id(each) for each in (*self.module.parameters(), *self.module.buffers())} if self.module else set()
         allowed, others = list[tuple[str, str]](), list[tuple[str, str]]()
         for path, tensor in self._tensors():
-            if self._grows(path):
+            if self._grows(path) or is_holder(_value_at(self.call, path[:-1])):
                 continue
             is_one = not tensor.ndim or len(tensor) == 1
             is_allowed = is_one or self._named(path) or id(tensor) in own
@@ -252,7 +253,7 @@ class Inputs:
         return any((each := self.growth.get(path[:end])) and each.lines for end in range(1, len(path) + 1))
 
     def _opaque(self, tree: Any) -> Any:
-        """Return an object of unknown class that holds a tensor as long as the batch; None if there is none."""
+        """Return an object whose tensors cannot be replaced, and one is as long as the batch; None if there is none."""
         import torch
 
         if isinstance(tree, Mapping):
@@ -261,23 +262,9 @@ class Inputs:
             tree = [getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init]
         if isinstance(tree, tuple | list):
             return next((opaque for part in tree if (opaque := self._opaque(part)) is not None), None)
-        if isinstance(tree, torch.Tensor) or (self.batch_size == 1 and not _is_cache(tree)):
+        if self.batch_size == 1 or isinstance(tree, torch.Tensor) or is_holder(tree):
             return None  # of one sample tensors that are the same in every batch may look the same
-        return tree if self._has_batch(tree, {}) else None
-
-    def _has_batch(self, value: Any, seen: dict[int, Any]) -> bool:
-        """Return whether a collection or object holds, at any depth, a tensor as long as the batch."""
-        import torch
-
-        if isinstance(value, torch.Tensor):
-            return bool(value.ndim) and len(value) == self.batch_size
-        if id(value) in seen or isinstance(value, type | torch.nn.Module) or callable(value):
-            return False
-        seen[id(value)] = value  # kept, as no other may have its id
-        is_collection = isinstance(value, tuple | list | set | frozenset | deque)
-        parts = value.values() if isinstance(value, Mapping) else value if is_collection else ()
-        state = object.__getstate__(value)  # all attributes, also those in slots
-        return any(self._has_batch(part, seen) for part in (*parts, state))
+        return tree if any(each.ndim and len(each) == self.batch_size for each in tensors_in(tree)) else None
 
     def batch(self, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any]) -> Call:
         """
@@ -307,15 +294,18 @@ class Inputs:
             return self.batch(batch_size, make)
 
         def moved(tensor: Any, _: Path) -> Any:
-            there = move(tensor.detach())
+            there = move(tensor.detach() if tensor.requires_grad else tensor)
             return there.requires_grad_() if tensor.requires_grad else there
 
         def other(value: Any) -> Any:
             return value.to(self.place) if hasattr(value, "to") and not isinstance(value, type) else value
 
         return Call(
-            *_mapped_at(tuple(_call(self.source(batch_size), self.module, is_batch=self.unpacks)), moved, other)
-        )
+            *_mapped_at(
+                tuple(_call(self.source(batch_size), self.module, is_batch=self.unpacks)), moved, other,
+                device=self.place,
+            )
+        )  # fmt: skip
 
     def check_traceable(self, batch_size: int) -> None:
         """
@@ -326,7 +316,11 @@ class Inputs:
         """
         import torch
 
-        lists = [each.lines[0].at(batch_size) for at, each in self.growth.items() if not _is_tensor_at(self.call, at)]
+        lists = [
+            each.lines[0].at(batch_size)
+            for at, each in self.growth.items()
+            if not isinstance(_value_at(self.call, at), torch.Tensor)
+        ]
         if max(lists, default=0) > _LONGEST_LIST:
             raise NotImplementedError(
                 f"a list of {max(lists)} samples is too long to trace, which takes at most {_LONGEST_LIST}"
@@ -357,6 +351,8 @@ class Inputs:
             return tuple(made) if isinstance(tree, tuple) else _of_list(tree, made)
         if growth is not None and isinstance(tree, int):
             return growth.lines[0].at(batch_size)
+        if is_holder(tree):
+            return copied(tree, lambda each, place: self._at_size(each, (*path, place), batch_size, make))
         return _rebuilt(tree, lambda key, item: self._at_size(item, (*path, key), batch_size, make))
 
 
@@ -499,12 +495,12 @@ def _samples_of(call: Call) -> int | None:
     return len(argument) if len(kinds) == 1 and len(lengths) > 1 else None
 
 
-def _is_tensor_at(tree: Any, path: Path) -> bool:
-    import torch
-
+def _value_at(tree: Any, path: Path) -> Any:
+    """Return the value at a path in nested containers, or the tensor at a place of an object."""
     for key in path:
-        tree = dict(children(tree) or ()).get(key)
-    return isinstance(tree, torch.Tensor)
+        parts = children(tree)
+        tree = tensors_in(tree)[key] if parts is None else dict(parts).get(key)
+    return tree
 
 
 def _unknown(tree: Any) -> Any:
@@ -562,11 +558,6 @@ def without_floats(example: Any) -> Any:
     return tuple(inputs.batch(inputs.batch_size, blank))
 
 
-def _is_cache(value: Any) -> bool:
-    """Return whether the class of an object or a base class has "cache" in its name, as in Hugging Face."""
-    return any("cache" in kind.__name__.lower() for kind in type(value).__mro__)
-
-
 def is_shape(example: Any) -> bool:
     """Return whether `example` is the shape of one sample: a non-empty list or tuple of positive whole numbers."""
     return (
@@ -580,21 +571,33 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     return _mapped_at(tree, lambda tensor, _: change(tensor))
 
 
+def renewed(call: Call) -> Call:
+    """
+    Return arguments for another step: objects that hold tensors are copied, as a step may extend a cache.
+
+    Their tensors are shared, but for scalars, as a cache counts its tokens.
+    """
+    return Call(*_mapped(tuple(call), lambda each: each if each.ndim or each.requires_grad else each.clone()))
+
+
 def _mapped_at(
-    tree: Any, change: Callable[[Any, Path], Any], other: Callable[[Any], Any] = lambda value: value, path: Path = ()
-) -> Any:
+    tree: Any, change: Callable[[Any, Path], Any], other: Callable[[Any], Any] = lambda value: value, path: Path = (),
+    *, device: Any = None,
+) -> Any:  # fmt: skip
     """
     Return nested containers with each tensor replaced by `change(tensor, path)` and other values by `other(value)`.
 
-    Containers are tuples, lists, mappings and dataclasses.
+    Containers are tuples, lists, mappings, dataclasses, and objects that hold tensors, which may record a `device`.
     """
     import torch
 
     if isinstance(tree, torch.Tensor):
         return change(tree, path)
+    if is_holder(tree):
+        return copied(tree, lambda each, place: change(each, (*path, place)), device)
     if not isinstance(tree, tuple | list | Mapping) and not dataclasses.is_dataclass(tree):
         return other(tree)
-    return _rebuilt(tree, lambda key, item: _mapped_at(item, change, other, (*path, key)))
+    return _rebuilt(tree, lambda key, item: _mapped_at(item, change, other, (*path, key), device=device))
 
 
 def _rebuilt(tree: Any, change: Callable[[Any, Any], Any]) -> Any:

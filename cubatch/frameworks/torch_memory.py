@@ -279,7 +279,9 @@ def walked(
             fakes[name] = mode.from_tensor(buffer)
 
         def make(tensor: Any, shape: tuple[int, ...]) -> Any:
-            return torch.empty(shape, dtype=tensor.dtype, device=device)
+            made = torch.empty(shape, dtype=tensor.dtype, device=device)
+            watch.mark("inputs", [made])  # at once, as a step may free what a cache holds
+            return made
 
         output = [0]
 
@@ -306,7 +308,6 @@ def walked(
         watched = attrs.evolve(traced, optimizer=make_optimizer) if kind.training else traced
         step = watched.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
         watch.mark("weights", fakes.values())
-        watch.mark("inputs", tensors_of(arguments))
         for _ in range(2 if kind.training else 1):  # the second finds gradients and the optimizer's state
             watch.begin_step()
             step()

@@ -11,7 +11,8 @@ import attrs
 
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks.batch_sources import takes
-from cubatch.frameworks.torch_inputs import Call
+from cubatch.frameworks.input_objects import has_holder
+from cubatch.frameworks.torch_inputs import Call, renewed
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "sgd": ("SGD", {}),
@@ -41,6 +42,8 @@ class StepKind:
         accumulate: Batches of a training step: one optimizer step follows that many forward and backward passes.
         foreach: Step all parameters at once where the optimizer leaves it open, as PyTorch's do on a GPU. They then
             have a temporary result for every parameter at a time.
+        is_single: A step frees the tensors of a cache that it extends, as a loop that generates words does. False: a
+            step gets copies of objects among its inputs, so that the next step finds the same.
     """
 
     training: bool
@@ -49,6 +52,7 @@ class StepKind:
     autocast: str | None
     accumulate: int = 1
     foreach: bool = False
+    is_single: bool = False
 
     def step(
         self,
@@ -70,7 +74,8 @@ class StepKind:
         """
         import torch
 
-        positional, keyword, targets = arguments
+        targets = arguments.targets
+        renew = renewed if has_holder(tuple(arguments)) and not self.is_single else lambda call: call
         is_walk = any(map(_has_no_data, tensors_of(arguments)))
         derived = [tensor for tensor in tensors_of(arguments) if tensor.requires_grad]
         unseen = [] if is_walk else [True]
@@ -88,7 +93,8 @@ class StepKind:
 
             def infer() -> None:
                 with torch.inference_mode(not derived), self._precision(device):
-                    seen(module(*positional, **keyword))
+                    call = renew(arguments)
+                    seen(module(*call.positional, **call.keyword))
 
             return infer
 
@@ -98,8 +104,9 @@ class StepKind:
         def compute_loss() -> Any:
             for tensor in derived:  # a loop's next batch has no gradient either
                 tensor.grad = None
+            call = renew(arguments)
             with self._precision(device):
-                return seen(self._loss(module(*positional, **keyword), targets))
+                return seen(self._loss(module(*call.positional, **call.keyword), targets))
 
         def train() -> None:
             for place in range(self.accumulate):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.frameworks.input_objects import tensors_in  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs, random_like  # noqa: E402
 
 nn = torch.nn
@@ -237,19 +239,26 @@ class Caching(nn.Linear):
         return super().forward(x)
 
 
-def test_an_object_that_keeps_the_examples_batch_is_refused_by_name_and_left_alone():
-    """No size but the example's would be that of its tensors, and steps would write to the user's own."""
+def test_an_object_that_holds_the_examples_batch_is_drawn_anew_and_left_alone():
+    """Each step finds tensors of its own size, and none writes to the user's object."""
     keys = torch.ones(2, 4)
-    cache = Cache(keys)
-    with pytest.raises(InvalidArgument, match=r"(?s)batches.*a Cache.*Wrap the module"):
-        cb.autotune_module(Caching(4, 2), {"input": keys, "cache": cache}, device="cpu", budget=1.0)
+    cache, lengths = Cache(keys), set()
+
+    class Watched(Caching):
+        def forward(self, x, cache):
+            lengths.add((len(x), len(cache.layers[0].keys)))
+            return super().forward(x, cache)
+
+    found = cb.autotune_module(Watched(4, 2), {"x": keys, "cache": cache}, **ASKED)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+    assert {n for n, _ in lengths} >= {2, 4}
+    assert all(n == length for n, length in lengths)
     assert cache.layers[0].keys is keys
-    assert keys.tolist() == [[1.0] * 4] * 2
 
 
-@pytest.mark.parametrize("held", [Cache(torch.ones(3)), Cache(), "text", None, 2, torch.float32, nn.Linear(2, 2)])
-def test_an_object_without_the_batch_is_handed_on_as_it_is(held):
-    """As a table is: it is the same in every batch."""
+@pytest.mark.parametrize("held", ["text", None, 2, torch.float32, nn.Linear(2, 2), Layer(None)])
+def test_an_object_without_tensors_is_handed_on_as_it_is(held):
+    """As a setting is: it is the same in every batch."""
     _, keyword, _ = Inputs.of({"x": torch.ones(2, 4), "held": held}, torch.float32).batch(
         5, lambda x, shape: x.new_empty(shape[0])
     )
@@ -272,13 +281,19 @@ class Past(Cache):
     """Is called a cache by what it is made of."""
 
 
-def test_of_one_sample_only_what_is_called_a_cache_is_refused():
-    """A mean of extent 1 looks as if it held the batch; the error of a cache says what tells them apart."""
+def test_of_one_sample_only_the_tensors_of_a_cache_grow():
+    """A mean of extent 1 looks as if it held the batch."""
     example = {"x": torch.randn(1, 3, 2, 2), "normalizer": Normalizer()}
     found = cb.autotune_module(Normalizing(), example, **ASKED)
     assert {m.status for m in found.measurements} <= {"ok", "dropped"}
-    with pytest.raises(InvalidArgument, match=r"a Past, whose tensors.*give an example of another number of samples"):
-        Inputs.of((torch.ones(1, 4), Past(torch.ones(1, 4))), torch.float32)
+    made, past = drawn_at(5, torch.ones(1, 4), Past(torch.ones(1, 4)))
+    assert (len(made), len(past.layers[0].keys)) == (5, 5)
+    made, mean = drawn_at(5, torch.ones(1, 4), Normalizer())
+    assert (len(made), len(mean.mean)) == (5, 1)
+
+
+def drawn_at(batch_size, *example):
+    return Inputs.of(example, torch.float32).batch(batch_size, lambda x, shape: x.new_empty(shape)).positional
 
 
 class Slotted:
@@ -300,8 +315,28 @@ class MoreSlots(Slotted):
      lambda keys: Cache(*map(Slotted, [torch.ones(3)] * 9), MoreSlots(Slotted(keys)))],
     ids=["slots", "deque", "frozenset", "slots of slots"],
 )  # fmt: skip
-def test_the_batch_is_found_wherever_an_object_holds_it(hold):
-    """In slots and collections too: batches of every size had the example's."""
-    keys = torch.ones(2, 4)
-    with pytest.raises(InvalidArgument, match="whose tensors cannot be replaced"):
-        Inputs.of({"x": keys, "held": hold(keys)}, torch.float32)
+def test_the_batch_is_replaced_wherever_an_object_holds_it(hold):
+    """In slots and collections too."""
+    _, holder = drawn_at(5, torch.ones(2, 4), Cache(hold(torch.ones(2, 4))))
+    assert [len(each) for each in tensors_in(holder) if each.shape != (3,)] == [5]
+
+
+class Moving:
+    """A batch of its own class, as those of graphs: it has tensors, and more that is theirs."""
+
+    def __init__(self, keys):
+        self.keys, self.locked = keys, threading.Lock()
+
+
+class MovingItself(Moving):
+    def to(self, device):
+        return self
+
+
+@pytest.mark.parametrize(("kind", "match"), [(Moving, "cannot be copied"), (MovingItself, "cannot be replaced")])
+def test_an_object_whose_tensors_cannot_be_replaced_is_refused(kind, match):
+    """With what to do; batches of every size would have the example's."""
+    with pytest.raises(InvalidArgument, match=rf"(?s)batches.*a {kind.__name__}.*{match}.*Wrap the module"):
+        drawn_at(5, torch.ones(2, 4), kind(torch.ones(2, 4)))
+    constant = kind(torch.ones(3, 4))
+    assert drawn_at(5, torch.ones(2, 4), constant)[1] is constant

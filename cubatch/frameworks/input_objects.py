@@ -1,0 +1,113 @@
+"""Containers of a module's inputs, and objects of any class that hold tensors, such as a cache of keys and values."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cubatch.errors import InvalidArgument
+from cubatch.frameworks.batch_sources import FIELD
+
+
+def children(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return (key, item) of each item of a list, tuple, mapping, dataclass or batch object; None for other values."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple | list):
+        return list(enumerate(value))
+    if hasattr(value, "to") and hasattr(value, "__dict__") and not isinstance(value, type):  # as batches of graphs
+        return [(name, item) for name, item in vars(value).items() if not name.startswith("__")]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value) if each.init]
+    return None
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of PyTorch; where that is not imported, nothing is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_device(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.device)
+
+
+def is_holder(value: Any) -> bool:
+    """
+    Return whether a value is an object that holds tensors, at any depth, or a cache that may get some.
+
+    Tensors, containers, modules, functions and classes are none.
+    """
+    if is_tensor(value) or callable(value) or children(value) is not None:
+        return False
+    return is_cache(value) or bool(tensors_in(value))
+
+
+def has_holder(tree: Any) -> bool:
+    """Return whether there is such an object in nested containers."""
+    parts = children(tree)
+    return is_holder(tree) if parts is None else any(has_holder(part) for _, part in parts)
+
+
+def is_cache(value: Any) -> bool:
+    """Return whether the class of an object or a base class has "cache" in its name, as in Hugging Face."""
+    return any("cache" in kind.__name__.lower() for kind in type(value).__mro__)
+
+
+def tensors_in(value: Any) -> list[Any]:
+    """Return the tensors that an object holds at any depth, each once, in the order of its attributes."""
+    return list(filter(is_tensor, _shared(value)))
+
+
+def copied(value: Any, change: Callable[[Any, int], Any], device: Any = None) -> Any:
+    """
+    Return a copy of an object in which each tensor of `tensors_in` is replaced by `change(tensor, place)`.
+
+    Its other parts are copied too, except for modules, functions and classes. An object that cannot be copied is
+    returned as it is if no tensor is replaced.
+
+    Args:
+        value: The object.
+        change: Returns the tensor that replaces one; places count from 0.
+        device: Replaces the devices that the object has recorded; None keeps them.
+
+    Raises:
+        InvalidArgument: If tensors are replaced, and a part of the object cannot be copied.
+    """
+    shared = _shared(value)
+    memo = {id(each): device if _is_device(each) and device not in {None, each} else each for each in shared}
+    memo |= {id(each): change(each, place) for place, each in enumerate(filter(is_tensor, shared))}
+    is_changed = any(memo[id(each)] is not each for each in shared)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:
+        if not is_changed:
+            return value
+        given = f"a {type(value).__name__}, which cannot be copied ({type(error).__name__}: {error})"
+        remedy = "Wrap the module in one that makes the object of tensors."
+        raise InvalidArgument(FIELD, given, "objects whose tensors can be replaced", remedy) from error
+
+
+def _shared(value: Any) -> list[Any]:
+    """Return the parts of an object that a copy shares with it: tensors, devices, modules, functions and classes."""
+    shared, seen = list[Any](), dict[int, Any]()
+
+    def visit(part: Any) -> None:
+        if id(part) in seen:
+            return
+        seen[id(part)] = part  # kept, as no other may have its id
+        if is_tensor(part) or _is_device(part) or callable(part):
+            shared.append(part)
+            return
+        is_collection = isinstance(part, tuple | list | set | frozenset | deque)
+        items = part.values() if isinstance(part, Mapping) else part if is_collection else ()
+        for each in (*items, object.__getstate__(part)):  # all attributes, also those in slots
+            visit(each)
+
+    visit(value)
+    return shared
