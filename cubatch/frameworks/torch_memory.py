@@ -13,9 +13,10 @@ import contextlib
 import itertools
 import math
 import time
+import types
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -41,6 +42,9 @@ _MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over sample
 
 
 PARTS = ("weights", "inputs", "gradients", "optimizer")
+
+Opaque = Callable[..., Any] | int
+"""A function that stands for an operator or submodule in a trace, or the bytes that it takes while it runs."""
 
 
 class TraceTooLong(Exception):
@@ -242,12 +246,13 @@ def _import_fakes() -> None:
 
 def walked(
     module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int, *, deadline: float,
-    records: bool = False,
+    records: bool = False, opaque: Mapping[str, Opaque] = types.MappingProxyType({}),
 ) -> Walk:  # fmt: skip
     """
     Return the trace of a step of a batch size on tensors without data; the module is restored.
 
-    `records` is whether to record the operators, for a prediction of time; the trace then takes a third longer.
+    `records` is whether to record the operators, for a prediction of time; the trace then takes a third longer. The
+    operators and submodules in `opaque` are replaced by functions, or take bytes while they run: see `footprint`.
 
     Raises:
         TraceTooLong: If this process has used `deadline` seconds of CPU time.
@@ -268,8 +273,9 @@ def walked(
         time_first.watched(module, batch_size) as time_parts,
         submodules.watched(module) as running,
         FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False) as mode,
-        _Watch(deadline, running, mode, batches=kind.accumulate if records else None) as watch,
+        _Watch(deadline, running, mode, batches=kind.accumulate if records else None, opaque=opaque) as watch,
     ):
+        _replace_submodules(module, opaque)
         fakes: dict[str, Any] = {}
         converted: list[Any] = []  # as long as it is there, it is what the module finds by a reference of its own, too
         for name, parameter in module.named_parameters():
@@ -350,8 +356,10 @@ class _Watch:
     the step are recorded only if `batches` is given, the number of batches of an optimizer step.
     """
 
-    def __init__(self, deadline: float, running: Running, fakes: Any, *, batches: int | None) -> None:
-        self.deadline, self.batch = deadline, 0
+    def __init__(
+        self, deadline: float, running: Running, fakes: Any, *, batches: int | None, opaque: Mapping[str, Opaque]
+    ) -> None:
+        self.deadline, self.batch, self.opaque = deadline, 0, opaque
         self._fakes = fakes
         self._running, self._batches = running, batches
         self.alive = self.peak = self.operations = self.elements = 0
@@ -436,6 +444,14 @@ class _Watch:
         changed = [given.get(each.name) for each in taken if each.alias_info is not None and each.alias_info.is_write]
         self._written.update(leaf.untyped_storage() for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor))
 
+    def workspace(self, operation: Any) -> Any:
+        """Return a tensor of the bytes that an opaque operator takes while it runs; None for others."""
+        import torch
+
+        given = self.opaque.get(name_of(operation))
+        with self._mode:
+            return torch.empty(given, dtype=torch.uint8) if isinstance(given, int) else None
+
     def has_written(self, tensor: Any) -> bool:
         """Return whether an operation wrote to a tensor's storage."""
         return tensor is not None and tensor.untyped_storage() in self._written
@@ -444,6 +460,9 @@ class _Watch:
         """Return the result of an operation without data; assume one, and record that, if it depends on data."""
         from torch._subclasses import fake_tensor
 
+        if callable(function := self.opaque.get(name_of(operation))):
+            with self._mode:  # in which what the function makes counts
+                return function(*arguments, **options)
         try:
             return self._run(operation, arguments, options)
         except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
@@ -506,12 +525,14 @@ class _Watch:
                         return composed
                 watch.operations += 1
                 watch.write(func, args, kwargs or {})
+                workspace = watch.workspace(func) if watch.opaque else None
                 result = watch.result(func, args, kwargs or {})
                 watch.record(func, args, kwargs or {}, result)
                 for leaf in tree_leaves(result):
                     if isinstance(leaf, torch.Tensor):
                         watch.see(leaf)
                         watch.elements += leaf.numel()
+                del workspace  # next to the results
                 return result
 
         self._mode = Mode()
@@ -520,6 +541,30 @@ class _Watch:
 
     def __exit__(self, *stop: object) -> None:
         self._mode.__exit__(*stop)
+
+
+def name_of(operation: Any) -> str:
+    """Return the name of an operator without its overload, as "aten::add"."""
+    return str(getattr(getattr(operation, "_schema", None), "name", operation))
+
+
+def _replace_submodules(module: Any, opaque: Mapping[str, Opaque]) -> None:
+    """Replace `forward` of opaque submodules by the given function, or by one that takes the given bytes as well."""
+    import torch
+
+    def with_workspace(forward: Callable[..., Any], num_bytes: int) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            workspace = torch.empty(num_bytes, dtype=torch.uint8)
+            result = forward(*arguments, **options)
+            del workspace  # next to the result
+            return result
+
+        return run
+
+    for name, part in module.named_modules():
+        if name in opaque:
+            given = opaque[name]
+            part.forward = given if callable(given) else with_workspace(part.forward, given)
 
 
 def _computes(operation: Any) -> bool:

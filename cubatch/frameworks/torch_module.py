@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -19,7 +19,7 @@ from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.frameworks.module_runner import ModuleRunner, channels_last
 from cubatch.frameworks.torch_compile import check_graphs
 from cubatch.frameworks.torch_inputs import DRAWN_SIZES, Inputs
-from cubatch.frameworks.torch_memory import Peaks, Walk
+from cubatch.frameworks.torch_memory import Opaque, Peaks, Walk
 from cubatch.frameworks.torch_state import SavedState, StartState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
 from cubatch.hardware import memory_limit as hardware_memory
@@ -41,6 +41,7 @@ class TorchModule:
             `autotune_module`, where the last is `compile`.
         sizes: Batch sizes at which a function that makes batches is called.
         place: PyTorch's name of the device of a module without tensors; None is the device of the example.
+        opaque: As for `footprint`.
 
     Raises:
         InvalidArgument: If an argument is invalid.
@@ -52,6 +53,7 @@ class TorchModule:
         optimizer: str | Callable[[Iterable[Any]], Any] = "sgd", autocast: str | None = None,
         channels_last: bool = False, compiled: bool = False, accumulate: int = 1,
         constant_inputs: Sequence[str | int] = (), sizes: Sequence[int] = DRAWN_SIZES, place: str | None = None,
+        opaque: Mapping[str, Opaque] | None = None,
     ) -> None:  # fmt: skip
         torch = _torch()
         if not isinstance(module, torch.nn.Module):
@@ -75,6 +77,7 @@ class TorchModule:
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
         self._bare, self._has_ranks = _unwrapped(module)
+        self._opaque = _checked_opaque(opaque or {}, self._bare)
         inputs = Inputs.of(batches, self._dtype, module=self._bare, constant=constant_inputs, sizes=sizes)
         self._place = _place(tensors) or (inputs.device if place is None else torch.device(place))
         if self._place.type == "cuda":
@@ -185,11 +188,21 @@ class TorchModule:
         walked = self._walks.get((batch_size, on_gpu))
         if walked is None or (records and not walked.operators):
             _check_walkable(self._bare)
-            kind = attrs.evolve(self._kind, foreach=on_gpu)
-            with self._in_mode():
-                walked = self._walks[batch_size, on_gpu] = torch_memory.walked(
-                    self._bare, self._inputs, kind, self._place, batch_size, deadline=math.inf, records=records
-                )
+            kind = attrs.evolve(self._kind, foreach=on_gpu, is_single=not self._kind.training)
+            from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+            try:
+                with self._in_mode():
+                    walked = self._walks[batch_size, on_gpu] = torch_memory.walked(
+                        self._bare, self._inputs, kind, self._place, batch_size, deadline=math.inf, records=records,
+                        opaque=self._opaque,
+                    )  # fmt: skip
+            except UnsupportedOperatorException as error:
+                name = torch_memory.name_of(error.func)
+                given = f"{self.name}, which calls {name}: it has no kernel for tensors without data"
+                allowed = "one whose operators run on tensors without data"
+                remedy = f"Use torch.library.register_fake, or opaque={{{name!r}: function}} of footprint()."
+                raise InvalidArgument("module", given, allowed, remedy) from error
         return walked
 
     def operators(self, largest: int) -> dict[int, Sequence[Operator]]:
@@ -304,6 +317,19 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
         )
     if autocast is not None and autocast not in AUTOCAST:
         raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")
+
+
+def _checked_opaque(opaque: Any, module: Any) -> Mapping[str, Opaque]:
+    """Return `opaque`; reject other values than functions and bytes, and names of no operator or submodule."""
+    if not isinstance(opaque, Mapping):
+        raise InvalidArgument("opaque", opaque, "a mapping from names of operators and submodules")
+    parts = {name for name, _ in module.named_modules() if name}
+    for name, given in opaque.items():
+        if "::" not in str(name) and name not in parts:
+            raise InvalidArgument("opaque", name, "'library::operator', or a name of module.named_modules()")
+        if not callable(given) and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
+            raise InvalidArgument("opaque", given, f"a function or a whole number of bytes for {name}")
+    return opaque
 
 
 def _place(tensors: Sequence[Any]) -> Any:

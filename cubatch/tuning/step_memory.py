@@ -16,6 +16,7 @@ from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument
 from cubatch.frameworks import batch_sources, module_source
 from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.frameworks.module_worker import CALLABLE
+from cubatch.frameworks.torch_memory import Opaque
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
@@ -29,7 +30,9 @@ from cubatch.workload import Workload, accumulating
 _OF_NETWORK: Mapping[str, Any] = {
     "dtype": "float32", "recompute": False, "library": "auto", "target_batch_size": None,
 }  # fmt: skip
-_OF_MODULE: Mapping[str, Any] = {"loss": None, "autocast": None, "accumulate": 1, "constant_inputs": ()}
+_OF_MODULE: Mapping[str, Any] = {
+    "loss": None, "autocast": None, "accumulate": 1, "constant_inputs": (), "opaque": None,
+}  # fmt: skip
 
 
 def footprint(
@@ -48,6 +51,7 @@ def footprint(
     autocast: str | None = None,
     accumulate: int = 1,
     constant_inputs: str | int | Sequence[str | int] = (),
+    opaque: Mapping[str, Opaque] | None = None,
 ) -> Footprint | ModuleFootprint:
     """
     Return the memory of a step by part: of a network in cubatch's engine, or of a PyTorch module. Nothing is run.
@@ -72,6 +76,10 @@ def footprint(
         target_batch_size: Samples per optimizer step, a multiple of the batch size, for training a network. If it is
             larger than the batch, the sum of the gradients is included. None: one batch per step.
         loss, autocast, accumulate, constant_inputs: For a module only: as for `autotune_module`.
+        opaque: For a module only: operators ("library::name") and submodules (names of `named_modules`) that tensors
+            without data cannot run through, or that take memory inside. The value is a function that replaces them in
+            the trace, from the same arguments to tensors like the results. Or it is the bytes that they take while they
+            run, in addition to their results.
 
     Returns:
         Footprint | ModuleFootprint: Bytes by part, and the peak.
@@ -89,7 +97,7 @@ def footprint(
     options: dict[str, Any] = {
         "mode": mode, "optimizer": optimizer, "dtype": dtype, "recompute": recompute, "library": library,
         "target_batch_size": target_batch_size, "loss": loss, "autocast": autocast, "accumulate": accumulate,
-        "constant_inputs": constant_inputs,
+        "constant_inputs": constant_inputs, "opaque": opaque,
     }  # fmt: skip
     with step_of(spec, batches, options) as step:
         return step.footprint(
@@ -113,6 +121,7 @@ def max_batch_size(
     autocast: str | None = None,
     accumulate: int = 1,
     constant_inputs: str | int | Sequence[str | int] = (),
+    opaque: Mapping[str, Opaque] | None = None,
 ) -> int:
     """
     Return the largest batch size whose step fits a limit: by the memory plan of a network, or the trace of a module.
@@ -126,6 +135,7 @@ def max_batch_size(
         target_batch_size: Samples per optimizer step, for training a network. Only its divisors count; smaller batches
             also need memory for the sum of their gradients. None: any size, one batch per step.
         loss, autocast, accumulate, constant_inputs: For a module only: as for `autotune_module`.
+        opaque: For a module only: as for `footprint`.
 
     Returns:
         int: The largest batch size, any integer, not only powers of two.
@@ -147,7 +157,7 @@ def max_batch_size(
     options: dict[str, Any] = {
         "mode": mode, "optimizer": optimizer, "dtype": dtype, "recompute": recompute, "library": library,
         "target_batch_size": target_batch_size, "loss": loss, "autocast": autocast, "accumulate": accumulate,
-        "constant_inputs": constant_inputs,
+        "constant_inputs": constant_inputs, "opaque": opaque,
     }  # fmt: skip
     limit = fit.limit_bytes(memory, target)
     with step_of(spec, batches, options) as step:

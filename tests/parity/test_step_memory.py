@@ -40,8 +40,8 @@ def most_allocated(profiler, *, since=None):
     return max(list(itertools.accumulate(sizes))[names.index(since) if since else 0 :])
 
 
-def real_peak(make, batches, *, training):
-    """Peak bytes of a second step, by the profiler's record of every allocation since the module was made."""
+def real_peak(make, batches, *, training, steps=2):
+    """Peak bytes of the last step, by the profiler's record of every allocation since the module was made."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         module, inputs = make().train(training), batches(24)
         positional, keyword = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
@@ -57,10 +57,11 @@ def real_peak(make, batches, *, training):
                     loss.backward()
                     optimizer.step()
 
-        step()
-        with torch.profiler.record_function("second step"):
+        for _ in range(steps - 1):
             step()
-    return most_allocated(profiler, since="second step")
+        with torch.profiler.record_function("last step"):
+            step()
+    return most_allocated(profiler, since="last step")
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
@@ -231,6 +232,135 @@ def test_words_that_are_generated_with_a_cache_take_what_a_real_run_takes():
     assert found.total == pytest.approx(real_peak(Generating, batches, training=False), rel=0.05)
 
 
+class Continuing(nn.Module):
+    """Reads a word after those that a cache has the keys and values of."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = language_model()
+
+    def forward(self, words, past):
+        if isinstance(past, tuple):
+            past = transformers.DynamicCache(past)
+        return self.model(words, past_key_values=past, use_cache=True).logits
+
+
+def keys_and_values(n):
+    return tuple((torch.rand(n, 4, CONTEXT, WIDTH // 4), torch.rand(n, 4, CONTEXT, WIDTH // 4)) for _ in range(LAYERS))
+
+
+def static_cache(n):
+    """With place for a single word more."""
+    cache = transformers.StaticCache(config=language_model().config, max_cache_len=CONTEXT + 1)
+    cache.early_initialization(n, 4, WIDTH // 4, torch.float32, torch.device("cpu"))
+    for place, (keys, values) in enumerate(keys_and_values(n)):
+        cache.update(keys, values, place)
+    return cache
+
+
+CACHES = {
+    "dynamic": lambda n: transformers.DynamicCache(keys_and_values(n)),
+    "static": static_cache,
+    "tuple": keys_and_values,
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_cache_of_keys_and_values_is_an_input(kind):
+    """
+    Of any class; a step may free what it extends. The largest batch fits, and the next does not.
+
+    The user's example stays as it is.
+    """
+    batches = lambda n: (tokens(n, 1), CACHES[kind](n))  # noqa: E731
+    found = cb.footprint(Continuing(), batches, batch_size=24)
+    cached = 24 * 2 * LAYERS * (CONTEXT + (kind == "static")) * WIDTH * 4
+    assert found.total == pytest.approx(real_peak(Continuing, batches, training=False, steps=1), rel=0.05)
+    assert found.inputs == 24 * 8 + cached if kind == "static" else found.inputs <= 24 * 8 + cached
+    assert found.total > cached
+    example = batches(2)
+    assert cb.footprint(Continuing(), example, batch_size=24).total == found.total
+    largest = cb.max_batch_size(Continuing(), "64MiB", batches=batches)
+    totals = [cb.footprint(Continuing(), batches, batch_size=n).total for n in (largest, largest + 1)]
+    assert totals[0] <= 64 * 2**20 < totals[1]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_each_step_that_is_timed_finds_the_same_cache(kind):
+    """A step extends its own copy; the one of a static cache would be full after a step."""
+    lengths = []
+
+    class Counting(Continuing):
+        def forward(self, words, past):
+            lengths.append(int(past.get_seq_length()))
+            return super().forward(words, past)
+
+    found = cb.autotune_module(
+        Counting(), lambda n: (tokens(n, 1), CACHES[kind](n)), device="cpu", batch_sizes=[2, 4], budget=10.0
+    )
+    assert {each.status for each in found.measurements} <= {"ok", "dropped"}
+    assert set(lengths) <= {CONTEXT, 1}  # a trace reads no number
+
+
+LIBRARY = torch.library.Library("cubatch_tests", "DEF")
+LIBRARY.define("scaled(Tensor x) -> Tensor")
+LIBRARY.impl("scaled", lambda x: x * 2, "CPU")
+
+
+class Scaling(nn.Module):
+    """Calls an operator that has no kernel for tensors without data."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.ops.cubatch_tests.scaled(self.first(x)) + 1
+
+
+def test_an_operator_without_a_fake_kernel_is_named_and_may_be_opaque():
+    """By a function of its arguments, whose temporary tensors count."""
+    with pytest.raises(InvalidArgument, match=r"(?s)cubatch_tests::scaled.*register_fake.*opaque="):
+        cb.footprint(Scaling(), (64,), batch_size=1000)
+    wide, weights = 1000 * 64 * 4, 4 * (64 * 64 + 64)
+    found = cb.footprint(Scaling(), (64,), batch_size=1000, opaque={"cubatch_tests::scaled": torch.empty_like})
+    assert found.total == weights + 3 * wide
+    large = cb.footprint(
+        Scaling(), (64,), batch_size=1000, opaque={"cubatch_tests::scaled": lambda x: x.repeat(5, 1)[:1000]}
+    )
+    assert large.total == weights + 7 * wide
+
+
+def test_bytes_inside_an_operator_or_submodule_count_while_it_runs():
+    """Next to its result; the module runs as it is, and is left alone."""
+    module, wide = Nested(), 1000 * 64 * 4
+    plain, inside = (
+        cb.footprint(module, (16,), batch_size=1000, opaque=opaque) for opaque in (None, {"blocks.1.1": 10 * 2**20})
+    )
+    assert inside.total == plain.total + 10 * 2**20
+    assert inside.by_submodule["blocks.1.1"] == 10 * 2**20 + wide
+    assert "forward" not in vars(module.blocks[1][1])
+    everywhere = cb.footprint(module, (16,), batch_size=1000, opaque={"aten::sigmoid": 10 * 2**20})
+    assert everywhere.total == inside.total
+
+
+def test_a_submodule_may_be_replaced_by_a_function():
+    """One that reads its data cannot be traced."""
+    module = nn.Sequential(nn.Linear(8, 8), Reading())
+    with pytest.raises(InvalidArgument, match="module"):
+        cb.footprint(module, (8,), batch_size=100)
+    found = cb.footprint(module, (8,), batch_size=100, opaque={"1": lambda x: x * 2})
+    assert found.total == 4 * (72 + 3 * 800)
+
+
+@pytest.mark.parametrize("opaque", [{"nowhere": 1}, {"first": "text"}, {"first": -1}, {"first": True}, [1]])
+def test_an_invalid_value_of_opaque_is_rejected(opaque):
+    """Names of no part, and values that are neither a function nor bytes."""
+    with pytest.raises(InvalidArgument) as caught:
+        cb.footprint(Scaling(), (64,), opaque=opaque)
+    assert caught.value.field == "opaque"
+
+
 def test_the_table_joins_layers_that_differ_in_their_number():
     """Twelve layers of one kind are a row, with their number and their sum."""
     module = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(12)))
@@ -286,6 +416,20 @@ def test_the_largest_batch_on_a_gpu_fits_with_its_context(name):
     largest = cb.max_batch_size(module, "1GiB", batches=batches, **options)
     assert cb.footprint(module, batches, batch_size=largest, **options).total <= 2**30
     assert cb.footprint(module, batches, batch_size=largest + 1, **options).total > 2**30
+
+
+def test_the_environment_and_the_memory_of_a_gpu_decide_what_its_allocator_reserves(monkeypatch):
+    """Expandable segments need less; a card of 16 GB makes free segments go back, and one of 80 GB does not."""
+    grow = nn.Sequential(*(nn.Linear(2**n, 2 ** (n + 1), bias=False) for n in range(6, 12)))
+    options = {"batch_size": 150_000, "mode": "training"}
+    (small, large), (expandable,) = (
+        [cb.footprint(grow, (64,), device=name, **options) for name in names]
+        for names, settings in ((("t4", "a100-sxm4-80gb"), ""), (("a100-sxm4-80gb",), "expandable_segments:True"))
+        if monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings) is None
+    )
+    assert expandable.allocator < large.allocator
+    assert small.total < large.total
+    assert small.total <= cb.device("t4").memory_bytes < large.total
 
 
 def test_an_optimizer_on_a_gpu_steps_all_parameters_at_once():
