@@ -69,6 +69,7 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
     """Return small cases of every operation and storage type, whose extents divide nothing."""
     draw = random.Random(seed)
     drawn: list[Case] = []
+    curves, slopes = itertools.cycle(_CURVES), itertools.cycle(("relu", *_CURVES))
     for dtype in STORED:
         for _ in range(_SHAPES_PER_OPERATION):
             drawn += _passes(_drawn_layers(draw), draw, dtype)
@@ -76,8 +77,8 @@ def odd_shapes(seed: int = SEED) -> list[Case]:
             ending = ["residual"] if draw.random() < 0.5 else []
             for mode in ("training", "inference"):
                 drawn.append(of_layer(norm, Pass.FPROP, 3, dtype, mode=mode, ending=ending, relu=True))
-                drawn.append(of_layer(norm, Pass.FPROP, 3, dtype, mode=mode, activation=draw.choice(_CURVES)))
-            drawn.append(of_layer(norm, Pass.DGRAD, 3, dtype, activation=draw.choice(("relu", *_CURVES))))
+                drawn.append(of_layer(norm, Pass.FPROP, 3, dtype, mode=mode, activation=next(curves)))
+            drawn.append(of_layer(norm, Pass.DGRAD, 3, dtype, activation=next(slopes)))
         drawn.append(cases.fold([draw.randint(1, 300) for _ in range(35)], [True, False, *[True] * 33], dtype))
         drawn += _passes(_depthwise_layers(draw), draw, dtype)
         drawn += [

@@ -247,19 +247,23 @@ class Expected:
         bound = bound + stored_between * _STORED.get(case.dtype, (_ROUNDED, 0.0))[0] * size
         if is_attention:
             bound += _ATTENTION_STAGES * (_TF32 if case.dtype == "tf32" else _STORED.get(case.dtype, (0.0,))[0]) * size
-        if case.operation == "batch_norm_backward" and name == "out":
-            bound = bound + self._at_bends()
+        if case.operation == "batch_norm_backward":
+            bound = bound + self._at_bends(name)
         if case.operation == "dropout":  # two masks of the same probability: an element is 0 or x / (1 - p)
             bound += 1.0 if name == "mask" else np.abs(self._operands["x"]) / (1 - case.options["p"])
         return unit * (np.abs(want) + bound) + bound + smallest / 2
 
-    def _at_bends(self) -> Any:
-        """Return the gradient of each element so near a bend of its activation that rounding decides its slope."""
+    def _at_bends(self, name: str) -> Any:
+        """Return how much a gradient changes by elements so near a bend of their activation that rounding decides."""
         of, bends = self._operands, _BENDS.get(self._case.options.get("activation", ""), ())
         apart, factor = of["x"] - of["mean"], of["gamma"] * of["inv_std"]
         near = _NEAR * (np.abs(apart * factor) + np.abs(of["mean"] * factor) + np.abs(of["beta"]) + 1)
         is_near = np.any([np.abs(apart * factor + of["beta"] - bend) <= near for bend in bends], axis=0)
-        return np.where(is_near, np.abs(factor * of["dy"]), 0.0)
+        errors, axes = np.where(is_near, np.abs(of["dy"]), 0.0), tuple(range(of["x"].ndim - 1))
+        distance = np.abs(apart * of["inv_std"])
+        sums = {"dbeta": errors.sum(axes), "dgamma": (errors * distance).sum(axes)}
+        share = of["x"].shape[-1] / of["x"].size
+        return sums.get(name, np.abs(factor) * (errors + share * (sums["dbeta"] + distance * sums["dgamma"])))
 
     def _call(self, operands: Arrays) -> dict[str, Any]:
         """Return the results that the engine computes in float64, without those that are wrong for part of an array."""

@@ -333,12 +333,12 @@ class _Writer:
         inputs = {f"x{i}": values[name] for i, name in enumerate(node.inputs)} if "x" in needed else {}
         return inputs | ({"y": values[node.name]} if "y" in needed else {})
 
-    def has_no_backward(self, node: Node, values: dict[str, int]) -> bool:
+    def has_no_backward(self, node: Node) -> bool:
         """Return whether a node's gradient is passed on as it is; note the norm that applies its slope, if any."""
         layer, name = node.layer, node.inputs[0]
         if self.flow.is_alias(node) or layer.passes_gradient or node.name in self.sloped:
             return True
-        if not (self.activates and layer.slope_of_input) or name == INPUT or values[name] != values[node.name]:
+        if not (self.activates and layer.slope_of_input) or name == INPUT:
             return False
         is_undone = self.flow.nodes[name].layer.can_activate and self.flow.is_done_with(name, node)
         if is_undone:
@@ -370,7 +370,7 @@ class _Writer:
         if dy is None or not (wanted or node.layer.parameters):
             return
         layer = node.layer
-        if self.has_no_backward(node, values):
+        if self.has_no_backward(node):
             self.pass_on(node, dy, [name for _, name in wanted])
             return
         reads = {"dy": dy} | self.saved.get(node.name, {}) | self.saved_for(node, values)

@@ -95,3 +95,20 @@ def test_16_bit_storage_is_allowed_one_more_rounding_and_not_two(dtype):
         assert expected.check(arrays).passed
         arrays["out"][...] += 2
     assert not expected.check(arrays).passed
+
+
+def test_an_element_at_a_bend_may_have_the_slope_of_either_side():
+    """Where a ReLU's input rounds to zero its gradient may pass or not; elsewhere it must be the right one."""
+    norm = next(layer for layer in LAYERS if isinstance(layer, layers.BatchNorm2d))
+    case = cases.of_layer(norm, Pass.DGRAD, 4, activation="relu")
+    arrays = target.fill(np, case, 1)
+    apart = arrays["x"][0, 0, 0] - arrays["mean"]
+    arrays["beta"][...] = -(apart * (arrays["gamma"] * arrays["inv_std"]))
+    expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+    case.call(functional, arrays)
+    assert expected.check(arrays).passed
+    flip = arrays["gamma"] * arrays["inv_std"] * arrays["dy"]
+    arrays["out"][0, 0, 0] += 0.9 * flip[0, 0, 0]
+    assert expected.check(arrays).passed
+    arrays["out"][-1, -1, -1] += 0.9 * flip[-1, -1, -1]
+    assert not expected.check(arrays).passed
