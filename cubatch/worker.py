@@ -49,11 +49,13 @@ class _Worker:
 
     def start(
         self,
+        *,
         factory: str,
         arguments: dict[str, Any],
         expected: dict[str, str],
         paths: list[str],
         pythonpath: str | None,
+        cpus: list[int],
     ) -> None:
         if (mine := identify()) != expected:
             raise WorkerFailed(f"it would run cubatch {mine}, not cubatch {expected}", "Install only one.")
@@ -61,6 +63,8 @@ class _Worker:
         if pythonpath is not None:
             os.environ["PYTHONPATH"] = pythonpath
         sys.path.extend(paths)
+        if cpus:  # before a library counts the CPUs for its threads
+            os.sched_setaffinity(0, cpus)
         self._runner = FactoryRef(factory, arguments)()
 
     def prepare(self, batch_size: int) -> None:

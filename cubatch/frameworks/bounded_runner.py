@@ -64,6 +64,7 @@ class BoundedRunner(abc.ABC):
         self._tidied_at: int | None = None
         self._requested: set[int] = set()
         self._is_informed = False
+        self._first_seconds: dict[int, float] = {}
 
     @abc.abstractmethod
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
@@ -96,6 +97,11 @@ class BoundedRunner(abc.ABC):
             return self.own_bytes
         taken = self.meter.peak()
         return None if taken is None else self.own_bytes + self._batch_bytes + taken
+
+    @property
+    def first_seconds(self) -> float | None:
+        """Seconds of the very first step of the prepared size in this process; None if there was none."""
+        return self._first_seconds.get(self._batch_size)
 
     @property
     def peak_device_bytes(self) -> int | None:
@@ -266,8 +272,12 @@ class BoundedRunner(abc.ABC):
     def step(self) -> None:
         """Run a step; on a GPU, enqueue it."""
         if self._step is not None:
+            began = time.perf_counter()
             self._step()
             if not self._steps:
+                if self._batch_size not in self._first_seconds:
+                    self.clock.wait()
+                    self._first_seconds[self._batch_size] = time.perf_counter() - began
                 self.meter.settle()
                 self._page_faults.begin()
             self._steps += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from cubatch.errors import CubatchError, OutOfMemory, TimedOut, WorkerDied
@@ -18,17 +19,21 @@ class RemoteBoundedRunner(RemoteRunner):
         factory: Builds the runner, in the worker.
         prepare_seconds: Longest wait for one `prepare`.
         remedy: What to do if the worker fails.
+        cpus: Numbers of the CPUs that the worker is bound to; empty: not bound.
     """
 
-    def __init__(self, factory: FactoryRef, *, prepare_seconds: float, remedy: str) -> None:
-        super().__init__(factory, prepare_seconds=prepare_seconds, remedy=remedy)
+    def __init__(
+        self, factory: FactoryRef, *, prepare_seconds: float, remedy: str, cpus: Sequence[int] = ()
+    ) -> None:  # fmt: skip
+        super().__init__(factory, prepare_seconds=prepare_seconds, remedy=remedy, cpus=cpus)
         self.compile_seconds = 0.0
+        self.first_seconds: float | None = None
         self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
 
     def prepare(self, batch_size: int) -> None:
         """Draw a batch and run a first step in the worker; start a worker if there is none."""
         super().prepare(batch_size)
-        self.compile_seconds = self.call("compile_seconds")
+        self.compile_seconds, self.first_seconds = self.call("compile_seconds"), self.call("first_seconds")
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """

@@ -51,6 +51,11 @@ class HostClock:
         """Wait for a number of seconds, in which the device cools."""
         time.sleep(seconds)
 
+    def wait(self) -> None:
+        """Wait for enqueued work."""
+        if self._synchronize:
+            self._synchronize()
+
     def free_bytes(self) -> int | None:
         """Return the bytes of main memory available without swapping; None if unknown."""
         return host.available_memory_bytes()
@@ -70,12 +75,10 @@ class HostClock:
         return Reading(seconds=seconds, reference_before_seconds=before, reference_after_seconds=after)
 
     def _time_steps(self, step: Callable[[], object], repeats: int) -> float:
-        if self._synchronize:
-            self._synchronize()
+        self.wait()
         begun = time.perf_counter_ns()
         last = _run(step, repeats)
-        if self._synchronize:
-            self._synchronize()
+        self.wait()
         ended = time.perf_counter_ns()  # before looking for something to wait for, which takes time itself
         if _wait_for(last):
             ended = time.perf_counter_ns()
@@ -117,6 +120,12 @@ class EventClock(GpuHostClock):
     ) -> None:
         super().__init__(monitor)
         self._make_event, self._elapsed_seconds = make_event, elapsed_seconds
+
+    def wait(self) -> None:
+        """Wait for work enqueued in the current stream."""
+        event = self._make_event()
+        event.record()
+        event.synchronize()
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """

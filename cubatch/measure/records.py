@@ -35,7 +35,8 @@ _text: _Check = functools.partial(checks.check_kind, kind=str, allowed="text")
 _KNOWN_FACTS: Mapping[str, _Check] = {
     **dict.fromkeys(("visits", "needed_bytes", "available_bytes", "memory_bytes"), _count),
     **dict.fromkeys(
-        ("prepare_seconds", "warmup_seconds", "query_seconds", "needed_seconds", "left_seconds"), checks.check_number
+        ("prepare_seconds", "warmup_seconds", "query_seconds", "needed_seconds", "left_seconds", "first_seconds"),
+        checks.check_number,
     ),
     **dict.fromkeys(("type", "message", "limit"), _text),
     "could_gain": functools.partial(checks.check_number, least=-1.0),

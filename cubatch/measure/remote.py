@@ -69,6 +69,7 @@ class RemoteRunner:
         factory: Makes the runner in the worker.
         prepare_seconds: Most seconds of one `prepare`; the start and a `call` may take at least START_SECONDS.
         remedy: The next step that the message of a WorkerFailed suggests.
+        cpus: Numbers of the CPUs that the worker is bound to, with as many OpenMP threads; empty: not bound.
 
     Attributes:
         step_seconds: Most seconds of one timing; None: no limit.
@@ -83,8 +84,11 @@ class RemoteRunner:
         CubatchError: From any call: an error of the runner.
     """
 
-    def __init__(self, factory: FactoryRef, *, prepare_seconds: float = PREPARE_SECONDS, remedy: str = _REMEDY) -> None:
-        self._factory, self._prepare_seconds, self._remedy = factory, prepare_seconds, remedy
+    def __init__(
+        self, factory: FactoryRef, *, prepare_seconds: float = PREPARE_SECONDS, remedy: str = _REMEDY,
+        cpus: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self._factory, self._prepare_seconds, self._remedy, self._cpus = factory, prepare_seconds, remedy, list(cpus)
         self._start_seconds = max(START_SECONDS, prepare_seconds)
         self.step_seconds: float | None = None
         self.launch: dict[str, Any] | None = None
@@ -212,7 +216,7 @@ class RemoteRunner:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env=own_environment(),
+                env=own_environment() | ({"OMP_NUM_THREADS": str(len(self._cpus))} if self._cpus else {}),
                 start_new_session=True,
             )
         except OSError as error:
@@ -222,7 +226,7 @@ class RemoteRunner:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         start = {
             "do": "start", "factory": self._factory.path, "arguments": dict(self._factory.arguments),
-            "expected": identify(), "paths": behind, "pythonpath": os.environ.get("PYTHONPATH"),
+            "expected": identify(), "paths": behind, "pythonpath": os.environ.get("PYTHONPATH"), "cpus": self._cpus,
         }  # fmt: skip
         try:
             self._ask(start, self._start_seconds)

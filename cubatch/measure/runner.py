@@ -144,6 +144,16 @@ class Compiles(Protocol):
 
 
 @runtime_checkable
+class RunsFirst(Protocol):
+    """A runner that runs a first step when a batch size is prepared."""
+
+    @property
+    def first_seconds(self) -> float | None:
+        """Seconds of the very first step of the prepared size in this process; None if there was none."""
+        ...
+
+
+@runtime_checkable
 class KnowsFree(Protocol):
     """A clock that also reads the free memory of its device."""
 

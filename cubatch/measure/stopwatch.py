@@ -19,7 +19,7 @@ import attrs
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, repeats_for, timings_for
 from cubatch.measure.records import PER_TRIAL, Timing
-from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner
+from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner, RunsFirst
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
 from cubatch.units import format_seconds
@@ -66,13 +66,15 @@ class Spent:
     """
     The number of trials of a size, and the seconds that they took in addition to timings.
 
-    Queries read, for example, the used memory. The fields are also those of a measurement in JSON.
+    Queries read, for example, the used memory. `first_seconds` is the time of the very first step of the size. The
+    fields are also those of a measurement in JSON.
     """
 
     visits: int = 0
     prepare_seconds: float = 0.0
     warmup_seconds: float = 0.0
     query_seconds: float = 0.0
+    first_seconds: float | None = None
 
 
 class Stopwatch:
@@ -108,6 +110,7 @@ class Stopwatch:
         self.spent: dict[int, Spent] = {}
         self._prepared: int | None = None
         self._is_warm = False
+        self._first_seconds: dict[int | None, float] = {}
         self._forgiven: set[type[Exception]] = set()
         self._rests, self._rested = 0, 0.0
         self._clocks = HighestClocks(clocks_mhz)
@@ -163,6 +166,10 @@ class Stopwatch:
         last, repeats = self._settle(*(([], 1) if self._is_warm else self._warm_clocks(likely)), likely)
         settled = now()
         spent.warmup_seconds += settled - prepared
+        if isinstance(self.runner, RunsFirst):
+            spent.first_seconds = self.runner.first_seconds
+        else:
+            spent.first_seconds = self._first_seconds.get(batch_size)
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
         spent.query_seconds += now() - settled
         times = 0.0 if expected is None else last.seconds / expected
@@ -348,6 +355,7 @@ class Stopwatch:
         if reading.seconds * repeats > limit and not is_first:
             raise TimedOut(f"batch size {self._prepared}", limit)
         self._clocks.see(self._prepared, reading.sm_clock_mhz)
+        self._first_seconds.setdefault(self._prepared, reading.seconds)
         return reading
 
     def _read_once(self, repeats: int, limit: float) -> Reading:

@@ -37,6 +37,7 @@ _REMEDIES = {
 _ALL_FAILED = "Fix the error: every size that was tried raised one."
 _NO_ANSWER = "no batch size can be recommended"  # some were measured, and are over a limit
 _NO_FACTS = SubjectFacts()
+_SPENT = ("visits", "prepare_seconds", "warmup_seconds", "query_seconds", "first_seconds")
 
 
 def answer(
@@ -230,7 +231,7 @@ def _measurement(
         predicted_peak_bytes=candidate.predicted_peak_bytes,
         predicted_seconds=candidate.predicted_seconds,
         predicted_device_bytes=facts.device_bytes.get(n),
-        **{name: outcome.facts.get(name) for name in ("visits", "prepare_seconds", "warmup_seconds", "query_seconds")},
+        **{name: outcome.facts.get(name) for name in _SPENT},
         occupancy=_weighted(layers, "occupancy"),
         fill=_weighted(layers, "fill"),
         layers=layers,

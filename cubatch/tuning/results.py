@@ -74,6 +74,7 @@ class Measurement:
         `visits`: Number of trials of the size, in the run that ended its measuring.
         prepare_seconds, warmup_seconds, query_seconds: Time of those trials besides their timings, in total: preparing,
             steps until their times agree, and memory queries of the driver.
+        first_seconds: Time of the very first step of the size in its process. Other sizes may have run before.
         occupancy, fill: Means over `layers`, weighted by predicted time; None where unknown.
         layers: For each layer and pass that a tiled cubatch kernel computes: layer, pass, kernel, slices, blocks,
             blocks_per_sm, occupancy, busiest_sm_blocks, fill, predicted_seconds. These are counted, not measured, for
@@ -112,6 +113,7 @@ class Measurement:
     prepare_seconds: float | None = field(default=None, converter=checks.amount)
     warmup_seconds: float | None = field(default=None, converter=checks.amount)
     query_seconds: float | None = field(default=None, converter=checks.amount)
+    first_seconds: float | None = field(default=None, converter=checks.amount)
     occupancy: float | None = field(default=None, converter=checks.amount)
     fill: float | None = field(default=None, converter=checks.amount)
     layers: tuple[dict[str, Any], ...] = field(default=(), hash=False, converter=checks.mappings)
@@ -406,11 +408,7 @@ class TuningResult(BatchSizeResult):
         Raises:
             InvalidData: If it is no JSON, of another schema, or a field is missing or invalid.
         """
-        try:
-            data = json.loads(text, parse_constant=_refuse_constant)
-        except (TypeError, ValueError, RecursionError) as error:  # TypeError: no text
-            raise InvalidData(source, f"not JSON: {error}") from error
-        return cls.from_mapping(data, source=source)
+        return cls.from_mapping(_parse(text, source), source=source)
 
     @classmethod
     def from_mapping(cls, data: object, *, source: str = "tuning result") -> TuningResult:
@@ -420,7 +418,7 @@ class TuningResult(BatchSizeResult):
         if data.get("schema") != SCHEMA:
             remedy = "Read it with the cubatch that wrote it, or tune again."
             raise InvalidData(source, f"schema must be {SCHEMA}, got {shown(data.get('schema'))}", remedy)
-        if data.get("predicted"):
+        if data.get("predicted") and not cls.predicted:
             raise InvalidData(source, "holds a prediction, not measurements", "Tune on the device to measure.")
         listed = data.get("measurements")
         if isinstance(listed, list):
@@ -470,13 +468,21 @@ class TuningResult(BatchSizeResult):
         return {n: able[n] for n in sorted(chosen)}
 
 
-def load(path: str | Path, field: str) -> TuningResult:
+@attrs.frozen(kw_only=True)
+class WrittenForecast(TuningResult):
+    """A prediction from its JSON, in the form of a tuning result; nothing was measured."""
+
+    predicted: ClassVar[bool] = True
+
+
+def load(path: str | Path, field: str, *, predictions: bool = False) -> TuningResult:
     """
     Read a tuning result from a file.
 
     Args:
         path: The file, as `--json` writes it.
         field: The argument with the path, for errors.
+        predictions: Whether the JSON of `cubatch predict --device` is accepted too.
 
     Raises:
         InvalidArgument: If it is no path.
@@ -488,7 +494,28 @@ def load(path: str | Path, field: str) -> TuningResult:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
-    return TuningResult.from_json(text, source=str(path))
+    data = _parse(text, str(path))
+    if predictions and isinstance(data, dict) and data.get("predicted"):
+        return WrittenForecast.from_mapping(_as_measured(data, str(path)), source=str(path))
+    return TuningResult.from_mapping(data, source=str(path))
+
+
+def _as_measured(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the JSON of a prediction with the keys and statuses of a measured result."""
+    if "forecasts" in data:
+        raise InvalidData(source, "holds predictions for several devices", "Predict for one of them, with --device.")
+    rows = data.get("measurements") or []
+    same = [
+        row | {"status": "ok"} if isinstance(row, dict) and row.get("status") == "predicted" else row for row in rows
+    ]
+    return {"environment": {}, "largest_measured": None, **data, "measurements": same}
+
+
+def _parse(text: str | bytes, source: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (TypeError, ValueError, RecursionError) as error:  # TypeError: no text
+        raise InvalidData(source, f"not JSON: {error}") from error
 
 
 def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:

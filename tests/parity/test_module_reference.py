@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import UserList
 
 import pytest
@@ -42,6 +43,32 @@ def test_a_held_reference_is_stepped_around_each_timing():
         assert 0 < reading.reference_before_seconds < 1
         assert 0 < reading.reference_after_seconds < 1
         runner.close()
+
+
+class SlowFirst(nn.Module):
+    """A layer whose first call of each batch size takes 0.1 s longer, as where a library prepares for a shape."""
+
+    seen: frozenset[int] = frozenset()
+
+    def forward(self, x):
+        if type(x) is torch.Tensor and len(x) not in SlowFirst.seen:  # not in a trace without data
+            SlowFirst.seen |= {len(x)}
+            time.sleep(0.1)
+        return x + 1
+
+
+def test_the_first_call_of_a_size_is_timed_once():
+    """A second preparation of the size does not replace its time; the next size has a first call of its own."""
+    runner = torch_module.TorchModule(SlowFirst(), (8,), mode="inference").ready().runner(2**34, 0)
+    runner.prepare(4)  # the process loads its code with a step of this size, before the one that counts
+    runner.prepare(16)
+    first = runner.first_seconds
+    assert 0.1 <= first < 1
+    runner.prepare(4)
+    assert runner.first_seconds < 0.1
+    runner.prepare(16)
+    assert runner.first_seconds == first
+    runner.close()
 
 
 def test_a_reference_that_takes_much_of_the_limit_is_not_held():

@@ -77,7 +77,7 @@ class FakeRunner:
     def __init__(self, habits: dict[str, str], at: str, path: str) -> None:
         self.habits, self.at, self.path = habits, at, path
         self.clock = self
-        self.peak_bytes, self.peak_device_bytes, self.compile_seconds = 0, None, 0.0
+        self.peak_bytes, self.peak_device_bytes, self.compile_seconds, self.first_seconds = 0, None, 0.0, None
         self.steps = 0
 
     def _live(self, moment: str) -> None:
@@ -160,6 +160,27 @@ def report(path: str) -> FakeRunner:
     }
     Path(path).write_text(json.dumps(facts))
     return make()
+
+
+class NumberedRunner(FakeRunner):
+    """An instance: steps of the first one take 1 s, those of others 3 s; others may fail at a size."""
+
+    def __init__(self, number: int, fails_at: int) -> None:
+        super().__init__({str(fails_at): "out of memory"} if number else {}, "prepare", "")
+        self.seconds = 3.0 if number else 1.0
+
+    def time(self, step: Callable[[], None], repeats: int) -> Reading:
+        return Reading(seconds=self.seconds)
+
+
+def numbered(folder: str, fails_at: int = 0) -> NumberedRunner:
+    """Make a runner, and write the facts of its process into the file of its number."""
+    number = len(list(Path(folder).iterdir()))
+    facts = {
+        "pid": os.getpid(), "cpus": sorted(os.sched_getaffinity(0)), "threads": os.environ.get("OMP_NUM_THREADS"),
+    }  # fmt: skip
+    Path(folder, f"{number}.json").write_text(json.dumps(facts))
+    return NumberedRunner(number, fails_at)
 
 
 def refuse() -> FakeRunner:

@@ -201,10 +201,10 @@ def test_what_a_visit_took_is_kept_apart() -> None:
     stopwatch = scripted(1.0, seconds=2000.0, asks=0.25)
     visit(stopwatch)
     spent = stopwatch.spent[8]
-    assert attrs.astuple(spent) == (1, 0.5, 2.0, 0.5)
+    assert attrs.astuple(spent) == (1, 0.5, 2.0, 0.5, 1.0)
     assert stopwatch.prepare_seconds == {8: 0.5}
     visit(stopwatch, first=PER_TRIAL)
-    assert attrs.astuple(spent) == (2, 0.5, 4.0, 1.0)
+    assert attrs.astuple(spent) == (2, 0.5, 4.0, 1.0, 1.0)
     assert stopwatch.prepare_seconds == {8: 0.5}
 
 

@@ -14,7 +14,7 @@ from cubatch.measure.stopwatch import MAX_REST_SHARE
 from cubatch.search import loop
 from cubatch.tuning import answer
 from cubatch.tuning.results import TuningResult
-from tests.fakes import Behaviour, FakeDevice, Throttling, affine
+from tests.fakes import Behaviour, ColdStart, FakeDevice, Throttling, affine
 from tests.unit.search.walking import FLAT, RISES, given, go, seek, statuses
 
 
@@ -86,6 +86,15 @@ def test_what_visits_took_is_in_the_result() -> None:
         assert m.warmup_seconds >= 0.9e-3 * m.batch_size * visits
         assert m.query_seconds == 0.0
     assert TuningResult.from_json(result.to_json()) == result
+
+
+def test_the_first_step_of_each_size_is_in_the_result() -> None:
+    """The very first step takes 50 times as long as later ones, the first step of each other size 3 times."""
+    cold = ColdStart(slower=0.0, first_step=50.0, first_step_of_size=3.0)
+    measured = go(FakeDevice(affine(0.0, 1e-3), behaviours=(cold,)), given(32, 48, 64))
+    result = answer.answer(given(32, 48, 64), measured, goal=Goal(), setting={})
+    ratios = sorted(m.first_seconds / m.latency_seconds for m in result.measurements)
+    assert ratios == pytest.approx([3.0, 3.0, 50.0], rel=0.02)
 
 
 @attrs.define
