@@ -34,7 +34,7 @@ def make_plan() -> ServingPlan:
     rate, size = result.samples_per_second, result.batch_size
     if rate is None or size is None:
         raise SystemExit("The network has no recommendation; repeat on a quiet machine.")
-    return cb.serving_plan(result, arrival_rate=rate / 2, p99=20 * size / rate)
+    return cb.serving_plan(result, arrival_rate=rate / 2, p99=20 * size / rate, closes_while_busy=True)
 
 
 def make_extents() -> ExtentsResult:

@@ -14,7 +14,11 @@ Server = Literal["triton", "ray-serve", "bentoml", "torchserve"]
 
 def serving(
     result: Annotated[
-        str, typer.Argument(metavar="RESULT", help="A tuning result of inference, as `cubatch tune --json` writes it.")
+        str,
+        typer.Argument(
+            metavar="RESULT",
+            help="A result of inference, as `cubatch tune --json` or `cubatch predict --device NAME --json` writes it.",
+        ),
     ],
     *,
     arrival_rate: Annotated[float, typer.Option("--arrival-rate", help="Requests per second, of one sample each.")],
@@ -27,7 +31,12 @@ def serving(
     ] = 0.0,
     price: Annotated[float | None, typer.Option("--price", help="Price of an instance per hour.")] = None,
     server: Annotated[
-        Server | None, typer.Option("--server", help="Print the settings of this server instead of the table.")
+        Server | None,
+        typer.Option(
+            "--server",
+            help="Print the settings of this server instead of the table. ray-serve: plan with batches that are closed "
+            "while all instances are busy.",
+        ),
     ] = None,
     json: opt.JsonOption = None,
 ) -> None:
@@ -35,7 +44,7 @@ def serving(
     Plan a server that batches requests.
 
     The plan has a maximum batch size, a queue delay and a number of instances. Nothing is measured: the latency of
-    each batch size comes from a result, and the queue is simulated.
+    each batch size comes from a tuning result or a prediction, and the queue is simulated.
 
     Example: cubatch serving result.json --arrival-rate 200 --p99 0.05 --server triton
     """
@@ -43,8 +52,9 @@ def serving(
 
     console.check_writable(json=json)
     plan = serving_plan.serving_plan(
-        result, arrival_rate=arrival_rate, p99=p99, instances=instances, overhead=overhead, price_per_hour=price
-    )
+        result, arrival_rate=arrival_rate, p99=p99, instances=instances, overhead=overhead, price_per_hour=price,
+        closes_while_busy=server == "ray-serve",
+    )  # fmt: skip
     if server is not None:
         texts = {
             "triton": plan.to_triton, "ray-serve": plan.to_ray_serve, "bentoml": plan.to_bentoml,

@@ -1,8 +1,9 @@
 """
 Simulation of dynamic batching: requests wait in one queue until an idle instance takes up to a number of them.
 
-An instance takes a batch as soon as it is full or its oldest request has waited for the queue delay.  Triton's
-dynamic batcher and the `batch_wait_timeout_s` of Ray Serve follow this rule.
+An idle instance takes a batch as soon as it is full or its oldest request has waited for the queue delay.  Triton's
+dynamic batcher follows this rule.  Ray Serve closes batches while all instances are busy too.  Closed batches then wait
+for an idle instance, and take no further requests.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def simulate(
     instances: int = 1,
     delay: float = 0.0,
     overhead: float = 0.0,
+    closes_while_busy: bool = False,
 ) -> Load:
     """
     Return latency and utilization of a simulated server that batches requests in the order of arrival.
@@ -59,6 +61,7 @@ def simulate(
         instances: Instances that run steps independently of each other.
         delay: Seconds for which the oldest request waits for others at most, while an instance is idle.
         overhead: Seconds that are added to each latency.
+        closes_while_busy: Whether batches are closed while all instances are busy too.
     """
     count, most = len(arrivals), len(step_seconds)
     free_at = [0.0] * instances
@@ -67,8 +70,9 @@ def simulate(
     busy, first = 0.0, 0
     while first < count:
         full = arrivals[first + most - 1] if first + most <= count else math.inf
-        begins = max(free_at[0], min(full, arrivals[first] + delay))
-        stop = bisect_right(arrivals, begins, first, min(first + most, count))
+        closes = min(full, arrivals[first] + delay)
+        begins = max(free_at[0], closes)
+        stop = bisect_right(arrivals, closes if closes_while_busy else begins, first, min(first + most, count))
         times = step_seconds[stop - first - 1]
         seconds = times[len(ends) % len(times)]
         heapq.heapreplace(free_at, begins + seconds)

@@ -34,6 +34,8 @@ _SELDOM = 1e-3
 """Share of the capacity at which hardly any request waits."""
 _SAME_SHARE = 0.98
 """Settings that reach this share of the best rate are as good; the smallest batch and no delay are preferred."""
+_SLOW_FIRST = 1.5
+"""A first call that takes this many times as long as later ones is more than their scatter."""
 _RATE_STEPS = 8
 """Bisections of the highest arrival rate: to 0.4 % of the rate that the steps alone allow."""
 _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
@@ -70,9 +72,12 @@ class ServingPlan(Shown):
         arrival_rate: Requests per second, of one sample each, which arrive independently of each other.
         p99_limit: Limit of the 99th percentile of the latency in seconds.
         overhead: Seconds that server and network add to each request.
+        closes_while_busy: Whether the server closes batches while all instances are busy too.
         instances: Copies of the model that run steps independently, each on a device of its own.
         options: The best setting of each maximum batch size.
         max_batch_size: Requests per step at most, in this plan.
+        first_calls: Seconds of the first call in a process, by batch size.  It has the sizes up to the maximum whose
+            first call takes at least 1.5 times as long as later ones.
         price_per_hour: Price of an instance; None if it was not given.
     """
 
@@ -83,9 +88,11 @@ class ServingPlan(Shown):
     arrival_rate: float
     p99_limit: float
     overhead: float
+    closes_while_busy: bool = False
     instances: int
     options: tuple[ServingOption, ...]
     max_batch_size: int
+    first_calls: Mapping[int, float] = attrs.field(factory=dict, hash=False)
     price_per_hour: float | None
 
     @property
@@ -114,7 +121,7 @@ class ServingPlan(Shown):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Sentences for a user: the plan, its highest arrival rate, and the gain from batching."""
+        """Sentences for a user: the plan, its highest arrival rate, the gain from batching, and slow first calls."""
         chosen, smallest = self.chosen, self.options[0]
         wait = f", queued for at most {format_seconds(chosen.queue_delay)}" if chosen.queue_delay else ""
         first = (
@@ -132,8 +139,19 @@ class ServingPlan(Shown):
             gain = f"That is {ratio:.3g} times the rate of batches of at most {smallest.max_batch_size}."
         elif smallest.max_batch_size < chosen.max_batch_size:
             gain = f"Batches of at most {smallest.max_batch_size} do not keep it at any rate."
-        busy = "Other processes used the machine while the steps were timed: measure again when it is quiet."
-        return (first, most, gain, busy) if self.on_busy_machine else (first, most, gain)
+        sentences = [first, most, gain]
+        slowest = max(self.first_calls, key=lambda n: self.first_calls[n], default=None)
+        if slowest is not None:
+            limit = ", longer than the limit" if self.first_calls[slowest] > self.p99_limit else ""
+            sentences.append(
+                f"The first call of a batch size took up to {format_seconds(self.first_calls[slowest])} (batch "
+                f"{slowest}){limit}: call each size once before requests arrive."
+            )
+        if self.on_busy_machine:
+            sentences.append(
+                "Other processes used the machine while the steps were timed: measure again when it is quiet."
+            )
+        return tuple(sentences)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the plan as plain mappings and lists, for JSON."""
@@ -161,14 +179,18 @@ class ServingPlan(Shown):
             deployment: Name of the class with the method that `@serve.batch` decorates.
 
         Raises:
-            InvalidArgument: If it is no name of a class.
+            InvalidArgument: If it is no name of a class, or the plan has not `closes_while_busy`.
         """
+        if not self.closes_while_busy:
+            remedy = "Plan with closes_while_busy=True: Ray Serve fills no batch while it waits for an instance."
+            raise InvalidArgument("closes_while_busy", self.closes_while_busy, "True in a plan for Ray Serve", remedy)
         if not isinstance(deployment, str) or not deployment.isidentifier():
             raise InvalidArgument("deployment", deployment, "the name of a class")
+        most = math.ceil(self.chosen.highest_rate * self.p99_limit / self.instances)  # by Little's law
         return (
             f"- name: {deployment}\n"
             f"  num_replicas: {self.instances}\n"
-            f"  max_ongoing_requests: {2 * self.max_batch_size}  # one batch runs, the next one gathers\n"
+            f"  max_ongoing_requests: {max(2 * self.max_batch_size, most)}  # those that the limit leaves time for\n"
             f"  user_config:\n"
             f"    max_batch_size: {self.max_batch_size}\n"
             f"    batch_wait_timeout_s: {self.queue_delay:.6g}\n"
@@ -195,6 +217,7 @@ class _Server:
     Attributes:
         steps: Seconds of a step of 1, 2, ... requests; several times of one size are used in turn.
         overhead: Seconds that are added to each request.
+        closes_while_busy: As for `simulate`.
         limit: Limit of the 99th percentile of the latency.
         instances: Copies of the model.
         seed: Seed of the random arrivals.
@@ -202,6 +225,7 @@ class _Server:
 
     steps: Sequence[Sequence[float]]
     overhead: float
+    closes_while_busy: bool
     limit: float
     instances: int
     seed: int
@@ -227,7 +251,10 @@ class _Server:
             return None
         arrivals = np.cumsum(self._gaps / rate).tolist()
         steps = self.steps[:batch_size]
-        return simulate(arrivals, steps, instances=self.instances, delay=delay, overhead=self.overhead)
+        return simulate(
+            arrivals, steps, instances=self.instances, delay=delay, overhead=self.overhead,
+            closes_while_busy=self.closes_while_busy,
+        )  # fmt: skip
 
     def keeps_limit(self, batch_size: int, delay: float, rate: float) -> bool:
         """
@@ -282,6 +309,7 @@ def serving_plan(
     p99: float,
     instances: int | None = None,
     overhead: float = 0.0,
+    closes_while_busy: bool = False,
     price_per_hour: float | None = None,
     seed: int = 0,
 ) -> ServingPlan:
@@ -294,11 +322,13 @@ def serving_plan(
     instances that share one slow each other down.
 
     Args:
-        result: A TuningResult or Forecast of inference, or the path of the JSON of a TuningResult.
+        result: A TuningResult or Forecast of inference, or the path of the JSON of one.
         arrival_rate: Requests per second.
         p99: Limit of the 99th percentile of the latency in seconds.
         instances: Copies of the model. None: as few as keep the limit.
         overhead: Seconds that server and network add to each request.
+        closes_while_busy: Whether the server closes a batch after the delay even if all instances are busy, as
+            `@serve.batch` of Ray 2.60 does.  A closed batch takes no further requests while it waits.
         price_per_hour: Price of an instance, in any currency.
         seed: Seed of the simulated arrivals.
 
@@ -308,7 +338,7 @@ def serving_plan(
     Raises:
         InvalidArgument: If an argument is out of range, the result is of training or has no time, or no setting keeps
             the limit.
-        InvalidData: If the file is no tuning result.
+        InvalidData: If the file is neither a tuning result nor the prediction for one device.
 
     Example:
         >>> from cubatch.tuning.tune import autotune
@@ -318,7 +348,7 @@ def serving_plan(
         (1, True)
     """
     if not isinstance(result, BatchSizeResult):
-        result = load(result, "result")
+        result = load(result, "result", predictions=True)
     rate = float(checks.check_number("arrival_rate", arrival_rate, above=0.0))
     limit = float(checks.check_number("p99", p99, above=0.0))
     overhead = float(checks.check_number("overhead", overhead))
@@ -327,8 +357,12 @@ def serving_plan(
     if instances is not None:
         instances = checks.check_whole("instances", instances, most=_MOST_INSTANCES)
     seed = checks.check_whole("seed", seed, least=0)
+    checks.check_kind("closes_while_busy", closes_while_busy, bool, "True or False")
     measured = _measured(result)
-    server = _Server(steps=_steps(measured), overhead=overhead, limit=limit, instances=instances or 1, seed=seed)
+    server = _Server(
+        steps=_steps(measured), overhead=overhead, closes_while_busy=closes_while_busy, limit=limit,
+        instances=instances or 1, seed=seed,
+    )  # fmt: skip
     sizes = [n for n, m in measured.items() if (m.latency_seconds or 0.0) + overhead <= limit]
     smallest = min(measured)
     alone = server.load(smallest, 0.0, server.capacity(smallest) * _SELDOM)
@@ -344,11 +378,17 @@ def serving_plan(
         most = format_count(max(option.highest_rate for option in options))
         remedy = f"That many keep `p99` up to {most} requests/s. Leave `instances` out to compute the number."
         raise InvalidArgument("instances", server.instances, f"enough for {format_count(rate)} requests/s", remedy)
+    largest = _smallest_as_good(able, rate)
+    first_calls = {
+        n: m.first_seconds
+        for n, m in measured.items()
+        if n <= largest and m.first_seconds is not None and m.first_seconds > _SLOW_FIRST * (m.latency_seconds or 0.0)
+    }
     return ServingPlan(
         name=result.subject, device=str(result.device_facts.get("name") or ""), predicted=result.predicted,
         on_busy_machine=bool(getattr(result, "disturbed", False)), arrival_rate=rate, p99_limit=limit,
-        overhead=overhead, instances=server.instances, options=options,
-        max_batch_size=_smallest_as_good(able, rate), price_per_hour=price_per_hour,
+        overhead=overhead, closes_while_busy=closes_while_busy, instances=server.instances, options=options,
+        max_batch_size=largest, first_calls=first_calls, price_per_hour=price_per_hour,
     )  # fmt: skip
 
 

@@ -44,6 +44,41 @@ def served_by_simpy(arrivals, steps, instances, delay):
     return [latencies[number] for number in range(len(arrivals))]
 
 
+def served_by_simpy_ahead(arrivals, steps, delay):
+    """Return the latency of each request of one instance, whose batches are closed by a process of their own."""
+    env = simpy.Environment()
+    queue, closed, latencies = simpy.Store(env), simpy.Store(env), {}
+
+    def source():
+        for number, arrival in enumerate(arrivals):
+            yield env.timeout(arrival - env.now)
+            queue.put((number, arrival))
+
+    def gather():
+        while True:
+            batch = [(yield queue.get())]
+            deadline = env.timeout(delay)
+            while len(batch) < len(steps):
+                request = queue.get()
+                yield request | deadline
+                if not request.triggered:
+                    request.cancel()
+                    break
+                batch.append(request.value)
+            closed.put(batch)
+
+    def instance():
+        while True:
+            batch = yield closed.get()
+            yield env.timeout(steps[len(batch) - 1])
+            latencies.update((number, env.now - arrival) for number, arrival in batch)
+
+    for process in (source, gather, instance):
+        env.process(process())
+    env.run()
+    return [latencies[number] for number in range(len(arrivals))]
+
+
 def arrivals_of(rate, count, seed=0):
     """Return the times of a Poisson process."""
     return list(np.cumsum(np.random.default_rng(seed).exponential(1 / rate, size=count)))
@@ -87,3 +122,22 @@ def test_a_full_batch_does_not_wait():
     load = simulate([0.0, 0.25], [[1.0], [1.0]], delay=10.0)
     assert load.mean_batch_size == 2
     assert load.p99 == pytest.approx(1.25, abs=0.01)  # of 1.25 and 1.0
+
+
+@pytest.mark.parametrize("delay", [0.002, 0.008])
+@pytest.mark.parametrize("rate", [100.0, 600.0])
+def test_batches_that_are_closed_while_the_instance_is_busy_are_those_of_simpy(rate, delay):
+    """Closed batches wait in a second queue, and take no further requests."""
+    arrivals, steps = arrivals_of(rate, 3000), [0.003 + 0.0005 * n for n in range(1, 9)]
+    load = simulate(arrivals, [[seconds] for seconds in steps], delay=delay, closes_while_busy=True)
+    expected = np.percentile(served_by_simpy_ahead(arrivals, steps, delay)[300:], (50, 95, 99))
+    assert (load.p50, load.p95, load.p99) == pytest.approx(tuple(expected), rel=1e-9)
+
+
+def test_without_a_delay_closed_batches_are_single_requests():
+    """The capacity is then that of single steps: at 300/s it is exceeded, though batches of 8 would take 1142/s."""
+    steps = [[0.003 + 0.0005 * n] for n in range(1, 9)]
+    arrivals = arrivals_of(300.0, 3000)
+    ahead, idle = (simulate(arrivals, steps, closes_while_busy=each) for each in (True, False))
+    assert ahead.mean_batch_size == 1.0
+    assert ahead.p99 > 10 * idle.p99

@@ -94,6 +94,19 @@ def test_a_forecast_is_planned_with_too():
     assert set(forecast.seconds) >= {option.max_batch_size for option in plan.options}
 
 
+def test_slow_first_calls_are_named_with_their_size():
+    """A first call of 0.2 s misses the limit. One as fast as later ones, or of a larger batch, does not count."""
+    firsts = {1: saturating(1), 8: 0.2, 64: 3.0}
+    sizes = [measurement(n, saturating(n), first_seconds=first) for n, first in firsts.items()]
+    result = cb.TuningResult.from_mapping(tuned(mode="inference", measurements=sizes))
+    plan = cb.serving_plan(result, arrival_rate=500.0, p99=0.03, instances=1)
+    assert plan.max_batch_size == 8
+    assert plan.first_calls == {8: 0.2}
+    assert any("200 ms (batch 8), longer than the limit" in reason for reason in plan.reasons)
+    without = cb.serving_plan(result_of(saturating), arrival_rate=500.0, p99=0.03, instances=1)
+    assert not any("first call" in reason for reason in without.reasons)
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -172,9 +185,22 @@ def test_the_number_of_instances_goes_up_to_a_thousand():
     assert 600 < plan.instances <= 1000
 
 
+def test_a_server_that_closes_batches_while_busy_has_a_delay():
+    """Without one it would serve single requests, at 222/s; Ray Serve takes no other plan."""
+    result = result_of(saturating)
+    ahead, idle = (
+        cb.serving_plan(result, arrival_rate=800.0, p99=0.1, instances=1, closes_while_busy=each)
+        for each in (True, False)
+    )
+    assert ahead.queue_delay > 0 == idle.queue_delay
+    assert ahead.load.worst_p99 <= 0.1
+    with pytest.raises(cb.InvalidArgument, match="closes_while_busy"):
+        idle.to_ray_serve()
+
+
 def test_settings_of_servers_hold_the_plan():
     """Batch size, delay in the unit of the server, and instances are in each text."""
-    plan = cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05)
+    plan = cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05, closes_while_busy=True)
     size, instances, delay = plan.max_batch_size, plan.instances, plan.queue_delay
     triton = plan.to_triton().splitlines()
     assert f"max_batch_size: {size}" in triton
