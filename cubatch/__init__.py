@@ -55,6 +55,8 @@ _HOMES = {
     "tuning.tune_extents": ("autotune_extents",),
     "tuning.extents_result": ("ExtentsResult",),
     "tuning.length_plan": ("LengthPlan",),
+    "tuning.tune_threads": ("autotune_threads",),
+    "tuning.threads_result": ("ThreadsResult",),
     "serving.serving_plan": ("ServingPlan", "serving_plan"),
     "fleet.fleet_result": ("FleetDevice", "FleetResult"),
     "fleet.tune_fleet": ("autotune_fleet",),
@@ -104,11 +106,13 @@ if TYPE_CHECKING:
     from cubatch.tuning.results import TuningResult as TuningResult
     from cubatch.tuning.step_memory import footprint as footprint
     from cubatch.tuning.step_memory import max_batch_size as max_batch_size
+    from cubatch.tuning.threads_result import ThreadsResult as ThreadsResult
     from cubatch.tuning.training import train as train
     from cubatch.tuning.tune import autotune as autotune
     from cubatch.tuning.tune import autotune_callable as autotune_callable
     from cubatch.tuning.tune_extents import autotune_extents as autotune_extents
     from cubatch.tuning.tune_module import autotune_module as autotune_module
+    from cubatch.tuning.tune_threads import autotune_threads as autotune_threads
 
 
 def __getattr__(name: str) -> Any:

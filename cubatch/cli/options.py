@@ -171,6 +171,15 @@ AccumulateOption = Annotated[
         "--accumulate", metavar="N", help="Batches between two optimizer steps of a PyTorch module. Default: 1."
     ),
 ]
+ThreadsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--threads",
+        metavar="N,N,...",
+        help="On a CPU, for --library onnxruntime or torch: threads of an instance. For each, as many instances as the "
+        "CPUs allow run at the same time, bound to CPUs of their own.",
+    ),
+]
 OpaqueOption = Annotated[
     bool, typer.Option("--opaque", help="Accept unknown operators, as layers of known bytes and FLOP.")
 ]

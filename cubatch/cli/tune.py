@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cubatch.tuning.results import TuningResult
+    from cubatch.tuning.threads_result import ThreadsResult
 
 
 QUICK_SECONDS = 10.0
@@ -81,6 +82,7 @@ def tune(
     example_inputs: opt.ExampleOption = None,
     constant_inputs: opt.ConstantOption = None,
     accumulate: opt.AccumulateOption = None,
+    threads: opt.ThreadsOption = None,
     classes: opt.ClassesOption = None,
     json: opt.JsonOption = None,
 ) -> None:
@@ -88,6 +90,8 @@ def tune(
     Measure a network, and recommend a batch size.
 
     Timings are cached, so that an interrupted or repeated command continues from them.
+
+    With --threads, the result is the best combination of threads, instances and batch size of a CPU.
 
     Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
     """
@@ -121,6 +125,14 @@ def tune(
             dtype=dtype, library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
             dims=_dims(dim or []),
         )  # fmt: skip
+    if threads is not None:
+        if plot is not None or report is not None:
+            raise typer.BadParameter("leave out --plot and --report where --threads compares several results")
+        from cubatch.tuning import tune_threads
+
+        device = "cpu" if device is None else device
+        over_threads = cast("Any", tune_threads.over_threads)  # a ThreadsResult, which is shown only
+        ask = functools.partial(over_threads, ask, opt.whole_numbers("--threads", threads))
     try:
         with console.watching(model) as watch:
             result = ask(
@@ -182,7 +194,7 @@ def _spec(model: str, library: str, input_shape: str | None, classes: int | None
     return model
 
 
-def _show(result: TuningResult, json_path: str | None) -> None:
-    from cubatch.report.tables import result as result_table
+def _show(result: TuningResult | ThreadsResult, json_path: str | None) -> None:
+    from cubatch.report import views
 
-    console.emit([result_table.tuning_grid(result)], result.to_mapping(), json_path)
+    console.emit(views.grids(result), result.to_mapping(), json_path)

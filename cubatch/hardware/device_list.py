@@ -65,6 +65,18 @@ def _on_cpus(count: int, device: Device) -> tuple[Device, ...]:
     return tuple(attrs.evolve(device, threads=len(share)) for share in cpu_shares(count))
 
 
+def cpu_groups(threads: int) -> list[list[int]]:
+    """
+    Return the numbers of the CPUs of as many instances of `threads` threads as this process may run at a time.
+
+    Example:
+        >>> [len(group) for group in cpu_groups(1)] == [1] * host.cpu_threads()
+        True
+    """
+    usable = sorted(os.sched_getaffinity(0))[: host.cpu_threads()]
+    return [usable[begin : begin + threads] for begin in range(0, len(usable) - threads + 1, threads)]
+
+
 def cpu_shares(count: int) -> list[list[int]]:
     """
     Return for each of `count` ranks the numbers of the CPUs that it may use.

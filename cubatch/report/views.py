@@ -12,7 +12,7 @@ from cubatch.memory.step_footprint import Footprint
 from cubatch.report import html as written
 from cubatch.report import page
 from cubatch.report.grid import Grid
-from cubatch.report.tables import candidates, fleet, footprint, forecast, lengths, result, serving, training
+from cubatch.report.tables import candidates, fleet, footprint, forecast, lengths, result, serving, threads, training
 from cubatch.serving.serving_plan import ServingPlan
 from cubatch.tuning.comparison import Comparison
 from cubatch.tuning.extents_result import ExtentsResult
@@ -20,6 +20,7 @@ from cubatch.tuning.forecast_record import Forecast
 from cubatch.tuning.ladder import Candidates
 from cubatch.tuning.length_plan import LengthPlan
 from cubatch.tuning.results import BatchSizeResult, TuningResult
+from cubatch.tuning.threads_result import ThreadsResult
 
 
 def text(record: Any) -> str:
@@ -58,6 +59,7 @@ _TABLES: dict[type, Callable[[Any], list[Grid]]] = {
     FleetResult: lambda record: [fleet.compared(record)],
     ServingPlan: lambda record: [serving.plan(record)],
     ExtentsResult: lambda record: [lengths.by_extent(record)],
+    ThreadsResult: lambda record: [threads.by_threads(record)],
     LengthPlan: lambda record: [lengths.ways(record)],
     Footprint: lambda record: footprint.footprint(record, title=f"batch {record.batch_size}: memory of a step"),
     ModuleFootprint: footprint.of_module,

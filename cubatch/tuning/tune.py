@@ -41,6 +41,7 @@ def autotune(
     library: Measurable = "auto",
     recompute: bool = False,
     dims: Mapping[str, int] | None = None,
+    threads: int | None = None,
     budget: float = 60.0,
     sweeps: int | None = None,
     isolate: bool | str = "auto",
@@ -80,6 +81,8 @@ def autotune(
             symbolic.
         dims: With library="onnxruntime", extents of open axes other than the batch: {"sequence": 128}. The batch is the
             axis whose name begins with "batch", else axis 0 of the first input.
+        threads: For ONNX Runtime on the CPU, threads of an instance. As many instances as the CPUs allow then run
+            at the same time, each bound to CPUs of its own. Sizes and rates are those of one of them.
         recompute: Discard activations and compute them again in the backward pass.
         budget: Time limit of measuring in seconds; the search ends earlier if the answer is known. The very first step,
             which may load and compile code, and the first hang do not count. The last step may exceed it.
@@ -120,11 +123,12 @@ def autotune(
 
         subject = OnnxSubject.of(
             layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, recompute=recompute,
-            isolate=isolate, dims=dims,
+            isolate=isolate, dims=dims, threads=threads,
         )  # fmt: skip
     else:
-        if dims:
-            raise InvalidArgument("dims", dims, 'left out unless library="onnxruntime" runs an .onnx file')
+        for name, given in {"dims": dims or None, "threads": threads}.items():
+            if given is not None:
+                raise InvalidArgument(name, given, 'left out unless library="onnxruntime" runs an .onnx file')
         subject = NetworkSubject.of(
             layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, optimizer=optimizer,
             library=library, recompute=recompute, isolate=isolate,

@@ -46,6 +46,7 @@ def autotune_module(
     loader: Any = None,
     compile: bool = False,  # noqa: A002 - PyTorch's own word
     device: Device | str | None = None,
+    threads: int | None = None,
     batch_sizes: Iterable[int] | None = None,
     max_batch_size: int | None = None,
     current: int | None = None,
@@ -122,6 +123,8 @@ def autotune_module(
             A size whose step PyTorch would no longer compile is an error, not a result.
         device: Reject another device than this; None is the device of the parameters. A named module is moved there;
             None is the first GPU, else the CPU.
+        threads: For a named module on the CPU, threads of an instance. As many instances as the CPUs allow then run at
+            the same time, each bound to CPUs of its own. Sizes and rates are those of one of them.
         batch_sizes: Measure exactly these.
         max_batch_size: Propose nothing larger.
         current, multiple_of, divides: As for `autotune`.
@@ -180,8 +183,11 @@ def autotune_module(
             raise InvalidArgument(
                 "module", module, f"a torch.nn.Module, not its name, where {ranks.size} ranks tune together"
             )
-        subject = NamedModuleSubject.of(module, batches, kind, device, request)
+        subject = NamedModuleSubject.of(module, batches, kind, device, request, threads=threads)
         return session.tune(attrs.evolve(subject, loader=loader), request)
+    if threads is not None:
+        allowed = "the name of the function that builds it, 'package.module:build', where threads is given"
+        raise InvalidArgument("module", type(module).__name__, allowed, "Instances run in processes of their own.")
     if not isinstance(store, bool):
         remedy = "To cache its timings, name the function that builds it: 'package.module:build'."
         raise InvalidArgument("store", store, "True or False for a module that has no name", remedy)

@@ -85,6 +85,7 @@ def test_a_file_is_tuned_whatever_batch_it_was_exported_with(files, name):
     assert (told["library"], told["spec"]["name"], told["dtype"]) == ("onnxruntime", f"{name}.onnx", result.dtype)
     assert (told["mode"], told["environment"]["provider"]) == ("inference", "CPUExecutionProvider")
     assert "library onnxruntime" in result.table()
+    assert all(m.first_seconds > 0 for m in result.measurements if m.is_measured)
     assert cb.TuningResult.from_json(result.to_json()) == result
 
 
@@ -107,7 +108,7 @@ def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, m
     assert kept.conditions["malloc"] == (raised if heap.is_movable() else None)
     assert any(raised in reason for reason in first.reasons) == heap.is_movable()
     with monkeypatch.context() as still:
-        still.setattr("cubatch.tuning.subjects.onnx_subject.RemoteBoundedRunner", None)
+        still.setattr("cubatch.tuning.subjects.bounded_subject.RemoteBoundedRunner", None)
         again = cb.autotune(path, store=place, **ASKED)
     assert [m.timings_seconds for m in again.measurements] == [m.timings_seconds for m in first.measurements]
     assert any("Answered from the store" in reason for reason in again.reasons)

@@ -8,13 +8,19 @@ from typing import Any
 
 import attrs
 
+from cubatch import checks
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.frameworks import loader_rate, page_faults
 from cubatch.frameworks.loader_rate import LoaderRate
+from cubatch.frameworks.pinned_instances import PinnedInstances
+from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
+from cubatch.hardware import host
+from cubatch.hardware.device_list import cpu_groups
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate, Measured
-from cubatch.measure.runner import LearnsMemory, RunnerFactory
+from cubatch.measure.remote import prepare_limit
+from cubatch.measure.runner import FactoryRef, LearnsMemory, RunnerFactory
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import STATE_REMAINS, Note, note, of_remark, sentence
@@ -51,6 +57,7 @@ class BoundedSubject(Subject):
         device, memory: See `Subject`.
         mode, optimizer, seed, budget, accumulate, loader: As for `autotune_module`.
         versions: Versions that are added to the `environment` of the result.
+        shares: CPUs of each instance that steps at the same time, by `share_cpus`; empty: one instance, not bound.
     """
 
     name: str
@@ -64,6 +71,7 @@ class BoundedSubject(Subject):
     loader: Any = None
     optimizer: object | None = None
     versions: Mapping[str, Any] = attrs.field(factory=dict)
+    shares: Sequence[Sequence[int]] = ()
     _runner: LearnsMemory | None = attrs.field(default=None, init=False)
 
     @abc.abstractmethod
@@ -209,8 +217,20 @@ class BoundedSubject(Subject):
             "library": self.library,
             "accumulate": self.accumulate,
             "l2": "warm",
-            "environment": self.versions,
+            "environment": {**self.versions, **self.instances},
         }
+
+    @property
+    def instances(self) -> dict[str, int]:
+        """The number of bound instances by the name "instances"; empty for one that is not bound."""
+        return {"instances": len(self.shares)} if self.shares else {}
+
+    def remote(self, path: str, arguments: Mapping[str, Any], remedy: str) -> LearnsMemory:
+        """Return a runner whose worker processes, one for each instance, call the factory of this path."""
+        factory, seconds = FactoryRef(path, arguments), prepare_limit(self.budget)
+        if self.shares:
+            return PinnedInstances(factory, self.shares, prepare_seconds=seconds, remedy=remedy)
+        return RemoteBoundedRunner(factory, prepare_seconds=seconds, remedy=remedy)
 
     def remedy(self, ladder: Ladder) -> str:
         """Return sentences on why all sizes may have failed: state of earlier steps, or inputs without a trace."""
@@ -229,6 +249,28 @@ class BoundedSubject(Subject):
 
     def _does_not_fit(self, needed_bytes: int, available_bytes: int) -> DoesNotFit:
         return DoesNotFit(self.name, str(self.device), needed_bytes, available_bytes, self.mode)
+
+
+def share_cpus(
+    device: Device, memory: MemoryLimit, threads: int | None
+) -> tuple[Device, MemoryLimit, list[list[int]]]:  # fmt: skip
+    """
+    Return device and memory of one of as many instances of `threads` threads as the CPUs allow, and the CPUs of each.
+
+    Without `threads` device and memory are returned as they are, and no CPUs.
+
+    Raises:
+        InvalidArgument: If it is no number from 1 to that of the CPUs, or the device is a GPU.
+    """
+    if threads is None:
+        return device, memory, []
+    if device.kind != "cpu":
+        raise InvalidArgument("threads", threads, f"left out for {device}", 'Or pass device="cpu".')
+    shares = cpu_groups(checks.check_whole("threads", threads, most=host.cpu_threads()))
+    if len(shares) > 1:
+        share = memory.bytes // len(shares)
+        memory = attrs.evolve(memory, bytes=share, note=f"{len(shares)} instances share it", is_lowered=True)
+    return attrs.evolve(device, threads=threads), memory, shares
 
 
 def loader_seconds(limits: Limits) -> float:

@@ -13,18 +13,16 @@ from cubatch.frameworks import heap, loader_rate, module_worker
 from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.module_source import ModuleSource
-from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.frameworks.torch_module import check_kind
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
-from cubatch.measure.remote import prepare_limit
-from cubatch.measure.runner import FactoryRef, LearnsMemory
+from cubatch.measure.runner import LearnsMemory
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note, note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
-from cubatch.tuning.subjects.bounded_subject import BoundedSubject, loader_seconds
+from cubatch.tuning.subjects.bounded_subject import BoundedSubject, loader_seconds, share_cpus
 from cubatch.units import first_line
 
 _CONTENDERS = 0.8  # of the best predicted rate: the smallest and the largest such size are run in a loop too
@@ -105,7 +103,8 @@ class NamedModuleSubject(BoundedSubject):
 
     @classmethod
     def of(
-        cls, name: str, batches: Any, kind: Mapping[str, Any], device: Device | str | None, request: Request
+        cls, name: str, batches: Any, kind: Mapping[str, Any], device: Device | str | None, request: Request, *,
+        threads: int | None = None,
     ) -> Self:  # fmt: skip
         """
         Return the subject of a module that a function makes, after checking all arguments; no user code is imported.
@@ -128,11 +127,12 @@ class NamedModuleSubject(BoundedSubject):
         check_kind(kind["mode"], kind["loss"], kind["optimizer"], kind["autocast"])
         inputs, resolved = module_worker.pack(batches), probe.resolve(device)
         request.goal.check_device(resolved)
+        memory = hardware_memory.memory_limit(resolved, request.memory_limit)
+        resolved, memory, shares = share_cpus(resolved, memory, threads)
         return cls(
             name=name, library="torch", device=resolved, mode=kind["mode"], optimizer=kind["optimizer"],
-            memory=hardware_memory.memory_limit(resolved, request.memory_limit), seed=request.limits.seed,
-            budget=request.limits.budget, accumulate=kind["accumulate"], inputs=inputs, kind=dict(kind),
-            sources=tuple(sources),
+            memory=memory, seed=request.limits.seed, budget=request.limits.budget, accumulate=kind["accumulate"],
+            inputs=inputs, kind=dict(kind), sources=tuple(sources), shares=shares,
         )  # fmt: skip
 
     @property
@@ -144,6 +144,7 @@ class NamedModuleSubject(BoundedSubject):
             "library": self.library,
             **self.kind,
             "inputs": module_worker.digest(self.inputs),
+            **self.instances,
         }
 
     @property
@@ -170,8 +171,7 @@ class NamedModuleSubject(BoundedSubject):
             "seed": self.seed, "device": self.device.address,
         }  # fmt: skip
         remedy = "In Python, autotune_module runs it in your own process if it is given the module, not its name."
-        factory = FactoryRef("cubatch.frameworks.module_worker:runner", arguments)
-        return RemoteBoundedRunner(factory, prepare_seconds=prepare_limit(self.budget), remedy=remedy)
+        return self.remote("cubatch.frameworks.module_worker:runner", arguments, remedy)
 
 
 def heap_notes(device: Device) -> list[Note]:

@@ -16,15 +16,13 @@ from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks import heap
 from cubatch.frameworks.onnx_graph import OnnxGraph
 from cubatch.frameworks.onnxruntime_runner import PROVIDERS
-from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
-from cubatch.measure.remote import prepare_limit
-from cubatch.measure.runner import FactoryRef, LearnsMemory
+from cubatch.measure.runner import LearnsMemory
 from cubatch.tuning.notes import Note
 from cubatch.tuning.request import Request
-from cubatch.tuning.subjects.bounded_subject import BoundedSubject
+from cubatch.tuning.subjects.bounded_subject import BoundedSubject, share_cpus
 from cubatch.tuning.subjects.module_subject import heap_notes
 
 LIBRARY = "onnxruntime"
@@ -47,7 +45,7 @@ class OnnxSubject(BoundedSubject):
     @classmethod
     def of(
         cls, spec: object, device: Device | str | None, request: Request, *, devices: object, mode: str, dtype: str,
-        recompute: bool, isolate: bool | str, dims: Mapping[str, int] | None = None,
+        recompute: bool, isolate: bool | str, dims: Mapping[str, int] | None = None, threads: int | None = None,
     ) -> Self:  # fmt: skip
         """
         Return the subject of an ONNX file, after checking the arguments of `autotune`.
@@ -67,9 +65,10 @@ class OnnxSubject(BoundedSubject):
         resolved = probe.resolve(device, live=True)
         versions = _versions(resolved)
         memory = hardware_memory.memory_limit(resolved, request.memory_limit)
+        resolved, memory, shares = share_cpus(resolved, memory, threads)
         return cls(
             name=path.name, library=LIBRARY, device=resolved, memory=memory, mode=mode, seed=request.limits.seed,
-            budget=request.limits.budget, versions=versions, path=path, dims=fixed,
+            budget=request.limits.budget, versions=versions, path=path, dims=fixed, shares=shares,
         )  # fmt: skip
 
     @property
@@ -78,7 +77,7 @@ class OnnxSubject(BoundedSubject):
         dims = {"dims": dict(self.dims)} if self.dims else {}
         return {
             "spec": {"name": self.name, **dims}, "file": str(self.path.resolve()), "library": LIBRARY,
-            "mode": self.mode, "provider": self.versions["provider"],
+            "mode": self.mode, "provider": self.versions["provider"], **self.instances,
         }  # fmt: skip
 
     @property
@@ -96,8 +95,7 @@ class OnnxSubject(BoundedSubject):
             "path": str(self.path.resolve()), "device": self.device.address, "threads": self.device.threads,
             "memory_limit": self.memory.bytes, "seed": self.seed, "dims": dict(self.dims),
         }  # fmt: skip
-        factory = FactoryRef("cubatch.frameworks.onnxruntime_runner:runner", arguments)
-        return RemoteBoundedRunner(factory, prepare_seconds=prepare_limit(self.budget), remedy="")
+        return self.remote("cubatch.frameworks.onnxruntime_runner:runner", arguments, "")
 
 
 def _path(spec: object) -> Path:

@@ -9,7 +9,7 @@ from cubatch.errors import DeviceNotAvailable
 from cubatch.frameworks import module_worker, onnxruntime_runner
 from cubatch.hardware import driver, probe
 from cubatch.hardware.memory_limit import MemoryLimit
-from cubatch.tuning.subjects import module_subject
+from cubatch.tuning.subjects import bounded_subject
 from cubatch.tuning.subjects.module_subject import NamedModuleSubject
 from tests.unit.hardware.gpus import SLICE, T4, V100
 
@@ -51,7 +51,7 @@ def test_the_worker_of_a_module_is_told_the_uuid(monkeypatch):
     """What goes over the pipe names the GPU, not a number."""
     shown(monkeypatch, T4, V100)
     sent = []
-    monkeypatch.setattr(module_subject, "RemoteBoundedRunner", lambda factory, **_: sent.append(factory))
+    monkeypatch.setattr(bounded_subject, "RemoteBoundedRunner", lambda factory, **_: sent.append(factory))
     subject = NamedModuleSubject(
         name="package.module:build", library="torch", device=probe.device("cuda:1"), mode="inference", seed=0,
         memory=MemoryLimit(2**30, 2**30, ""), inputs=[3], kind={}, sources=(),

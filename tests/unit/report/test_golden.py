@@ -37,6 +37,7 @@ from cubatch.report.tables import (
     serving,
     store,
     study,
+    threads,
     training,
     watch,
 )
@@ -46,6 +47,7 @@ from cubatch.serving.serving_plan import ServingOption, ServingPlan
 from cubatch.tuning.device_memory import ModeMemory
 from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.length_plan import Batching, LengthPlan
+from cubatch.tuning.threads_result import ThreadsResult
 from tests.unit import golden
 from tests.unit.predictions import fastest_first, one_pass, predicted
 from tests.unit.studies import payloads
@@ -295,6 +297,7 @@ def serving_page():
     plan = ServingPlan(
         name="resnet50", device="NVIDIA T4", predicted=True, arrival_rate=500.0, p99_limit=0.05, overhead=0.0,
         instances=2, options=options, max_batch_size=8, price_per_hour=0.35, on_busy_machine=True,
+        first_calls={1: 0.02, 8: 0.12},
     )  # fmt: skip
     return grids(serving.plan(plan))
 
@@ -320,6 +323,18 @@ def extents_page():
     return grids(lengths.by_extent(tuned_extents), lengths.ways(plan))
 
 
+def threads_page():
+    """Two instances of one thread that need no batch, one of two threads that does, and one that failed."""
+    results = {
+        threads: result_of(
+            batch_size=best, environment={"instances": 2 // threads}, mode="inference",
+            measurements=[measurement(n, n / rate) for n, rate in rates.items()],
+        )
+        for threads, best, rates in ((1, 1, {1: 240.0, 8: 241.0}), (2, 8, {1: 300.0, 8: 410.0}))
+    }  # fmt: skip
+    return grids(threads.by_threads(ThreadsResult(results=results, failed={4: "4 instances do not fit"})))
+
+
 PAGES = {
     "tune.txt": lambda: result.tuning_grid(everything()).text(),
     "tune.html": lambda: re.sub('base64,[^"]*', "base64,...", html(everything())),
@@ -332,6 +347,7 @@ PAGES = {
     "fleet.txt": fleet_page,
     "serving.txt": serving_page,
     "extents.txt": extents_page,
+    "threads.txt": threads_page,
     "kernels.txt": kernels_page,
     "models.txt": models_page,
     "layers.txt": layers_page,

@@ -1,0 +1,102 @@
+"""The result of tuning with several numbers of threads: instances, batch size, and whether to batch at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from cubatch.shown import Shown
+from cubatch.tuning.results import TuningResult
+from cubatch.units import format_count, format_percent
+
+
+@attrs.frozen(kw_only=True)
+class ThreadsResult(Shown):
+    """
+    A tuning result for each number of threads of an instance, measured while instances use all CPUs.
+
+    Attributes:
+        results: The tuning result of one instance by its threads, ascending; its rates are those of one instance.
+        failed: The error of each number of threads that has no result.
+    """
+
+    results: Mapping[int, TuningResult] = attrs.field(hash=False)
+    failed: Mapping[int, str] = attrs.field(hash=False)
+
+    @property
+    def instances(self) -> dict[int, int]:
+        """The number of instances that ran at the same time, by threads of an instance."""
+        return {threads: result.environment["instances"] for threads, result in self.results.items()}
+
+    @property
+    def samples_per_second(self) -> dict[int, float]:
+        """Samples per second of all instances at the recommended batch size, by threads of an instance."""
+        return {
+            threads: self.instances[threads] * result.samples_per_second
+            for threads, result in self.results.items()
+            if result.samples_per_second is not None
+        }
+
+    @property
+    def single_samples_per_second(self) -> dict[int, float]:
+        """Samples per second of all instances without batching, by threads; only where a batch of one was measured."""
+        return {
+            threads: self.instances[threads] * result.loop_rates[1]
+            for threads, result in self.results.items()
+            if 1 in result.loop_rates
+        }
+
+    @property
+    def threads(self) -> int | None:
+        """The threads of an instance with the highest rate of all instances; None without a recommended batch size."""
+        rates = self.samples_per_second
+        return max(rates, key=lambda threads: rates[threads], default=None)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The recommended batch size of an instance with `threads` threads; 1 means not to batch."""
+        return None if self.threads is None else self.results[self.threads].batch_size
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Sentences for a user: the best number of threads, and whether batches are worth it."""
+        if self.threads is None:
+            return ("No number of threads has a recommended batch size: tune again with a larger budget.",)
+        rate, single = self.samples_per_second[self.threads], self.single_samples_per_second.get(self.threads)
+        of_all = self._of_all(self.threads)
+        if self.batch_size == 1:
+            first = (
+                f"Do not batch: {of_all} reach {format_count(rate)} samples/s with single samples, the highest rate."
+            )
+        else:
+            first = (
+                f"{of_all} with batches of {self.batch_size} reach {format_count(rate)} samples/s, the highest rate."
+            )
+        gain = (
+            [] if single is None or self.batch_size == 1 else [f"Batching gains {format_percent(rate / single - 1)}."]
+        )
+        others = [
+            f"That is {rate / other:.3g} times the rate of {self._of_all(threads)}."
+            for threads, other in self.samples_per_second.items()
+            if threads != self.threads
+        ]
+        return (first, *gain, *others)
+
+    def _of_all(self, threads: int) -> str:
+        count = self.instances[threads]
+        return f"{count} instance{'s' * (count > 1)} of {threads} thread{'s' * (threads > 1)}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the result as plain mappings and lists, for JSON."""
+        return {
+            "schema": 1,
+            "threads": self.threads,
+            "batch_size": self.batch_size,
+            "instances": {str(threads): count for threads, count in self.instances.items()},
+            "samples_per_second": {str(threads): rate for threads, rate in self.samples_per_second.items()},
+            "reasons": list(self.reasons),
+            "results": {str(threads): result.to_mapping() for threads, result in self.results.items()},
+            "failed": {str(threads): error for threads, error in self.failed.items()},
+        }
