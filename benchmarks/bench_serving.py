@@ -1,21 +1,30 @@
 """
-Serving plans compared with a server under load: Ray Serve, ONNX Runtime on the CPU, and Poisson arrivals.
+Serving plans compared with a server under load: ONNX Runtime on one thread of the CPU, and Poisson arrivals.
 
-    python -m benchmarks.bench_serving --out FILE
+    python -m benchmarks.bench_serving --out FILE [--server ray]
 
-Needs `pip install "ray[serve]" onnxruntime onnx aiohttp`.  The model is a stack of wide layers, whose weights a batch
-reads once.  Its latency is measured by `autotune_callable` on one thread.  For each plan, a second process sends
-requests at the planned rate, and the latency is taken there.  Each plan takes turns with Ray Serve's defaults at the
-same rate (batches of at most 10, which wait for 10 ms).
+Needs `pip install onnxruntime onnx`.  The model is a stack of wide layers, whose weights a batch reads once.  Its
+latency is measured by `autotune_callable` on the first CPU.  The server is a process on that CPU, which batches the
+requests of a socket by the rule of the plan.  They come from a process on the last CPU, where the latency is taken.
+"replayed" is the simulation of the plan with the very arrivals of the load.
 
-The overhead of server and network is measured first: by requests to a deployment that returns at once.
+With `--server ray` the server is Ray Serve (`pip install "ray[serve]" aiohttp`), behind HTTP and a proxy, which are not
+bound to CPUs.  The overhead of server and network is measured first: by requests to a deployment that returns at once.
+
+Each plan takes turns with Ray Serve's defaults at the same rate (batches of at most 10, which wait for 10 ms).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import json
+import multiprocessing
+import os
+import select
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +36,7 @@ import numpy as np
 
 import cubatch as cb
 from benchmarks.provenance import on_cpu, write
+from cubatch.serving.batching_queue import simulate
 
 WIDTH, LAYERS = 4096, 8
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32)
@@ -114,11 +124,64 @@ def serve(path: Path) -> Any:
     return configure
 
 
+def answer(path: str, link: socket.socket, config: dict[str, Any]) -> None:
+    """Serve on the first CPU: batch the packets of a socket, each with the time of its request, and send them back."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    session, most, delay = session_of(path), config["max_batch_size"], config["batch_wait_timeout_s"]
+    sample = np.random.default_rng(0).standard_normal(WIDTH, np.float32)
+    batches = [np.tile(sample, (n, 1)) for n in range(most + 1)]
+    for batch in batches[1:]:
+        session.run(None, {"x": batch})
+    link.send(b"ready")
+    waiting = collections.deque[bytes]()
+    while True:
+        left = struct.unpack("d", waiting[0])[0] + delay - time.monotonic() if waiting else None
+        while len(waiting) < most and select.select([link], [], [], None if left is None else max(0.0, left))[0]:
+            packet = link.recv(8)
+            if not packet:
+                return
+            waiting.append(packet)
+            left = struct.unpack("d", waiting[0])[0] + delay - time.monotonic()
+        count = min(most, len(waiting))
+        session.run(None, {"x": batches[count]})
+        for _ in range(count):
+            link.send(waiting.popleft())
+
+
+def loaded_alone(path: Path, config: dict[str, Any], arrivals: np.ndarray) -> list[float]:
+    """Send requests at these times from the last CPU to a server of its own; return their latencies in seconds."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = multiprocessing.get_context("spawn").Process(target=answer, args=(str(path), its, config))
+    server.start()
+    its.close()
+    usable, latencies, sent = os.sched_getaffinity(0), list[float](), 0
+    os.sched_setaffinity(0, {max(usable)})
+    try:
+        ours.recv(8)
+        due = time.monotonic() + arrivals
+        while len(latencies) < len(due):
+            left = None if sent == len(due) else due[sent] - time.monotonic()
+            if left is not None and left <= 0:
+                ours.send(struct.pack("d", due[sent]))
+                sent += 1
+            elif select.select([ours], [], [], left)[0]:
+                latencies.append(time.monotonic() - struct.unpack("d", ours.recv(8))[0])
+    finally:
+        os.sched_setaffinity(0, usable)
+        ours.close()
+        server.join()
+    return latencies
+
+
+def arrivals_of(rate: float, seconds: float, seed: int) -> np.ndarray:
+    """Return random times of requests."""
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, size=int(rate * seconds)))
+
+
 async def load(route: str, rate: float, seconds: float, seed: int) -> list[float]:
     """Send requests at random times, at a rate, and return the latency of each in seconds."""
     import aiohttp
 
-    gaps = np.random.default_rng(seed).exponential(1 / rate, size=int(rate * seconds))
     latencies: list[float] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
 
@@ -129,9 +192,8 @@ async def load(route: str, rate: float, seconds: float, seed: int) -> list[float
                 answer.raise_for_status()
             latencies.append(time.perf_counter() - began)
 
-        due, tasks = time.perf_counter(), []
-        for gap in gaps:
-            due += gap
+        tasks = []
+        for due in time.perf_counter() + arrivals_of(rate, seconds, seed):
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             tasks.append(asyncio.create_task(request()))
         await asyncio.gather(*tasks)
@@ -142,16 +204,30 @@ def loaded(route: str, rate: float, seconds: float, seed: int) -> dict[str, floa
     """Send requests from a second process and return percentiles of their latency."""
     command = [sys.executable, "-m", "benchmarks.bench_serving", "--load", json.dumps([route, rate, seconds, seed])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    latencies = json.loads(done.stdout.splitlines()[-1])
+    return percentiles(json.loads(done.stdout.splitlines()[-1]))
+
+
+def percentiles(latencies: list[float]) -> dict[str, float]:
+    """Return percentiles of the latencies, without the first tenth."""
     settled = latencies[len(latencies) // 10 :]
     p50, p95, p99 = np.percentile(settled, (50, 95, 99))
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99), "requests": len(settled)}
+
+
+def replayed(result: cb.TuningResult, config: dict[str, Any], arrivals: np.ndarray) -> float:
+    """Return the 99th percentile that the simulation of the queue gives for these arrivals."""
+    times = {m.batch_size: m.latency_seconds or 0.0 for m in result.measurements}
+    most = config["max_batch_size"]
+    steps = np.interp(range(1, most + 1), list(times), list(times.values()))
+    load = simulate(arrivals.tolist(), [[float(step)] for step in steps], delay=config["batch_wait_timeout_s"])
+    return load.p99
 
 
 def main() -> None:
     """Run the benchmark and write its JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--server", choices=("own", "ray"), default="own")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
     parser.add_argument("--budget", type=float, default=20.0, help="of measuring the model")
     parser.add_argument("--load", type=json.loads, help=argparse.SUPPRESS)
@@ -163,28 +239,37 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write_model(path)
+        usable = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(usable)})
         result = measure(path, options.budget)
-        configure = serve(path)
+        os.sched_setaffinity(0, usable)
+        configure = serve(path) if options.server == "ray" else None
         capacity = max(m.samples_per_second or 0.0 for m in result.measurements)
         step = max(m.latency_seconds or 0.0 for m in result.measurements)
         for share, steps in PLANS:
             rate = share * capacity
-            overhead = loaded("empty", rate, options.seconds / 6, 1)["p50"]
+            arrivals, overhead = arrivals_of(rate, options.seconds, 3), 0.0
+            if configure is not None:
+                overhead = loaded("empty", rate, options.seconds / 6, 1)["p50"]
             plan = cb.serving_plan(result, arrival_rate=rate, p99=steps * step, instances=1, overhead=overhead)
-            configure({"max_batch_size": plan.max_batch_size, "batch_wait_timeout_s": plan.queue_delay})
-            loaded("model", rate, options.seconds / 6, 2)
-            ours = loaded("model", rate, options.seconds, 3)
-            configure(DEFAULTS)
-            loaded("model", rate, options.seconds / 6, 2)
-            default = loaded("model", rate, options.seconds, 3)
-            rows.append({"rate": rate, "limit": steps * step, "plan": plan.to_mapping(), "overhead": overhead,
-                         "measured": ours, "defaults": default})  # fmt: skip
+            ours = {"max_batch_size": plan.max_batch_size, "batch_wait_timeout_s": plan.queue_delay}
+            rows.append({"rate": rate, "limit": steps * step, "overhead": overhead, "plan": plan.to_mapping()})
+            for name, config in {"measured": ours, "defaults": DEFAULTS}.items():
+                if configure is None:
+                    rows[-1][name] = percentiles(loaded_alone(path, config, arrivals))
+                else:
+                    configure(config)
+                    loaded("model", rate, options.seconds / 6, 2)
+                    rows[-1][name] = loaded("model", rate, options.seconds, 3)
+                rows[-1][name]["replayed_p99"] = replayed(result, config, arrivals) + overhead
+            measured, default = (rows[-1][name] for name in ("measured", "defaults"))
             print(f"{rate:.0f}/s: at most {plan.max_batch_size}, delay {plan.queue_delay * 1e3:.1f} ms: "
-                  f"p99 {plan.load.p99 * 1e3:.1f} ms planned, {ours['p99'] * 1e3:.1f} ms measured, "
-                  f"{default['p99'] * 1e3:.1f} ms with the defaults", flush=True)  # fmt: skip
+                  f"p99 {plan.load.p99 * 1e3:.1f} ms planned, {measured['replayed_p99'] * 1e3:.1f} ms replayed, "
+                  f"{measured['p99'] * 1e3:.1f} ms measured; defaults {default['replayed_p99'] * 1e3:.1f} ms replayed, "
+                  f"{default['p99'] * 1e3:.1f} ms measured", flush=True)  # fmt: skip
     if options.out:
         times = {str(m.batch_size): m.latency_seconds for m in result.measurements}
-        write(options.out, {**on_cpu("serving"), "step_seconds": times, "plans": rows})
+        write(options.out, {**on_cpu("serving"), "server": options.server, "step_seconds": times, "plans": rows})
 
 
 if __name__ == "__main__":
