@@ -313,7 +313,7 @@ def test_what_does_nothing_has_no_best_batch_size(kind, options):
     if kind == "dropout" and options.get("mode") == "training":
         assert predict(spec, device="t4", **options).batch_size > 0  # there it draws and multiplies
         return
-    with pytest.raises(InvalidArgument, match="does something"):
+    with pytest.raises(InvalidArgument, match="computes or moves data"):
         predict(spec, device="t4", **options)
     assert candidates(spec, device="t4")
     assert explain(spec, device="t4") == []
