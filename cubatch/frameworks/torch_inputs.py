@@ -25,6 +25,7 @@ _ALLOWED = (
     "or the shape of one sample, such as (3, 224, 224)"
 )
 _TWO = "Pass two batches of different size in a list, or a function from a batch size to inputs."
+_ARRAYS = "torch.from_numpy() makes a tensor of an array."
 DRAWN_SIZES = (4, 8, 16)
 """Batch sizes at which a source is called, to see what grows."""
 
@@ -105,7 +106,8 @@ class Inputs:
         largest = max(calls)
         if not any(each.lines for each in growth.values()):
             given = f"inputs that are the same at batch sizes {min(calls)} and {largest}"
-            raise InvalidArgument(batch_sources.FIELD, given, "inputs that grow with the batch size")
+            allowed = "tensors, lists or whole numbers that grow with the batch size"
+            raise InvalidArgument(batch_sources.FIELD, given, allowed, _ARRAYS)
         inputs = cls(calls[largest], largest, growth, source, tuple(constant), names, module=module, unpacks=unpacks)
         inputs._check()
         return inputs
