@@ -35,6 +35,30 @@ struct Place {
   CB_DEVICE int column(int j) const { return n + j / PIECE * (PIECE * LANES_N) + j % PIECE; }
 };
 
+// Where Sums::value has the sum of row i, column j.  The epilogue stores four neighbors at a time, so ptxas gives them
+// neighboring registers: the k-th lies in register bank k, as a[k] and b[k] of a fragment do.  Up to sm_6x there are four
+// banks: the bank of a sum differs from that of a[i] in the lowest bit and from that of b[j] in the second.  2 to 8 % of
+// the multiply-adds wait for a bank; 8 to 33 % did with rows stored rotated (store.cuh), 16 to 95 % with plain rows.
+#if CB_ARCH < 70
+CB_DEVICE constexpr int kept_row(int i, int j) { return i / 2 * 2 + j % 2; }
+CB_DEVICE constexpr int kept_column(int i, int j) { return j / PIECE * PIECE + 3 - i % 2 - (j & 2); }
+#else
+CB_DEVICE constexpr int kept_row(int i, int) { return i; }
+CB_DEVICE constexpr int kept_column(int, int j) { return j; }
+#endif
+
+// The column that is multiplied at a turn of row i.  Up to sm_6x a[i] stays in the operand cache along a row, where
+// nothing comes between two multiply-adds.  So the column whose b[j] shares its bank comes last.  Of the orders that do
+// so, ptxas keeps the banks with the one that goes through one row of Sums::value after the other.
+CB_DEVICE constexpr int column_at([[maybe_unused]] int i, int turn) {
+#if CB_ARCH < 70
+  constexpr int AFTER[PIECE] = {1, 3, 2, 0};
+  return turn / PIECE * PIECE + (i + AFTER[turn % PIECE]) % PIECE;
+#else
+  return turn;
+#endif
+}
+
 // A thread's tile of sums.
 struct Sums {
   float value[THREAD_M][THREAD_N];
@@ -46,6 +70,7 @@ struct Sums {
       for (int j = 0; j < THREAD_N; ++j) value[i][j] = 0.0f;
     }
   }
+  CB_DEVICE float& at(int i, int j) { return value[kept_row(i, j)][kept_column(i, j)]; }
 };
 
 struct Fragments {
@@ -71,7 +96,10 @@ struct Fragments {
     CB_UNROLL
     for (int i = 0; i < THREAD_M; ++i) {
       CB_UNROLL
-      for (int j = 0; j < THREAD_N; ++j) sums.value[i][j] = fmaf(a[i], b[j], sums.value[i][j]);
+      for (int turn = 0; turn < THREAD_N; ++turn) {
+        const int j = column_at(i, turn);
+        sums.at(i, j) = fmaf(a[i], b[j], sums.at(i, j));
+      }
     }
   }
 };

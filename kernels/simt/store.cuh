@@ -14,15 +14,17 @@ constexpr int PIECE_ROWS = 2;  // the sums that are still to come leave no regis
 constexpr int DOWN = THREAD_M / PIECE_ROWS, ACROSS = THREAD_N / PIECE;
 static_assert(NUM_THREADS * PIECE_ROWS * PIECE <= SHARED_FLOATS, "a piece of every thread fits");
 
-// A row is written rotated: ptxas gives the registers of a store neighboring banks, where the operands of the main loop
-// lie too.  By one place 8 to 33 % of the multiply-adds of sm_61 wait for a bank and none of sm_70, without it 16 to
-// 95 % and up to 18 %.  On sm_100 and sm_120 4 % wait without it, and a variant spills with it.
-#if CB_ARCH < 100
+// From sm_70 on there are two banks, and rows are written rotated: by one place no multiply-add of sm_70 waits for a bank,
+// without it up to 18 % do.  On sm_100 and sm_120 4 % wait without it, and a variant spills with it.
+#if CB_ARCH >= 70 && CB_ARCH < 100
 constexpr int ROTATED = 1;
 #else
 constexpr int ROTATED = 0;
 #endif
 CB_DEVICE constexpr int place_in_row(int column) { return (column + PIECE - ROTATED) % PIECE; }
+CB_DEVICE constexpr int place_in_piece(int i, int j) {
+  return kept_row(i, j) * NUM_THREADS * PIECE + place_in_row(kept_column(i, j));
+}
 
 // Copy a thread's piece of the wanted number, counted down first: a tree of uniform branches ends at stores.
 template <int LOW = 0, int HIGH = DOWN * ACROSS>
@@ -52,10 +54,13 @@ struct Piece {
 
   CB_DEVICE explicit Piece(const float* copy) {
     CB_UNROLL
-    for (int i = 0; i < PIECE_ROWS; ++i) {
-      const Vec<float, 4> row = cb_read<float, 4>(copy + i * NUM_THREADS * PIECE);
+    for (int k = 0; k < PIECE_ROWS; ++k) {
+      const Vec<float, 4> row = cb_read<float, 4>(copy + k * NUM_THREADS * PIECE);
       CB_UNROLL
-      for (int j = 0; j < PIECE; ++j) value[i][j] = row.v[place_in_row(j)];
+      for (int number = 0; number < PIECE_ROWS * PIECE; ++number) {
+        const int i = number / PIECE, j = number % PIECE;
+        if (kept_row(i, j) == k) value[i][j] = row.v[place_in_row(kept_column(i, j))];
+      }
     }
   }
 };
@@ -89,7 +94,7 @@ CB_DEVICE void store_each(const Epilogue& epilogue, const OutputTile& tile, int 
     const int column = first_column + i % PIECE;
     const i64 place = tile.place(m + i / PIECE, column, epilogue.columns);
     if (place < 0 || column >= tile.columns) continue;
-    const float value = copy[i / PIECE * NUM_THREADS * PIECE + place_in_row(i % PIECE)];
+    const float value = copy[place_in_piece(i / PIECE, i % PIECE)];
     if (epilogue.slices > 1) {
       epilogue.partials[tile.slice * epilogue.elements + place] = value;
     } else {

@@ -60,10 +60,10 @@ def test_an_operand_in_the_reuse_cache_is_not_read(encode, arch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "most", "mean"), [(52, 0.35, 0.13), (61, 0.35, 0.13), (70, 0.1, 0.01), (90, 0.1, 0.01)]
+    ("arch", "most", "mean"), [(52, 0.1, 0.06), (61, 0.1, 0.06), (70, 0.05, 0.01), (90, 0.05, 0.01)]
 )
 def test_recorded_conflicts_are_few(arch, most, mean) -> None:
-    """Each tiled variant without tensor cores is recorded; sm_61 had 38 % on average before stores were rotated."""
+    """Each tiled variant without tensor cores is recorded; sm_61 had 38 % on average when the epilogue stored rows."""
     banks = budgets.read(variant.kernels_path() / "resources.toml").banks
     tiled = [
         k for k in variant.kernels() if k.tile is not None and k.family in {"simt", "winograd"} and k.runs_on(arch)
