@@ -9,7 +9,6 @@ import pytest
 from benchmarks.gpu import conformance, probes, process
 from benchmarks.gpu import items as gpu_items
 from benchmarks.gpu.process import Position
-from cubatch.bench import target
 from cubatch.errors import DeviceFailed, InvalidArgument
 from tests.unit.benchmarks.passes import H200, lines_of, ran, stage_of
 
@@ -113,12 +112,6 @@ def test_a_fall_that_is_no_new_kernels_is_the_items(tried):
     assert skipped == {"named before": "why"}
 
 
-def test_an_item_whose_kernel_takes_the_stages_last_time_is_noted():
-    """There is no time to do it again."""
-    run, _ = ran("say(begins=0, name='item 0', limit=0.3); say(tries='slow'); time.sleep(60)", seconds=0.2)
-    assert (run.status, [item["status"] for item in run.items]) == ("timeout", ["hung"])
-
-
 class Stream:
     """A stream, which reports what a kernel did when it is waited for."""
 
@@ -168,36 +161,6 @@ def test_a_kernel_that_is_left_out_is_not_launched():
         conformance.conforms(probe, session)
     assert not no.value.is_fatal
     assert said == []
-
-
-def test_a_sessions_time_begins_when_its_libraries_have_answered(monkeypatch):
-    """What the imports, the context and a first kernel take, time and memory, is charged to no item."""
-    now, done = [0.0], []
-
-    def passing(what, seconds):
-        def pass_time(*_):
-            now[0] += seconds
-            done.append(what)
-
-        return pass_time
-
-    module = SimpleNamespace(
-        cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=passing("waited", 1.0))),
-        get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=passing("gave memory back", 0.0)),
-    )
-
-    def on_gpu(device):
-        passing("CuPy and a context", 30.0)()
-        return target.Target(device, None, module, None)
-
-    monkeypatch.setattr(gpu_items.probe, "resolve", lambda _: H200)
-    monkeypatch.setattr(gpu_items, "on_gpu", on_gpu)
-    monkeypatch.setattr(gpu_items.rivals, "torch_of", passing("PyTorch", 60.0))
-    monkeypatch.setattr(gpu_items, "fill", passing("a kernel", 5.0))
-    monkeypatch.setattr(gpu_items.time, "monotonic", lambda: now[0])
-    session = gpu_items.session_here(12.0, print)
-    assert done == ["CuPy and a context", "PyTorch", "a kernel", "waited", "gave memory back"]
-    assert session.seconds_left() == 12.0
 
 
 def test_a_start_that_takes_long_is_no_hang_and_one_without_end_is(monkeypatch):
@@ -256,9 +219,3 @@ def test_a_child_begins_where_it_is_told_and_ends_with_its_time(monkeypatch, tmp
     said = lines_of(stage, monkeypatch, tmp_path, start=1, questions=3)
     assert [line["begins"] for line in said if "begins" in line] == [1, 2]
     assert said[-1]["ends"] == 2
-
-
-def test_only_chooses_items_by_name(monkeypatch, tmp_path):
-    """By any part of it that an expression finds."""
-    said = lines_of(stage_of(*[lambda _: {}] * 12), monkeypatch, tmp_path, only="item 1")
-    assert [line["name"] for line in said if "begins" in line] == ["item 1", "item 10", "item 11"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -164,23 +162,6 @@ def test_a_process_whose_parent_is_gone_already_does_not_begin():
     script = "from benchmarks.gpu.process import end_with; end_with(1 << 30); print('on')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
-
-
-class Stuck:
-    """A process in a driver's call that no signal ends."""
-
-    pid = 1 << 30
-
-    def wait(self, timeout):
-        raise subprocess.TimeoutExpired("python", timeout)
-
-
-def test_a_process_that_cannot_be_ended_is_given_up(monkeypatch):
-    """It is killed, and waited for no longer than some seconds."""
-    killed = []
-    monkeypatch.setattr(os, "killpg", lambda *given: killed.append(given))
-    assert process._end(Stuck(), 0.0) is False
-    assert killed[0] == (1 << 30, signal.SIGKILL)
 
 
 def test_a_stage_goes_on_beside_a_process_that_cannot_be_ended(monkeypatch):

@@ -318,12 +318,3 @@ def test_a_name_of_nothing_is_unknown(name):
         catalogue.find(name)
 
     assert caught.value.value == name
-
-
-@pytest.mark.parametrize("name", [None, 3, b"t4"])
-def test_what_is_no_text_is_refused(name):
-    """A wrong type is named rather than left to fail somewhere inside."""
-    with pytest.raises(InvalidArgument) as caught:
-        catalogue.find(name)
-
-    assert caught.value.field == "device"

@@ -272,7 +272,7 @@ def test_a_report_that_cannot_be_written_names_its_path(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
-@pytest.mark.parametrize("path", [None, 3, 1.5, [], b"page.html"], ids=repr)
+@pytest.mark.parametrize("path", [None, b"page.html"], ids=repr)
 def test_a_place_that_is_no_path_is_an_invalid_argument(path: Any) -> None:
     """Of a figure and of a page."""
     for write in (a_result().plot, a_result().report):
