@@ -130,7 +130,6 @@ class Cut:
             yield first, min(each, self.tiles - first)
 
 
-@lru_cache(maxsize=1 << 14)
 def cut(problem: Problem, kernel: Kernel) -> Cut | None:
     """
     Return how a variant of Winograd's algorithm divides a problem.
@@ -138,8 +137,14 @@ def cut(problem: Problem, kernel: Kernel) -> Cut | None:
     Returns:
         Cut: The division; None for other algorithms and problems, or if filter or tiles do not fit the scratch memory.
     """
+    # Most variants are of other algorithms: hashing both records for the cache would take longer than this answer.
+    return None if kernel.winograd is None or problem.image is None else _cut(problem, kernel)
+
+
+@lru_cache(maxsize=1 << 14)
+def _cut(problem: Problem, kernel: Kernel) -> Cut | None:
     outputs, tile = kernel.winograd, kernel.tile
-    if outputs is None or tile is None or problem.image is None:
+    if outputs is None or tile is None or problem.image is None:  # for the type checker
         return None
     h, w = problem.image
     channels, filters = (-(-extent // PIECE) * PIECE for extent in (problem.k // TAPS**2, problem.n))

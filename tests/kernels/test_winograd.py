@@ -181,7 +181,7 @@ def test_parts_of_a_batch_give_the_bits_of_the_whole(launcher, outputs, monkeypa
     np.testing.assert_array_equal(fprop(launcher, outputs, drawn, x, w), whole)
     shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, (1, 1), drawn.pad, (1, 1))
     monkeypatch.setattr(winograd_plan, "MOST_TRANSFORMED_BYTES", 256 * 4 * (outputs + 2) ** 2 * (4 + 4))
-    winograd_plan.cut.cache_clear()
+    winograd_plan._cut.cache_clear()
     try:
         problem = conv.conv2d_problem(conv.Pass.FPROP, shape, 4, "float32", 4)
         chosen = wc.chooser(outputs)(problem, launcher.device).kernel
@@ -190,7 +190,7 @@ def test_parts_of_a_batch_give_the_bits_of_the_whole(launcher, outputs, monkeypa
         np.testing.assert_array_equal(fprop(launcher, outputs, drawn, x, w), whole)
         np.testing.assert_array_equal(dgrad(launcher, outputs, drawn, dy, w), gradient)
     finally:
-        winograd_plan.cut.cache_clear()
+        winograd_plan._cut.cache_clear()
 
 
 def test_arrays_that_are_not_aligned_give_the_same_bits(launcher):
