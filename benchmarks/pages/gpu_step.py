@@ -21,6 +21,9 @@ from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
 from cubatch.units import format_percent, format_seconds
 
+_LAUNCHES = {"batch_norm_train": 3, "batch_norm_backward": 3, "layer_norm_backward": 3}
+"""Of operations with sums over rows: partial sums of tiles, their sum, and the result."""
+
 
 @attrs.define
 class Total:
@@ -72,7 +75,8 @@ def predicted_seconds(case: Case, device: Device) -> float:
     layer, pass_ = case.layer, case.pass_
     if layer is None or pass_ is None or not layer.gemms(pass_, 1):
         moved = case.moved_bytes / (device.peak_bytes_per_second or 1.0)
-        return moved / cubatch_kernels.MOVED_SHARE + cubatch_kernels.LAUNCH_SECONDS
+        launches = _LAUNCHES.get(case.operation, 1)
+        return moved / cubatch_kernels.MOVED_SHARE + launches * cubatch_kernels.LAUNCH_SECONDS
     plain = layer.traffic(pass_, case.batch_size) * case.itemsize(next(iter(case.operands)))
     passes = (Pass.DGRAD, Pass.WGRAD) if isinstance(layer, Attention) and pass_ is Pass.DGRAD else (pass_,)
     more = 0 if isinstance(layer, Attention) else max(0, case.traffic_bytes - plain)

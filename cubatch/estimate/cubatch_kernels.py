@@ -79,7 +79,8 @@ def pass_seconds(
         dtype: Storage and arithmetic.
         compute, memory: Factors on the time of arithmetic and of bytes, from anchors of this GPU.
         more: Further elements per sample that the pass moves for fused layers.
-        saves: Whether the pass belongs to a training step, whose forward pass stores attention's weights.
+        saves: Whether the pass belongs to a training step. Its forward pass stores attention's weights, and batch norm
+            uses the statistics of the batch.
 
     Returns:
         Seconds, kernel name ("bytes" for a pass that only moves data), and blocks of its grid (0 for "bytes"), each by

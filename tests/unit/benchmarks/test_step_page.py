@@ -85,6 +85,15 @@ def test_predictions_add_up_to_the_predictors_own_step(step):
     assert mine == pytest.approx(theirs.seconds[0], rel=0.15)
 
 
+def test_norms_take_what_the_predictor_charges():
+    """All reads and launches of the 53 norms of `resnet50`; parameters count once more in the predictor."""
+    parts, network = gpu_step.totals(RESNET, H200, []), models.build("resnet50")
+    theirs = predict_step(network, [256], H200, mode="training", dtype="float16", library="cubatch")
+    norms = {node.name for node in network.nodes if node.layer.has_statistics}
+    mine = parts["batch norm train"].seconds + parts["batch norm backward"].seconds
+    assert mine == pytest.approx(sum(item.seconds[0] for item in theirs.passes if item.layer in norms), rel=1e-3)
+
+
 def test_the_command_writes_the_page(capsys, tmp_path):
     """Of a step by its name; unknown names list those that there are, files of nothing are refused."""
     path = tmp_path / "pass.json"
