@@ -312,7 +312,7 @@ def test_test_images_of_another_shape_are_refused_before_an_epoch():
     """Not when they are met."""
     training_set, test_set = data.load_mnist(SAMPLE)
     other = attrs.evolve(test_set, images=test_set.images[:, :27])
-    with pytest.raises(InvalidArgument, match=r"^data must be .*\(28, 28, 1\), got \(27, 28, 1\)"):
+    with pytest.raises(InvalidArgument, match=r"^data must be .*\(28, 28, 1\), .*got .*\(27, 28, 1\)"):
         linear(data=(training_set, other), stepped=lambda _: pytest.fail("it trained"))
 
 
