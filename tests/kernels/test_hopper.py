@@ -119,17 +119,18 @@ def test_a_plain_dgrad_of_one_phase_is_stored_by_the_copy_engine(launcher, dtype
     assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=dtype)
 
 
-@given(convolutions(*cases.DTYPES, most_n=11), st.booleans(), SEEDS)
+@given(convolutions(*cases.DTYPES, most_n=11), st.booleans(), st.sampled_from(("residual", "positive")), SEEDS)
 @FEW
-def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, swapped, seed):
-    """Every phase of the stride writes its pixels, those without a tap too: the residual, where the mask lets it."""
+def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, swapped, in_place, seed):
+    """Each phase of the stride writes its pixels, also those without a tap; one operand has the output's memory."""
     (dtype, drawn), random = convolution, np.random.default_rng(seed)
     dy, w = cases.drawn(random, drawn.y_shape, dtype), cases.drawn(random, drawn.w_shape, dtype)
     residual, mask = cases.drawn(random, drawn.x_shape, dtype), cases.drawn(random, drawn.x_shape, dtype)
-    dx = launcher.put(residual)
+    terms = {"residual": launcher.put(residual), "positive": launcher.put(mask)}
+    dx = terms[in_place]
     conv.conv2d_dgrad(
         context(launcher, swapped=swapped), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx,
-        residual=dx, positive=launcher.put(mask), **drawn.options,
+        **terms, **drawn.options,
     )  # fmt: skip
     dy, w, residual = cases.decoded(dy), cases.decoded(w), cases.decoded(residual)
     passes = cases.decoded(mask) > 0
