@@ -71,7 +71,8 @@ CB_DEVICE void cb_barrier_expect(u64* barrier, u32 bytes) {
 }
 // Wait for the end of a phase of the given parity.  A wait that never ends becomes an error after about ten seconds,
 // where a GPU that hangs would take its machine along: a try lasts as long as the GPU likes, so that no number of them is
-// a time, but the upper half of %globaltimer's nanoseconds goes on every 4.3 seconds.
+// a time, but the upper half of %globaltimer's nanoseconds goes on every 4.3 seconds.  It also goes on while the context
+// is switched out: if a debugger, a VM or MPS suspends it for longer in the middle of a wait, the kernel fails.
 CB_DEVICE void cb_barrier_wait(u64* barrier, u32 parity) {
   asm volatile(
       "{\n\t.reg .pred done, given_up;\n\t.reg .u32 begin, now;\n\t"
