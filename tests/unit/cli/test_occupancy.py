@@ -209,7 +209,7 @@ def test_options_that_do_not_go_together_are_wrong_arguments(run, arguments, sai
         (("--threads", 2000, "--registers", 32, *V100), ("--threads", "1 to 1024", "2000")),
         ((*NUMBERS, "--shared", "a lot", *V100), ("--shared", "a lot", "48KiB")),
         (("conv2d_frop", *V100), ("kernel", "conv2d_frop")),
-        (("conv2d_fprop_implicit_gemm_f32_simt", *V100, "--sweep", "threads"), ("single variant", FPROP)),
+        (("conv2d_fprop_implicit_gemm_f32_simt", *V100, "--sweep", "threads"), ("one variant", FPROP)),
         ((FPROP, *V100, *GO, "--layer", "conv99x", "--batch-size", 4), ("layer", "conv99x", "conv9")),
         ((FPROP, *V100, *GO, "--batch-size", 10**9, "--sweep", "batch-size"), ("--batch-size", "16384", "1000000000")),
         ((FPROP, *V100, "--model", "mlp", "--batch-size", 4), ("mlp", "conv2d_fprop")),
