@@ -95,10 +95,10 @@ def test_free_segments_are_returned_when_memory_runs_out():
     assert in_turn([15, 25, 35], capacity=64 * MIB) == (16 + 26) * MIB
     assert in_turn([15, 25, 35], capacity=40 * MIB) == 36 * MIB
     allocator = CachingAllocator(30 * MIB)
-    kept, freed = allocator.allocate(5 * MIB), allocator.allocate(9 * MIB)
+    freed, kept = allocator.allocate(9 * MIB), allocator.allocate(5 * MIB)
     allocator.free(freed)
     allocator.allocate(16 * MIB)
-    assert (kept.after.is_free, allocator.reserved_bytes) == (True, 36 * MIB)
+    assert (kept.before, allocator.reserved_bytes) == (freed, 36 * MIB)
 
 
 @pytest.mark.parametrize(
