@@ -38,7 +38,7 @@ import cubatch as cb
 from benchmarks.provenance import on_cpu, write
 from cubatch.serving.batching_queue import simulate
 
-WIDTH, LAYERS = 4096, 8
+WIDTH, LAYERS = 2048, 8
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32)
 DEFAULTS = {"max_batch_size": 10, "batch_wait_timeout_s": 0.01}
 PORT = 8123
