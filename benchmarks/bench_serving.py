@@ -160,12 +160,13 @@ def loaded_alone(path: Path, config: dict[str, Any], arrivals: np.ndarray) -> li
         ours.recv(8)
         due = time.monotonic() + arrivals
         while len(latencies) < len(due):
-            left = None if sent == len(due) else due[sent] - time.monotonic()
-            if left is not None and left <= 0:
+            left = None if sent == len(due) else max(0.0, due[sent] - time.monotonic())
+            answers, free, _ = select.select([ours], [ours] if left == 0.0 else [], [], left or None)
+            if answers:  # before the next request: a full socket would keep the server waiting
+                latencies.append(time.monotonic() - struct.unpack("d", ours.recv(8))[0])
+            elif free:
                 ours.send(struct.pack("d", due[sent]))
                 sent += 1
-            elif select.select([ours], [], [], left)[0]:
-                latencies.append(time.monotonic() - struct.unpack("d", ours.recv(8))[0])
     finally:
         os.sched_setaffinity(0, usable)
         ours.close()
