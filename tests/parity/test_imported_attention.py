@@ -156,6 +156,33 @@ def test_attention_without_heads_is_refused(tokens):
         from_torch(Headless(), (tokens, C))
 
 
+class Prefixed(nn.Module):
+    """A constant in front of 16 patches, or of the pixels that they are made of."""
+
+    def __init__(self, *shape, dim, patches=True):
+        super().__init__()
+        self.patch, self.dim, self.patches = nn.Conv2d(3, C, 2, 2), dim, patches
+        self.constant = nn.Parameter(torch.ones(1, *shape))
+
+    def forward(self, x):
+        y = self.patch(x).flatten(2).transpose(1, 2) if self.patches else self.patch(x)
+        return torch.cat([self.constant.expand(len(x), *self.constant.shape[1:]), y], self.dim)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Prefixed(2, C, dim=1), rf", 2, {C}\) along axis 1; a class token has shape \(1, 1, {C}\)"),
+        (Prefixed(16, 3, dim=2), r", 16, 3\) along axis 2; .* joins along axis 1"),
+        (Prefixed(1, 4, 4, dim=1, patches=False), ", 1, 4, 4.* no sequence of pixels"),
+    ],
+)
+def test_a_constant_in_front_that_is_no_class_token_is_refused_with_its_shape_and_axis(module, reason):
+    """Two tokens, other channels, and another channel of an image: each has its own reason."""
+    with pytest.raises(UnsupportedOperator, match=reason):
+        from_torch(module, (3, 8, 8))
+
+
 def test_a_vision_transformer_has_its_layers_and_numbers():
     """torchvision's: class token, positions, attention and all that is around it."""
     module = zoo.vision_transformer()

@@ -21,7 +21,15 @@ from cubatch.network.importers.source import Step
 
 @attrs.frozen
 class Mixed:
-    """Attention without its output projection: its input, and its projections to queries, keys and values."""
+    """
+    Attention without its output projection.
+
+    Attributes:
+        x: Its input.
+        heads: Number of heads.
+        w: Projection to queries, keys and values, (3c, c), each with the heads in order.
+        b: Biases of that projection, (3c,), or None.
+    """
 
     x: Value
     heads: int
@@ -162,12 +170,17 @@ def prepend(build: Builder, step: Step) -> Value:
 
     The layer is made once a position embedding is added. Other constants in front are refused.
     """
-    value, token = build.value(step), step.constants["token"]
+    value, token, axis = build.value(step), step.constants["token"], step.options["axis"]
     h, w, c = build.shapes[value.layer]
     rows = joined(atom for dim in build.axes("hw", (h, w, c)) for atom in dim)
     is_tokens = value.dims == (*build.axes("n", (h, w, c)), rows, *build.axes("c", (h, w, c)))
-    if not is_tokens or step.options["axis"] % 3 != 1 or token.shape[-2:] != (1, c) or np.ptp(token, axis=0).any():
-        raise build.refusal(step, "it joins a constant that is no class token in front of pixels")
+    joins = f"it joins a constant of shape {token.shape} along axis {axis}"
+    if not is_tokens:
+        raise build.refusal(step, f"{joins} in front of a value that is no sequence of pixels, (n, h w, c)")
+    if axis % 3 != 1 or token.shape[-2:] != (1, c):
+        raise build.refusal(step, f"{joins}; a class token has shape {(1, 1, c)} and joins along axis 1")
+    if np.ptp(token, axis=0).any():
+        raise build.refusal(step, f"{joins} that differs between samples; a class token is the same for all")
     shape = (h * w + 1, 1, c)
     return Value(build.hold(step, Prepended(value, token.reshape(-1, c)[0]), shape), build.axes("nhc", shape))
 
