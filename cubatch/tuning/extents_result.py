@@ -155,9 +155,9 @@ class ExtentsResult(Shown):
         """
         unit = checks.check_number("tokens_per_unit", tokens_per_unit, above=0.0)
         sizes = {extent: n for extent, n in self.batch_sizes.items() if n is not None}
-        if missing := [*self.failed, *(extent for extent in self.results if extent not in sizes)]:
+        if (extent := self._undecided) is not None:
             allowed = "extents that all have a recommended batch size"
-            raise InvalidArgument(self.axis, missing[0], allowed, "Tune again with a larger budget.")
+            raise InvalidArgument(self.axis, extent, allowed, self._remedy(extent))
         bins = ", ".join(f"{extent / unit:g}" for extent in sizes)
         return f"use_bucketing: true\nbucket_duration_bins: [{bins}]\nbucket_batch_size: {list(sizes.values())}\n"
 
@@ -182,11 +182,21 @@ class ExtentsResult(Shown):
     def _budget(self) -> int:
         budget = self.token_budget
         if budget is None:
-            remedy = "Tune with a larger tolerance, or use buckets: to_lhotse()."
-            if None in self.batch_sizes.values():
-                remedy = "Tune again with a larger budget: an extent has no recommendation."
+            extent, remedy = self._undecided, "Tune with a larger tolerance, or use buckets: to_lhotse()."
+            if extent is not None:
+                remedy = self._remedy(extent)
             raise InvalidArgument("token_budget", None, "a number of tokens that suits all extents", remedy)
         return budget
+
+    @property
+    def _undecided(self) -> int | None:
+        """The first extent without a recommendation, those that failed before others; None if there is none."""
+        return next(iter([*self.failed, *(extent for extent, n in self.batch_sizes.items() if n is None)]), None)
+
+    def _remedy(self, extent: int) -> str:
+        if extent in self.failed:
+            return f"Resolve why tuning failed at {extent}, or leave it out: {self.failed[extent]}"
+        return f"Tune again with a larger budget: {extent} has no recommendation."
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the result as plain mappings and lists, for JSON."""

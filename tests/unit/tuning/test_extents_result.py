@@ -167,6 +167,9 @@ def test_an_extent_without_a_recommendation_has_no_buckets_for_loaders():
     with pytest.raises(cb.InvalidArgument) as refused:
         failed.to_lhotse()
     assert refused.value.value == 128
+    assert "out of memory" in refused.value.remedy
+    with pytest.raises(cb.InvalidArgument, match="at 128, or leave it out: out of memory"):
+        failed.to_vllm()
     undecided = cb.TuningResult.from_mapping(at(64, fixed=1e-3, sizes=(4, 16)).to_mapping() | {"batch_size": None})
     plan = cb.ExtentsResult(axis="sequence", results={64: undecided}, failed={}).with_lengths([64] * 32)
     assert next(way for way in plan.ways if way.name == "buckets").batch_sizes == {64: 16}
