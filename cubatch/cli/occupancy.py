@@ -151,7 +151,10 @@ def _check_options(
     """
     given = [name for name, value in raw.items() if value is not None]
     if kernel is not None and given:
-        raise typer.BadParameter(f"{given[0]} and KERNEL exclude each other; --sweep varies it for a KERNEL")
+        options = " and ".join(given)
+        raise typer.BadParameter(
+            f"leave out {options}, which KERNEL determines (--sweep varies them), or leave out KERNEL"
+        )
     if kernel is None and not {"--threads", "--registers"} <= set(given):
         raise typer.BadParameter("give a KERNEL, or --threads and --registers (and --shared)")
     for option, value, needed, there in (
@@ -182,7 +185,8 @@ def _known(gpu: Device, fact: _Fact | None, name: str) -> _Fact:
     from cubatch.errors import InvalidArgument
 
     if fact is None:
-        raise InvalidArgument("--device", str(gpu), f"a GPU whose {name} is known")
+        remedy = "Name one of `cubatch devices`, or a .toml file that has it."
+        raise InvalidArgument("--device", str(gpu), f"a GPU whose {name} is known", remedy)
     return fact
 
 

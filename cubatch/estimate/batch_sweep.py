@@ -55,7 +55,7 @@ def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple
         'conv1_2'
     """
     if kernel.tile is None:
-        raise InvalidArgument("kernel", kernel.name, "a tiled one, of a matrix product or convolution, for a layer")
+        raise InvalidArgument("kernel", kernel.name, "a tiled kernel, of a matrix product or convolution")
     nodes = as_network(spec).nodes
     if name is not None and name not in {node.name for node in nodes}:
         raise UnknownName("layer", name, [node.name for node in nodes])

@@ -196,8 +196,8 @@ def _check_rows(trainer: Any, batch: Any) -> None:
     """Raise InvalidArgument if a batch has more rows than samples: one sample then has an unknown number of rows."""
     rows, size = Inputs.of((batch,), None).batch_size, _loader_size(trainer)
     if size is not None and rows > size > 1:  # at 1 a dataset may give whole batches
-        allowed = f"at most {size}, the batch size of the data loader, on axis 0 of a batch's first tensor"
-        raise InvalidArgument("batch_size", rows, allowed, _OTHERWISE)
+        field, allowed = "axis 0 of a batch's first tensor", f"at most {size}, the batch size of the data loader"
+        raise InvalidArgument(field, rows, allowed, _OTHERWISE)
 
 
 def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:

@@ -104,7 +104,8 @@ def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> 
         remedy = 'It gathers operands in memory, which no library does; tune with library="cubatch".'
         raise refused('results of another library than "im2col" where there are convolutions', remedy)
     if missing := missing_facts(work.device, work.dtype, work.library):
-        raise refused(f"results of a GPU of which is known: {', '.join(missing)}")
+        remedy = "Leave them out, or describe this GPU with these facts in a device file and predict for that."
+        raise refused(f"results of a GPU with known {', '.join(missing)}", remedy)
     if not takes_time(work):
         raise refused("results of a layer or network that computes or moves data")
     seconds, sds = dict[int, float](), dict[int, float]()

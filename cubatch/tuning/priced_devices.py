@@ -22,7 +22,7 @@ def distinct(devices: Iterable[Device | str | None]) -> dict[str, Device]:
     gpus: dict[str, Device] = {}
     for gpu in (probe.resolve(given, live=False) for given in devices):
         if gpus.setdefault(_name(gpu), gpu) != gpu:
-            remedy = "Give the name of one in its file, or leave one out."
+            remedy = "Two different GPUs have this name: change `name` in the file of one, or leave one out."
             raise InvalidArgument("devices", _name(gpu), "GPUs of different names", remedy)
     if not gpus:
         raise InvalidArgument("devices", [], "at least one GPU's name")

@@ -405,7 +405,7 @@ def test_finished_batches_of_more_rows_than_the_loaders_batch_size_are_refused(t
 
     views = type("Views", (Data,), {"on_before_batch_transfer": two_views, "train_dataloader": loader})()
     fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
-    with pytest.raises(InvalidArgument, match=r"at most 2, the batch size of the data loader, .* got 4\. Time"):
+    with pytest.raises(InvalidArgument, match=r"axis 0 .* at most 2, the batch size of the data loader, got 4\. Time"):
         fit(Counter(), datamodule=views)
 
 

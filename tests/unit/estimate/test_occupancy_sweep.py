@@ -237,7 +237,7 @@ def test_a_kernel_is_told_which_layers_it_computes():
         heaviest_layer(models.build("lenet5"), FPROP, "conv1")  # 1 channel, loads of 4
     with pytest.raises(InvalidArgument, match="mlp"):
         heaviest_layer(models.build("mlp"), FPROP)
-    with pytest.raises(InvalidArgument, match="a tiled one"):
+    with pytest.raises(InvalidArgument, match="a tiled kernel"):
         heaviest_layer(vgg, variant.find("activation", "float32"))
     with pytest.raises(InvalidArgument, match=FPROP.name):
         grid_of(Linear(c=64, k=64), Pass.FPROP, FPROP, 4, device=V100, blocks_per_sm=1)
