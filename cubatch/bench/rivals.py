@@ -247,7 +247,7 @@ def _linear_way(torch: Any, case: Case) -> Way:
 
 def _convolution_ways(torch: Any, case: Case, layer: Conv2d, *, on_gpu: bool) -> dict[str, Way]:
     """
-    Return the implementations of a convolution's pass by cuDNN through PyTorch, by library.
+    Return PyTorch's implementations of a convolution's pass by name: on a CPU one, on a GPU those of cuDNN.
 
     * Channels last: the arrays as cubatch has them, which suits tensor cores.
     * NCHW: in float32, where many algorithms of cuDNN support nothing else. The arrays are copied before timing.

@@ -181,7 +181,11 @@ def _is_there(folder: Path, name: str) -> bool:
 
 
 def _fetched(name: str, folder: Path) -> bytes:
-    """Download one of MNIST's files and return its bytes; raise InvalidData if they differ from the published ones."""
+    """
+    Download one of MNIST's files and return its bytes; raise InvalidData if they differ from the published ones.
+
+    Nothing is written: `folder` is where the error asks the user to put the file.
+    """
     url, remedy = _MNIST_URL + name, f"Fetch it by other means into {folder}."
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https

@@ -92,8 +92,8 @@ def attention_backward(
         w_in, w_out: The projections.
         heads: Number of heads.
         saved: Queries, keys and values; weights; and weighted sums of the values, as the forward pass kept them.
-        dw_in, dw_out: Gradients of the projections.
-        db_in, db_out: Gradients of the biases, or None.
+        dw_in, dw_out: Overwritten with the gradients of the projections, of their shapes.
+        db_in, db_out: Overwritten with the gradients of the biases, of their shapes, or None.
         out: Where dx goes; may be dy.
         workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """

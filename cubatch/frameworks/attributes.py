@@ -292,7 +292,11 @@ def _tensor_marks(marks: list[Any]) -> set[_TensorMark]:
 
 
 def _is_plain(value: Any, known: Collection[int]) -> bool:
-    """Return whether an object needs no marks: it is a value, a callable, or a part of the module that is restored."""
+    """
+    Return whether `_marks` need not notice changes of an object: a value, a callable, or one that is restored.
+
+    `known` has the identities of the module's parts and tensors, which are restored.
+    """
     return isinstance(value, _VALUES | type | ModuleType) or callable(value) or id(value) in known
 
 

@@ -266,7 +266,11 @@ class BoundedRunner(abc.ABC):
         return True
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:
-        """Return a function that runs the prepared step and holds no memory but its batch."""
+        """
+        Return the reference step, which runs around timings of other sizes; here it is `prepared` itself.
+
+        `prepared` runs a step on the prepared batch. The result may keep that batch in memory, but no optimizer state.
+        """
         return prepared
 
     def step(self) -> None:

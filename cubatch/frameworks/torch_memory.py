@@ -336,9 +336,13 @@ def walked(
 @attrs.define(eq=False)
 class _Life:
     """
-    A storage: its bytes, when it begins and ends, the submodule that made it, and its part in PARTS.
+    A storage of a traced step.
 
-    The part of an activation is "".
+    Attributes:
+        size: Bytes.
+        begin, end: When it is allocated and released, counted in such events; infinity if it is never released.
+        submodule: Name of the submodule that made it.
+        part: Its part in PARTS; "" for an activation.
     """
 
     size: int

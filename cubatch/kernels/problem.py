@@ -70,9 +70,11 @@ def vectors(dtype: str) -> tuple[int, ...]:
 
 def widest_vector(dtype: str, *extents: int) -> int:
     """
-    Return the widest vector, in elements, that divides all extents.
+    Return the widest of the `vectors` of a dtype, in elements, that divides all extents.
 
     Example:
+        100 is no multiple of 8, and 6 is none of 4; no kernel has vectors of 2.
+
         >>> widest_vector("float16", 64, 100), widest_vector("float16", 64), widest_vector("tf32", 6)
         (4, 8, 1)
     """

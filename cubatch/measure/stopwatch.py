@@ -66,8 +66,14 @@ class Spent:
     """
     The number of trials of a size, and the seconds that they took in addition to timings.
 
-    Queries read, for example, the used memory. `first_seconds` is the time of the very first step of the size. The
-    fields are also those of a measurement in JSON.
+    A measurement in JSON has the same fields.
+
+    Attributes:
+        `visits`: Number of trials.
+        prepare_seconds: Seconds of all preparations, such as allocating the batch.
+        warmup_seconds: Seconds of the steps before the first timing of each trial.
+        query_seconds: Seconds of reading the peak memory after each warm-up.
+        first_seconds: Seconds of the very first step of the size; None if unknown.
     """
 
     visits: int = 0

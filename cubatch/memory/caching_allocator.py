@@ -40,7 +40,17 @@ _VARIABLES = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # the first one th
 
 @attrs.define(eq=False)
 class Block:
-    """Part of a segment: its place, its size in bytes, and its neighbors; a gap has addresses, but no memory."""
+    """
+    Part of a segment.
+
+    Attributes:
+        address: Its first byte.
+        size: Bytes.
+        is_small: Whether it is in a segment for small tensors.
+        is_free: Whether no tensor has it.
+        is_gap: Whether it has addresses, but no memory.
+        before, after: Its neighbors in the segment, if any.
+    """
 
     address: int
     size: int

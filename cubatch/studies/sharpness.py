@@ -36,10 +36,12 @@ def sharpness(network: Network, images: Any, labels: Any, *, device: Device, see
     Return the largest eigenvalue of the Hessian of the mean loss over some samples; None for a network with dropout.
 
     Cohen et al. (2021, arXiv:2103.00065) call it sharpness.  The Lanczos method (1950) computes it.  Its products of
-    the Hessian with a direction v are differences of gradients, (g(w + e v) - g(w - e v)) / 2e.
+    the Hessian with a direction v are differences of gradients, (g(w + e v) - g(w - e v)) / 2e.  `seed` draws the first
+    direction.
 
     Example:
-        A layer of two inputs and two classes, without weights yet: p (1 - p) |x|^2 and more, with p = 1/2.
+        With weights of 0, both classes have p = 1/2.  The eigenvalue is 2 p (1 - p) (|x|^2 + 1), where the 1 is the
+        bias's: 0.5 (3^2 + 4^2 + 1).
 
         >>> from cubatch.hardware import probe
         >>> from cubatch.network.layers import Linear

@@ -69,9 +69,10 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any) -> None:
     Write the sums of the values, weighted by the softmax of their scores, without storing the scores.
 
     Args:
-        qkv: Queries, keys and values (n, t, 3c), by head.
+        qkv: Queries, keys and values (n, t, 3c): c channels of queries, then of keys, then of values. Each c are the
+            channels of head 0, then of head 1, and so on.
         heads: Number of heads, of at most `WIDEST_HEAD` channels.
-        out: Receives the sums (n, t, c).
+        out: Receives the sums (n, t, c), with the heads in the same order.
     """
     n, t, c = out.shape
     width = c // heads

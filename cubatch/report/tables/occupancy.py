@@ -129,7 +129,7 @@ def advice(swept: Sweep) -> str:
 
 
 def batch_sweep(swept: BatchSweep, *, subject: str) -> Grid:
-    """Return the table of the steps of a sweep over batch sizes, with the present step marked."""
+    """Return the table of a sweep: a row per range of batch sizes, marked if it has the size that the user named."""
     now, better = swept.grid, swept.better
 
     def is_now(step: BatchStep) -> bool:

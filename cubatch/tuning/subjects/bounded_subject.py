@@ -187,7 +187,11 @@ class BoundedSubject(Subject):
         return Revision(ladder=ladder, measured=measured, notes=notes)
 
     def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
-        """Return the data loader's rate at the recommended and some other measured sizes; a note if that fails."""
+        """
+        Return the data loader's rate at the recommended and some other measured sizes; a note if that fails.
+
+        It is None without a loader or a recommended size.
+        """
         if self.loader is None or result.batch_size is None:
             return None
         seconds = loader_seconds(limits)
