@@ -6,6 +6,7 @@ Prices are given by the user, in any currency.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,13 @@ from cubatch.network.models import SpecLike
 from cubatch.shown import Shown
 from cubatch.tuning import prediction, priced_devices
 from cubatch.tuning.forecast_record import Forecast
+
+COMMON_TO_GPUS = 0.2
+"""
+Correlation of the errors of predictions of one step on two GPUs.
+
+It is 0.21 for 744 pairs of published steps of networks, by `benchmarks/predictor/score_modules.py`.
+"""
 
 _SECONDS_PER_HOUR = 3600.0
 _MILLION = 1e6
@@ -109,6 +117,23 @@ def compare(
         failed={name: str(error) for name, error in errors.items()},
         prices=paid,
     )
+
+
+def is_tied(forecast: Forecast, other: Forecast) -> bool:
+    """
+    Return whether two GPUs may be equally fast: the 90 % interval of the ratio of their predictions contains 1.
+
+    Errors that both predictions of a network share cancel in the ratio.
+    """
+    (value, width), (second, second_width) = map(_logarithm, (forecast, other))
+    variance = width**2 + second_width**2 - 2 * COMMON_TO_GPUS * width * second_width
+    return abs(value - second) <= math.sqrt(variance)
+
+
+def _logarithm(forecast: Forecast) -> tuple[float, float]:
+    """Return the logarithm of the objective at the recommended size, and half of its 90 % interval."""
+    low, high = forecast.interval[forecast.batch_size]
+    return math.log(abs(_latency_or_rate(forecast))), math.log(high / low) / 2
 
 
 def _latency_or_rate(forecast: Forecast) -> float:

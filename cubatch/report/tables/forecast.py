@@ -17,6 +17,7 @@ from cubatch.report.grid import Grid
 from cubatch.report.settings import setting_of
 from cubatch.report.tables.common import written
 from cubatch.report.tables.result import interval, tuning_grid
+from cubatch.tuning.comparison import is_tied
 from cubatch.tuning.forecast_record import Forecast, PassShare, alike
 from cubatch.tuning.results import Measurement
 from cubatch.units import (
@@ -70,12 +71,12 @@ def compared(
     """
     objective = results[0].objective
     answers = [(result, _answer(result)) for result in results]
-    best, low, high = _value(answers[0][1], objective)
+    best = _value(answers[0][1], objective)[0]
     rows: list[list[Any]] = []
     for result, answer in answers:
-        value, lowest, highest = _value(answer, objective)
+        value = _value(answer, objective)[0]
         rows.append([
-            "≈" if rows and lowest <= high and highest >= low else "" if rows else "→",
+            "→" if not rows else "≈" if is_tied(results[0], result) else "",
             _name(result),
             str(answer.batch_size),
             written(format_seconds, answer.latency_seconds),
@@ -99,7 +100,7 @@ def compared(
         *([common] if (common := _distinct_notes(results)) else []),
         *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
         _COMPARED_NOTE,
-        f"→ fastest{', ≈ its predicted interval reaches that of the fastest' if tied else ''}.",
+        f"→ fastest{', ≈ the model cannot tell it from the fastest' if tied else ''}.",
     ]
     title = f"Predicted: {results[0].subject}, {shared}, by GPU"
     dispensable = ["bound by", "of fastest", "largest", "memory", "time"]
