@@ -13,7 +13,7 @@ Library = Literal["auto", "cubatch", "im2col"]
 Measurable = Literal["auto", "cubatch", "im2col", "onnxruntime"]
 Tunable = Literal[Measurable, "torch"]
 Planned = Literal[Library, "torch"]
-Modelled = Literal["vendor", "cubatch"]
+Modelled = Literal["vendor", "torch", "cubatch"]
 StudyName = Literal[
     "powers-of-two", "waves", "small-batch-floor", "hyperparameter", "memory-rules", "numpy-mnist", "generalisation"
 ]

@@ -3,9 +3,13 @@ PyTorch modules: predictions of their traced steps against published times, and 
 
     python -m benchmarks.predictor.score_modules --data DIR [--out FILE]
 
-DIR holds CSV files of published networks.  No network was used to fit the times of operators.  The time of the host
-(`operators.HOST_SECONDS`) was chosen on the published rows: "left out" scores each GPU with the time that fits all
-others best.  Own rows had no part in it.
+DIR holds CSV files of published networks: steps of 12 or 16 images (ryujaehun, u39kun), timm's on an RTX 3090 and
+NVIDIA's DeepLearningExamples on V100s.  No network was used to fit the times of operators.  Two numbers were chosen on
+networks: the time of the host (`host.HOST_SECONDS`), and its uncertainty (`host.HOST_SD`), so that 90 % intervals hold
+90 % of the steps of every other network.  "GPU left out" scores each GPU with the time of the host that fits all other
+GPUs best, and "host known" with the time that fits its own steps.  "Other networks" had no part in HOST_SD.
+
+Float16 steps are traced in float32, whose operators are the same.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,22 +28,35 @@ import numpy as np
 
 from benchmarks.modules import zoo
 from benchmarks.predictor.published import find_device
-from benchmarks.predictor.score_networks import BOARDS
+from benchmarks.predictor.score_networks import BOARDS, networks
 from cubatch.errors import UnknownName
-from cubatch.estimate.operators import HOST_SECONDS, Operator, TracedPrediction, predict_operators
+from cubatch.estimate.operators import Operator, TracedPrediction, predict_operators
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import Device
+from cubatch.network.passes import Pass
 
 RESULTS = Path(__file__).parents[1] / "results"
 HOPPER = ("h100-sxm", "h200-sxm")
+COPY_BYTES_PER_SECOND = 2.9e9
+"""Rate at which ryujaehun's steps copy their batch from pageable memory, fitted with the time of the host."""
 _FACTORS = np.exp(np.linspace(-1.5, 1.5, 61))  # on HOST_SECONDS
-_TRACED = (2, 16, 256)  # of modules that were measured at many sizes
+_TRACED = (16, 256)  # of modules that were measured at many sizes
 _DTYPES = {"fp32": "float32", "fp16": "float16"}
+_HALVES = {"float32": "float16", "tf32": "float16"}
 _PUBLISHED = (
-    ("pytorch_gpu_benchmark_ryujaehun.csv", "gpu_name_reported", "batch_total", "median_ms"),
-    ("deep_learning_benchmark_u39kun.csv", "gpu", "batch", "time_ms"),
+    ("pytorch_gpu_benchmark_ryujaehun.csv", "gpu_name_reported", "batch_total", "median_ms", True),
+    ("deep_learning_benchmark_u39kun.csv", "gpu", "batch", "time_ms", False),
 )
+# Networks that torchvision has too.
+_TIMM = {
+    "resnet50": "resnet50", "vgg16": "vgg16", "efficientnet_b0": "efficientnet_b0", "convnext_tiny": "convnext_tiny",
+    "vit_base_patch16_224": "vit_b_16", "mobilenetv2_100": "mobilenet_v2", "resnext50_32x4d": "resnext50_32x4d",
+}  # fmt: skip
+_EXAMPLES = {
+    "ResNet-50 v1.5": "resnet50", "ResNeXt101-32x4d": "resnext101_32x4d",
+    "EfficientNet efficientnet-b0": "efficientnet_b0",
+}  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +72,7 @@ class Step:
         autocast: Type of automatic mixed precision.
         channels_last: Whether images are NHWC.
         optimizer: Its name; empty where the measured step ends with the gradients.
+        keeps_gradients: Whether gradients are set to zero and added to, as PyTorch before 2.0 did.
     """
 
     model: str
@@ -64,6 +83,7 @@ class Step:
     autocast: str | None = None
     channels_last: bool = False
     optimizer: str = ""
+    keeps_gradients: bool = False
 
     @property
     def arithmetic(self) -> str:
@@ -76,34 +96,65 @@ class Step:
 
         if self.model in zoo.TRANSFORMERS:
             return zoo.example(self.model).repeat(size, 1)
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        return torch.empty(size, 3, self.image, self.image, dtype=getattr(torch, self.dtype)).to(memory_format=layout)
+        return torch.empty(size, 3, self.image, self.image)
+
+
+def operators(step: Step) -> tuple[Operator, ...]:
+    """Return the operators of a step: those of its trace in float32 and NCHW, in its own type and layout."""
+    every, gradients = _traced(attrs.evolve(step, dtype="float32", channels_last=False, keeps_gradients=False))
+    every = [each for each in every if not (step.channels_last and each.kind == "layout")]
+    if step.keeps_gradients:
+        zero = Operator("zero_", "bytes", "backward", Pass.FPROP, "float32")
+        every += [attrs.evolve(zero, written_bytes=size) for size in gradients]
+        every += [attrs.evolve(zero, name="add_", read_bytes=2 * size, written_bytes=size) for size in gradients]
+    if step.dtype == "float16":
+        every = [
+            attrs.evolve(
+                each, dtype=_HALVES[each.dtype], read_bytes=each.read_bytes // 2, written_bytes=each.written_bytes // 2
+            )
+            if each.dtype in _HALVES
+            else each
+            for each in every
+        ]
+    return tuple(every)
 
 
 @functools.cache
-def operators(step: Step) -> tuple[Operator, ...]:
-    """Return the traced operators of a step."""
-    import torch
-
+def _traced(step: Step) -> tuple[tuple[Operator, ...], tuple[int, ...]]:
+    """Return the traced operators of a step, and the bytes of each gradient."""
     from cubatch.frameworks.torch_module import TorchModule
 
-    module = zoo.build(step.model).to(getattr(torch, step.dtype))
-    module = module.to(memory_format=torch.channels_last) if step.channels_last else module
+    module = _module(step.model)
     traced = TorchModule(
         module, step.batches, mode=step.mode, optimizer=step.optimizer or "sgd", autocast=step.autocast
     )
     every = traced.walk(step.batch_size, records=True).operators
-    return tuple(each for each in every if step.optimizer or each.phase != "optimizer")
+    gradients = tuple(each.numel() * each.element_size() for each in module.parameters())
+    return tuple(each for each in every if step.optimizer or each.phase != "optimizer"), gradients
+
+
+def _module(name: str) -> Any:
+    if name == "resnext101_32x4d":
+        resnet = zoo.torchvision_package().models.resnet
+        return resnet.ResNet(resnet.Bottleneck, [3, 4, 23, 3], groups=32, width_per_group=4)
+    return zoo.build(name)
 
 
 @attrs.frozen
 class Case:
-    """A measured step: its GPU, and its median time; `source` is "published" or the folder of own results."""
+    """A measured step: its GPU, and its median time; `source` is "published" or another source of steps."""
 
     source: str
     gpu: str
     step: Step
     seconds: float
+    copied: bool = False
+
+    @property
+    def copy_seconds(self) -> float:
+        """Time to copy the batch from the host, if the measured time includes it."""
+        size = self.step.batch_size * 3 * self.step.image**2 * (2 if self.step.dtype == "float16" else 4)
+        return self.copied * size / COPY_BYTES_PER_SECOND
 
     @property
     def device(self) -> Device | None:
@@ -117,18 +168,54 @@ class Case:
 
 def published(folder: Path) -> Iterator[Case]:
     """Yield steps of single GPUs that others published, the median of a case's repeats."""
-    times: dict[tuple[str, Step], list[float]] = {}
-    for name, gpu, batch, time in _PUBLISHED:
+    times: dict[Case, list[float]] = {}
+    for name, gpu, batch, time, copied in _PUBLISHED:
         for row in _rows(folder / name):
             is_single = row.get("n_gpus", "1") == "1" and row.get("framework", "PyTorch").startswith("PyTorch")
             if is_single and row["precision"] in _DTYPES:
-                mode = "training" if row["mode"].startswith("train") else "inference"
+                is_training = row["mode"].startswith("train")
                 step = Step(
-                    model=row["model"].lower(), mode=mode, batch_size=int(row[batch]), dtype=_DTYPES[row["precision"]]
-                )
-                times.setdefault((row[gpu], step), []).append(float(row[time]) / 1e3)
-    for (gpu, step), seconds in times.items():
-        yield Case("published", gpu, step, float(np.median(seconds)))
+                    model=row["model"].lower(), mode="training" if is_training else "inference",
+                    batch_size=int(row[batch]), dtype=_DTYPES[row["precision"]], keeps_gradients=is_training,
+                )  # fmt: skip
+                times.setdefault(Case("published", row[gpu], step, 0.0, copied), []).append(float(row[time]) / 1e3)
+    for case, seconds in [*times.items(), *_timm(folder).items(), *_examples(folder).items()]:
+        yield attrs.evolve(case, seconds=float(np.median(seconds)))
+
+
+def _timm(folder: Path) -> dict[Case, list[float]]:
+    """Return the steps of timm at the batch size with most versions of PyTorch, each with its times."""
+    times: dict[Step, dict[int, list[float]]] = {}
+    for mode, name in (("inference", "timm_infer_rtx3090.csv"), ("training", "timm_train_rtx3090.csv")):
+        for row in _rows(folder / name):
+            if row["model"] in _TIMM and row["img_size"] == "224":
+                step = Step(
+                    model=_TIMM[row["model"]], mode=mode, batch_size=1, autocast="float16",
+                    channels_last=row["layout"] == "nhwc", optimizer="momentum" if mode == "training" else "",
+                )  # fmt: skip
+                by_size = times.setdefault(step, {})
+                by_size.setdefault(int(row["batch"]), []).append(float(row["step_time_ms"]) / 1e3)
+    chosen = {step: max(sizes, key=lambda n, sizes=sizes: (len(sizes[n]), n)) for step, sizes in times.items()}
+    return {
+        Case("timm", "rtx-3090", attrs.evolve(step, batch_size=n), 0.0): times[step][n] for step, n in chosen.items()
+    }
+
+
+def _examples(folder: Path) -> dict[Case, list[float]]:
+    """Return inference of NVIDIA's examples by source file and revision; mixed precision is NHWC since ConvNets."""
+    times: dict[Case, list[float]] = {}
+    for row in _rows(folder / "nvidia_dle_throughput.csv"):
+        is_chosen = row["framework"] == "PyTorch" and row["mode"] == "infer" and row["n_gpus"] == "1"
+        if is_chosen and row["model"] in _EXAMPLES and row["batch"] and row["precision"] in {"amp", "fp32"}:
+            is_mixed = row["precision"] == "amp"
+            step = Step(
+                model=_EXAMPLES[row["model"]], mode="inference", batch_size=int(row["batch"]),
+                autocast="float16" if is_mixed else None, channels_last=is_mixed and "ConvNets" in row["source"],
+            )  # fmt: skip
+            gpu = "v100-sxm2-16gb" if row["gpu"] == "V100 16GB" else "v100-sxm2-32gb"
+            seconds = int(row["batch"]) / float(row["throughput_img_s"])
+            times.setdefault(Case("examples", gpu, step, 0.0), []).append(seconds)
+    return times
 
 
 def own() -> Iterator[Case]:
@@ -188,7 +275,7 @@ def predicted(cases: Sequence[Case]) -> Iterator[tuple[Case, TracedPrediction]]:
     """Yield the cases on known GPUs with their predictions."""
     for case in cases:
         if (device := case.device) is not None:
-            sizes = [case.step.batch_size] if case.source == "published" else _TRACED
+            sizes = [case.step.batch_size] if case.source in {"published", "timm"} else _TRACED
             traced = {size: operators(attrs.evolve(case.step, batch_size=size)) for size in sizes}
             yield case, predict_operators(traced, [case.step.batch_size], device)
 
@@ -197,42 +284,68 @@ def modules(folder: Path) -> dict[str, Mapping[str, object]]:
     """
     Return the errors of predicted steps of modules, and the share inside their interval.
 
-    Published steps of training have neither loss nor optimizer, and include the copy of the batch to the GPU.
+    Published steps of 12 or 16 images have a loss but no optimizer, and some include the copy of the batch to the GPU.
     """
     rows = list(predicted([*published(folder), *own()]))
+    copies = np.array([case.copy_seconds for case, _ in rows])
     measured = np.array([case.seconds for case, _ in rows])
     host = np.array([float(each.host_seconds[0]) for _, each in rows])
     whole = np.array([float(each.step.seconds[0]) for _, each in rows])
-    inside = np.array([each.step.low[0] <= case.seconds <= each.step.high[0] for case, each in rows])
+    spans = np.array([float(each.step.high[0] / each.step.seconds[0]) for _, each in rows])
     boards = np.array([str(case.device) for case, _ in rows])
-    is_published = np.array([case.source == "published" for case, _ in rows])
     kinds = np.array([f"{case.source}, {case.step.mode}, {case.step.arithmetic}" for case, _ in rows])
-    left_out = _left_out(whole, host, measured, boards=boards, fitted=is_published)
-    scores = {}
+    left_out, own_host = _refitted(whole, host, measured - copies, boards=boards)
+    off = np.log((measured - copies) / left_out)
+    inside = np.abs(off) <= np.log(spans)
+    names = sorted({case.step.model for case, _ in rows})
+    other = np.array([names.index(case.step.model) % 2 == 1 for case, _ in rows])
+    scores: dict[str, Mapping[str, object]] = {}
     for kind in sorted(set(kinds)):
         of = kinds == kind
-        scores[f"modules, {kind}"] = _summary(whole[of] / measured[of]) | {
-            "inside_interval": round(100 * float(inside[of].mean()), 1)
+        scores[f"modules, {kind}"] = _summary((whole + copies)[of] / measured[of])
+        scores[f"modules, {kind}, GPU left out"] = _summary((left_out + copies)[of] / measured[of]) | {
+            "inside_interval": round(100 * float(inside[of].mean()), 1),
+            "half_interval": round(float(np.median(spans[of])), 2),
         }
-        scores[f"modules, {kind}, GPU left out"] = _summary(left_out[of] / measured[of])
+        scores[f"modules, {kind}, host known"] = _summary((own_host + copies)[of] / measured[of])
+    scores["modules, between GPUs"] = _between_gpus([case for case, _ in rows], off / np.log(spans), boards)
+    halves = np.array([case.step.arithmetic in {"float16", "bfloat16"} for case, _ in rows])
+    for name, of in (("float32", ~halves), ("16 bits", halves)):
+        for group, chosen in (("networks of HOST_SD", ~other), ("other networks", other)):
+            held = of & chosen
+            scores[f"modules, intervals, {name}, {group}"] = {
+                "cases": int(held.sum()), "inside_interval": round(100 * float(inside[held].mean()), 1),
+                "half_interval": round(float(np.median(spans[held])), 2),
+            }  # fmt: skip
     return scores
 
 
-def _left_out(whole: Array, host: Array, measured: Array, *, boards: np.ndarray, fitted: np.ndarray) -> Array:
-    """Return predictions of each GPU with the time of the host that fits all other GPUs best."""
+def _refitted(whole: Array, host: Array, measured: Array, *, boards: np.ndarray) -> tuple[Array, Array]:
+    """Return predictions of each GPU with the time of the host that fits all other GPUs best, or its own steps."""
     kernels = np.sqrt(np.maximum(whole**2 - host**2, 0.0))
-    out = np.zeros(len(whole))
-    for board in set(boards):
-        others = fitted & (boards != board)
-
-        def error(factor: float, others: np.ndarray = others) -> float:
-            logs = np.abs(np.log(np.hypot(kernels, factor * host) / measured))
-            return float(np.mean([logs[others & (boards == each)].mean() for each in set(boards[others])]))
-
-        best = min(_FACTORS, key=error)
-        print(f"{board} left out: {1e6 * best * HOST_SECONDS:.0f} us to launch an operator")
+    logs = np.abs(np.log(np.hypot(kernels, _FACTORS[:, None] * host) / np.maximum(measured, 1e-9)))
+    by_board = {each: logs[:, boards == each].mean(axis=1) for each in sorted(set(boards))}
+    out, known = np.zeros((2, len(whole)))
+    for board in by_board:
+        best = _FACTORS[np.argmin(np.mean([errors for each, errors in by_board.items() if each != board], axis=0))]
+        own = _FACTORS[np.argmin(by_board[board])]
+        print(f"{board} left out: {best:.2f} times HOST_SECONDS; its own steps take {own:.2f} times")
         out[boards == board] = np.hypot(kernels, best * host)[boards == board]
-    return out
+        known[boards == board] = np.hypot(kernels, own * host)[boards == board]
+    return out, known
+
+
+def _between_gpus(cases: Sequence[Case], errors: Array, boards: np.ndarray) -> dict[str, object]:
+    """Return the correlation of the errors of one published step on two GPUs, in half intervals, over all pairs."""
+    by_step: dict[Step, dict[str, float]] = {}
+    for case, error, board in zip(cases, errors, boards, strict=True):
+        if case.source == "published":
+            by_step.setdefault(case.step, {})[board] = error
+    pairs = np.array([pair for each in by_step.values() for pair in itertools.combinations(each.values(), 2)])
+    return {
+        "pairs": len(pairs),
+        "correlation": round(float(2 * np.prod(pairs, axis=1).sum() / (pairs**2).sum()), 2),
+    }
 
 
 def _summary(ratios: Array) -> dict[str, object]:
@@ -249,7 +362,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the CSV files")
     parser.add_argument("--out", type=Path, help="write the scores there as JSON")
     arguments = parser.parse_args()
-    scores = modules(arguments.data)
+    scores = {**modules(arguments.data), **networks(arguments.data)}
     for name, score in scores.items():
         print(name, score)
     if arguments.out:

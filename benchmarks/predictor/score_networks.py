@@ -110,16 +110,14 @@ def networks(folder: Path) -> dict[str, Mapping[str, object]]:
     """
     Return the errors of whole networks against published times, and the share inside their interval.
 
-    The published times include copies to the device, the loss, the optimizer and the framework's overhead between
-    kernels, which predictions leave out.  `passes.FRAMEWORK_SD` was chosen on these rows.  So the share inside shows
-    that choice, not how well it holds elsewhere.
+    The published times include copies to the device and the loss, which predictions leave out.
     """
     groups: dict[str, list[tuple[float, bool]]] = {}
     for gpu, model, mode, dtype, batch, measured in _published(folder):
         spec = network(model)
         device = _device(gpu)
         if spec is not None and device is not None and peak_flops_per_second(device, dtype) is not None:
-            step = predict_step(spec, [batch], device, mode=mode, dtype=dtype)
+            step = predict_step(spec, [batch], device, mode=mode, dtype=dtype, library="torch")
             inside = bool(step.low[0] <= measured <= step.high[0])
             groups.setdefault(f"networks, {mode}, {dtype}", []).append((float(step.seconds[0]) / measured, inside))
     return {

@@ -48,8 +48,8 @@ def predict(
         Literal["vendor", "cubatch", "torch"],
         typer.Option(
             "--library",
-            help="Predict for cuDNN and cuBLAS (vendor), for cubatch kernels, or (torch) for the module of "
-            "package.module:name in PyTorch, where a 16-bit --dtype means autocast.",
+            help="Predict for cuDNN and cuBLAS (vendor), for PyTorch (torch), or for cubatch kernels. With torch, "
+            "package.module:name is a module, for which a 16-bit --dtype means autocast.",
         ),
     ] = "vendor",
     recompute: opt.RecomputeOption = False,
@@ -102,13 +102,13 @@ def predict(
         accumulate=accumulate,
     )  # fmt: skip
     ask: Callable[..., Any]
-    if library == "torch":
+    if library == "torch" and ":" in model:
         others = {
             "--anchors": anchors, "--recompute": recompute or None, "--classes": classes, "--opaque": opaque or None,
         }  # fmt: skip
         ask = torch_module.bind(_predicted, model, inputs, dtype=dtype, others=others)
     else:
-        inputs.check_absent(library)
+        inputs.check_absent(library if library != "torch" else "a network")
         spec = opt.read_spec(model, input_shape, classes, opaque=opaque)
         ask = functools.partial(
             _predicted, spec, dtype=dtype, library=library, anchors=anchors, recompute=recompute

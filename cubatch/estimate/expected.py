@@ -87,7 +87,7 @@ def takes_time(work: Workload) -> bool:
 
 
 def _model(library: str) -> str:
-    return "cubatch" if library == "cubatch" else "vendor"
+    return library if library in {"cubatch", "torch"} else "vendor"
 
 
 def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:

@@ -8,25 +8,14 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from cubatch.estimate.predictions import Z90, ModelNote, Part, PassPrediction, Scales, StepPrediction, step_sd
+from cubatch.estimate.host import HOST_SECONDS, launched
+from cubatch.estimate.predictions import ModelNote, Part, PassPrediction, Scales, StepPrediction, step_sd
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
 from cubatch.estimate.vendor.vendor_model import vendor_parts
 from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import Device
 from cubatch.network.passes import Pass
-
-HOST_SECONDS = 45e-6
-"""
-Time that the host takes to launch an operator of PyTorch, in Python and C++.
-
-Of published steps of networks on eight GPUs, with one GPU left out at a time, 41 to 48 us fit best.  By GPU and mode it
-is 28 to 86 us, and 38 to 55 us on the hosts of an H100 and an H200.  See `benchmarks/predictor/score_modules.py`.
-"""
-HOST_FACTOR = 2.0
-"""Half of the 90 % interval of HOST_SECONDS, as a factor: hosts differ, and so do modules."""
-STEP_SD, STEP_SD_16 = 0.17, 0.43
-"""Uncertainty of whole steps in float32 and in 16 bits, besides that of their operators and of the GPU."""
 
 KINDS = ("convolution", "product", "attention", "layout", "bytes")
 PHASES = ("forward", "backward", "optimizer")
@@ -116,8 +105,7 @@ def predict_operators(
     Predict the time of a traced step at each batch size.
 
     Convolutions and matrix products take the time that `predict_step` gives to layers with the same extents.  All
-    others move bytes.  Kernels run while the host launches the next ones: parts of a step wait for the host, others for
-    the GPU.  The step takes the root of the sum of both squares, which fits published steps better than the maximum.
+    others move bytes.  Kernels run while the host launches the next ones (`host.launched`).
 
     Args:
         traced: Operators by traced batch size.  Their numbers are linear in the batch size between neighboring sizes.
@@ -145,26 +133,25 @@ def predict_operators(
     repeats = [each.repeats for each in first]
     counts = np.bincount(places, weights=repeats, minlength=len(distinct)).astype(float)
     kernels: Array = counts @ part.seconds
-    calls = [times * numbers[_HOST] for times, numbers in zip(repeats, series, strict=True)]
-    host = HOST_SECONDS * sum(calls, np.zeros(len(sizes)))
-    halves = np.array([first[i].dtype in {"float16", "bfloat16"} for i in chosen], float)
-    share = (counts * halves) @ part.seconds / np.where(kernels > 0, kernels, 1.0)
-    scale_sd = float(np.hypot(unseen, np.max((1 - share) * STEP_SD + share * STEP_SD_16)))
-    factor = np.exp(Z90 * np.hypot(step_sd(part, counts, kernels), scale_sd))
+    calls = [
+        HOST_SECONDS[each.phase] * each.repeats * numbers[_HOST] for each, numbers in zip(first, series, strict=True)
+    ]
+    host = sum(calls, np.zeros(len(sizes)))
+    seconds, low, high = launched(kernels, host, np.hypot(step_sd(part, counts, kernels), unseen))
     if (host > kernels).any():
-        notes.append(ModelNote("host_bound", f"{HOST_SECONDS * 1e6:g}"))
+        notes.append(ModelNote("host_bound", f"{HOST_SECONDS['forward'] * 1e6:g}"))
     roofs = [_roofs(each, numbers, device) for each, numbers in zip(first, series, strict=True)]
     step = StepPrediction(
         batch_sizes=tuple(int(n) for n in sizes),
-        seconds=np.hypot(kernels, host),
-        low=np.hypot(kernels / factor, host / HOST_FACTOR),
-        high=np.hypot(kernels * factor, host * HOST_FACTOR),
+        seconds=seconds,
+        low=low,
+        high=high,
         passes=tuple(
             PassPrediction(each.name, each.pass_, each.repeats * part.seconds[i], part.algorithms[i], part.blocks[i])
             for each, i in zip(first, places, strict=True)
         ),
         notes=tuple(dict.fromkeys(notes)),
-        scale_sd=scale_sd,
+        scale_sd=unseen,
     )
     return TracedPrediction(
         step=step,

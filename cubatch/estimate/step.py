@@ -10,10 +10,10 @@ import numpy as np
 from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import cubatch_kernels
+from cubatch.estimate.host import HOST_SECONDS, launched
 from cubatch.estimate.predictions import (
     BYTES_SD,
     NEVER_SEEN_SD,
-    Z90,
     ModelNote,
     Part,
     PassPrediction,
@@ -68,7 +68,7 @@ def predict_step(
         device: A GPU of known SMs, compute capability, peak rate and bandwidth.
         mode: "inference" or "training".
         dtype: Storage and arithmetic.
-        library: "vendor" (cuDNN and cuBLAS) or "cubatch".
+        library: "vendor" (cuDNN and cuBLAS), "torch" (the same, launched by PyTorch layer by layer) or "cubatch".
         scales: Factors on the GPU's times, from anchors.
 
     Raises:
@@ -99,21 +99,28 @@ def predict_step(
     if library == "cubatch":
         part = _cubatch_part(work, batch_sizes, device, dtype, scales=scales, notes=notes, saves=mode == "training")
         scale_sd = CUBATCH_FITTED_SCALE_SD if cubatch_kernels.was_timed(device) else CUBATCH_SCALE_SD
-    elif library == "vendor":
+    elif library in {"vendor", "torch"}:
         calls = [Call.of_layer(layer, pass_, sizes, dtype) for layer, pass_, *_ in work]
         part, unseen_sd = vendor_parts(calls, sizes, device, dtype, scales=scales, notes=notes)
         scale_sd = float(np.hypot(unseen_sd, framework_sd(dtype)))
     else:
-        raise InvalidArgument("library", library, '"vendor" or "cubatch"')
+        raise InvalidArgument("library", library, '"vendor", "torch" or "cubatch"')
     total = part.seconds[places].sum(axis=0)
-    factor = np.exp(
-        Z90 * np.hypot(step_sd(part, np.bincount(places, minlength=len(work)).astype(float), total), scale_sd)
-    )
+    sd = np.hypot(step_sd(part, np.bincount(places, minlength=len(work)).astype(float), total), scale_sd)
+    host = np.zeros(len(sizes))
+    if library == "torch":
+        # The gradients of a layer are one operator; a layer that moves nothing is none.
+        runs = [at for at, i in zip(passes, places, strict=True) if part.seconds[i].any()]
+        operators = {(at.node.name, "forward" if at.pass_ is Pass.FPROP else "backward") for at in runs}
+        host += sum(HOST_SECONDS[phase] for _, phase in operators)
+        if (host > total).any():
+            notes.append(ModelNote("host_bound", f"{HOST_SECONDS['forward'] * 1e6:g}"))
+    seconds, low, high = launched(total, host, sd)
     return StepPrediction(
         batch_sizes=tuple(int(n) for n in sizes),
-        seconds=total,
-        low=total / factor,
-        high=total * factor,
+        seconds=seconds,
+        low=low,
+        high=high,
         passes=tuple(
             PassPrediction(at.node.name, at.pass_, part.seconds[i], part.algorithms[i], part.blocks[i])
             for at, i in zip(passes, places, strict=True)

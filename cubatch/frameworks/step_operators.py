@@ -2,7 +2,7 @@
 Operators of a traced step of PyTorch, as records for the model of time: extents, FLOP, bytes and launches.
 
 Each call of PyTorch's dispatcher that makes or changes a tensor is one kernel, except the calls below.  Views are none.
-FLOP are those of `torch.utils.flop_counter`.
+FLOP are those of `torch.utils.flop_counter`, except of a convolution's gradients, where it ignores groups.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from cubatch.estimate.operators import Operator
-from cubatch.estimate.vendor.vendor_calls import of_product
+from cubatch.estimate.vendor.vendor_calls import direct_flops, of_product
 from cubatch.network.passes import Gemm, Pass, product_extents
 
 Shape = Sequence[int]
@@ -27,6 +27,10 @@ _GATHERS = frozenset({"embedding", "index", "index_select", "gather", "_embeddin
 """They read as much of their first tensor as they write."""
 _SCATTERS = frozenset({"index_put_", "index_put", "index_add_", "scatter_", "scatter_add_", "index_copy_"})
 """They write as much of their first tensor as they read of the others."""
+_TWO_PASSES = frozenset(
+    {"native_batch_norm", "native_batch_norm_backward", "native_group_norm", "native_group_norm_backward"}
+)
+"""They read their tensors once for sums over them, and again to apply these."""
 
 
 def records(
@@ -135,7 +139,7 @@ def _read_bytes(name: str, inputs: Sequence[Any], outputs: Sequence[Any], writte
         return sum(sizes[1:])
     if name in {"fill_", "zero_", "copy_"} and inputs and inputs[0] is written[0]:
         return sum(sizes[1:])
-    return sum(sizes)
+    return sum(sizes) * (2 if name in _TWO_PASSES else 1)
 
 
 def _dtype(tensor: Any) -> str:
@@ -268,7 +272,7 @@ def _convolution_backward(whole: Operator, arguments: list[Any], _outputs: list[
             pass_=pass_,
             dtype=_conv_dtype(whole.dtype, x),
             extents=(extents,),
-            flops=whole.flops // len(chosen),
+            flops=int(direct_flops(extents)),
             read_bytes=_num_bytes(moved[0]) + _num_bytes(moved[1]),
             written_bytes=_num_bytes(moved[2]),
             host_calls=int(place == 0),
@@ -316,7 +320,9 @@ def _layout(conv: Operator, x: Any, tensors: list[Any]) -> Iterator[Operator]:
     import torch
 
     is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)  # noqa: PLR2004
-    if not is_last and conv.dtype in {"float16", "bfloat16", "tf32"}:
+    channels, groups = conv.extents[0][3], conv.extents[0][-1]
+    is_depthwise = channels == groups > 1  # PyTorch's own kernels take NCHW
+    if not is_last and not is_depthwise and conv.dtype in {"float16", "bfloat16", "tf32"}:
         yield attrs.evolve(
             _moving(conv, "convolution layout", tensors, tensors),
             kind="layout",

@@ -63,7 +63,7 @@ _MODEL_NOTES = {
         "No times of layers that only move bytes, such as norms and activations, are published: they are predicted "
         "from {share} of the data sheet's bandwidth."
     ),
-    "float32_arithmetic": "{value} without Tensor Cores is computed in float32, with half the bytes.",
+    "float32_arithmetic": "{value} without Tensor Cores is computed in float32.",
     "tensor_core_rate": (
         "The Tensor Core rate of {device} is unknown: that of its architecture is assumed, which some boards halve."
     ),
@@ -77,7 +77,7 @@ _MODEL_NOTES = {
     ),
     "host_bound": (
         "At small batch sizes the host launches operators more slowly than the GPU computes them: {value} µs each are "
-        "assumed, of which hosts take half to twice as much."
+        "assumed in the forward pass, of which hosts take 0.56 to 1.8 times as much."
     ),
     "device_not_measured": (
         "The model was not fitted to measurements of {device} ({value}): it uses the data sheet and related GPUs."

@@ -70,6 +70,11 @@ class Call:
         return self.is_convolution and [self._first(name) for name in names] == [3, 3, 1, 1, 1, 1]
 
     @property
+    def is_depthwise(self) -> bool:
+        """Whether it is a convolution of each channel by itself: it reads and writes more than it computes."""
+        return self.is_convolution and self._first("groups") > 1 and self.channels[0] == 1
+
+    @property
     def is_grouped_or_dilated(self) -> bool:
         """Whether it is a convolution with groups or dilation."""
         return self.is_convolution and (self._first("groups") > 1 or self._first("dilation") > 1)
@@ -81,6 +86,18 @@ class Call:
 
     def _first(self, name: str) -> float:
         return float(self.extents[0, 0, _AT[name]])
+
+
+def direct_flops(extents: Array | Sequence[float]) -> Array:
+    """
+    Return the FLOP of a pass of convolutions by direct computation; a multiply-add counts as two.
+
+    Args:
+        extents: EXTENTS of each along the last axis.
+    """
+    n, _, _, c, k, r, s, p, q, *_, groups = np.moveaxis(np.asarray(extents, float), -1, 0)
+    flops: Array = 2 * n * p * q * k * c / groups * r * s
+    return flops
 
 
 def of_product(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:

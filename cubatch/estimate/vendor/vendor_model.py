@@ -71,10 +71,12 @@ def vendor_parts(
     names: list[tuple[str, ...]] = [("bytes",) * len(sizes)] * len(calls)
     unseen, unmeasured = [_KNOWN_SD], list[str]()
     rate = (device.peak_bytes_per_second or 0) / scales.memory
-    peak = (peak_flops_per_second(device, dtype) or np.inf) / scales.compute
+    peak, lanes_peak = ((peak_flops_per_second(device, each) or np.inf) / scales.compute for each in (dtype, "float32"))
     for i, call in enumerate(calls):
         if models[i] is None:
-            floor = np.maximum(call.num_bytes / rate, call.flops / peak) / cubatch_kernels.MOVED_SHARE
+            arithmetic = _direct_flops(call) / (lanes_peak if call.is_depthwise else peak)
+            floor = np.maximum(call.num_bytes / rate, arithmetic) / cubatch_kernels.MOVED_SHARE
+            sd[i] = never_measured(notes, is_unusual=call.is_depthwise, is_attention=False) or BYTES_SD
             seconds[i] = np.where(floor > 0, floor + call.launches * cubatch_kernels.LAUNCH_SECONDS, 0.0)
     if seconds.any():
         notes.append(ModelNote("bytes_only"))
@@ -111,15 +113,20 @@ _WHAT = {_NEUSIGHT: "3x3 convolutions", _CONV: "other convolutions", _GEMM: "mat
 
 def _model(call: Call, *, tensor: bool) -> str | None:
     """
-    Return the name of the fitted model that predicts a call; None for a call that only moves bytes.
+    Return the name of the fitted model that predicts a call; None for a call that is bound by its bytes.
 
     `tensor` is whether Tensor Cores compute it.
     """
-    if not len(call.extents):
+    if not len(call.extents) or call.is_depthwise:
         return None
     if not call.is_convolution:
         return _GEMM
     return _NEUSIGHT if call.is_plain_3x3 and call.pass_ is Pass.FPROP and not tensor else _CONV
+
+
+def _direct_flops(call: Call) -> Array | float:
+    """Return the FLOP of a call without a fitted model; those of a depthwise convolution run on float32 lanes."""
+    return vendor_calls.direct_flops(call.extents[0]) if call.is_depthwise else call.flops
 
 
 def _error(model: Fitted, call: Call, dtype: str, device: Device, notes: list[ModelNote]) -> float:
@@ -156,5 +163,7 @@ def _places(model: Fitted, device: Device, dtype: str, size: int, scales: Scales
         "lanes": lanes(device), "element_bytes": BYTES_PER_ELEMENT[dtype], "compute": compute * scales.compute,
         "memory": memory * scales.memory,
     }  # fmt: skip
+    if model.name != _GEMM and not has_tensor_cores(device, dtype):
+        columns["element_bytes"] = BYTES_PER_ELEMENT["float32"]  # convolutions in 16 bits are converted
     names = {"gpu": np.full(size, device.slug or ""), "kin": np.full(size, kin_of(device))}
     return Places(**names, **{name: np.full(size, float(value or 0)) for name, value in columns.items()}), known

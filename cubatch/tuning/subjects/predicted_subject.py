@@ -31,7 +31,7 @@ from cubatch.tuning.request import Request
 from cubatch.tuning.sharpen import Sharpened, sharpen, unanchored
 from cubatch.workload import Workload
 
-LIBRARIES = ("vendor", "cubatch")
+LIBRARIES = ("vendor", "torch", "cubatch")
 
 
 @attrs.frozen(eq=False)
@@ -97,7 +97,7 @@ def network(
     known = anchored.read(() if anchors is None else anchors, work)
     memory = memory_limit_of(gpu, request.memory_limit)
     largest = fit.largest(planned, max(1, memory.bytes))
-    tiles_of = attrs.evolve(work, library="im2col") if library == "vendor" else planned
+    tiles_of = attrs.evolve(work, library="im2col") if library != "cubatch" else planned
     ladder = ladders.propose(planned, request.limits, memory, largest, tiles_of=tiles_of)
     if not takes_time(work):
         remedy = "All of its layers only rename memory, which takes no time."

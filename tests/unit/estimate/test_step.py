@@ -126,7 +126,37 @@ def test_what_moves_nothing_takes_nothing(shipped):
     assert step.seconds == pytest.approx(step.passes[0].seconds + step.passes[2].seconds, rel=SUM)
 
 
-@pytest.mark.parametrize("library", ["vendor", "cubatch"])
+@pytest.mark.parametrize(("taps", "dtype"), [(3, "float32"), (3, "float16"), (31, "float32"), (31, "float16")])
+def test_a_depthwise_convolution_is_bound_by_its_bytes_or_the_float32_lanes(shipped, taps, dtype):
+    """No tile of a product computes it, not even on Tensor Cores: 9 taps move bytes, 961 take arithmetic."""
+    layer, n = Conv2d(h=28, w=28, c=256, k=256, r=taps, s=taps, pad=taps // 2, groups=256, bias=False), 64
+    (found,) = predict_step(layer, [n], CARD, dtype=dtype).passes
+    elements = 2 * n * 28 * 28 * 256 + 256 * taps**2
+    moved = elements * {"float32": 4, "float16": 2}[dtype] / 1.25e12
+    computed = 2 * n * 28 * 28 * 256 * taps**2 / (48 * 2e11)
+    assert (moved > computed) == (taps == 3)
+    assert found.seconds == pytest.approx([max(moved, computed) / MOVED_SHARE + LAUNCH_SECONDS], rel=SUM)
+    assert found.algorithms == ("bytes",)
+
+
+@pytest.mark.parametrize(("mode", "seconds"), [("inference", 3 * 40e-6), ("training", 3 * 40e-6 + 3 * 30e-6)])
+def test_pytorch_launches_each_layer_once_forward_and_once_backward(shipped, mode, seconds):
+    """
+    Two convolutions and a ReLU; flattening is no operator, and both gradients of a layer are one.
+
+    The step is the root of the sum of squares of host and kernels, whose errors add up by their shares of it.
+    """
+    conv = Conv2d(k=16, r=3, s=3, pad=1)
+    net = Network(input_shape=(8, 8, 16), layers=[conv, ReLU(), conv, Flatten()])
+    kernels, step = (predict_step(net, [1, 4096], CARD, mode=mode, library=name) for name in ("vendor", "torch"))
+    assert step.seconds == pytest.approx(np.hypot(kernels.seconds, seconds), rel=SUM)
+    share = (seconds / step.seconds) ** 2
+    assert share[0] > share[1]
+    assert half_width(step) == pytest.approx(np.hypot((1 - share) * half_width(kernels), share * 0.35))
+    assert [note.code for note in step.notes if note not in kernels.notes] == ["host_bound"]
+
+
+@pytest.mark.parametrize("library", ["vendor", "torch", "cubatch"])
 def test_a_step_of_nothing_has_an_interval_of_nothing(library):
     """Flattening alone takes no time, surely: no division of nothing by nothing."""
     with np.errstate(all="raise"):
@@ -179,16 +209,17 @@ PLAIN = attrs.evolve(CARD, tensor_cores=False, peak_flops_per_second={"float32":
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("layer", "name", "sd"), [(CONV, "neusight", 0.8), (SMALL, "deepbench conv", 0.8), (LINEAR, "deepbench gemm", 0.4)]
+    ("layer", "name", "sd", "size"),
+    [(CONV, "neusight", 0.8, 4), (SMALL, "deepbench conv", 0.8, 4), (LINEAR, "deepbench gemm", 0.4, 2)],
 )
-def test_16_bits_without_tensor_cores_are_computed_in_float32(shipped, layer, name, sd, dtype):
-    """Both dtypes go by the models of float32 at its rate and half the bytes; storage of convolutions is less sure."""
+def test_16_bits_without_tensor_cores_are_computed_in_float32(shipped, layer, name, sd, size, dtype):
+    """Both dtypes go by the models of float32 at its rate; convolutions are converted and move as many bytes."""
     model = shipped[name]
     bytes_too = {**model.constants, "x tiles": 1.0}
     shipped[model.name] = attrs.evolve(model, constants=bytes_too)
     step = predict_step(layer, [64], PLAIN, dtype=dtype)
     (gemm,) = layer.gemms(Pass.FPROP, 64)
-    moved = 64 * math.prod(layer.input_shape) * 2 / 1.25e12
+    moved = 64 * math.prod(layer.input_shape) * size / 1.25e12
     assert step.seconds == pytest.approx([product_seconds(gemm) + moved], rel=SUM)
     assert half_width(step) == pytest.approx([math.hypot(sd, 0.05, FRAMEWORK_SD_16)])
     assert step.notes == (ModelNote("float32_arithmetic", dtype),)
