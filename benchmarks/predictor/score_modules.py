@@ -4,10 +4,10 @@ PyTorch modules: predictions of their traced steps against published times, and 
     python -m benchmarks.predictor.score_modules --data DIR [--out FILE]
 
 DIR holds CSV files of published networks: steps of 12 or 16 images (ryujaehun, u39kun), timm's on an RTX 3090 and
-NVIDIA's DeepLearningExamples on V100s.  No network was used to fit the times of operators.  Two numbers were chosen on
-networks: the time of the host (`host.HOST_SECONDS`), and its uncertainty (`host.HOST_SD`), so that 90 % intervals hold
-90 % of the steps of every other network.  "GPU left out" scores each GPU with the time of the host that fits all other
-GPUs best, and "host known" with the time that fits its own steps.  "Other networks" had no part in HOST_SD.
+NVIDIA's DeepLearningExamples on V100s.  No network was used to fit the times of operators.  The time of the host
+(HOST_SECONDS of `estimate/host_launches.py`) was chosen on networks.  So was its uncertainty, HOST_SD: 90 % intervals
+hold 90 % of the steps of every other network.  "GPU left out" scores each GPU with the time of the host that fits all
+other GPUs best.  "Host known" takes the time that fits its own steps.  "Other networks" had no part in HOST_SD.
 
 Float16 steps are traced in float32, whose operators are the same.
 """

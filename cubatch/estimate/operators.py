@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from cubatch.estimate.host import HOST_SECONDS, launched
+from cubatch.estimate.host_launches import HOST_SECONDS, launched
 from cubatch.estimate.predictions import ModelNote, Part, PassPrediction, Scales, StepPrediction, step_sd
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
@@ -105,7 +105,7 @@ def predict_operators(
     Predict the time of a traced step at each batch size.
 
     Convolutions and matrix products take the time that `predict_step` gives to layers with the same extents.  All
-    others move bytes.  Kernels run while the host launches the next ones (`host.launched`).
+    others move bytes.  Kernels run while the host launches the next ones (`host_launches.launched`).
 
     Args:
         traced: Operators by traced batch size.  Their numbers are linear in the batch size between neighboring sizes.

@@ -10,7 +10,7 @@ import numpy as np
 from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import cubatch_kernels
-from cubatch.estimate.host import HOST_SECONDS, launched
+from cubatch.estimate.host_launches import HOST_SECONDS, launched
 from cubatch.estimate.predictions import (
     BYTES_SD,
     NEVER_SEEN_SD,

@@ -77,8 +77,8 @@ def predict(
         dtype: "float32", "tf32" (sm_80 on), "float16" or "bfloat16". A module has the types of its own parameters, and
             PyTorch's settings decide about TF32.
         batch_sizes: Predict exactly these; those that do not fit are marked `over_limit`.
-        library: "vendor": cuDNN and cuBLAS as published; "torch": the same with the time that PyTorch takes to launch
-            each layer; "cubatch": cubatch kernels, by counts alone. A module always runs in PyTorch.
+        library: "vendor": cuDNN and cuBLAS as published; "torch": these, and the time that PyTorch takes to
+            launch layers. "cubatch": cubatch kernels, by counts alone. A module always runs in PyTorch.
         anchors: Tuning results, or paths to their JSON, that correct the prediction (see `sharpen`). They were measured
             on this GPU or another.
         objective: "throughput" or "latency".

@@ -76,7 +76,7 @@ def test_gradients_of_a_grouped_convolution_have_the_flop_of_its_forward_pass(gr
 
 
 def test_a_batch_norm_reads_its_input_twice_in_training():
-    """Once for mean and variance; its gradient reads input and gradient twice.  Inference knows both beforehand."""
+    """Once for mean and variance; its gradient reads input and gradient twice.  Inference knows both."""
     n, c, size = 4, 16, 32
     module, tensor = nn.Sequential(nn.ReLU(), nn.BatchNorm2d(c)), 4 * n * c * size**2
     small = 0.02 * tensor  # parameters and statistics of 16 channels
