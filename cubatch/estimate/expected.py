@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -56,7 +57,8 @@ def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | Non
     """
     step = predicted(work, batch_sizes)
     if step is None:
-        return [roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in batch_sizes]
+        at = functools.partial(roofline.roofline_seconds, work.spec, library=work.library)
+        return [at(n, work.device, work.mode, work.dtype) for n in batch_sizes]
     return [float(seconds) for seconds in step.seconds]
 
 

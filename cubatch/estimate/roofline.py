@@ -67,8 +67,9 @@ def bound(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str
 
 
 def roofline_seconds(
-    spec: Spec, batch_size: int, device: Device, mode: str = "inference", dtype: str = "float32"
-) -> float | None:
+    spec: Spec, batch_size: int, device: Device, mode: str = "inference", dtype: str = "float32", *,
+    library: str = "cubatch",
+) -> float | None:  # fmt: skip
     """
     Return the roofline of one step in seconds: the sum over its passes of `layer_seconds`.
 
@@ -81,12 +82,13 @@ def roofline_seconds(
         device: The device.
         mode: "inference" or "training".
         dtype: Storage and arithmetic.
+        library: Decides which layers are fused, see `scheduled_passes`.
 
     Returns:
         float | None: Seconds; None if a rate that is needed is unknown, as on a CPU.
     """
     total = 0.0
-    for (layer, pass_, more), count in _distinct_passes(spec, mode).items():
+    for (layer, pass_, more), count in _distinct_passes(spec, mode, library).items():
         seconds = (
             _moved_seconds(batch_size * more, device, dtype)
             if layer is None
@@ -99,7 +101,7 @@ def roofline_seconds(
 
 
 @cached
-def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer | None, Pass, int]]:
+def _distinct_passes(spec: Spec, mode: str, library: str) -> Counter[tuple[Layer | None, Pass, int]]:
     """
     Return how often each (layer, pass, further elements) occurs in a step; the layer is None if it is fused.
 
@@ -107,7 +109,7 @@ def _distinct_passes(spec: Spec, mode: str) -> Counter[tuple[Layer | None, Pass,
     """
     return Counter(
         (extents(at.node.layer) if at.runs else None, at.pass_, at.more)
-        for at in scheduled_passes(spec, mode)
+        for at in scheduled_passes(spec, mode, library)
         if at.runs or at.more
     )
 

@@ -1,10 +1,9 @@
 """
 The passes of a step as the schedule runs them.
 
-The schedule is that of cubatch kernels.  A fused layer is no pass of its own: it costs what its neighbor additionally
-reads, and no launch.  A sum of gradients
-costs what it moves, even if the pass after it is fused.  The fold of batch norms, the loss and the optimizer are left
-out.
+A fused layer is no pass of its own: it costs what its neighbor additionally reads, and no launch.  cubatch kernels fuse
+more than an array library.  A sum of gradients costs what it moves, even if the pass after it is fused.  The fold of
+batch norms, the loss and the optimizer are left out.
 """
 
 from __future__ import annotations
@@ -39,17 +38,19 @@ class Scheduled:
 
 
 @cached
-def scheduled_passes(spec: Spec, mode: str) -> tuple[Scheduled, ...]:
+def scheduled_passes(spec: Spec, mode: str, library: str) -> tuple[Scheduled, ...]:
     """
     Return the passes of one step in the order of `layer_passes`, each with whether it runs or is fused.
 
+    Any `library` but "cubatch" runs the schedule of the array library, "im2col".
+
     Example:
         >>> from cubatch.network import models
-        >>> passes = scheduled_passes(models.build("resnet50"), "inference")
+        >>> passes = scheduled_passes(models.build("resnet50"), "inference", "cubatch")
         >>> sum(item.runs for item in passes), len(passes)
         (56, 174)
     """
-    program = schedule_of(spec, mode, recompute=False, library="cubatch")
+    program = schedule_of(spec, mode, recompute=False, library="cubatch" if library == "cubatch" else "im2col")
     ops: dict[tuple[str, str], Op] = {}
     summed: dict[str, int] = {}
     for op in program.ops:

@@ -90,7 +90,7 @@ def predict_step(
         raise InvalidArgument("device", str(device), "a GPU whose peak_bytes_per_second is known")
     if has_tensor_cores(device, dtype) is None:
         raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
-    scales, passes = scales or Scales(), scheduled_passes(spec, mode)
+    scales, passes = scales or Scales(), scheduled_passes(spec, mode, "cubatch")
     if library != "cubatch":  # each layer is a separate call
         passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
     distinct: dict[Work, int] = {}

@@ -188,7 +188,8 @@ class NetworkSubject(Subject):
     def facts(self, sizes: Sequence[int]) -> SubjectFacts:
         """Return FLOP, rooflines and device memory, and for cubatch kernels the blocks of each layer, by batch size."""
         work, rows = self.work, dict[int, Any]()
-        floors = {n: roofline.roofline_seconds(work.spec, n, work.device, work.mode, work.dtype) for n in sizes}
+        floor = functools.partial(roofline.roofline_seconds, work.spec, library=work.library)
+        floors = {n: floor(n, work.device, work.mode, work.dtype) for n in sizes}
         if work.library == "cubatch":
             overlaps = work.mode == "inference" or self.devices is not None  # as `network_runner.network_runner`
             rows = on_sms.layer_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -106,7 +107,8 @@ def network(
 
     def steps(sizes: Sequence[int]) -> PredictedSteps:
         sharpened = sharpen(work, sizes, known)
-        floors = {n: roofline.roofline_seconds(work.spec, n, gpu, mode, dtype) for n in sizes}
+        floor = functools.partial(roofline.roofline_seconds, work.spec, library=work.library)
+        floors = {n: floor(n, gpu, mode, dtype) for n in sizes}
 
         def passes(place: int) -> tuple[PassShare, ...]:
             step = sharpened.step

@@ -27,20 +27,20 @@ PIXELS = 3 * 5 * 4
 def test_the_passes_are_those_of_the_network_in_its_order():
     """A pass that a neighbour does is listed too, as one that does not run."""
     for mode in ("inference", "training"):
-        found = scheduled_passes(FORKED, mode)
+        found = scheduled_passes(FORKED, mode, "cubatch")
         assert [(item.node, item.pass_) for item in found] == layer_passes(FORKED, mode)
 
 
 def test_a_product_does_the_layers_after_it_and_a_depthwise_one_does_not():
     """In inference: e does f, g and h and reads a branch more; the norm d of the depthwise c runs by itself."""
-    found = {item.node.name: (item.runs, item.more) for item in scheduled_passes(FORKED, "inference")}
+    found = {item.node.name: (item.runs, item.more) for item in scheduled_passes(FORKED, "inference", "cubatch")}
     ran = dict.fromkeys("abcd", (True, 0)) | {"e": (True, PIXELS)} | dict.fromkeys("fgh", (False, 0))
     assert found == ran
 
 
 def test_sums_of_gradients_are_counted_before_the_first_gradient_of_the_layer_whose_they_are():
     """In training: c's gradient cannot be added where it is made, so b's is a sum of two: three moves an element."""
-    found = {(item.node.name, item.pass_): item for item in scheduled_passes(FORKED, "training")}
+    found = {(item.node.name, item.pass_): item for item in scheduled_passes(FORKED, "training", "cubatch")}
     assert found["b", Pass.DGRAD].more == 3 * PIXELS
     assert found["f", Pass.FPROP].more == PIXELS
     assert {name for (name, pass_), item in found.items() if not item.runs} == {"g", "h"}
@@ -53,13 +53,13 @@ def test_an_activation_that_a_norm_computes_runs_in_no_pass():
         layers=[Conv2d(name="a", k=4, r=1, s=1), BatchNorm2d(name="n"), HardSwish(name="b"), Conv2d(k=4, r=1, s=1)],
     )
     for network, runs in ((behind, False), (FORKED, True)):
-        found = {item.pass_: item for item in scheduled_passes(network, "training") if item.node.name == "b"}
+        found = {item.pass_: item for item in scheduled_passes(network, "training", "cubatch") if item.node.name == "b"}
         assert {pass_: item.runs for pass_, item in found.items()} == {Pass.FPROP: runs, Pass.DGRAD: runs}
 
 
 def test_sums_of_gradients_are_counted_also_where_the_layer_is_no_operation():
     """In a transformer's block a sum's gradient is that of the next sum and of a norm: it runs in no other way."""
-    found = scheduled_passes(models.build("deit-tiny"), "training")
+    found = scheduled_passes(models.build("deit-tiny"), "training", "cubatch")
     tokens = (14 * 14 + 1) * 192
     sums = {item.node.name: item for item in found if isinstance(item.node.layer, Add) and item.pass_ is Pass.DGRAD}
     last = sums.pop("blocks.11.add2")  # only a norm reads it
@@ -70,7 +70,17 @@ def test_sums_of_gradients_are_counted_also_where_the_layer_is_no_operation():
 
 def test_the_operations_of_a_residual_network_are_those_that_run():
     """`resnet50` in training: 53 convolutions and norms, two poolings and a product; back a slope more."""
-    found = scheduled_passes(models.build("resnet50"), "training")
+    found = scheduled_passes(models.build("resnet50"), "training", "cubatch")
     assert sum(item.runs for item in found if item.pass_ is Pass.FPROP) == 53 + 53 + 1 + 1 + 1
     backward = {item.node.name for item in found if item.runs and item.pass_ is not Pass.FPROP}
     assert len(backward) == 53 + 53 + 1 + 1 + 1 + 1  # the last is the slope before the pooling
+
+
+def test_an_array_library_runs_activations_that_cubatch_kernels_fuse():
+    """In efficientnet-b0 33 norms end in SiLU: stem, 15 expansions, 16 depthwise convolutions and head of its paper."""
+    network = models.build("efficientnet-b0")
+    fused, separate = (
+        sum(item.runs for item in scheduled_passes(network, "training", library) if item.node.layer.type == "silu")
+        for library in ("cubatch", "im2col")
+    )
+    assert separate - fused == 2 * 33
