@@ -13,9 +13,23 @@ from typing import TYPE_CHECKING, Any
 from cubatch.engine import activation_functions as functions
 from cubatch.engine.backend import call, of
 from cubatch.engine.channel_sums import Area
+from cubatch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+ACTIVATIONS = frozenset({"relu", "relu6", "silu", "hard_swish", "gelu"})
+"""Functions behind a norm that can be undone; on a GPU those of with_activation() in kernels/common/activation.cuh."""
+
+
+def check_activation(kind: str, beta: Any) -> None:
+    """Raise InvalidArgument unless the gradient of an activation behind a norm can be computed."""
+    if kind not in ACTIVATIONS:
+        raise InvalidArgument("activation", kind, "one of " + ", ".join(sorted(ACTIVATIONS)))
+    if beta is None:
+        raise InvalidArgument(
+            "beta", beta, "the norm's shift (c,), with which the activation's input is computed again"
+        )
 
 
 def batch_norm_train(
@@ -161,7 +175,7 @@ def batch_norm_backward(
         mean, inv_std: As the forward pass left them.
         dgamma, dbeta: Gradients of scale and shift (c,), of this shard alone.
         beta: Shift (c,), for `activation`.
-        activation: The `type` of an elementwise function of the norm's result, such as "relu" or "silu". dy is then the
+        activation: The `type` of an elementwise function of the norm's result, one of ACTIVATIONS. dy is then the
             gradient of that function's result. Its slope is computed from x.
         count, reduce: As in `batch_norm_train`.
         out: Where dx goes; may be dy.
@@ -173,6 +187,7 @@ def batch_norm_backward(
     count = len(rows) if count is None else count
     area = Area(dy, workspace)
     if activation is not None:
+        check_activation(activation, beta)
         xp.multiply(gamma, inv_std, out=area.vectors[0])
         for piece in area.pieces():
             tile = area.tile(piece)

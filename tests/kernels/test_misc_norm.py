@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cubatch.engine.batch_norm import ACTIVATIONS
 from cubatch.engine.native import batch_norm, reductions
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.workspace.misc import THREADS, summed_tiles
@@ -240,7 +241,7 @@ CURVES = {"relu": (0,), "relu6": (0, 6), "silu": (), "hard_swish": (-3, 3), "gel
 
 def test_norms_compute_the_activations_that_the_schedule_leaves_to_them():
     """Those whose slope has one formula in their input; ReLU's result is clamped by the plain kernel."""
-    assert batch_norm._ACTIVATIONS == {kind.type for kind in LAYERS.values() if kind.slope_of_input} == {*CURVES}
+    assert ACTIVATIONS == {kind.type for kind in LAYERS.values() if kind.slope_of_input} == {*CURVES}
 
 
 def _normed(dtype, shape, kind):

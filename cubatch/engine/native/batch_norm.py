@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cubatch.engine.batch_norm import check_activation
 from cubatch.engine.native.activation_functions import activation_code
 from cubatch.engine.native.arrays import check, floats, take_workspace, tile_arguments, vector_width
 from cubatch.engine.native.context import Context, dtype_of
@@ -23,8 +24,6 @@ from cubatch.kernels.resources import resident_blocks
 from cubatch.kernels.workspace import misc
 
 _MOMENTS = 3
-_ACTIVATIONS = frozenset({"relu", "relu6", "silu", "hard_swish", "gelu"})
-"""Those of with_activation() in kernels/common/activation.cuh."""
 
 
 @operation(out=lambda given: given.x.shape)
@@ -121,13 +120,12 @@ def _apply(
     if activation is None:
         context.run("batch_norm_apply", x, grid, *arrays, *numbers, relu)
     else:
-        context.run("batch_norm_activate", x, grid, *arrays, *numbers, _activation_code(activation))
+        context.run("batch_norm_activate", x, grid, *arrays, *numbers, _activation_code(activation, beta))
     return y
 
 
-def _activation_code(kind: str) -> int:
-    if kind not in _ACTIVATIONS:
-        raise InvalidArgument("activation", kind, "one of " + ", ".join(sorted(_ACTIVATIONS)))
+def _activation_code(kind: str, beta: Any) -> int:
+    check_activation(kind, beta)
     return activation_code(kind)
 
 
@@ -168,7 +166,7 @@ def batch_norm_backward(context: Context, given: SimpleNamespace) -> Any:
     check(x.dtype, (channels,), gamma=gamma, dgamma=given.dgamma, dbeta=given.dbeta)
     check(np.float32, (channels,), mean=mean, inv_std=inv_std)
     # Kernels that also compute an activation's slope take more registers: separate ones, so that others stay as fast.
-    curve = [] if given.activation is None else [given.beta, _activation_code(given.activation)]
+    curve = [] if given.activation is None else [given.beta, _activation_code(given.activation, given.beta)]
     check(x.dtype, (channels,), beta=given.beta)
     stem = "batch_norm_slope" if curve else "batch_norm_backward"
     sums, vector = variant.find(f"{stem}_sums", dtype), vector_width(context, channels, dy, x)
