@@ -83,7 +83,7 @@ def test_a_product_by_an_operand_beyond_32_bits_runs_on_what_counts_further(rows
     assert {one.family for one in ranked(small, volta)} == {"mma", "simt"}
     assert {one.family for one in ranked(large, volta)} == {"mma"}
     assert not any(can_run(large, one) for one in ranked(small, volta) if one.family == "simt")
-    with pytest.raises(InvalidArgument, match=r"fewer than 2\^31 elements"):
+    with pytest.raises(InvalidArgument, match=r"fewer than 2\^31 rows and elements"):
         ranked(attrs.evolve(large, vector=1), volta)
 
 
