@@ -504,11 +504,13 @@ def _as_measured(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return the JSON of a prediction with the keys and statuses of a measured result."""
     if "forecasts" in data:
         raise InvalidData(source, "holds predictions for several devices", "Predict for one of them, with --device.")
-    rows = data.get("measurements") or []
-    same = [
-        row | {"status": "ok"} if isinstance(row, dict) and row.get("status") == "predicted" else row for row in rows
-    ]
-    return {"environment": {}, "largest_measured": None, **data, "measurements": same}
+    written = {"environment": {}, "largest_measured": None, **data}
+    if isinstance(rows := data.get("measurements"), list):  # else `from_mapping` names what is wrong
+        written["measurements"] = [
+            row | {"status": "ok"} if isinstance(row, dict) and row.get("status") == "predicted" else row
+            for row in rows
+        ]
+    return written
 
 
 def _parse(text: str | bytes, source: str) -> Any:

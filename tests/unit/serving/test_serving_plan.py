@@ -94,6 +94,14 @@ def test_a_forecast_is_planned_with_too():
     assert set(forecast.seconds) >= {option.max_batch_size for option in plan.options}
 
 
+def test_a_file_that_is_no_prediction_is_refused(tmp_path):
+    """Its rows are no list: the error names the file, as for a tuning result."""
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps({"schema": 1, "predicted": True, "measurements": 5}))
+    with pytest.raises(cb.InvalidData, match="wrong.json"):
+        cb.serving_plan(str(path), arrival_rate=1.0, p99=1.0)
+
+
 def test_slow_first_calls_are_named_with_their_size():
     """A first call of 0.2 s misses the limit. One as fast as later ones, or of a larger batch, does not count."""
     firsts = {1: saturating(1), 8: 0.2, 64: 3.0}
