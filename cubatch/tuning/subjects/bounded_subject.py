@@ -226,8 +226,8 @@ class BoundedSubject(Subject):
 
     @property
     def instances(self) -> dict[str, int]:
-        """The number of bound instances by the name "instances"; empty for one that is not bound."""
-        return {"instances": len(self.shares)} if self.shares else {}
+        """The number of bound instances (`instances`) and threads of each; empty for one that is not bound."""
+        return {"instances": len(self.shares), "threads": len(self.shares[0])} if self.shares else {}
 
     def remote(self, path: str, arguments: Mapping[str, Any], remedy: str) -> LearnsMemory:
         """Return a runner whose worker processes, one for each instance, call the factory of this path."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 import pytest
 
@@ -13,6 +15,8 @@ from cubatch.tuning import session
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.request import Request
 from cubatch.tuning.subjects.bounded_subject import BoundedSubject
+from cubatch.tuning.subjects.module_subject import NamedModuleSubject
+from cubatch.tuning.subjects.onnx_subject import OnnxSubject
 from tests.fakes import FakeDevice, FakeRunner, affine
 from tests.unit.tuning.small_runs import statuses
 
@@ -174,3 +178,18 @@ def test_a_size_of_one_is_compiled_only_if_it_is_asked_for(sizes, given, has_one
     result = tune(None, *sizes, kib=16, make=Compiled, **given)
     assert (1 in statuses(result)) == has_one
     assert any("A batch of 1 was left out" in reason for reason in result.reasons) != has_one
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (OnnxSubject, {"path": Path("net.onnx"), "versions": {"provider": "CPUExecutionProvider"}}),
+        (NamedModuleSubject, {"inputs": [8], "kind": {}, "sources": ()}),
+    ],
+)
+def test_instances_of_other_threads_have_cached_timings_of_their_own(kind, fields):
+    """Four CPUs have room for one instance of 3 threads or of 4: neither discards the timings of the other."""
+    fields |= {"name": "net", "library": "torch", "mode": "inference", "seed": 0, "memory": MemoryLimit(1, 1, "")}
+    subjects = [kind(**fields, device=probe.device("cpu"), shares=[range(threads)]) for threads in (3, 4)]
+    assert subjects[0].identity != subjects[1].identity
+    assert subjects[0].identity["instances"] == subjects[1].identity["instances"] == 1
