@@ -25,7 +25,7 @@ from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subjects.bounded_subject import BoundedSubject, loader_seconds, share_cpus
 from cubatch.units import first_line
 
-_CONTENDERS = 0.8  # of the best predicted rate: the smallest and the largest such size are run in a loop too
+_CONTENDER_SHARE = 0.8  # of the best predicted rate: the smallest and the largest such size are run in a loop too
 
 
 @attrs.define(kw_only=True)
@@ -61,7 +61,7 @@ class PresentModuleSubject(BoundedSubject):
         if rate is None or result.batch_size is None or self.device.kind != "cpu":
             return None
         rates = result.loop_rates
-        close = [n for n in sorted(rates) if rates[n] >= _CONTENDERS * max(rates.values())]
+        close = [n for n in sorted(rates) if rates[n] >= _CONTENDER_SHARE * max(rates.values())]
         if not isinstance(runner, ModuleRunner) or result.batch_size not in rates:
             return None
 

@@ -168,9 +168,12 @@ def test_an_unsure_end_of_the_lowest_latency_is_swept_again() -> None:
 
 
 def test_nothing_is_named_where_the_answer_is_known() -> None:
-    """A steep fall after 1, all requested sizes visited twice: nothing is left to find."""
-    read = along(falling, *POWERS)
+    """A steep fall after 1, all visited twice: at most two sizes between are left to rule out a jump, else none."""
+    read = dict(along(falling, *POWERS))
     assert trial_rules.next_trials(view(read, extends=False)) == []
+    for _ in range(2):
+        read |= {n: falling(n) for n in trial_rules.next_trials(view(read))}
+    assert trial_rules.next_trials(view(read)) == []
 
 
 @pytest.mark.parametrize("goal", [Goal(), LATENCY, Goal(latency_limit=0.3)])
