@@ -98,7 +98,7 @@ def test_a_file_that_is_no_prediction_is_refused(tmp_path):
     """Its rows are no list: the error names the file, as for a tuning result."""
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps({"schema": 1, "predicted": True, "measurements": 5}))
-    with pytest.raises(cb.InvalidData, match="wrong.json"):
+    with pytest.raises(cb.InvalidData, match=r"wrong\.json"):
         cb.serving_plan(str(path), arrival_rate=1.0, p99=1.0)
 
 
