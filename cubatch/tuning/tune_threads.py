@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def autotune_threads(
         batches: For a module: as for `autotune_module`.
         budget: Seconds of measuring at most, for all numbers of threads together.
         options: The other arguments of `autotune` for an ONNX file, or of `autotune_module`. A memory limit is shared
-            by the instances.
+            by the instances. The objective is the highest rate of all instances; `latency_limit` bounds their steps.
 
     Returns:
         ThreadsResult: A tuning result for each number of threads, and the best of them.
@@ -52,13 +53,12 @@ def autotune_threads(
     if isinstance(module, str | Path) and Path(module).suffix == ".onnx":
         if batches is not None:
             raise InvalidArgument("batches", batches, "left out for an ONNX file, whose axes have names")
-        return over_threads(
-            lambda **each: tune.autotune(module, library="onnxruntime", **options, **each), threads, budget=budget
-        )
+        tune_file = functools.partial(tune.autotune, module, library="onnxruntime")
+        return over_threads(tune_file, threads, budget=budget, **options)
     if not isinstance(module, str):
         allowed = "the path of an ONNX file, or the name of the function that builds a module, 'package.module:build'"
         raise InvalidArgument("module", type(module).__name__, allowed, "Instances run in processes of their own.")
-    return over_threads(lambda **each: autotune_module(module, batches, **options, **each), threads, budget=budget)
+    return over_threads(functools.partial(autotune_module, module, batches), threads, budget=budget, **options)
 
 
 def over_threads(
@@ -74,7 +74,7 @@ def over_threads(
         options: Further arguments of the function.
 
     Raises:
-        InvalidArgument: If a number of threads or the budget is out of range.
+        InvalidArgument: If a number of threads or the budget is out of range, or the objective is not throughput.
         CubatchError: The first error, if there is no result.
     """
     checks.check_kind("threads", threads, Iterable, "numbers of threads, such as (1, 2, 4)")
@@ -82,6 +82,9 @@ def over_threads(
     counts = sorted({checks.check_whole("threads", each, most=most) for each in threads})
     if not counts:
         raise InvalidArgument("threads", (), "at least one number of threads")
+    if (objective := options.get("objective", "throughput")) != "throughput":
+        remedy = "The threads are those of the highest rate; a latency limit bounds the time of a step."
+        raise InvalidArgument("objective", objective, '"throughput" for several numbers of threads', remedy)
     share = checks.check_number("budget", budget, above=0.0) / len(counts)
     results, errors = dict[int, TuningResult](), dict[int, CubatchError]()
     for count in counts:

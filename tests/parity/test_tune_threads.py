@@ -36,6 +36,9 @@ def test_an_onnx_file_runs_in_as_many_instances_as_the_cpus_allow(tmp_path, monk
     code, _, err = tune("--plot", "curve.png")
     assert code == 2
     assert "--plot" in err
+    code, _, err = tune("--objective", "latency")
+    assert code == 2
+    assert "--objective" in err
 
 
 def test_instances_of_a_module_step_in_processes_of_their_own(tmp_path, monkeypatch):
@@ -60,6 +63,8 @@ def test_instances_of_a_module_step_in_processes_of_their_own(tmp_path, monkeypa
         ("tests.parity.named_modules:small", (), {"batches": SHAPE}, "threads"),
         ("tests.parity.named_modules:small", 1, {"batches": SHAPE}, "threads"),
         ("model.onnx", (1,), {"batches": SHAPE}, "batches"),
+        ("model.onnx", (1,), {"objective": "latency"}, "objective"),
+        ("tests.parity.named_modules:small", (1,), {"batches": SHAPE, "objective": "energy"}, "objective"),
     ],
 )
 def test_an_argument_out_of_range_is_named(module, threads, given, field):
