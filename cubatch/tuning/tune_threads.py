@@ -49,11 +49,14 @@ def autotune_threads(
         >>> result = autotune_threads("model.onnx", (1, 2, 4), budget=30.0)            # doctest: +SKIP
         >>> result.threads, result.batch_size, result.reasons[0]                      # doctest: +SKIP
     """
-    options = {"device": "cpu", **options}
-    if isinstance(module, str | Path) and Path(module).suffix == ".onnx":
+    is_onnx = isinstance(module, str | Path) and Path(module).suffix == ".onnx"
+    options, library = {"device": "cpu", **options}, "onnxruntime" if is_onnx else "torch"
+    if (given := options.pop("library", library)) != library:
+        raise InvalidArgument("library", given, f'"{library}" or left out for {module}')
+    if is_onnx:
         if batches is not None:
             raise InvalidArgument("batches", batches, "left out for an ONNX file, whose axes have names")
-        tune_file = functools.partial(tune.autotune, module, library="onnxruntime")
+        tune_file = functools.partial(tune.autotune, module, library=library)
         return over_threads(tune_file, threads, budget=budget, **options)
     if not isinstance(module, str):
         allowed = "the path of an ONNX file, or the name of the function that builds a module, 'package.module:build'"
