@@ -143,7 +143,7 @@ def tune(
                 seed=seed, progress=watch,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
-        partial = cast("TuningResult | None", getattr(stop, "partial", None))
+        partial = cast("TuningResult | ThreadsResult | None", getattr(stop, "partial", None))
         if partial is not None:
             _show(partial, json)
         is_kept = getattr(stop, "is_kept", not no_store)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cubatch import checks
-from cubatch.errors import CubatchError, InvalidArgument
+from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources
 from cubatch.tuning import tune
 from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.tune_each import tune_each
 from cubatch.tuning.tune_module import autotune_module
 
 
@@ -45,6 +46,7 @@ def autotune_extents(
     Raises:
         InvalidArgument: If an argument is out of range, or does not apply.
         CubatchError: The first error, if no extent could be tuned.
+        KeyboardInterrupt, or an exception that `progress` raises: `partial` is the ExtentsResult so far.
 
     Example:
         >>> def batches(n, sequence):                                                 # doctest: +SKIP
@@ -62,21 +64,20 @@ def autotune_extents(
         batches = batch_sources.load(batches) if isinstance(batches, str) else batches
         if not callable(batches):
             raise InvalidArgument("batches", batches, f"a function batches(n, {axis}=...) that makes the inputs")
-    share = checks.check_number("budget", budget, above=0.0) / len(chosen)
-    results, errors = dict[int, TuningResult](), dict[int, CubatchError]()
-    for extent in chosen:
-        try:
-            if is_onnx:
-                fixed = {"library": "onnxruntime", "dims": {**options.get("dims", {}), axis: extent}}
-                results[extent] = tune.autotune(module, budget=share, **{**options, **fixed})
-            else:
-                made = functools.update_wrapper(functools.partial(batches, **{axis: extent}), batches)
-                results[extent] = autotune_module(module, made, budget=share, **options)
-        except CubatchError as error:
-            errors[extent] = error
-    if not results:
-        raise next(iter(errors.values()))
-    return ExtentsResult(axis=axis, results=results, failed={extent: str(error) for extent, error in errors.items()})
+
+    def tune_one(extent: int, seconds: float) -> TuningResult:
+        if is_onnx:
+            fixed = {"library": "onnxruntime", "dims": {**options.get("dims", {}), axis: extent}}
+            return tune.autotune(module, budget=seconds, **{**options, **fixed})
+        made = functools.update_wrapper(functools.partial(batches, **{axis: extent}), batches)
+        return autotune_module(module, made, budget=seconds, **options)
+
+    return tune_each(
+        chosen,
+        tune_one,
+        lambda results, failed: ExtentsResult(axis=axis, results=results, failed=failed),
+        budget=budget,
+    )
 
 
 def _only_axis(extents: Mapping[str, Iterable[int]]) -> tuple[str, list[int]]:

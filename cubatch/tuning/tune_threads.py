@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cubatch import checks
-from cubatch.errors import CubatchError, InvalidArgument
+from cubatch.errors import InvalidArgument
 from cubatch.hardware import host
 from cubatch.tuning import tune
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.threads_result import ThreadsResult
+from cubatch.tuning.tune_each import tune_each
 from cubatch.tuning.tune_module import autotune_module
 
 
@@ -44,6 +45,7 @@ def autotune_threads(
     Raises:
         InvalidArgument: If an argument is out of range, or does not apply.
         CubatchError: The first error, if no number of threads could be tuned.
+        KeyboardInterrupt, or an exception that `progress` raises: `partial` is the ThreadsResult so far.
 
     Example:
         >>> result = autotune_threads("model.onnx", (1, 2, 4), budget=30.0)            # doctest: +SKIP
@@ -78,7 +80,7 @@ def over_threads(
 
     Raises:
         InvalidArgument: If a number of threads or the budget is out of range, or the objective is not throughput.
-        CubatchError: The first error, if there is no result.
+        CubatchError, KeyboardInterrupt: As for `autotune_threads`.
     """
     checks.check_kind("threads", threads, Iterable, "numbers of threads, such as (1, 2, 4)")
     most = host.cpu_threads()
@@ -88,13 +90,9 @@ def over_threads(
     if (objective := options.get("objective", "throughput")) != "throughput":
         remedy = "The threads are those of the highest rate; a latency limit bounds the time of a step."
         raise InvalidArgument("objective", objective, '"throughput" for several numbers of threads', remedy)
-    share = checks.check_number("budget", budget, above=0.0) / len(counts)
-    results, errors = dict[int, TuningResult](), dict[int, CubatchError]()
-    for count in counts:
-        try:
-            results[count] = tune_with(threads=count, budget=share, **options)
-        except CubatchError as error:
-            errors[count] = error
-    if not results:
-        raise next(iter(errors.values()))
-    return ThreadsResult(results=results, failed={count: str(error) for count, error in errors.items()})
+    return tune_each(
+        counts,
+        lambda count, seconds: tune_with(threads=count, budget=seconds, **options),
+        lambda results, failed: ThreadsResult(results=results, failed=failed),
+        budget=budget,
+    )

@@ -1,0 +1,55 @@
+"""Tuning once for each of several values, with equal shares of one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from cubatch import checks
+from cubatch.errors import CubatchError
+from cubatch.tuning.results import TuningResult
+
+_Result = TypeVar("_Result")
+
+
+def tune_each(
+    values: Sequence[int],
+    tune_one: Callable[[int, float], TuningResult],
+    make_result: Callable[[Mapping[int, TuningResult], Mapping[int, str]], _Result],
+    *,
+    budget: Any,
+) -> _Result:
+    """
+    Return the common result of tuning with each value.
+
+    Args:
+        values: Extents or numbers of threads.
+        tune_one: Tunes with a value, within its seconds of measuring.
+        make_result: Makes the common result of the tuning results and the messages of errors, both by value.
+        budget: Seconds of measuring at most, for all values together.
+
+    Raises:
+        InvalidArgument: If the budget is out of range.
+        CubatchError: The first error, if there is no result.
+        KeyboardInterrupt, or an exception that `progress` raises: `partial` is the common result so far.
+    """
+    share = checks.check_number("budget", budget, above=0.0) / len(values)
+    results, errors = dict[int, TuningResult](), dict[int, CubatchError]()
+
+    def common() -> _Result:
+        return make_result(results, {value: str(error) for value, error in errors.items()})
+
+    for value in values:
+        try:
+            results[value] = tune_one(value, share)
+        except CubatchError as error:
+            errors[value] = error
+        except BaseException as stop:
+            if (partial := getattr(stop, "partial", None)) is not None:
+                results[value] = partial
+            if results:
+                stop.partial = common()  # type: ignore[attr-defined]
+            raise
+    if not results:
+        raise next(iter(errors.values()))
+    return common()
