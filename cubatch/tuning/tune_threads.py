@@ -58,7 +58,7 @@ def autotune_threads(
     if is_onnx:
         if batches is not None:
             raise InvalidArgument("batches", batches, "left out for an ONNX file, whose axes have names")
-        tune_file = functools.partial(tune.autotune, module, library=library)
+        tune_file = functools.partial(tune.autotune, module, library="onnxruntime")
         return over_threads(tune_file, threads, budget=budget, **options)
     if not isinstance(module, str):
         allowed = "the path of an ONNX file, or the name of the function that builds a module, 'package.module:build'"
