@@ -14,6 +14,7 @@ from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef, Reading
 
+_POLL_SECONDS = 0.1  # between attempts to end workers after Ctrl-C
 _TIMES = ("seconds", "reference_before_seconds", "reference_after_seconds")
 
 
@@ -34,21 +35,22 @@ class PinnedInstances(RemoteBoundedRunner):
         self, factory: FactoryRef, shares: Sequence[Sequence[int]], *, prepare_seconds: float, remedy: str
     ) -> None:  # fmt: skip
         super().__init__(factory, prepare_seconds=prepare_seconds, remedy=remedy, cpus=shares[0])
-        self._other_shares, self._others = shares[1:], list[RemoteRunner]()
+        self._others = [
+            RemoteRunner(factory, prepare_seconds=prepare_seconds, remedy=remedy, cpus=cpus, starts=False)
+            for cpus in shares[1:]
+        ]
+        self._is_started = False  # the others
         self._pool = ThreadPoolExecutor(len(shares))  # its threads live as long as their workers must
 
     def prepare(self, batch_size: int) -> None:
         """Prepare a batch size in all instances; start the others with the first one, as a kind of compiling."""
         started = 0.0
-        if len(self._others) < len(self._other_shares):  # not before: their CPU time counts as that of the measurement
+        if not self._is_started:  # not before: their CPU time counts as that of the measurement
             began = time.monotonic()
-            self._others = list(self._pool.map(self._start_other, self._other_shares))
-            started = time.monotonic() - began
+            self._together(super().start, "start")
+            self._is_started, started = True, time.monotonic() - began
         self._together(super().prepare, "prepare", batch_size)
         self.compile_seconds += started
-
-    def _start_other(self, cpus: Sequence[int]) -> RemoteRunner:
-        return RemoteRunner(self._factory, prepare_seconds=self._prepare_seconds, remedy=self._remedy, cpus=cpus)
 
     def time(self, repeats: int) -> Reading:
         """Run steps back to back in all instances at the same time, and return the harmonic mean of their times."""
@@ -62,8 +64,16 @@ class PinnedInstances(RemoteBoundedRunner):
         return attrs.evolve(readings[0], **means)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared size for reference steps in all instances; return False if one cannot."""
-        return all(self._together(super().hold_reference, "hold_reference", repeats))
+        """Keep the prepared size for reference steps in all instances; in none if one cannot, and return False."""
+        is_held = False
+        try:
+            is_held = all(self._together(super().hold_reference, "hold_reference", repeats))
+        finally:
+            if not is_held:
+                self._together(super().drop_reference, "drop_reference")
+        if not is_held:
+            self._together(super().prepare, "prepare", self._batch_size)  # what the caller has prepared
+        return is_held
 
     def release(self) -> None:
         """Free the memory of the last `prepare` in all instances."""
@@ -76,13 +86,21 @@ class PinnedInstances(RemoteBoundedRunner):
     def close(self) -> None:
         """Store the report of the first instance, and end all workers; the next `prepare` starts new ones."""
         self._together(super().close, "close")
-        self._others = []
+        self._is_started = False
 
     def _together(self, own: Callable[..., Any], method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all instances at the same time, and return the results; raise the first error when done."""
+        """
+        Call a method of all instances at the same time, and return the results; raise the first error when done.
+
+        Ctrl-C ends the other instances instead of waiting for them.
+        """
         waiting = [self._pool.submit(getattr(other, method), *arguments) for other in self._others]
         try:
             result = own(*arguments)
-        finally:
             wait(waiting)
+        except BaseException as error:
+            while wait(waiting, None if isinstance(error, Exception) else _POLL_SECONDS).not_done:
+                for other in self._others:  # again: one may have been about to start a worker
+                    other.kill()
+            raise
         return [result, *(each.result() for each in waiting)]

@@ -63,13 +63,14 @@ class RemoteRunner:
     """
     A runner whose steps run in a worker process that may die.
 
-    The worker starts with the runner.  The first `prepare` after its death starts a new one.
+    The worker starts with the runner, unless `starts` is False.  The first `prepare` without a worker starts a new one.
 
     Args:
         factory: Makes the runner in the worker.
         prepare_seconds: Most seconds of one `prepare`; the start and a `call` may take at least START_SECONDS.
         remedy: The next step that the message of a WorkerFailed suggests.
         cpus: Numbers of the CPUs that the worker is bound to, with as many OpenMP threads; empty: not bound.
+        starts: Whether to start the worker now.
 
     Attributes:
         step_seconds: Most seconds of one timing; None: no limit.
@@ -86,7 +87,7 @@ class RemoteRunner:
 
     def __init__(
         self, factory: FactoryRef, *, prepare_seconds: float = PREPARE_SECONDS, remedy: str = _REMEDY,
-        cpus: Sequence[int] = (),
+        cpus: Sequence[int] = (), starts: bool = True,
     ) -> None:  # fmt: skip
         self._factory, self._prepare_seconds, self._remedy, self._cpus = factory, prepare_seconds, remedy, list(cpus)
         self._start_seconds = max(START_SECONDS, prepare_seconds)
@@ -99,7 +100,8 @@ class RemoteRunner:
         self._warned = ""
         self.suspended_seconds = 0.0
         self.clock = _RemoteClock(self)
-        self._start()
+        if starts:
+            self._start()
 
     @property
     def worker_pid(self) -> int | None:
@@ -119,10 +121,20 @@ class RemoteRunner:
     def prepare(self, batch_size: int) -> None:
         """Prepare a batch size in the worker; start one if there is none."""
         self._doing, self._batch_size = f"batch size {batch_size}", batch_size
+        self.start()
+        self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
+
+    def start(self) -> None:
+        """Start a worker, with its reference steps, if there is none."""
         if self._process is None:
             self._start()
             self._hold_again()
-        self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
+
+    def kill(self) -> None:
+        """Kill the worker while another thread waits for its answer; that thread gets an error and ends the worker."""
+        if (process := self._process) is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def hold_reference(self, repeats: int) -> bool:
         """
@@ -133,6 +145,12 @@ class RemoteRunner:
         is_held: bool = self._ask({"do": "hold_reference", "repeats": repeats}, self._prepare_seconds)
         self._reference = (self._batch_size, repeats) if is_held else None
         return is_held
+
+    def drop_reference(self) -> None:
+        """Run no reference steps from now on: end a worker that holds one."""
+        if self._reference is not None:
+            self._reference = None
+            self._end()
 
     def _hold_again(self) -> None:
         """Hold the reference in a new worker; if that fails, go on without one."""

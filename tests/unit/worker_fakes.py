@@ -163,24 +163,37 @@ def report(path: str) -> FakeRunner:
 
 
 class NumberedRunner(FakeRunner):
-    """An instance: steps of the first one take 1 s, those of others 3 s; others may fail at a size."""
+    """An instance: steps of the first one take 1 s, those of others 3 s; others hold no reference and may fail."""
 
-    def __init__(self, number: int, fails_at: int) -> None:
-        super().__init__({str(fails_at): "out of memory"} if number else {}, "prepare", "")
-        self.seconds = 3.0 if number else 1.0
+    def __init__(self, number: int, fails_at: int, habit: str) -> None:
+        super().__init__({str(fails_at): habit} if number else {}, "prepare", "")
+        self.holds, self.seconds = not number, 3.0 if number else 1.0
+
+    def hold_reference(self, repeats: int) -> bool:
+        return self.holds
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
         return Reading(seconds=self.seconds)
 
 
-def numbered(folder: str, fails_at: int = 0) -> NumberedRunner:
+def numbered(folder: str, fails_at: int = 0, habit: str = "out of memory") -> NumberedRunner:
     """Make a runner, and write the facts of its process into the file of its number."""
     number = len(list(Path(folder).iterdir()))
     facts = {
         "pid": os.getpid(), "cpus": sorted(os.sched_getaffinity(0)), "threads": os.environ.get("OMP_NUM_THREADS"),
     }  # fmt: skip
     Path(folder, f"{number}.json").write_text(json.dumps(facts))
-    return NumberedRunner(number, fails_at)
+    return NumberedRunner(number, fails_at, habit)
+
+
+def refuse_once(folder: str) -> FakeRunner:
+    """Make a runner in a process that leaves its number; the first one that is bound to several CPUs fails."""
+    refused = Path(folder, "refused")
+    if len(os.sched_getaffinity(0)) > 1 and not refused.exists():
+        refused.touch()
+        raise DeviceNotAvailable("cpu", "it is refused once")
+    Path(folder, str(os.getpid())).touch()
+    return make()
 
 
 def refuse() -> FakeRunner:

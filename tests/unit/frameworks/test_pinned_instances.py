@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from cubatch.errors import OutOfMemory
+from cubatch.errors import DeviceNotAvailable, OutOfMemory
 from cubatch.frameworks.pinned_instances import PinnedInstances
+from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.hardware import host
 from cubatch.hardware.device_list import cpu_groups
 from cubatch.measure.runner import FactoryRef
@@ -24,10 +26,10 @@ def open_instances():
     """Return a function that makes instances of a fake runner, which are closed at the end."""
     made = []
 
-    def make(factory, **arguments):
+    def make(factory, shares=SHARES, **arguments):
         made.append(
             PinnedInstances(
-                FactoryRef(f"tests.unit.worker_fakes:{factory}", arguments), SHARES, prepare_seconds=30.0, remedy=""
+                FactoryRef(f"tests.unit.worker_fakes:{factory}", arguments), shares, prepare_seconds=30.0, remedy=""
             )
         )
         return made[-1]
@@ -65,6 +67,46 @@ def test_an_error_of_another_instance_is_raised(open_instances, tmp_path):
         instances.prepare(8)
     instances.prepare(2)
     assert instances.time(1).seconds == pytest.approx(1.5)
+
+
+def test_ctrl_c_ends_the_other_instances(open_instances, tmp_path, monkeypatch):
+    """The second instance hangs: nothing waits for the 30 s after which that is noticed."""
+    instances = open_instances("numbered", folder=str(tmp_path), fails_at=8, habit="hang")
+    instances.prepare(4)
+    other = json.loads(Path(tmp_path, "1.json").read_text())["pid"]
+
+    def interrupt(_self, _batch_size):
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteBoundedRunner, "prepare", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            instances.prepare(8)
+    assert time.monotonic() - began < 15.0
+    with pytest.raises(ProcessLookupError):
+        os.kill(other, 0)
+    instances.prepare(4)  # in a new worker
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+def test_a_failed_start_keeps_the_instances_that_started(open_instances, tmp_path):
+    """The next size starts the missing one, and no second process of another."""
+    instances = open_instances("refuse_once", shares=[CPUS[:1], CPUS[:1], CPUS], folder=str(tmp_path))
+    with pytest.raises(DeviceNotAvailable):
+        instances.prepare(4)
+    instances.prepare(4)
+    assert len(list(tmp_path.glob("[0-9]*"))) == 3
+
+
+def test_a_reference_is_held_by_all_or_by_none(open_instances, tmp_path):
+    """The first instance could hold one and the second cannot: a new first one has the same size prepared."""
+    instances = open_instances("numbered", folder=str(tmp_path))
+    instances.prepare(4)
+    first = instances.worker_pid
+    assert not instances.hold_reference(2)
+    assert instances.worker_pid != first
+    assert instances.time(1).seconds == pytest.approx(3.0)  # a new instance is no first one
 
 
 def test_the_start_of_the_others_counts_as_compiling(open_instances, tmp_path):
