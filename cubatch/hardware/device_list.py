@@ -65,6 +65,11 @@ def _on_cpus(count: int, device: Device) -> tuple[Device, ...]:
     return tuple(attrs.evolve(device, threads=len(share)) for share in cpu_shares(count))
 
 
+def _usable_cpus() -> list[int]:
+    """Return the numbers of as many CPUs as this process may use at a time."""
+    return sorted(os.sched_getaffinity(0))[: host.cpu_threads()]
+
+
 def cpu_groups(threads: int) -> list[list[int]]:
     """
     Return the numbers of the CPUs of as many instances of `threads` threads as this process may run at a time.
@@ -73,7 +78,7 @@ def cpu_groups(threads: int) -> list[list[int]]:
         >>> [len(group) for group in cpu_groups(1)] == [1] * host.cpu_threads()
         True
     """
-    usable = sorted(os.sched_getaffinity(0))[: host.cpu_threads()]
+    usable = _usable_cpus()
     return [usable[begin : begin + threads] for begin in range(0, len(usable) - threads + 1, threads)]
 
 
@@ -88,7 +93,7 @@ def cpu_shares(count: int) -> list[list[int]]:
         >>> len(cpu_shares(1))
         1
     """
-    usable = sorted(os.sched_getaffinity(0))[: host.cpu_threads()]
+    usable = _usable_cpus()
     if count > len(usable):
         return [[usable[rank % len(usable)]] for rank in range(count)]
     bounds = [len(usable) * rank // count for rank in range(count + 1)]
