@@ -7,7 +7,12 @@ import pytest
 import cubatch as cb
 from cubatch.tuning import tune_threads
 from cubatch.tuning.tune_each import tune_each
-from tests.unit.tuning.test_threads_result import one
+from tests.unit.tuned import about
+
+
+def one(rates, *, instances, **more):
+    """Return the result of one instance with these samples per second, of several that ran."""
+    return cb.TuningResult.from_mapping(about(rates, environment={"instances": instances}, **more))
 
 
 def test_an_interruption_leaves_the_common_result_so_far(monkeypatch):
