@@ -1,9 +1,9 @@
 """
 The passes of a step as the schedule runs them.
 
-A fused layer is no pass of its own: it costs what its neighbor additionally reads, and no launch.  cubatch kernels fuse
-more than an array library.  A sum of gradients costs what it moves, even if the pass after it is fused.  The fold of
-batch norms, the loss and the optimizer are left out.
+A fused layer is no pass of its own: it costs what its neighbor additionally reads, and no launch.  The kernels of
+cubatch fuse more than an array library.  A sum of gradients costs what it moves, even if the pass after it is fused.
+The fold of batch norms, the loss and the optimizer are left out.
 """
 
 from __future__ import annotations
