@@ -95,19 +95,20 @@ def copied(value: Any, change: Callable[[Any, int], Any], device: Any = None) ->
 
 def _shared(value: Any) -> list[Any]:
     """Return the parts of an object that a copy shares with it: tensors, devices, modules, functions and classes."""
-    shared, seen = list[Any](), dict[int, Any]()
-
-    def visit(part: Any) -> None:
+    shared, seen, stack = list[Any](), dict[int, Any](), [value]
+    while stack:  # not by recursion, as a chain of objects may be long
+        part = stack.pop()
         if id(part) in seen:
-            return
+            continue
         seen[id(part)] = part  # kept, as no other may have its id
         if is_tensor(part) or _is_device(part) or callable(part):
             shared.append(part)
-            return
-        is_collection = isinstance(part, tuple | list | set | frozenset | deque)
-        items = part.values() if isinstance(part, Mapping) else part if is_collection else ()
-        for each in (*items, object.__getstate__(part)):  # all attributes, also those in slots
-            visit(each)
-
-    visit(value)
+            continue
+        try:
+            is_collection = isinstance(part, tuple | list | set | frozenset | deque)
+            items = part.values() if isinstance(part, Mapping) else part if is_collection else ()
+            stack += reversed([*items, object.__getstate__(part)])  # all attributes, also those in slots
+        except Exception as error:
+            given = f"a {type(value).__name__} with a {type(part).__name__} that raised {type(error).__name__}: {error}"
+            raise InvalidArgument(FIELD, given, "objects whose tensors can be listed") from error
     return shared

@@ -340,3 +340,22 @@ def test_an_object_whose_tensors_cannot_be_replaced_is_refused(kind, match):
         drawn_at(5, torch.ones(2, 4), kind(torch.ones(2, 4)))
     constant = kind(torch.ones(3, 4))
     assert drawn_at(5, torch.ones(2, 4), constant)[1] is constant
+
+
+def test_a_long_chain_of_objects_is_searched_for_tensors():
+    """Longer than Python's limit of recursion."""
+    chain = Layer(torch.zeros(3))
+    for _ in range(5000):
+        chain = Layer(chain)
+    assert [each.shape for each in tensors_in(chain)] == [(3,)]
+
+
+class Lazy(Shared):
+    def values(self):
+        raise OSError("no such file")
+
+
+def test_an_error_of_an_object_names_the_batches():
+    """It is raised by the user's class."""
+    with pytest.raises(InvalidArgument, match="(?s)batches.*a Layer with a Lazy that raised OSError: no such file"):
+        drawn_at(5, torch.ones(2, 4), Layer(Lazy({})))
