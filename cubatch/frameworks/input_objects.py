@@ -64,7 +64,9 @@ def tensors_in(value: Any) -> list[Any]:
     return list(filter(is_tensor, _shared(value)))
 
 
-def copied(value: Any, change: Callable[[Any, int], Any], device: Any = None) -> Any:
+def copied(
+    value: Any, change: Callable[[Any, int], Any], device: Any = None, *, may_share: bool = False
+) -> Any:  # fmt: skip
     """
     Return a copy of an object in which each tensor of `tensors_in` is replaced by `change(tensor, place)`.
 
@@ -75,9 +77,10 @@ def copied(value: Any, change: Callable[[Any, int], Any], device: Any = None) ->
         value: The object.
         change: Returns the tensor that replaces one; places count from 0.
         device: Replaces the devices that the object has recorded; None keeps them.
+        may_share: Whether an object that cannot be copied is returned as it is although tensors are replaced.
 
     Raises:
-        InvalidArgument: If tensors are replaced, and a part of the object cannot be copied.
+        InvalidArgument: If tensors are replaced, and a part of the object cannot be copied, unless `may_share`.
     """
     shared = _shared(value)
     memo = {id(each): device if _is_device(each) and device not in {None, each} else each for each in shared}
@@ -86,7 +89,7 @@ def copied(value: Any, change: Callable[[Any, int], Any], device: Any = None) ->
     try:
         return copy.deepcopy(value, memo)
     except Exception as error:
-        if not is_changed:
+        if may_share or not is_changed:
             return value
         given = f"a {type(value).__name__}, which cannot be copied ({type(error).__name__}: {error})"
         remedy = "Wrap the module in one that makes the object of tensors."

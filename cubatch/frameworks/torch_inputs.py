@@ -128,7 +128,7 @@ class Inputs:
             return tensor.detach().requires_grad_() if tensor.requires_grad else tensor  # the example gets no gradient
 
         _check_lists(call)
-        call = Call(*_mapped(tuple(call), noted))
+        call = Call(*_mapped(tuple(call), noted, may_share=True))
         is_list = (size := _samples_of(call)) is not None
         if not is_list and (not tensors or not tensors[0].ndim or not len(tensors[0])):
             raise InvalidArgument(batch_sources.FIELD, example, _ALLOWED)
@@ -170,7 +170,9 @@ class Inputs:
             there = (tensor.detach() if tensor.requires_grad else tensor).to("cpu" if self._grows(path) else device)
             return there.requires_grad_(tensor.requires_grad)
 
-        return attrs.evolve(self, call=Call(*_mapped_at(tuple(self.call), moved, device=device)), place=device)
+        is_there = all(each.device == device for path, each in self._tensors() if not self._grows(path))
+        call = Call(*_mapped_at(tuple(self.call), moved, device=device, may_share=is_there))
+        return attrs.evolve(self, call=call, place=device)
 
     @property
     def device(self) -> Any:
@@ -569,37 +571,44 @@ def is_shape(example: Any) -> bool:
     )
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    return _mapped_at(tree, lambda tensor, _: change(tensor))
+def _mapped(tree: Any, change: Callable[[Any], Any], *, may_share: bool = False) -> Any:
+    return _mapped_at(tree, lambda tensor, _: change(tensor), may_share=may_share)
 
 
-def renewed(call: Call) -> Call:
+def with_copied_objects(call: Call) -> Call:
     """
-    Return arguments for another step: objects that hold tensors are copied, as a step may extend a cache.
+    Return arguments for another step: objects that hold tensors are copied if they can be, as a step may extend a cache.
 
     Their tensors are shared, but for scalars, as a cache counts its tokens.
     """
-    return Call(*_mapped(tuple(call), lambda each: each if each.ndim or each.requires_grad else each.clone()))
+
+    def copy_scalar(tensor: Any) -> Any:
+        return tensor if tensor.ndim or tensor.requires_grad else tensor.clone()
+
+    return Call(*_mapped(tuple(call), copy_scalar, may_share=True))
 
 
 def _mapped_at(
     tree: Any, change: Callable[[Any, Path], Any], other: Callable[[Any], Any] = lambda value: value, path: Path = (),
-    *, device: Any = None,
+    *, device: Any = None, may_share: bool = False,
 ) -> Any:  # fmt: skip
     """
     Return nested containers with each tensor replaced by `change(tensor, path)` and other values by `other(value)`.
 
     Containers are tuples, lists, mappings, dataclasses, and objects that hold tensors, which may record a `device`.
+    `may_share` is as for `copied`.
     """
     import torch
 
     if isinstance(tree, torch.Tensor):
         return change(tree, path)
     if is_holder(tree):
-        return copied(tree, lambda each, place: change(each, (*path, place)), device)
+        return copied(tree, lambda each, place: change(each, (*path, place)), device, may_share=may_share)
     if not isinstance(tree, tuple | list | Mapping) and not dataclasses.is_dataclass(tree):
         return other(tree)
-    return _rebuilt(tree, lambda key, item: _mapped_at(item, change, other, (*path, key), device=device))
+    return _rebuilt(
+        tree, lambda key, item: _mapped_at(item, change, other, (*path, key), device=device, may_share=may_share)
+    )
 
 
 def _rebuilt(tree: Any, change: Callable[[Any, Any], Any]) -> Any:

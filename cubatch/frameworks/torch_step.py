@@ -12,7 +12,7 @@ import attrs
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks.batch_sources import takes
 from cubatch.frameworks.input_objects import has_holder
-from cubatch.frameworks.torch_inputs import Call, renewed
+from cubatch.frameworks.torch_inputs import Call, with_copied_objects
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "sgd": ("SGD", {}),
@@ -75,7 +75,7 @@ class StepKind:
         import torch
 
         targets = arguments.targets
-        renew = renewed if has_holder(tuple(arguments)) and not self.is_single else lambda call: call
+        renew = with_copied_objects if has_holder(tuple(arguments)) and not self.is_single else lambda call: call
         is_walk = any(map(_has_no_data, tensors_of(arguments)))
         derived = [tensor for tensor in tensors_of(arguments) if tensor.requires_grad]
         unseen = [] if is_walk else [True]

@@ -359,3 +359,15 @@ def test_an_error_of_an_object_names_the_batches():
     """It is raised by the user's class."""
     with pytest.raises(InvalidArgument, match="(?s)batches.*a Layer with a Lazy that raised OSError: no such file"):
         drawn_at(5, torch.ones(2, 4), Layer(Lazy({})))
+
+
+class Scaled(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(x) * scale.keys
+
+
+def test_an_object_that_cannot_be_copied_may_hold_what_is_the_same_in_every_batch():
+    """A number, for example, also one that requires a gradient."""
+    for keys in (torch.tensor(3.0), torch.tensor(3.0, requires_grad=True)):
+        found = cb.autotune_module(Scaled(2, 2), (torch.ones(4, 2), Moving(keys)), **ASKED)
+        assert {m.status for m in found.measurements} <= {"ok", "dropped"}
