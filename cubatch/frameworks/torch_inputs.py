@@ -121,24 +121,23 @@ class Inputs:
         if is_shape(example):
             example = torch.randn(1, *example, dtype=dtype, generator=torch.Generator().manual_seed(0), device="cpu")
         call = _call(example, module, is_batch=False)
-        tensors: list[Any] = []
 
-        def noted(tensor: Any) -> Any:
-            tensors.append(tensor)
+        def detached(tensor: Any) -> Any:
             return tensor.detach().requires_grad_() if tensor.requires_grad else tensor  # the example gets no gradient
 
         _check_lists(call)
-        call = Call(*_mapped(tuple(call), noted, may_share=True))
+        call = Call(*_mapped(tuple(call), detached, may_share=True))
+        tensors = _tensors_of(call)
         is_list = (size := _samples_of(call)) is not None
-        if not is_list and (not tensors or not tensors[0].ndim or not len(tensors[0])):
+        if not is_list and (not tensors or not tensors[0][1].ndim or not len(tensors[0][1])):
             raise InvalidArgument(batch_sources.FIELD, example, _ALLOWED)
-        for tensor in tensors:
+        for _, tensor in tensors:
             if tensor.layout != torch.strided or tensor.is_nested:
                 kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
                 given, allowed = f"a {kind} tensor", "dense tensors, like which batches are drawn"
                 remedy = "Pass a function from a batch size to inputs, and max_batch_size."
                 raise InvalidArgument(batch_sources.FIELD, given, allowed, remedy)
-        size = len(tensors[0]) if size is None else size
+        size = len(tensors[0][1]) if size is None else size
         growth = of_example(call, size)
         if is_list:
             at: Path = (0, 0) if call.positional else (1, next(iter(call.keyword)))
@@ -176,7 +175,7 @@ class Inputs:
 
     @property
     def device(self) -> Any:
-        """Device of the first tensor."""
+        """Device of the first tensor, if possible of one that is in no object of an unknown class."""
         return self._tensors()[0][1].device
 
     def doubtful(self) -> list[Path]:
@@ -243,14 +242,7 @@ class Inputs:
                 raise InvalidArgument("constant_inputs", each, f"names of inputs: {', '.join(sorted(known))}")
 
     def _tensors(self) -> list[tuple[Path, Any]]:
-        tensors: list[tuple[Path, Any]] = []
-
-        def noted(tensor: Any, path: Path) -> Any:
-            tensors.append((path, tensor))
-            return tensor
-
-        _mapped_at(tuple(self.call), noted)
-        return tensors
+        return _tensors_of(self.call)
 
     def _grows(self, path: Path) -> bool:
         """Return whether the value at a path, or a list that contains it, grows with the batch size."""
@@ -471,6 +463,18 @@ def _lengths(first: Any, second: Any) -> list[tuple[int, int]]:
     return [
         pair for (_, left), (_, right) in zip(left_parts, right_parts, strict=True) for pair in _lengths(left, right)
     ]
+
+
+def _tensors_of(call: Call) -> list[tuple[Path, Any]]:
+    """Return the tensors of a call with their paths; last those in objects, which may be the same in every batch."""
+    tensors: list[tuple[Path, Any]] = []
+
+    def noted(tensor: Any, path: Path) -> Any:
+        tensors.append((path, tensor))
+        return tensor
+
+    _mapped_at(tuple(call), noted)
+    return sorted(tensors, key=lambda each: is_holder(_value_at(call, each[0][:-1])))
 
 
 def _check_lists(call: Call) -> None:

@@ -371,3 +371,16 @@ def test_an_object_that_cannot_be_copied_may_hold_what_is_the_same_in_every_batc
     for keys in (torch.tensor(3.0), torch.tensor(3.0, requires_grad=True)):
         found = cb.autotune_module(Scaled(2, 2), (torch.ones(4, 2), Moving(keys)), **ASKED)
         assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+
+
+class Standardizing(nn.Linear):
+    def forward(self, stats, x):
+        return super().forward(x - stats.keys)
+
+
+def test_an_object_in_front_of_the_batch_does_not_give_its_size():
+    """The first tensor outside of objects does."""
+    inputs = Inputs.of((Layer(torch.zeros(64)), torch.ones(8, 64)), torch.float32)
+    assert inputs.batch_size == 8
+    found = cb.footprint(Standardizing(64, 2), (Layer(torch.zeros(64)), torch.ones(8, 64)), batch_size=1000)
+    assert found.inputs == 1000 * 64 * 4
