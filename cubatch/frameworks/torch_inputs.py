@@ -131,12 +131,6 @@ class Inputs:
         is_list = (size := _samples_of(call)) is not None
         if not is_list and (not tensors or not tensors[0][1].ndim or not len(tensors[0][1])):
             raise InvalidArgument(batch_sources.FIELD, example, _ALLOWED)
-        for _, tensor in tensors:
-            if tensor.layout != torch.strided or tensor.is_nested:
-                kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-                given, allowed = f"a {kind} tensor", "dense tensors, like which batches are drawn"
-                remedy = "Pass a function from a batch size to inputs, and max_batch_size."
-                raise InvalidArgument(batch_sources.FIELD, given, allowed, remedy)
         size = len(tensors[0][1]) if size is None else size
         growth = of_example(call, size)
         if is_list:
@@ -151,6 +145,13 @@ class Inputs:
             )
             raise InvalidArgument(batch_sources.FIELD, given, _ALLOWED, remedy)
         inputs._check()
+        for path, tensor in tensors:
+            is_drawn = inputs._grows(path) and not inputs._named(path)
+            if is_drawn and (tensor.layout != torch.strided or tensor.is_nested):
+                kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+                given, allowed = f"a {kind} tensor", "dense tensors, like which batches are drawn"
+                remedy = "Pass a function from a batch size to inputs, and max_batch_size."
+                raise InvalidArgument(batch_sources.FIELD, given, allowed, remedy)
         return attrs.evolve(inputs, growth={at: each for at, each in inputs.growth.items() if not inputs._named(at)})
 
     @property
@@ -581,7 +582,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], *, may_share: bool = False)
 
 def with_copied_objects(call: Call) -> Call:
     """
-    Return arguments for another step: objects that hold tensors are copied if they can be, as a step may extend a cache.
+    Return arguments for another step: objects that hold tensors are copied if possible, as a step may extend a cache.
 
     Their tensors are shared, but for scalars, as a cache counts its tokens.
     """

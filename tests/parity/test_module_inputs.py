@@ -357,7 +357,7 @@ class Lazy(Shared):
 
 def test_an_error_of_an_object_names_the_batches():
     """It is raised by the user's class."""
-    with pytest.raises(InvalidArgument, match="(?s)batches.*a Layer with a Lazy that raised OSError: no such file"):
+    with pytest.raises(InvalidArgument, match=r"(?s)batches.*a Layer with a Lazy that raised OSError: no such file"):
         drawn_at(5, torch.ones(2, 4), Layer(Lazy({})))
 
 
@@ -384,3 +384,12 @@ def test_an_object_in_front_of_the_batch_does_not_give_its_size():
     assert inputs.batch_size == 8
     found = cb.footprint(Standardizing(64, 2), (Layer(torch.zeros(64)), torch.ones(8, 64)), batch_size=1000)
     assert found.inputs == 1000 * 64 * 4
+
+
+def test_an_object_may_hold_a_sparse_tensor_that_is_the_same_in_every_batch():
+    """Only those that grow are drawn, for which they must be dense."""
+    sparse = torch.eye(64).to_sparse()
+    made, held = drawn_at(5, torch.ones(8, 64), Layer(sparse))
+    assert (len(made), held.keys.shape) == (5, (64, 64))
+    with pytest.raises(InvalidArgument, match="a sparse_coo tensor"):
+        drawn_at(5, torch.ones(64, 64), Layer(sparse))
