@@ -37,6 +37,7 @@ _MOST_RUN_BYTES = 1 << 26  # of inputs, with which an operation is run on zeros 
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
 _MOST_GUESSES = 2_000  # at what depends on data, in a walk: a loop until something is true would never end
+_MOST_NAMED = 16  # operators of a trace, in an error
 _MOST_SUBSETS = 8  # of inputs that are tried as constants: each takes a trace
 _MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
 
@@ -255,6 +256,7 @@ def walked(
     operators and submodules in `opaque` are replaced by functions, or take bytes while they run: see `footprint`.
 
     Raises:
+        InvalidArgument: If the step does not call a name in `opaque`.
         TraceTooLong: If this process has used `deadline` seconds of CPU time.
         Exception: Raised by the step on fake tensors.
     """
@@ -275,7 +277,7 @@ def walked(
         FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False) as mode,
         _Watch(deadline, running, mode, batches=kind.accumulate if records else None, opaque=opaque) as watch,
     ):
-        _replace_submodules(module, opaque)
+        _replace_submodules(module, opaque, watch.called)
         fakes: dict[str, Any] = {}
         converted: list[Any] = []  # as long as it is there, it is what the module finds by a reference of its own, too
         for name, parameter in module.named_parameters():
@@ -326,6 +328,7 @@ def walked(
                 "module", given, "one whose parameters all exist before its first forward pass", CALL_FIRST
             )
         written = frozenset(name for name, _ in module.named_parameters() if watch.has_written(fakes.get(name)))
+    watch.check_opaque()
     parts, activations = watch.at_peak()
     return Walk(
         watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, (output[0], watch.elements),
@@ -368,6 +371,7 @@ class _Watch:
         self._running, self._batches = running, batches
         self.alive = self.peak = self.operations = self.elements = 0
         self.guessed: set[str] = set()
+        self.called: dict[str, bool] = {}  # operators and opaque submodules; whether it is one that makes new tensors
         self.operators: list[Operator] = []
         self._is_updating = False
         self._guesses = self._now = self._peak_at = 0
@@ -456,6 +460,14 @@ class _Watch:
         with self._mode:
             return torch.empty(given, dtype=torch.uint8) if isinstance(given, int) else None
 
+    def check_opaque(self) -> None:
+        """Raise InvalidArgument if the step did not call an opaque operator or submodule."""
+        for name in self.opaque.keys() - self.called:
+            first = itertools.islice((each for each, computes in self.called.items() if computes), _MOST_NAMED)
+            allowed = f"an operator or submodule that the trace of the step calls, such as {', '.join(first)}"
+            remedy = "Operators that are composed of others, such as aten::linear, are traced as these."
+            raise InvalidArgument("opaque", name, allowed, remedy)
+
     def has_written(self, tensor: Any) -> bool:
         """Return whether an operation wrote to a tensor's storage."""
         return tensor is not None and tensor.untyped_storage() in self._written
@@ -528,6 +540,7 @@ class _Watch:
                     if composed is not NotImplemented:
                         return composed
                 watch.operations += 1
+                watch.called.setdefault(name_of(func), _computes(func))
                 watch.write(func, args, kwargs or {})
                 workspace = watch.workspace(func) if watch.opaque else None
                 result = watch.result(func, args, kwargs or {})
@@ -552,13 +565,16 @@ def name_of(operation: Any) -> str:
     return str(getattr(getattr(operation, "_schema", None), "name", operation))
 
 
-def _replace_submodules(module: Any, opaque: Mapping[str, Opaque]) -> None:
-    """Replace `forward` of opaque submodules by the given function, or by one that takes the given bytes as well."""
+def _replace_submodules(module: Any, opaque: Mapping[str, Opaque], called: dict[str, bool]) -> None:
+    """Replace `forward` of opaque submodules by the given function, or add the given bytes; note calls in `called`."""
     import torch
 
-    def with_workspace(forward: Callable[..., Any], num_bytes: int) -> Callable[..., Any]:
+    def replaced(name: str, forward: Callable[..., Any], given: Opaque) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
-            workspace = torch.empty(num_bytes, dtype=torch.uint8)
+            called[name] = False
+            if callable(given):
+                return given(*arguments, **options)
+            workspace = torch.empty(given, dtype=torch.uint8)
             result = forward(*arguments, **options)
             del workspace  # next to the result
             return result
@@ -567,8 +583,7 @@ def _replace_submodules(module: Any, opaque: Mapping[str, Opaque]) -> None:
 
     for name, part in module.named_modules():
         if name in opaque:
-            given = opaque[name]
-            part.forward = given if callable(given) else with_workspace(part.forward, given)
+            part.forward = replaced(name, part.forward, opaque[name])
 
 
 def _computes(operation: Any) -> bool:

@@ -79,7 +79,7 @@ def footprint(
         opaque: For a module only: operators ("library::name") and submodules (names of `named_modules`) that tensors
             without data cannot run through, or that take memory inside. The value is a function that replaces them in
             the trace, from the same arguments to tensors like the results. Or it is the bytes that they take while they
-            run, in addition to their results.
+            run, in addition to their results. A name that the step does not call is an error.
 
     Returns:
         Footprint | ModuleFootprint: Bytes by part, and the peak.

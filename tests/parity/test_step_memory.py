@@ -361,6 +361,22 @@ def test_an_invalid_value_of_opaque_is_rejected(opaque):
     assert caught.value.field == "opaque"
 
 
+class Skipping(Nested):
+    """Does not call its second part."""
+
+    def forward(self, x):
+        return self.blocks[0](x)
+
+
+@pytest.mark.parametrize("name", ["aten::linear", "aten::nonsense", "aten::add.Tensor", "blocks.1.1"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_name_that_the_trace_does_not_call_is_rejected(name, mode):
+    """A composed operator, an unknown one, one with its overload, and a submodule that is not called."""
+    with pytest.raises(InvalidArgument, match=rf"(?s)opaque.*aten::addmm.*'{name}'.*composed") as caught:
+        cb.footprint(Skipping(), (16,), mode=mode, opaque={name: 1, "aten::addmm": 1})
+    assert caught.value.field == "opaque"
+
+
 def test_the_table_joins_layers_that_differ_in_their_number():
     """Twelve layers of one kind are a row, with their number and their sum."""
     module = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(12)))
