@@ -188,7 +188,7 @@ class TorchModule:
         walked = self._walks.get((batch_size, on_gpu))
         if walked is None or (records and not walked.operators):
             _check_walkable(self._bare)
-            kind = attrs.evolve(self._kind, foreach=on_gpu, is_single=not self._kind.training)
+            kind = attrs.evolve(self._kind, foreach=on_gpu, consumes_inputs=not self._kind.training)
             from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
             try:

@@ -42,8 +42,8 @@ class StepKind:
         accumulate: Batches of a training step: one optimizer step follows that many forward and backward passes.
         foreach: Step all parameters at once where the optimizer leaves it open, as PyTorch's do on a GPU. They then
             have a temporary result for every parameter at a time.
-        is_single: A step frees the tensors of a cache that it extends, as a loop that generates words does. False: a
-            step gets copies of objects among its inputs, so that the next step finds the same.
+        consumes_inputs: A step may free the tensors of a cache that it extends, as a loop that generates words does.
+            False: a step gets copies of objects among its inputs, so that the next step finds the same.
     """
 
     training: bool
@@ -52,7 +52,7 @@ class StepKind:
     autocast: str | None
     accumulate: int = 1
     foreach: bool = False
-    is_single: bool = False
+    consumes_inputs: bool = False
 
     def step(
         self,
@@ -75,7 +75,7 @@ class StepKind:
         import torch
 
         targets = arguments.targets
-        renew = with_copied_objects if has_holder(tuple(arguments)) and not self.is_single else lambda call: call
+        renew = with_copied_objects if has_holder(tuple(arguments)) and not self.consumes_inputs else lambda call: call
         is_walk = any(map(_has_no_data, tensors_of(arguments)))
         derived = [tensor for tensor in tensors_of(arguments) if tensor.requires_grad]
         unseen = [] if is_walk else [True]
