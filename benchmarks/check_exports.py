@@ -57,7 +57,7 @@ def check_triton(plan: ServingPlan) -> None:
     config = text_format.Parse(plan.to_triton(), ModelConfig())
     expect(config.max_batch_size, plan.max_batch_size)
     expect(config.dynamic_batching.max_queue_delay_microseconds, round(1e6 * plan.queue_delay))
-    expect([group.count for group in config.instance_group], [1])
+    expect([group.count for group in config.instance_group], [plan.instances if plan.on_cpu else 1])
 
 
 def check_ray_serve(plan: ServingPlan) -> None:

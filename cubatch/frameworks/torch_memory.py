@@ -26,6 +26,7 @@ from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
 from cubatch.frameworks import data_dependent, step_operators, submodules, time_first
 from cubatch.frameworks.attributes import kept_attributes
+from cubatch.frameworks.input_objects import tensors_in
 from cubatch.frameworks.submodules import Running
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_step import CALL_FIRST, StepKind, tensors_of
@@ -302,6 +303,7 @@ def walked(
         arguments = inputs.batch(batch_size, make)
         for tensor in fakes.values():
             watch.see(tensor)
+        converted += watch.see_constants(arguments)
         watch.elements = 0
         parameters = [fakes[name] for name, _ in module.named_parameters()]
         optimizers: list[Any] = []
@@ -421,6 +423,16 @@ class _Watch:
         if self.alive > self.peak:
             self.peak, self._peak_at = self.alive, self._now
         weakref.finalize(storage, self._gone, life)
+
+    def see_constants(self, arguments: Any) -> list[Any]:
+        """Add the inputs that are the same at all sizes, which keep their data; return what the trace must hold."""
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        constant = [self._fakes.from_tensor(each) for each in tensors_in(arguments) if not isinstance(each, FakeTensor)]
+        for each in constant:
+            self.see(each)
+        self.mark("inputs", constant)
+        return constant
 
     def mark(self, part: str, tensors: Iterable[Any]) -> None:
         """Assign the storages of tensors to `part`, one of PARTS, unless they belong to a part already."""

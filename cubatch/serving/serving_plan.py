@@ -67,6 +67,7 @@ class ServingPlan(Shown):
     Attributes:
         name: The network or module.
         device: The device of each instance.
+        on_cpu: Whether that is a CPU, which instances share.
         predicted: Whether the step times are a prediction, not measured.
         on_busy_machine: Whether other processes used the machine while the steps were timed.
         arrival_rate: Requests per second, of one sample each, which arrive independently of each other.
@@ -83,6 +84,7 @@ class ServingPlan(Shown):
 
     name: str
     device: str
+    on_cpu: bool = False
     predicted: bool
     on_busy_machine: bool
     arrival_rate: float
@@ -163,10 +165,18 @@ class ServingPlan(Shown):
         return mapping
 
     def to_triton(self) -> str:
-        """Return the lines of a Triton `config.pbtxt` that hold the plan."""
+        """
+        Return the lines of a Triton `config.pbtxt` that hold the plan.
+
+        `count` is the number of instances on a CPU, and of those on each GPU.
+        """
+        group = (
+            f"instance_group [ {{ count: {self.instances} kind: KIND_CPU }} ]\n"
+            if self.on_cpu
+            else f"# {self.instances} in total, each on a GPU of its own\ninstance_group [ {{ count: 1 }} ]\n"
+        )
         return (
-            f"# {self.instances} in total, each on a device of its own\n"
-            "instance_group [ { count: 1 } ]\n"
+            f"{group}"
             f"max_batch_size: {self.max_batch_size}\n"
             f"dynamic_batching {{ max_queue_delay_microseconds: {round(1e6 * self.queue_delay)} }}\n"
         )
@@ -385,7 +395,8 @@ def serving_plan(
         if n <= largest and m.first_seconds is not None and m.first_seconds > _SLOW_FIRST * (m.latency_seconds or 0.0)
     }
     return ServingPlan(
-        name=result.subject, device=str(result.device_facts.get("name") or ""), predicted=result.predicted,
+        name=result.subject, device=str(result.device_facts.get("name") or ""),
+        on_cpu=result.device_facts.get("kind") == "cpu", predicted=result.predicted,
         on_busy_machine=bool(getattr(result, "disturbed", False)), arrival_rate=rate, p99_limit=limit,
         overhead=overhead, closes_while_busy=closes_while_busy, instances=server.instances, options=options,
         max_batch_size=largest, first_calls=first_calls, price_per_hour=price_per_hour,

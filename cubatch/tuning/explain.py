@@ -106,9 +106,11 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
     value = f"{_value(result, n)}{_doubt(result, chosen)}"
     if not is_compared(result):
         return _not_compared(result, n, value)
-    is_slowed = result.decided_by == "loader" or (result.objective == "throughput" and result.is_slowed(n))
-    if current is not None or is_slowed:
-        return _in_loop(result, n, current) if is_slowed else _against_current(result, posterior, current or 0, value)
+    step = chosen.samples_per_second or 0.0
+    differs = abs(result.loop_rates.get(n, step) - step) > (result.tolerance or 0.0) * step
+    is_loop = result.decided_by == "loader" or (result.objective == "throughput" and differs)
+    if current is not None or is_loop:
+        return _in_loop(result, n, current) if is_loop else _against_current(result, posterior, current or 0, value)
     if len(result.sizes) == 1:
         alone = " No other size was requested." if result.decided_by == "batch_sizes" else ""
         return f"Use batch size {n}: {value}.{alone}"

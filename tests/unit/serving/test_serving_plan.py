@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+import attrs
 import numpy as np
 import pytest
 
@@ -211,6 +212,8 @@ def test_settings_of_servers_hold_the_plan():
     plan = cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05, closes_while_busy=True)
     size, instances, delay = plan.max_batch_size, plan.instances, plan.queue_delay
     triton = plan.to_triton().splitlines()
+    assert "instance_group [ { count: 1 } ]" in triton  # on each GPU
+    assert f"count: {instances} kind: KIND_CPU" in attrs.evolve(plan, on_cpu=True).to_triton()
     assert f"max_batch_size: {size}" in triton
     assert f"dynamic_batching {{ max_queue_delay_microseconds: {round(1e6 * delay)} }}" in triton
     ray = dict(re.findall(r"(\w+): (\S+)", plan.to_ray_serve("Classifier")))
