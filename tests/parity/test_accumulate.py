@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import cubatch as cb  # noqa: E402
 from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.frameworks.torch_inputs import Call  # noqa: E402
 from cubatch.frameworks.torch_step import StepKind  # noqa: E402
 from cubatch.tuning.accumulation import cut  # noqa: E402
 
@@ -58,7 +59,7 @@ def test_a_step_is_so_many_batches_and_one_optimizer_step_on_their_mean_gradient
     """After each step the optimizer has seen the gradient of one batch, since all batches are equal."""
     module, x = Counts(), torch.randn(5, 8, dtype=torch.float64)
     kind = StepKind(training=True, loss=mean_square, optimizer=Steps, autocast=None, accumulate=BATCHES)
-    step = kind.step(module, list(module.parameters()), "cpu", ((x,), {}, ()))
+    step = kind.step(module, list(module.parameters()), "cpu", Call((x,), {}))
     for count in (1, 2):
         step()
         assert (module.passes, Steps.made[0].steps) == (count * BATCHES, count)

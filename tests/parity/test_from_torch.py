@@ -339,7 +339,7 @@ REFUSED = {
     "every other channel": (after(lambda _, x: x[:, ::2].relu()), ("aten.slice", "changed", "takes steps")),
     "channels apart": (
         Of(lambda self, x: self.conv(x).unflatten(1, (2, 3))[:, :, 1].relu(), conv=nn.Conv2d(3, 6, 1)),
-        ("aten.relu", "relu", "not a range of them"),
+        ("aten.relu", "relu", "not a contiguous range"),
     ),
     "a view": (
         Of(lambda self, x: self.changed(self.conv(x)), conv=nn.Conv2d(3, 3, 1), changed=Of(through_a_view)),
@@ -349,7 +349,7 @@ REFUSED = {
     "a view in a block": (
         Of(through_a_view_in_a_block, conv=nn.Conv2d(3, 3, 1)), ("aten.relu_", "relu", "changes in place"),
     ),
-    "padded in the end": (nn.ConstantPad2d(1, 0.0), ("aten.pad", "pad", "no output of a layer")),
+    "padded in the end": (nn.ConstantPad2d(1, 0.0), ("aten.pad", "pad", "not the whole output of a layer")),
     "windows that differ": (nn.Sequential(nn.AdaptiveAvgPool2d(3)), ("aten.adaptive_avg_pool2d", "0", "8 x 7 pixels")),
     "constant": (Of(lambda _, x: x + 1), ("aten.add", "add", "a constant that is no bias")),
     "a bias for one of two readers": (

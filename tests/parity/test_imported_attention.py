@@ -104,7 +104,7 @@ REFUSED = {
     "a mask": (Apart(is_causal=True), "a mask"),
     "dropout that stays": (Apart(dropout_p=0.5), "drops some of its weights, in evaluation"),
     "keys of something else": (Apart(keys_of=torch.relu), "of one input"),
-    "something in between": (Apart(more=torch.relu), "not whole"),
+    "something in between": (Apart(more=torch.relu), "not complete"),
 }
 
 

@@ -238,7 +238,7 @@ def test_a_module_that_optimises_by_hand_is_refused_and_left_as_it_was(tmp_path)
     """What it does in a step nobody else knows; the error names the way on."""
     model = Counter()
     model.automatic_optimization = False
-    with pytest.raises(InvalidArgument, match="hand it to autotune_callable"):
+    with pytest.raises(InvalidArgument, match="time them with autotune_callable"):
         trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit(model, datamodule=Data())
     assert "log" not in vars(model)
 
