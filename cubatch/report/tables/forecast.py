@@ -92,10 +92,10 @@ def compared(
     rows += [["", name, *[None] * 9, "failed"] for name in failed]
     names = ["", "device", "batch", "time", "samples/s", "90 % interval", "of fastest", "largest", "memory"]
     names += ["per million", "bound by", "status"]
-    tied = any(row[0] == "≈" for row in rows)
+    tied = [row[1] for row in rows if row[0] == "≈"]
     shared = setting_of(results[0], with_device=False)
     notes = [
-        _verdict(answers, objective, is_tied=tied),
+        _verdict(answers, objective, tied=tied),
         *([_cheapest(costs, [_name(result) for result in results])] if costs else []),
         *([common] if (common := _distinct_notes(results)) else []),
         *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
@@ -138,12 +138,14 @@ def _value(answer: Measurement, objective: str) -> tuple[float, float, float]:
     return answer.value(objective) or (0.0, 0.0, 0.0)
 
 
-def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str, *, is_tied: bool) -> str:
+def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str, *, tied: Sequence[str]) -> str:
     (result, answer), *others = answers
     value = _value(answer, objective)[0]
-    certainly = "is probably" if is_tied else "is"
-    text = f"Predicted, not measured: {_name(result)} {certainly} the fastest, "
+    rank = "may be" if tied else "is"
+    text = f"Predicted, not measured: {_name(result)} {rank} the fastest, "
     text += f"{format_objective(value, objective)} with batch {answer.batch_size}"
+    if tied:
+        return f"{text}. The model cannot tell it from {join_words(tied)}."
     if not others:
         return f"{text}."
     following = _value(others[0][1], objective)[0]

@@ -122,7 +122,9 @@ def test_gpus_that_the_model_cannot_tell_apart_are_marked():
     found = [predicted(name, rates=((32, rate),)) for name, rate in (("A", 2000), ("B", 1550), ("C", 1490))]
     grid = forecast_table.compared(fastest_first(found), {})
     assert [row[0] for row in grid.rows] == ["→", "≈", ""]
-    assert grid.notes[0].endswith("with batch 32, 1.29 times as fast as b.")
+    assert grid.notes[0].endswith("The model cannot tell it from b.")
+    apart = forecast_table.compared(fastest_first([found[0], found[2]]), {})
+    assert apart.notes[0].endswith("is the fastest, 2 000 samples/s with batch 32, 1.34 times as fast as c.")
     assert grid.marked == {0}
     assert "≈" in grid.notes[-1]
     assert "≈" not in forecast_table.compared(found[:1], {}).notes[-1]
