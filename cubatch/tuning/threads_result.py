@@ -65,15 +65,14 @@ class ThreadsResult(Shown):
         if self.threads is None:
             return ("No number of threads has a recommended batch size: tune again with a larger budget.",)
         rate, single = self.samples_per_second[self.threads], self.single_samples_per_second.get(self.threads)
+        missing = [self._of_all(threads) for threads in self.results if threads not in self.samples_per_second]
+        rank = "the highest of the compared rates" if missing or self.failed else "the highest rate"
         of_all = self._of_all(self.threads)
+        reach = f"{'reaches' if self.instances[self.threads] == 1 else 'reach'} {format_count(rate)} samples/s"
         if self.batch_size == 1:
-            first = (
-                f"Do not batch: {of_all} reach {format_count(rate)} samples/s with single samples, the highest rate."
-            )
+            first = f"Do not batch: {of_all} {reach} with single samples, {rank}."
         else:
-            first = (
-                f"{of_all} with batches of {self.batch_size} reach {format_count(rate)} samples/s, the highest rate."
-            )
+            first = f"{of_all} with batches of {self.batch_size} {reach}, {rank}."
         gain = (
             [] if single is None or self.batch_size == 1 else [f"Batching gains {format_percent(rate / single - 1)}."]
         )
@@ -82,7 +81,10 @@ class ThreadsResult(Shown):
             for threads, other in self.samples_per_second.items()
             if threads != self.threads
         ]
-        return (first, *gain, *others)
+        open_ = [
+            f"No recommendation for {each}, which may be faster: tune again with a larger budget." for each in missing
+        ]
+        return (first, *open_, *gain, *others)
 
     def _of_all(self, threads: int) -> str:
         count = self.instances[threads]

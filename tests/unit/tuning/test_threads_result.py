@@ -43,6 +43,15 @@ def test_single_samples_are_recommended_where_a_batch_gains_nothing():
     assert (written["threads"], written["batch_size"], written["instances"]) == (1, 1, {"1": 2, "2": 1})
 
 
+def test_a_number_without_a_recommendation_is_named_as_not_compared():
+    """The rate of the other is then the highest of those that were compared, and of one instance it is singular."""
+    open_ = one({8: 100.0}, instances=2, measurements=[measurement(8, status="not_run")], batch_size=None)
+    first, second = cb.ThreadsResult(results={1: open_, 2: one({1: 80.0}, instances=1)}, failed={}).reasons[:2]
+    assert first.startswith("Do not batch: 1 instance of 2 threads reaches 80 samples/s")
+    assert first.endswith("the highest of the compared rates.")
+    assert "2 instances of 1 thread" in second
+
+
 def test_without_a_recommendation_there_is_no_best_number():
     """A budget that times nothing leaves no rate to compare."""
     empty = one({8: 100.0}, instances=1, measurements=[measurement(8, status="not_run")], batch_size=None)
