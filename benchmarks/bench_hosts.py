@@ -3,6 +3,7 @@ Compare batch-size finders on fake CPU hosts that switch between a fast and a sl
 
     python -m benchmarks.bench_hosts --hosts 100 --seeds 10 --jobs 2 --json benchmarks/results/hosts.json
     python -m benchmarks.bench_hosts --hosts 20 --seeds 4 --spreads 0.05 --finders cubatch
+    python -m benchmarks.bench_hosts --hosts 20 --seeds 3 --spreads 0.05 --finders cubatch --family 41 --jumps
 
 Each host is searched several times, with other noise and other times of its states.  Per finder the table shows
 
@@ -52,6 +53,7 @@ class Search:
     finder: str
     budget: float
     ratios: Ratios = Ratios.PER_SIZE
+    jumps: bool = False
 
 
 def run_cubatch(host: Host, session: Session, seed: int, budget: float) -> tuple[int | None, float | None]:
@@ -98,7 +100,7 @@ FINDERS = {OURS: run_cubatch, "powers of two x 5": time_powers, "paired rounds":
 
 def search(request: Search) -> dict[str, Any]:
     """Run one search and judge its answer by the truth."""
-    host = Host.draw(request.family, request.host, request.spread, request.ratios)
+    host = Host.draw(request.family, request.host, request.spread, request.ratios, jumps=request.jumps)
     session = Session(host, request.seed + 1000 * request.host)
     size, rate = FINDERS[request.finder](host, session, request.seed, request.budget)
     loss = host.loss(size)
@@ -163,13 +165,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", type=int, default=0, help="seed of the hosts")
     parser.add_argument("--spreads", default="0.05,0.15", help="by how much the slow/fast ratio varies between sizes")
     parser.add_argument("--ratios", type=Ratios, choices=list(Ratios), default=Ratios.PER_SIZE)
+    parser.add_argument("--jumps", action="store_true", help="steps take several times as long from a small size on")
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--finders", default=";".join(FINDERS), help="names separated by ';'")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     searches = [
-        Search(options.family, host, float(spread), seed, finder, options.budget, options.ratios)
+        Search(options.family, host, float(spread), seed, finder, options.budget, options.ratios, options.jumps)
         for spread in options.spreads.split(",")
         for finder in options.finders.split(";")
         for host in range(options.hosts)
@@ -177,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     rows = list(run_all(searches, options.jobs))
     summary = summarize(rows)
-    judged = judge(summary) if options.ratios is Ratios.PER_SIZE else []
+    judged = judge(summary) if options.ratios is Ratios.PER_SIZE and not options.jumps else []
     for row in summary:
         error = "" if row["rate_error"] is None else f", rate error {row['rate_error']:.1%}"
         sys.stdout.write(
@@ -196,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "hosts": options.hosts,
             "seeds": options.seeds,
             "ratios": options.ratios,
+            "jumps": options.jumps,
         }
         about |= {"family": options.family, "budget": options.budget, "tolerance": TOLERANCE}
         write(options.json, {**about, "summary": summary, "goals": judged})

@@ -64,7 +64,9 @@ class Host:
     prepare_seconds: float
 
     @classmethod
-    def draw(cls, seed: int, index: int, spread: float, ratios: Ratios = Ratios.PER_SIZE) -> Host:
+    def draw(
+        cls, seed: int, index: int, spread: float, ratios: Ratios = Ratios.PER_SIZE, *, jumps: bool = False
+    ) -> Host:  # fmt: skip
         """
         Return host `index` of a family.
 
@@ -73,10 +75,11 @@ class Host:
             index: Number of the host.
             spread: Standard deviation by which the log of the slow/fast ratio varies between sizes.
             ratios: How it varies.
+            jumps: Whether steps from a small size on take several times as long, as where threads of a busy host begin.
         """
         rng = random.Random(f"host {seed}/{index}")
         top = rng.choice(MAXIMA)
-        fast = _draw_curve(rng, top)
+        fast = _with_jump(rng, _draw_curve(rng, top)) if jumps else _draw_curve(rng, top)
         ratio = rng.uniform(*SLOWER)
         waves = [(rng.uniform(3.0, 12.0), rng.uniform(0.0, 2 * math.pi)) for _ in range(3)]
 
@@ -112,6 +115,12 @@ class Host:
     def goal(self) -> Goal:
         """The objective of a search."""
         return Goal(tolerance=TOLERANCE)
+
+
+def _with_jump(rng: random.Random, curve: Curve) -> Curve:
+    """Return a curve with 3 to 300 times the seconds of one sample added from 2, 3, 4 or 8 samples on."""
+    first, more = rng.choice((2, 3, 4, 8)), curve(1) * math.exp(rng.uniform(math.log(3), math.log(300)))
+    return lambda n: curve(n) + more * (n >= first)
 
 
 def _draw_curve(rng: random.Random, top: int) -> Curve:

@@ -29,9 +29,9 @@ SMOOTH = ((0.02, 0.4), (0.1, 0.4), (0.35, 0.2))
 """Standard deviations of the smooth misfit, as a share of the cost, and their prior probabilities."""
 JUMP = (2.0, 8.0, 0.005)
 """Standard deviation, length scale in octaves, and prior probability of a jump that lasts.  On a busy CPU, steps that
-several threads share can take a hundred times as long as those of one thread.  On 20 fake hosts with such a jump, by
-which no value was chosen, the mean regret was 49 % without it and 17 % with it.  On bench_hosts and bench_search it
-stayed the same within 0.1 %."""
+several threads share can take a hundred times as long as those of one thread.  On 20 fake hosts with such a jump
+(`bench_hosts --jumps --family 41`) the mean regret was 49 % without it and 17 % with it.  No value was chosen by them.
+Without jumps, bench_hosts and bench_search stayed the same within 0.1 %."""
 STEPS = ((0.003, 0.25, 0.4), (0.02, 0.25, 0.35), (0.08, 0.25, 0.245), JUMP)
 """The same for steps in the curve: on a GPU one more wave, or another algorithm, costs up to tens of percent."""
 HOST_SMOOTH = ((0.005, 0.95), (0.1, 0.05))
