@@ -5,9 +5,10 @@ PyTorch modules: predictions of their traced steps against published times, and 
 
 DIR holds CSV files of published networks: steps of 12 or 16 images (ryujaehun, u39kun), timm's on an RTX 3090 and
 NVIDIA's DeepLearningExamples on V100s.  No network was used to fit the times of operators.  The time of the host
-(HOST_SECONDS of `estimate/host_launches.py`) was chosen on networks.  So was its uncertainty, HOST_SD: 90 % intervals
-hold 90 % of the steps of every other network.  "GPU left out" scores each GPU with the time of the host that fits all
-other GPUs best.  "Host known" takes the time that fits its own steps.  "Other networks" had no part in HOST_SD.
+(HOST_SECONDS of `estimate/host_launches.py`) was chosen on networks.  So was its uncertainty, HOST_SD, on
+every other network.  "GPU left out" scores each GPU with the time of the host that fits all
+other GPUs best.  "Host known" takes the time that fits its own steps.  "Other networks" are the
+rest; their coverage was known when HOST_SD was chosen.
 
 Float16 steps are traced in float32, whose operators are the same.
 """
