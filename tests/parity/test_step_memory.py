@@ -149,7 +149,7 @@ class Masked(nn.Module):
 
 
 def test_an_input_that_is_the_same_at_all_sizes_counts_once():
-    """A mask of 1 MiB, as it is or inside an object, beside 64 floats a sample; a view of it takes nothing."""
+    """A mask of 1 MiB, as it is or inside an object, and 64 floats a sample; a view of the mask takes nothing."""
     mask, holder = torch.zeros(512, 512), SimpleNamespace(held=torch.zeros(512, 512))
     for constant in (mask, holder):
         taken = cb.footprint(Masked(), lambda n, c=constant: (torch.zeros(n, 64), c), batch_size=32)

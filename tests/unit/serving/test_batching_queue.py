@@ -11,15 +11,17 @@ import simpy
 from cubatch.serving.batching_queue import simulate
 
 
+def requests_of(arrivals, env, queue):
+    """Put the number and time of each arrival into the queue, at that time."""
+    for number, arrival in enumerate(arrivals):
+        yield env.timeout(arrival - env.now)
+        queue.put((number, arrival))
+
+
 def served_by_simpy(arrivals, steps, instances, delay):
     """Return the latency of each request: instances take turns at gathering a batch from one store."""
     env = simpy.Environment()
     queue, gathering, latencies = simpy.Store(env), simpy.Resource(env, 1), {}
-
-    def source():
-        for number, arrival in enumerate(arrivals):
-            yield env.timeout(arrival - env.now)
-            queue.put((number, arrival))
 
     def instance():
         while True:
@@ -37,7 +39,7 @@ def served_by_simpy(arrivals, steps, instances, delay):
             yield env.timeout(steps[len(batch) - 1])
             latencies.update((number, env.now - arrival) for number, arrival in batch)
 
-    env.process(source())
+    env.process(requests_of(arrivals, env, queue))
     for _ in range(instances):
         env.process(instance())
     env.run()
@@ -48,11 +50,6 @@ def served_by_simpy_ahead(arrivals, steps, delay):
     """Return the latency of each request of one instance, whose batches are closed by a process of their own."""
     env = simpy.Environment()
     queue, closed, latencies = simpy.Store(env), simpy.Store(env), {}
-
-    def source():
-        for number, arrival in enumerate(arrivals):
-            yield env.timeout(arrival - env.now)
-            queue.put((number, arrival))
 
     def gather():
         while True:
@@ -73,8 +70,8 @@ def served_by_simpy_ahead(arrivals, steps, delay):
             yield env.timeout(steps[len(batch) - 1])
             latencies.update((number, env.now - arrival) for number, arrival in batch)
 
-    for process in (source, gather, instance):
-        env.process(process())
+    for process in (requests_of(arrivals, env, queue), gather(), instance()):
+        env.process(process)
     env.run()
     return [latencies[number] for number in range(len(arrivals))]
 

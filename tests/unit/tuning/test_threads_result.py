@@ -34,7 +34,7 @@ def test_rates_are_those_of_all_instances():
 
 
 def test_single_samples_are_recommended_where_a_batch_gains_nothing():
-    """The recommended batch size of the best number of threads is 1, whatever it is of another number."""
+    """The batch size of the best number of threads is 1, also if another number has a larger one."""
     results = {1: one({1: 101.0, 8: 100.0}, instances=2), 2: one({1: 80.0, 8: 150.0}, instances=1)}
     result = cb.ThreadsResult(results=results, failed={})
     assert (result.threads, result.batch_size) == (1, 1)
