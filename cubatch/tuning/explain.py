@@ -110,7 +110,7 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
     differs = abs(result.loop_rates.get(n, step) - step) > (result.tolerance or 0.0) * step
     is_loop = result.decided_by == "loader" or (result.objective == "throughput" and differs)
     if current is not None or is_loop:
-        return _in_loop(result, n, current) if is_loop else _against_current(result, posterior, current or 0, value)
+        return _in_loop(result, chosen) if is_loop else _against_current(result, posterior, current or 0, value)
     if len(result.sizes) == 1:
         alone = " No other size was requested." if result.decided_by == "batch_sizes" else ""
         return f"Use batch size {n}: {value}.{alone}"
@@ -206,15 +206,17 @@ def details(
     ]
 
 
-def _in_loop(result: TuningResult, n: int, current: int | None) -> str:
-    rates = result.loop_rates
+def _in_loop(result: TuningResult, chosen: Measurement) -> str:
+    n, rates, current = chosen.batch_size, result.loop_rates, result.current_batch_size
+    value = f"{format_objective(rates[n], 'throughput')} in a loop with the data loader{_doubt(result, chosen)}"
+    word, unknown = "Keep" if n == current else "Use", ""
+    if current in rates and current != n:
+        rank = f"{rates[n] / rates[current]:.3g} times as fast as {current}{_before_the_end(result)}"
+    else:
+        rank = _rank(result, n, max(rates, key=lambda m: (rates[m], m)))
+        unknown = "" if current in (None, n) else f" {_no_value(result.sizes[current or 0])}."
     ending = "; larger batches gain nothing" if result.decided_by == "loader" else ""
-    versus = (
-        f", {rates[n] / rates[current]:.3g} times as fast as {current}" if current in rates and current != n else ""
-    )
-    word, value = "Keep" if n == current else "Use", format_objective(rates[n], "throughput")
-    unknown = "" if current is None or current in rates else f" {_no_value(result.sizes[current])}."
-    return f"{word} batch size {n}: {value} in a loop with the data loader{versus}{ending}.{unknown}"
+    return f"{word} batch size {n}: {value}, {rank}{ending}.{unknown}"
 
 
 def _loader(result: TuningResult) -> list[str]:
@@ -307,17 +309,16 @@ def _interrupted(result: TuningResult) -> str:
     )
 
 
-def _rank(result: BatchSizeResult, n: int) -> str:
-    latency = result.objective == "latency"
+def _rank(result: BatchSizeResult, n: int, fastest: int | None = None) -> str:
+    """Return a phrase on how good a size is compared with the fastest, by default the result's."""
+    latency, fastest = result.objective == "latency", fastest or result.fastest_batch_size
     if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
         return "the only size that ran within the limits"
     best = f"the {_BEST[result.objective]}"
-    if n == result.fastest_batch_size:
+    if n == fastest:
         return best if result.predicted else f"{best}{_before_the_end(result) or ' of the measured sizes'}"
     end = "largest" if latency else "smallest"
-    return (
-        f"the {end} size within {_tolerance(result)} of {best} ({result.fastest_batch_size}){_before_the_end(result)}"
-    )
+    return f"the {end} size within {_tolerance(result)} of {best} ({fastest}){_before_the_end(result)}"
 
 
 def _before_the_end(result: BatchSizeResult) -> str:

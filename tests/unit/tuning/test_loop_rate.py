@@ -17,10 +17,10 @@ RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_se
 STEPS = {2: 300.0, 8: 1000.0, 64: 5000.0, 256: 9000.0}  # samples/s of the step alone
 
 
-def result(loader=None, *, steps=STEPS, dropped=(), current=None, objective="throughput"):
-    """Answer from five equal timings in two trials of each size."""
+def result(loader=None, *, steps=STEPS, dropped=(), current=None, objective="throughput", scatter=0.0):
+    """Answer from five timings in two trials of each size; `scatter` is the share by which they differ at most."""
     timings = [
-        Timing(batch_size=n, round=10 * trial + place, seconds=n / step)
+        Timing(batch_size=n, round=10 * trial + place, seconds=n / step * (1 + scatter * (place + trial) / 5))
         for n, step in steps.items()
         for trial in range(2)
         for place in range(5)
@@ -116,6 +116,13 @@ def test_a_current_size_that_was_not_timed_is_named_in_the_first_sentence():
     found = result(rate(250.0), current=16)
     assert "Batch size 16 was not tried" in found.reasons[0]
     assert found.comparison is None
+
+
+def test_the_first_sentence_of_a_loop_says_how_sure_it_is():
+    """The budget ended after two of three sizes, whose timings differ by up to five times."""
+    found = result(rate(20_000.0, 0), steps={2: 300.0, 8: 1000.0}, current=64, scatter=4.0)
+    assert "of the 2 sizes that were measured before the budget ended" in found.reasons[0]
+    assert f"± {100 * found.sizes[8].half_width:.1f} %" in found.reasons[0]
 
 
 def test_a_loop_faster_than_its_parts_is_explained():
