@@ -26,6 +26,7 @@ WEIGHTS, CHECKPOINT = "cubatch weights", "cubatch checkpoint"
 """Metadata that identify files of cubatch."""
 
 _NOTES = "__metadata__"
+_AGAIN = "Save or download it again."
 _NOT_NUMPYS = {"BF16": "<u2"}  # its bits are the upper half of a float32's
 _TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", **_NOT_NUMPYS, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
@@ -112,11 +113,11 @@ def _read_npz(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, st
             arrays = {name: archive[name] for name in archive.files}
         notes = json.loads(str(arrays.pop(_NOTES, "{}")))
     except MemoryError as error:
-        raise InvalidData(str(path), "declares more data than there is memory for") from error
+        raise InvalidData(str(path), "declares more data than there is memory for", _AGAIN) from error
     except _DAMAGED as error:
-        raise InvalidData(str(path), f"is no npz file of arrays: {error}") from error
+        raise InvalidData(str(path), f"is no npz file of arrays: {error}", _AGAIN) from error
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        raise InvalidData(str(path), f"has metadata ({_NOTES}) that are no texts by name")
+        raise InvalidData(str(path), f"has metadata ({_NOTES}) that are no texts by name", _AGAIN)
     return arrays, notes
 
 
@@ -128,7 +129,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict
             notes = file.metadata() or {}
             tensors = deserialize(whole.read())  # type: ignore[no-untyped-call]
     except (SafetensorError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise InvalidData(str(path), f"is no safetensors file, or damaged: {error}") from error
+        raise InvalidData(str(path), f"is no safetensors file, or damaged: {error}", _AGAIN) from error
     arrays = {}
     for name, tensor in tensors:
         kind = tensor["dtype"]

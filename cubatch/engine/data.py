@@ -34,6 +34,7 @@ _MNIST_SHA256 = {
     "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 _TIMEOUT_SECONDS = 30
+_AGAIN = "Download or write it again."
 _MOST_DIMENSIONS = 8
 _CHUNK = 2**20
 
@@ -92,14 +93,14 @@ def read_idx(path: Path | str) -> np.ndarray[Any, Any]:
     dimensions = content[len(_IDX_MAGIC)] if len(content) > len(_IDX_MAGIC) else 0
     if not content.startswith(_IDX_MAGIC) or dimensions > _MOST_DIMENSIONS:
         wanted = f"it should begin with the bytes 00 00 08 and at most {_MOST_DIMENSIONS} dimensions"
-        raise InvalidData(str(path), f"is no IDX file of unsigned bytes: {wanted}")
+        raise InvalidData(str(path), f"is no IDX file of unsigned bytes: {wanted}", _AGAIN)
     header = 4 + 4 * dimensions
     if len(content) < header:
-        raise InvalidData(str(path), f"ends inside its header ({len(content)} of {header} bytes)")
+        raise InvalidData(str(path), f"ends inside its header ({len(content)} of {header} bytes)", _AGAIN)
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
         wanted = f"{math.prod(shape)} elements of shape {shape}"
-        raise InvalidData(str(path), f"should hold {wanted}, holds {len(content) - header}")
+        raise InvalidData(str(path), f"should hold {wanted}, holds {len(content) - header}", _AGAIN)
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
@@ -124,10 +125,11 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
         parts[part] = images[..., None], labels.astype(np.int32)
     shapes = [images.shape[1:3] for images, _ in parts.values()]
     if shapes[0] != shapes[1]:
-        raise InvalidData(str(folder), f"train images are of shape {shapes[0]}, and t10k images of {shapes[1]}")
+        reason = f"train images are of shape {shapes[0]}, and t10k images of {shapes[1]}"
+        raise InvalidData(str(folder), reason, "Use the training and test files of one data set.")
     mean, deviation = _statistics(parts["train"][0])
     if not deviation:
-        raise InvalidData(str(folder), "all training pixels are the same")
+        raise InvalidData(str(folder), "all training pixels are the same", "Use images that differ.")
     train, test = (Dataset(*parts[part], mean, deviation) for part in ("train", "t10k"))
     return train, test
 

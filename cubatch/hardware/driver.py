@@ -69,7 +69,8 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
     cuda = load()
     status = cuda.cuInit(0)
     if status == _STUB_LIBRARY:
-        raise DeviceNotAvailable("cuda", f"{_LIBRARY} is the toolkit's stub, not a driver", _REMEDY)
+        remedy = f"If the driver is installed, remove the toolkit's folder of stubs from LD_LIBRARY_PATH. {_REMEDY}"
+        raise DeviceNotAvailable("cuda", f"{_LIBRARY} is the toolkit's stub, not a driver", remedy)
     if status == _NO_DEVICE:
         raise DeviceNotAvailable("cuda", "the CUDA driver shows no GPU to this process", _REMEDY)
     _check(status, "cuInit")

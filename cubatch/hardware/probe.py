@@ -76,7 +76,8 @@ def device(name: str | None = None) -> Device:
     gpus = _gpus()
     index = int(live[1] or 0)
     if index >= len(gpus):
-        raise DeviceNotAvailable(name, f"this process sees {_count(gpus)}, counted from cuda:0{_mask()}")
+        reason = f"this process sees {_count(gpus)}, counted from cuda:0{_mask()}"
+        raise DeviceNotAvailable(name, reason, "`cubatch devices` lists them.")
     return gpus[index]
 
 

@@ -86,7 +86,8 @@ def load_weights(network: Network, path: str | Path) -> Network:
         entry = json.loads(notes[WEIGHTS])
         version, saved_from = entry["version"], entry["network"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise InvalidData(str(path), "is damaged: its metadata lack the network and version") from error
+        remedy = "Save the weights again."
+        raise InvalidData(str(path), "is damaged: its metadata lack the network and version", remedy) from error
     if version != VERSION:
         raise InvalidData(str(path), f"is of version {shown(version)}, this cubatch reads {VERSION}", "Update it.")
     shapes = _shapes(network)
@@ -193,7 +194,8 @@ def _float32(key: str, array: Any) -> np.ndarray[Any, Any]:
         array = array.detach().cpu().float().numpy()
     numbers: np.ndarray[Any, Any] = np.asarray(array)
     if numbers.dtype.kind != "f":
-        raise InvalidData(key, f"holds elements of type {numbers.dtype}, weights are floating-point numbers")
+        reason = f"holds elements of type {numbers.dtype}, weights are floating-point numbers"
+        raise InvalidData(key, reason, "Convert it to float32.")
     return numbers.astype(np.float32)
 
 

@@ -23,6 +23,7 @@ SCHEMA = 1
 NOISY_SHARE = 0.05
 """Half an interval beyond this share of its median is wide."""
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget", "loader")
+_REWRITE = "Write it again with to_json(), or with --json of the command."
 _MOST_CHARACTERS = 300  # of a validator's message
 _TIED_SHARE = 0.9  # a tie below this share of the best is due to its noise alone
 _APART = 1.25  # `choices` differ by this factor at least
@@ -414,7 +415,7 @@ class TuningResult(BatchSizeResult):
     def from_mapping(cls, data: object, *, source: str = "tuning result") -> TuningResult:
         """Return the result that `to_mapping` wrote; unknown keys are ignored."""
         if not isinstance(data, dict):
-            raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result")
+            raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result", _REWRITE)
         if data.get("schema") != SCHEMA:
             remedy = "Read it with the cubatch that wrote it, or tune again."
             raise InvalidData(source, f"schema must be {SCHEMA}, got {shown(data.get('schema'))}", remedy)
@@ -517,7 +518,7 @@ def _parse(text: str | bytes, source: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (TypeError, ValueError, RecursionError) as error:  # TypeError: no text
-        raise InvalidData(source, f"not JSON: {error}") from error
+        raise InvalidData(source, f"not JSON: {error}", _REWRITE) from error
 
 
 def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
@@ -527,22 +528,22 @@ def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
     `source` is the file, and `path` the place of the mapping in it, for the error.
     """
     if not isinstance(data, Mapping):
-        raise InvalidData(source, f"{path.rstrip('.')} must be a mapping, got {shown(data)}")
+        raise InvalidData(source, f"{path.rstrip('.')} must be a mapping, got {shown(data)}", _REWRITE)
     values = {}
     for attribute in attrs.fields(cls):  # type: ignore[arg-type]
         name = attribute.name
         if name not in data:
             if attribute.default is attrs.NOTHING:
-                raise InvalidData(source, f"{path}{name} is missing")
+                raise InvalidData(source, f"{path}{name} is missing", _REWRITE)
             continue
         try:
             values[name] = attribute.converter(data[name]) if attribute.converter else data[name]
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidData(source, f"{path}{name} {error}") from error
+            raise InvalidData(source, f"{path}{name} {error}", _REWRITE) from error
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
-        raise InvalidData(source, f"{path}{str(error.args[0])[:_MOST_CHARACTERS]}") from error
+        raise InvalidData(source, f"{path}{str(error.args[0])[:_MOST_CHARACTERS]}", _REWRITE) from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

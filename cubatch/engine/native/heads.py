@@ -79,7 +79,7 @@ def multiply_heads(
     for name, matrix in (("a", a), ("b", b), ("out", out)):
         check(a.array.dtype, **{name: matrix.array})
         if len(matrix.array) != samples:
-            raise InvalidArgument(name, len(matrix.array), f"{samples} samples")
+            raise InvalidArgument(name, len(matrix.array), f"an array of {samples} samples, as a")
         if math.prod(matrix.array.shape[1:]) >= _LIMIT:
             raise InvalidArgument(name, matrix.array.shape, "of fewer than 2^31 elements a sample")
     product = np.zeros((), dtype=_PRODUCT)
