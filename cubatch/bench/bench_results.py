@@ -90,7 +90,11 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
 
 @functools.cache
 def _figures(kernel: Kernel, arch: str) -> Figures | None:
-    """Return registers, shared and spilled bytes of a kernel: compiled, else as recorded; None if not recorded."""
+    """
+    Return the registers of a thread, the shared bytes of a block and the spilled bytes of a thread of a kernel.
+
+    They are the compiler's for `arch` ("sm_90"), or without a compiler those recorded; None if none are recorded.
+    """
     try:
         resources = compiler.compile_kernel(kernel, arch).resources[kernel.entry]
     except MissingDependency:

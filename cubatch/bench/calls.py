@@ -127,23 +127,23 @@ class Case:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays."""
+        """Bytes of the arrays of all operands, with padding."""
         return sum(self.bytes_of(name) for name in self.operands)
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of one array."""
+        """Return the bytes of the array of the operand `name`, with padding."""
         return math.prod(self.operands[name].shape) * self.itemsize(name)
 
     def dtype_of(self, name: str) -> str:
-        """Return the storage type of one array."""
+        """Return the storage type of the operand `name`: its own if it has one, such as "uint8", else the case's."""
         return self.operands[name].dtype or self.dtype
 
     def itemsize(self, name: str) -> int:
-        """Return the bytes of an element of one array."""
+        """Return the bytes of an element of the operand `name`."""
         return {"uint8": 1, "int32": 4, **BYTES_PER_ELEMENT}[self.dtype_of(name)]
 
     def reads(self, name: str) -> bool:
-        """Return whether an array is read; a result that is read must be restored before the next run."""
+        """Return whether the operand `name` is read; a result that is read must be restored before the next run."""
         is_state = name in {"parameters", "velocity", "mean", "square", "master", "state"} and not self.layer
         return name not in self.results or is_state or "parts" in self.arrays
 
@@ -221,7 +221,15 @@ class Blanks:
         self._operands: dict[int, tuple[np.ndarray[Any, Any], Operand, bool]] = {}
 
     def array(self, shape: Sequence[int], dtype: str = "", *, written: bool = False, **facts: Any) -> Any:
-        """Return an array without memory that stands for an operand with the fields `facts`."""
+        """
+        Return an array that stands for a new operand: it has the shape, but all its elements share one address.
+
+        Args:
+            shape: Extents of the array.
+            dtype: Storage type if it differs from the case's: "uint8", "int32" or "float32".
+            written: Whether the operation writes it, which makes it a result.
+            facts: Further fields of `Operand`.
+        """
         element = np.empty((), _STAND_INS[dtype])
         self._operands[element.ctypes.data] = element, Operand((), dtype=dtype, **facts), written
         return np.broadcast_to(element, tuple(shape))
@@ -264,7 +272,7 @@ def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Cas
 
 
 def _is_unused(operation: str, parameter: str, value: Any) -> bool:
-    """Return whether an option changes nothing that is measured, or belongs to a whole training."""
+    """Return whether an option with this value is left out of a case: it changes no timing, or belongs to training."""
     of_training = parameter in _OF_TRAINING or (parameter == "count" and operation.startswith("batch_norm"))
     return of_training or (parameter, value) == ("relu", False)
 

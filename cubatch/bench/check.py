@@ -254,7 +254,11 @@ class Expected:
         return unit * (np.abs(want) + bound) + bound + smallest / 2
 
     def _at_bends(self, name: str) -> Any:
-        """Return how much a gradient changes by elements so near a bend of their activation that rounding decides."""
+        """
+        Return an allowance for the gradient `name`, an array or sums: its largest change by elements near a bend.
+
+        Near a bend of the activation, rounding decides on which side an element is, and so its slope.
+        """
         of, bends = self._operands, _BENDS.get(self._case.options.get("activation", ""), ())
         apart, factor = of["x"] - of["mean"], of["gamma"] * of["inv_std"]
         near = _NEAR * (np.abs(apart * factor) + np.abs(of["mean"] * factor) + np.abs(of["beta"]) + 1)
@@ -285,7 +289,7 @@ class Expected:
         return {name: arrays[name].astype(np.float64) for name in case.results if not (is_cut and name in partial)}
 
     def _cut(self, name: str, array: Any) -> np.ndarray[Any, Any]:
-        """Return the sample of an array as a copy on the host."""
+        """Return a NumPy copy of an array of the operand `name` at the places of the sample only."""
         for letter, axes in self._cuts.items():
             places, axis = self._places.get(letter), axes.get(name)
             if places is not None and axis is not None:
@@ -295,7 +299,7 @@ class Expected:
 
 
 def poison(case: Case, arrays: Mapping[str, Any]) -> None:
-    """Fill results that are only written with NaN or the largest integer, which reveals elements not written."""
+    """Fill the results that a case only writes with NaN or the largest integer, to reveal elements left unwritten."""
     for name in case.results:
         if not case.reads(name):
             arrays[name].fill(math.nan if arrays[name].dtype.kind == "f" else np.iinfo(arrays[name].dtype).max)

@@ -168,7 +168,7 @@ class Contest:
             entrant.reason = entrant.reason or str(entrant)
 
     def _read(self, entrant: Entrant, repeats: int) -> Reading | None:
-        """Return a timing; None for a rival that fails, whose status becomes "error"."""
+        """Return a timing over `repeats` steps; None for a rival that fails, whose status becomes "error"."""
         if entrant.status == "error":
             return None
         try:

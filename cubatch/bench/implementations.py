@@ -166,7 +166,7 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
 
 
 def _is_plain(case: Case) -> bool:
-    """Return whether kernels/naive support the epilogue and operands: a bias and a ReLU at most, without padding."""
+    """Return whether kernels/naive support a case: a bias and a ReLU at most, and no operand padded with channels."""
     return {"bias", "relu"}.issuperset(case.epilogue) and not any(each.padded for each in case.operands.values())
 
 

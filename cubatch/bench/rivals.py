@@ -107,7 +107,7 @@ def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) 
 
 
 def _ways(torch: Any, case: Case, others: Ways) -> Mapping[str, Way] | str:
-    """Return PyTorch's implementations by library, first the one with cubatch's layout, or why there is none."""
+    """Return PyTorch's implementations by library, first that of cubatch's array layout, or the reason for none."""
     layer, on_gpu = case.layer, torch.cuda.is_available()
     if isinstance(layer, Attention):
         return {"SDPA (torch)" if on_gpu else "torch": _attention_way(torch, case)}
@@ -223,7 +223,11 @@ def _matmul(case: Case, arrays: Mapping[str, Any], multiply: Callable[..., Any])
 
 
 def _linear_way(torch: Any, case: Case) -> Way:
-    """Return the implementation of a pass of a linear layer; without an epilogue it writes into the tensors."""
+    """
+    Return PyTorch's implementation of a pass of a linear layer.
+
+    Without an epilogue it writes its result into the tensor of the case, else it returns new tensors.
+    """
 
     def make(tensors: Mapping[str, Any]) -> Step:
         if not case.epilogue:
@@ -339,14 +343,14 @@ def _attention_way(torch: Any, case: Case) -> Way:
 
 
 def _tensor(torch: Any, array: Any) -> Any:
-    """Return an array's memory as a tensor; 16 unsigned bits are those of bfloat16."""
+    """Return a tensor on the memory of an array; one of uint16 is taken as bfloat16."""
     if array.dtype == np.uint16:
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)
 
 
 def _array(torch: Any, tensor: Any, module: types.ModuleType) -> Any:
-    """Return the memory of a tensor as an array; the inverse of `_tensor`."""
+    """Return an array of `module` on the memory of a tensor, uint16 for bfloat16; the inverse of `_tensor`."""
     if tensor.dtype == torch.bfloat16:
         return module.from_dlpack(tensor.view(torch.int16)).view(np.uint16)
     return module.from_dlpack(tensor)

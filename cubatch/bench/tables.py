@@ -22,7 +22,7 @@ _PLANNED = (
 
 
 def entries(results: Sequence[Result], *, title: str) -> Grid:
-    """Return a table with every variant and every rival, case by case."""
+    """Return a table with one row for each variant and each rival of each case: launch, time, rate and ratio."""
     rows, columns = [], ["case", "kernel", *_LAUNCH, *_if_compared(results, "ratio"), "note"]
     for result in results:
         for index, entry in enumerate(result.entries):
@@ -37,7 +37,12 @@ def entries(results: Sequence[Result], *, title: str) -> Grid:
 
 
 def summary(results: Sequence[Result], *, title: str) -> Grid:
-    """Return a table with one line per case, its fastest kernel and each rival, and totals of the network."""
+    """
+    Return a table with one row per case, and notes with the totals of the network.
+
+    A row has the launch and time of the fastest cubatch kernel, the time of the vendor's fastest implementation, and
+    the ratio of both times.
+    """
     rows = []
     for result in results:
         best, vendor = result.best, result.times.get(VENDOR)

@@ -169,7 +169,7 @@ def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
 
 
 def _save(case: Case, arrays: Arrays, random: Any) -> None:
-    """Compute the arrays that a backward pass reads from its forward pass, with NumPy or CuPy in float32."""
+    """Overwrite the arrays that a backward pass reads by those of its forward pass, by NumPy or CuPy in float32."""
     given = {name: elements.decoded(array) for name, array in arrays.items() if name not in case.results}
     saved: dict[str, Any] = {}
     if case.operation == "attention_backward":
