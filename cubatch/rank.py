@@ -89,7 +89,7 @@ class _Rank:
             return self.time(repeats)
 
     def exchanged(self) -> Exchanged:
-        """Return the times of the gradient sums over all ranks since the last call."""
+        """Return the seconds of the gradient sums over all ranks since the last call."""
         exchanged: Exchanged = self._exchange.exchanged()
         return exchanged
 

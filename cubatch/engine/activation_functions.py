@@ -144,7 +144,7 @@ def _silu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
 
 
 def _silu_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
-    """Write dy times the slope s (1 + x (1 - s)) to dx, with s = sigmoid(x)."""
+    """Write dy times the slope s (1 + x (1 - s)) to dx, with s = sigmoid(x); `scratch` are two arrays like x."""
     sigmoid, slope = scratch
     _sigmoid(xp, x, sigmoid, None)
     xp.subtract(1, sigmoid, out=slope)
@@ -276,7 +276,11 @@ def _curve(kind: str) -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def _pieces(like: Any, workspace: Any) -> Iterator[tuple[slice, Any, Any]]:
-    """Yield the ranges into which a flat array like `like` is cut, each with two scratch arrays of its size."""
+    """
+    Yield (range, scratch, scratch) for each piece of a flat array like `like`; the pieces follow one another.
+
+    Both scratch arrays have the size of the piece and lie in `workspace`, a 1-D uint8 array; None allocates it.
+    """
     need = Curve(itemsize=like.itemsize)
     workspace = take_workspace(workspace, like, need, like.size)
     for piece, _ in need.cut(like.size, workspace.nbytes):

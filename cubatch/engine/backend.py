@@ -150,13 +150,16 @@ def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, stri
 
 def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
     """
-    Return the given workspace, or a new one if it is None; raise InvalidArgument if it is too small.
+    Return the given workspace, or a new one if it is None.
 
     Args:
         workspace: 1-D uint8 array, or None.
-        like: An array of the module that allocates.
-        need: Scratch memory that the operation needs.
-        samples: Samples that the operation receives.
+        like: An array of the module that allocates: NumPy or CuPy.
+        need: Scratch memory that the operation needs, by the size of its blocks of work.
+        samples: Samples that the operation receives; a new workspace has memory for at most as many at a time.
+
+    Raises:
+        InvalidArgument: If the given workspace has fewer bytes than `need.least`, the smallest block of work.
     """
     if workspace is None:
         usual = CPU_TILE_BYTES if isinstance(like, np.ndarray) else GPU_TILE_BYTES

@@ -23,7 +23,7 @@ ACTIVATIONS = frozenset({"relu", "relu6", "silu", "hard_swish", "gelu"})
 
 
 def check_activation(kind: str, beta: Any) -> None:
-    """Raise InvalidArgument unless the gradient of an activation behind a norm can be computed."""
+    """Raise InvalidArgument if `kind` is no activation, or the norm has no shift `beta`, which its gradient needs."""
     if kind not in ACTIVATIONS:
         raise InvalidArgument("activation", kind, "one of " + ", ".join(sorted(ACTIVATIONS)))
     if beta is None:
@@ -116,7 +116,7 @@ def batch_norm_inference(
     x: Any, gamma: Any, beta: Any, *, running_mean: Any, running_var: Any, eps: float = 1e-5, residual: Any = None,
     relu: bool = False, activation: str | None = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
-    """Normalize each channel of x by the running statistics; the arguments are those of `batch_norm_train`."""
+    """Return x with each channel normalized by running statistics; the arguments are those of `batch_norm_train`."""
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
     rows, target = x.reshape(-1, c), y.reshape(-1, c)
@@ -227,7 +227,7 @@ def _activate(x: Any, kind: str) -> Any:
 
 
 def _undo(dy: Any, x: Any, *, kind: str, out: Any) -> None:
-    """Write the gradient of an activation's input x to `out`; x is overwritten."""
+    """Write the gradient of the input x of the activation `kind` to `out`: dy times its slope at x; x may change."""
     saved = _activate(x, kind) if kind in {"relu", "relu6"} else x  # a slope that is computed from the output
     if kind == "relu":
         functions.relu_backward(dy, saved, out=out)

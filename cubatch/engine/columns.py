@@ -48,12 +48,12 @@ class Columns:
         self._staged_at = self._flags_at = 0
 
     def fixed(self, index: int, shape: tuple[int, ...]) -> Any:
-        """Return a view of the scratch area number `index`, which is the same for all blocks."""
+        """Return a view of this shape of the fixed scratch area `index` of the tiles, which all blocks share."""
         offset = self._tiles.offsets(1, 1)[index]
         return view(self._workspace, shape, self._source.dtype, offset=offset)
 
     def staged(self, shape: tuple[int, ...]) -> Any:
-        """Return a view of the scratch area for products, which follows the columns of the block loaded last."""
+        """Return a view of this shape of the scratch area for products, behind the columns of the block loaded last."""
         return view(self._workspace, shape, self._source.dtype, offset=self._staged_at)
 
     def load(self, block: Block) -> Any:
@@ -131,7 +131,11 @@ class Columns:
                 self._operand = self._operand[0]
 
     def _view_windows(self, base: Any, offset: int, samples: int, rows: int) -> Any:
-        """Return a view of every window of a block: (samples, p, q, r, s, groups, channels of a group)."""
+        """
+        Return a view of every window of a block: (samples, p, q, r, s, groups, channels of a group).
+
+        The windows begin `offset` bytes into `base`; p is `rows` of the output.
+        """
         v, h, c = self._tiles.vertical, self._tiles.horizontal, self._tiles.channels
         n_step, h_step, w_step, c_step = base.strides
         shape = (samples, rows, h.out, v.taps, h.taps, self._groups, c // self._groups)

@@ -155,7 +155,11 @@ def conv2d_dgrad(
 
 
 def _end_idle(need: blocks.Ends, part: Any, residual: Any, positive: Any, workspace: Any) -> None:
-    """Write the input gradient of a stride's phase that no tap reaches: `residual` or 0; 0 where `positive` is 0."""
+    """
+    Write `part`, the input gradient of a stride's phase that no tap reaches: `residual`, or 0 without one.
+
+    Where `positive` is 0, it is 0 too. `workspace` is scratch memory of `need`.
+    """
     of(part).copyto(part, 0 if residual is None else residual)
     if residual is None or positive is None or not part.size:
         return

@@ -39,7 +39,7 @@ def forward(shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any, w
 
 
 def dgrad(shape: ConvShape, dy: Any, w: Any, *, out: Any, workspace: Any) -> Any:
-    """Return the gradient of a depthwise convolution's input, written to `out`."""
+    """Return `out` with the gradient of a depthwise convolution's input, from dy and the filter w (c, r, s, 1)."""
     work = _Work(shape, dy, workspace)
     taps = work.by_tap(w)
     work.xp.copyto(out, 0)
@@ -54,7 +54,7 @@ def dgrad(shape: ConvShape, dy: Any, w: Any, *, out: Any, workspace: Any) -> Any
 
 
 def wgrad(shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any) -> Any:
-    """Compute the gradients of filter and bias of a depthwise convolution; return the filter's."""
+    """Write the gradients of a depthwise convolution's filter to dw and of its bias to db unless None; return dw."""
     work = _Work(shape, x, workspace)
     xp, c = work.xp, shape.c
     sums, total = work.by_tap(None), work.row()

@@ -43,11 +43,11 @@ class Span:
 @attrs.frozen
 class Exchanged:
     """
-    The times of the sums over ranks since the last call of `Exchange.exchanged`.
+    The seconds of the sums over ranks since the last call of `Exchange.exchanged`.
 
     Attributes:
-        spans: Times of the latest sums, in order.
-        exposed_seconds: The time that computing waited for sums.
+        spans: Begin and end of the latest sums in seconds, in order.
+        exposed_seconds: Seconds for which computing waited for sums.
     """
 
     spans: tuple[Span, ...]
@@ -225,7 +225,7 @@ class NcclExchange:
         self._waits.append((before, current.record(self.xp.cuda.Event())))
 
     def exchanged(self) -> Exchanged:
-        """Wait for the device, and return the times of the sums since the last call."""
+        """Wait for the device, and return the seconds of the sums over ranks since the last call."""
         self.xp.cuda.get_current_stream().synchronize()
         self._stream.synchronize()
         begun = self._first

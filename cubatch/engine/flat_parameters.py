@@ -162,7 +162,11 @@ class Stepper:
             self.sums[part] = 0
 
     def _summed(self, team: Team, rank: int, part: slice, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Return the sum of gradients as the parts of a gradient, rounded to the type of the parameters."""
+        """
+        Return the sum of gradients as a list of one flat array in the type of the parameters.
+
+        If that type is narrower, the sum is rounded into the first of `gradients`; a member rounds its range `part`.
+        """
         if self.sums.dtype == self._flat.dtype:
             return [self.sums]
         for piece in _pieces(part):

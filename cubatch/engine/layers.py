@@ -63,7 +63,7 @@ def _parameters(name: str) -> tuple[str, ...]:
 
 
 def check(layer: Layer, name: str) -> None:
-    """Raise UnsupportedLayer for a layer that the engine cannot compute."""
+    """Raise UnsupportedLayer for a layer that the engine cannot compute; `name` is its name in the message."""
     if TABLE.get(type(layer), NOT_WRITTEN) is NOT_WRITTEN:
         raise UnsupportedLayer(f"{name} ({layer.type})", "its computation is not written yet")
 
@@ -87,7 +87,11 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     views: dict[tuple[int, tuple[int, ...]], Any] = {}
 
     def view(role: str, number: int) -> Any:
-        """Return one array object for each buffer and shape, so that functions notice that they work in place."""
+        """
+        Return buffer `number` in the shape of a role.
+
+        It is one array object for each buffer and shape, so that functions notice that they work in place.
+        """
         array = _shaped(op, layer, role, place.arena[number])
         return views.setdefault((number, array.shape), array)
 
@@ -102,7 +106,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
 
 
 def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
-    """Return a view of a buffer with the shape that a layer expects in this role."""
+    """Return a view of a buffer with the shape that a layer expects of its role in an operation: "x0", "dy", "mask"."""
     if role in {"residual", "positive", "parts"}:  # of what the operation makes
         role = "y" if op.kind == "forward" else "x0"
     if role in {"y", "dy"}:
@@ -213,7 +217,7 @@ NOT_WRITTEN = Ops()
 
 
 def _ops(name: str, more: Callable[[Bound], dict[str, Any]] | None = None, **options: Any) -> Ops:
-    """Return the functions of a type of layer: `name` forward, and one that computes all of its gradients."""
+    """Return the functions of a type of layer: `name`, and one with the ending _backward for all gradients."""
     return Ops((name,), (f"{name}_backward",), more, **options)
 
 

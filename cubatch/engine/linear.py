@@ -58,7 +58,7 @@ def linear(
 
 
 def _outputs_at_once(rows: int, c: int, k: int) -> int:
-    """Return how many outputs of a few rows to compute in one product; 0 for all of them."""
+    """Return how many of k outputs to compute in one product of `rows` rows of c inputs; 0 for all of them."""
     few = UNPACKED_PRODUCTS // max(1, rows * c) // _LEAST_OUTPUTS * _LEAST_OUTPUTS
     return few if 1 < rows <= _FEW_ROWS and few < k else 0
 
@@ -78,7 +78,11 @@ def _tile_by_tile(
     x: Any, w: Any, out: Any, *, scale: Any = None, shift: Any = None, residual: Any = None, positive: Any = None,
     workspace: Any,
 ) -> None:  # fmt: skip
-    """Write x times w to `out` with the other terms of `linear`, a tile of rows at a time: `residual` may be `out`."""
+    """
+    Write x (rows, inputs) times w (inputs, outputs) to `out` with the other terms of `linear`.
+
+    It computes a tile of rows at a time in `workspace`, so that `residual` may be `out`.
+    """
     xp, width = of(x), out.shape[-1]
     need = Ends(itemsize=x.itemsize, row=width)
     workspace = take_workspace(workspace, x, need, len(x))

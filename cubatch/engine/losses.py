@@ -118,9 +118,10 @@ def _by_row(array: Any) -> Any:
 
 def _pieces(array: Any, workspace: Any) -> Iterator[tuple[slice, list[Any]]]:
     """
-    Yield ranges of rows, each with its scratch arrays.
+    Yield ranges of rows of `array` (rows, classes), each with its scratch arrays in `workspace`.
 
-    These are a float64 sum, two arrays with a number per row, and a product and a flag for each score.
+    These are a float64 sum, two arrays with a number per row, and a product and a flag for each score. Without a
+    workspace one is allocated.
     """
     rows, classes = array.shape
     need = Scores(itemsize=array.itemsize, channels=classes)

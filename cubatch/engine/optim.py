@@ -130,7 +130,10 @@ def _pieces(
     parameters: Any, gradients: Sequence[Any], workspace: Any, *, weight_decay: float, master: Any, scaling: Any
 ) -> Iterator[tuple[slice, Any, Any, Any]]:
     """
-    Yield range, weights, total gradient and a scratch array of each piece of the parameters.
+    Yield (range, weights, total gradient, scratch array) for each piece of the flat parameters.
+
+    The weights are those of `master`, a float32 copy, if it is not None. The total gradient is the sum of `gradients`,
+    times the loss's unscale factor in `scaling`, plus `weight_decay` times the weights.
 
     The caller may overwrite gradient and scratch array. After each piece, its weights are rounded to the parameters if
     they are a separate array.  Nothing is yielded if the step is skipped.

@@ -56,7 +56,7 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
 
 
 def _add_up(need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, first: bool) -> None:
-    """Add the sums of dy * x over a band of positions to `ds`; the first band overwrites it."""
+    """Add the sums of dy * x over a band of positions to `ds` (n, 1, c); the first band overwrites it."""
     xp, (samples, positions, c) = of(dy), dy.shape
     shapes = dy.shape, (1, positions), (samples, 1, c)
     tile, ones, sums = areas(workspace, need, (samples, positions), *((shape, dy.dtype) for shape in shapes))

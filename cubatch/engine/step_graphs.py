@@ -55,7 +55,7 @@ class StepGraphs:
         return {"launches": self.launches, "graph": bool(self._graphs), "refusal": self.refusal or None}
 
     def run(self, turn: int) -> None:
-        """Enqueue a step on the buffer set with this number."""
+        """Enqueue a step on buffer set `turn`; as a CUDA graph from the second step on, if that is possible."""
         if self._has_run and not self._graphs and not self.refusal:
             self._capture()
         if self._graphs:

@@ -39,7 +39,7 @@ def shape_of(given: SimpleNamespace, x_shape: tuple[int, ...], w: Any) -> ConvSh
 
 
 def output_shape(shape: ConvShape, samples: int) -> tuple[int, int, int, int]:
-    """Return the shape of a convolution's output."""
+    """Return the shape (n, p, q, k) of a convolution's output for `samples` samples."""
     return samples, shape.vertical.out, shape.horizontal.out, shape.k
 
 
@@ -69,7 +69,7 @@ def conv2d(context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN) ->
 
 
 def conv2d_fprop_problem(context: Context, x: Any, w: Any, shape: ConvShape) -> Problem:
-    """Return the forward pass of a convolution as a problem of the tiled kernels."""
+    """Return the forward pass of a convolution of x with w as a problem of the tiled kernels."""
     vector = vector_of(context, (shape.c // shape.groups,), x, w)
     return conv2d_problem(Pass.FPROP, shape, len(x), product_dtype(context, x), vector)
 

@@ -42,7 +42,7 @@ _WINDOW = np.dtype(
 
 
 def forward(context: Context, shape: ConvShape, x: Any, w: Any, b: Any, *, relu: bool, out: Any) -> Any:
-    """Launch the kernel of a depthwise convolution's forward pass; return `out`."""
+    """Launch the kernel that writes a depthwise convolution of x with w, plus b, clamped if `relu`; return `out`."""
     check(x.dtype, x=x, w=w, b=b)
     check(x.dtype, (len(x), shape.vertical.out, shape.horizontal.out, shape.c), out=out)
     rows, columns = _forward(shape.vertical), _forward(shape.horizontal)
@@ -51,7 +51,7 @@ def forward(context: Context, shape: ConvShape, x: Any, w: Any, b: Any, *, relu:
 
 
 def dgrad(context: Context, shape: ConvShape, dy: Any, w: Any, *, out: Any) -> Any:
-    """Launch the kernel of the gradient of a depthwise convolution's input; return `out`."""
+    """Launch the kernel that writes the gradient of a depthwise convolution's input to `out`; return it."""
     check(dy.dtype, w=w)
     check(dy.dtype, (len(out), shape.vertical.out, shape.horizontal.out, shape.c), dy=dy)
     check(dy.dtype, (len(out), shape.vertical.size, shape.horizontal.size, shape.c), out=out)
@@ -61,7 +61,11 @@ def dgrad(context: Context, shape: ConvShape, dy: Any, w: Any, *, out: Any) -> A
 
 
 def wgrad(context: Context, shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any) -> Any:
-    """Launch the kernels of the gradients of filter and bias, with `depthwise_wgrad_workspace` bytes; return dw."""
+    """
+    Launch the kernels that write the gradient of the filter to dw and of the bias to db, unless None; return dw.
+
+    The workspace has `depthwise_wgrad_workspace` bytes; None allocates it.
+    """
     check(x.dtype, x=x, dw=dw, db=db)
     check(x.dtype, (len(x), shape.vertical.out, shape.horizontal.out, shape.c), dy=dy)
     dtype, row = dtype_of(x), (shape.taps + 1) * shape.c

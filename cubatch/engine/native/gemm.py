@@ -47,7 +47,12 @@ def gemm(
 
 
 def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Problem:
-    """Return a product of matrices as a problem of the tiled kernels."""
+    """
+    Return a product of matrices as a problem of the tiled kernels; a, b and layout are those of `gemm`.
+
+    Raises:
+        InvalidArgument: If the shapes do not fit together in this layout, or a row has 2^26 elements or more.
+    """
     m, n, gemm_k = extents(a, b, layout)
     if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
         raise InvalidArgument("a, b", (a.shape, b.shape), f"matrices with rows of fewer than {_LONGEST_ROW} elements")
@@ -56,7 +61,7 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
 
 
 def extents(a: Any, b: Any, layout: str) -> tuple[int, int, int]:
-    """Return the extents m, n and k of a product of matrices."""
+    """Return the extents m, n and k of the product of a and b, whose shapes depend on the layout as in `gemm`."""
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
     (m, gemm_k), (b_k, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))

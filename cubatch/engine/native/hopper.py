@@ -85,7 +85,11 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
 
 
 def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> bool:
-    """Return whether a gradient is only added to the values in its place: no mask, and gemm_k is not split."""
+    """
+    Return whether a gradient is only added to the values in its place: no mask, and gemm_k is not split.
+
+    `ends` are the output and its terms, of which the last two are residual and mask.
+    """
     out, *_, residual, mask = ends
     is_whole = residual is not None and mask is None and output["slices"] == 1
     return is_whole and context.address(residual) == context.address(out)

@@ -55,7 +55,11 @@ def attention(context: Context, given: SimpleNamespace) -> Any:
 
 
 def _mix_by_weights(context: Context, qkv: Any, weights: Any, mixed: Any) -> None:
-    """Write the attention weights to `weights`, and the sums of the values that they weight to `mixed`."""
+    """
+    Write the attention weights to `weights` (n, heads, t, t or more), and the weighted sums of values to `mixed`.
+
+    `qkv` has the queries, keys and values of all heads, side by side.
+    """
     heads, t, width = weights.shape[1], weights.shape[2], mixed.shape[-1] // weights.shape[1]
     queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
     of_weights = Heads.one_by_one(weights, t)
@@ -116,7 +120,7 @@ def attention_backward(context: Context, given: SimpleNamespace) -> Any:
 
 
 def _cut(workspace: Any, sizes: Iterable[int], dtype: Any) -> Iterator[Any]:
-    """Yield views of consecutive areas of a workspace, of the given sizes in bytes."""
+    """Yield a view of type `dtype` of each of the consecutive areas of a workspace; `sizes` are their bytes."""
     begin = 0
     for size in sizes:
         yield view(workspace, (size // dtype.itemsize,), dtype, offset=begin)

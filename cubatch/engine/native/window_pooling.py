@@ -102,7 +102,7 @@ def _vector(context: Context, first: Any, second: Any, argmax: Any = None) -> in
 
 
 def _grid(shape: tuple[int, ...], vector: int) -> Grid:
-    """Return the grid of a kernel with a thread for each vector of an image, and whole blocks for each image."""
+    """Return the grid of a kernel with whole blocks for each image (n, h, w, c), and a thread for `vector` channels."""
     n, rows, columns, channels = shape
     return (n * -(-rows * columns * (channels // vector) // THREADS), 1, 1)
 
