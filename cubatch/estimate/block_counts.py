@@ -97,7 +97,7 @@ def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
 
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
     """
-    Return the matrix products of a pass that one launch computes.
+    Return the matrix products of a layer's pass that one launch computes, with extents in elements.
 
     If the pass needs several launches, these are the products of the launch with most FLOP.
     """

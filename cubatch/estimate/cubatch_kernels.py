@@ -142,7 +142,11 @@ class Counted:
 
 
 def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> Counted | None:
-    """Return the kernel ranked first for a pass, with its blocks and seconds; None for a pass that only moves bytes."""
+    """
+    Return the kernel ranked first for a pass, with its blocks and the seconds of its arithmetic.
+
+    The result is None for a pass that only moves bytes.
+    """
     problem = problem_of(layer, pass_, batch_size, dtype)
     if problem is None:
         return None
@@ -161,9 +165,9 @@ def moved_seconds(
     elements: int, batch_sizes: Sequence[int], device: Device, dtype: str, *, memory: float = 1.0
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
-    Predict the time of a launch that only moves `elements` elements per sample, such as a sum of gradients.
+    Predict the seconds of a launch that only moves `elements` elements per sample, such as a sum of gradients.
 
-    `memory` is a factor on the time of bytes.
+    `memory` is a factor on the seconds of moving bytes.
 
     Returns:
         As `pass_seconds`: seconds, "bytes" as the kernel name, and 0 blocks, per batch size.
@@ -179,7 +183,11 @@ def moved_seconds(
 
 
 def _sums(layer: Layer, pass_: Pass, *, saves: bool) -> tuple[int, int]:
-    """Return the elements per sample that a pass without products reads a second time, and its launches."""
+    """
+    Return the elements per sample that a pass without products reads a second time, and the number of its launches.
+
+    `saves` is whether the step is one of training, in which a norm computes statistics.
+    """
     if layer.has_statistics and pass_ is Pass.FPROP and saves:
         return math.prod(layer.input_shape), 3  # moments of tiles, their merging, and the norm
     return 0, 2 if pass_ is Pass.WGRAD else 1

@@ -63,7 +63,7 @@ def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | Non
 
 
 def predicted(work: Workload, batch_sizes: Sequence[int]) -> StepPrediction | None:
-    """Return the predicted time of a step and its passes at each batch size; None if facts of the GPU are unknown."""
+    """Return the predicted seconds of a step and its passes at each batch size; None if the GPU lacks facts."""
     if missing_facts(work.device, work.dtype, _model(work.library)):
         return None
     return step_of(work, batch_sizes)

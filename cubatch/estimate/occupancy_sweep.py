@@ -112,7 +112,11 @@ def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> S
 
 
 def _steps(occupancies: Iterable[tuple[int, Occupancy]], least: int) -> tuple[Step, ...]:
-    """Return ranges of equal occupancy from (value, occupancy) pairs; a value stands for all since the previous one."""
+    """
+    Return ranges of equal occupancy from (value, occupancy) pairs in ascending order.
+
+    A pair's occupancy holds for all values since the previous pair's; the first range begins at `least`.
+    """
     steps: list[Step] = []
     for end, occupied in occupancies:
         facts = (occupied.blocks_per_sm, occupied.occupancy, occupied.limiters)

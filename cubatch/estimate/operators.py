@@ -228,9 +228,9 @@ def _part(
     work: Sequence[tuple[Operator, Array]], sizes: Array, device: Device, scales: Scales, notes: list[ModelNote]
 ) -> tuple[Part, float]:
     """
-    Return the predictions of distinct operators, and the standard deviation that they share.
+    Return the predictions of distinct operators, and the standard deviation of their common error.
 
-    The latter is that of the logarithm of time, and depends on the GPU.
+    The latter is that of the logarithm of seconds, and depends on the GPU.
 
     Args:
         work: Operators, each with its numbers by batch size.

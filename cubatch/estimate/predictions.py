@@ -109,10 +109,10 @@ class Part:
 
 def never_measured(notes: list[ModelNote], *, is_unusual: bool, is_attention: bool) -> float | None:
     """
-    Return the standard deviation for work without published times, and append a note; None for other work.
+    Return the relative standard deviation of predicted seconds for work without published times; None for other work.
 
     Args:
-        notes: Gets the note.
+        notes: A note on the missing times is appended, unless the result is None.
         is_unusual: Whether the work is a convolution with groups or dilation.
         is_attention: Whether the work is several products that depend on each other.
     """

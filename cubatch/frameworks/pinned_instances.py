@@ -53,7 +53,12 @@ class PinnedInstances(RemoteBoundedRunner):
         self.compile_seconds += started
 
     def time(self, repeats: int) -> Reading:
-        """Run steps back to back in all instances at the same time, and return the harmonic mean of their times."""
+        """
+        Run `repeats` steps back to back in all instances at the same time, and return one timing.
+
+        Its seconds of a step are the harmonic mean over the instances, so that their rates add up. The same holds for
+        the reference steps; all other fields are those of the first instance.
+        """
         for other in self._others:
             other.step_seconds = self.step_seconds
         readings: list[Reading] = self._together(super().time, "time", repeats)
@@ -64,7 +69,11 @@ class PinnedInstances(RemoteBoundedRunner):
         return attrs.evolve(readings[0], **means)
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared size for reference steps in all instances; in none if one cannot, and return False."""
+        """
+        Keep the prepared step as the reference step in all instances; `repeats` of them run before and after a timing.
+
+        Return whether all instances could; if one cannot, none keeps it.
+        """
         is_held = False
         try:
             is_held = all(self._together(super().hold_reference, "hold_reference", repeats))

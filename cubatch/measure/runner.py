@@ -238,7 +238,7 @@ class LearnsMemory(Runner, Protocol):
         ...
 
     def predicted(self, batch_size: int) -> int | None:
-        """Return the predicted bytes of a step; None where unknown."""
+        """Return the predicted peak bytes of a step, with those held at all batch sizes; None where unknown."""
         ...
 
     def report(self) -> MemoryReport:

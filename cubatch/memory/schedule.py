@@ -364,7 +364,12 @@ class _Writer:
                 self.receive(name, dy)
 
     def backward(self, node: Node, values: dict[str, int]) -> None:
-        """Add the operations for the gradients of a layer's inputs and parameters."""
+        """
+        Append the operations that compute the gradients of a layer's inputs and parameters.
+
+        Nothing is appended if the loss does not depend on the layer's output, or if no gradient is wanted. `values` has
+        the number of the output's buffer of each layer.
+        """
         dy = self.gradients.pop(node.name, None)
         wanted = self.wanted(node)
         if dy is None or not (wanted or node.layer.parameters):

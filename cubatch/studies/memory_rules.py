@@ -131,7 +131,14 @@ def answer(rules: Sequence[Mapping[str, Any]]) -> str:
 def points(
     measured: Sequence[Mapping[str, Any]], rules: Sequence[Mapping[str, Any]], largest: Mapping[str, Any]
 ) -> list[str]:
-    """Return sentences on the errors of memory plan and textbook count, the parts of memory, and the largest batch."""
+    """
+    Return sentences on the errors of memory plan and textbook count, the parts of memory, and the largest batch.
+
+    Args:
+        measured: A row of `_bytes_of` for each mode and batch size; the parts are those of the last one.
+        rules: Rows of `_compare_rules`, each with the ratio of a rule's bytes to the measured ones.
+        largest: The result of `_largest`: the largest batch by the formula ("value") and by the plan ("computed").
+    """
     lines = []
     errors = [abs(row["planned_bytes"] / row["measured_bytes"] - 1) for row in measured if row["measured_bytes"]]
     if errors:

@@ -43,7 +43,7 @@ class Call:
 
     @classmethod
     def of_layer(cls, layer: Layer, pass_: Pass, sizes: Array, dtype: str) -> Call:
-        """Return the call that computes a pass of a layer."""
+        """Return the call that computes a pass of a layer; `sizes` are the batch sizes of its extents and bytes."""
         gemms = [layer.gemms(pass_, int(n)) for n in sizes]
         elements = [layer.traffic(pass_, int(n)) for n in sizes]
         if (shape := layer.convolution) is not None and gemms[0]:

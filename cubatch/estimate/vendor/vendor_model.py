@@ -53,9 +53,9 @@ def vendor_parts(
     calls: Sequence[Call], sizes: Array, device: Device, dtype: str, *, scales: Scales, notes: list[ModelNote]
 ) -> tuple[Part, float]:
     """
-    Return the predicted times of calls of the vendor's library, and the standard deviation that they share.
+    Return the predicted seconds of calls of the vendor's library, and the standard deviation of their common error.
 
-    The latter is that of the logarithm of time on this GPU; it is larger for a GPU that was not measured.
+    The latter is that of the logarithm of seconds on this GPU; it is larger for a GPU that was not measured.
 
     Args:
         calls: The calls, with extents by batch size.
@@ -130,7 +130,7 @@ def _direct_flops(call: Call) -> Array | float:
 
 
 def _error(model: Fitted, call: Call, dtype: str, device: Device, notes: list[ModelNote]) -> float:
-    """Return the standard deviation of a call's predicted time, and append notes on what was not measured."""
+    """Return the relative standard deviation of a call's predicted seconds; append notes on what was not measured."""
     never = never_measured(notes, is_unusual=call.is_grouped_or_dilated, is_attention=call.is_attention)
     if never is not None or dtype == "float32":
         return never or model.sd

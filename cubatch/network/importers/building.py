@@ -296,7 +296,12 @@ class Builder:
         return Value(name, reads[0].dims if dims is None else dims)
 
     def hold(self, step: Step, pending: Any, extents: Extents) -> str:
-        """Store an incomplete layer; return a name for its output, valid until a later step completes the layer."""
+        """
+        Store an incomplete layer; return a name for its output, valid until a later step completes the layer.
+
+        `pending` is an object of the rules, which the rule of the later step gets from `self.pending` by that name.
+        `extents` are (h, w, c) of the output.
+        """
         name = self._free_name(f"{step.place}.pending")
         self.shapes[name], self.pending[name] = extents, pending
         return name
