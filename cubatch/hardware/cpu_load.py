@@ -106,7 +106,11 @@ def between(before: Snapshot | None, after: Snapshot | None) -> CpuLoad | None:
 
 
 def read_stat(text: str, ticks: int, *, when: float, own_seconds: float) -> Snapshot | None:
-    """Return the CPU times in a text of /proc/stat, which counts `ticks` per second; None if a column is missing."""
+    """
+    Return the CPU seconds in a text of /proc/stat, which counts `ticks` per second; None if a column is missing.
+
+    `when` is the time of reading it, and `own_seconds` the CPU seconds of this process then.
+    """
     line = re.search(r"^cpu +([0-9 ]+)$", text, re.MULTILINE)
     counts = [int(count) / ticks for count in line[1].split()] if line else []
     if len(counts) < len(_COLUMNS):

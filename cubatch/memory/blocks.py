@@ -315,6 +315,10 @@ class AttendBackward(Need):
 
 
 def _attention_areas(need: Attend | AttendBackward, samples: int) -> tuple[int, int, int, int]:
-    """Return four sizes in bytes: queries, keys, values; weights; weighted sums of values; a number per query."""
+    """
+    Return the bytes of four areas for `samples` samples.
+
+    They are: queries, keys and values together; attention weights; weighted sums of values; one number per query.
+    """
     token, row = samples * need.tokens * need.itemsize, need.heads * need.tokens
     return (_PROJECTED * token * need.channels, token * row, token * need.channels, token * need.heads)

@@ -135,7 +135,11 @@ class CachingAllocator:
         return block
 
     def _roomy(self, size: int, *, is_small: bool) -> Block:
-        """Return the first block from which on `size` bytes of addresses are free."""
+        """
+        Return the first block from which on `size` bytes of addresses are free or not mapped.
+
+        `is_small` selects the segment of small blocks.
+        """
         begin, room = self._first[is_small], 0
         for block in _chain(begin):
             if not (block.is_free or block.is_gap):

@@ -99,12 +99,12 @@ class Depthwise(Need):
 
 
 def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
-    """Return the scratch memory of each part of a convolution's forward pass."""
+    """Return the scratch memory of a convolution's forward pass, as a list for `workspace_bytes`."""
     return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(_seen(shape), itemsize, ending)]
 
 
 def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
-    """Return the scratch memory of each part of the gradients of a convolution's filter and bias."""
+    """Return the scratch memory of the gradients of a convolution's filter and bias, as for the forward pass."""
     return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(_seen(shape), itemsize)]
 
 

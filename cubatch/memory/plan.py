@@ -163,7 +163,7 @@ def _operation_seconds(program: Schedule) -> float:
 
 
 def _copies(program: Schedule, working_set: int, device: Device) -> int:
-    """Return how many buffer sets a single layer needs to fill at least twice the L2; 1 for a network."""
+    """Return how many buffer sets of `working_set` bytes a single layer needs to fill the L2 twice; 1 for a network."""
     if not program.single or not device.l2_bytes or not working_set:
         return 1
     return max(1, min(MAX_COPIES, -(-2 * device.l2_bytes // working_set)))
@@ -198,7 +198,7 @@ def _align(size: int) -> int:
 
 
 def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device, library: str) -> Sizes:
-    """Return the bytes of each buffer of a schedule, for one shard of `batch_size` samples."""
+    """Return the bytes of each buffer of a schedule for `batch_size` samples, the share of one member of the team."""
     itemsize = BYTES_PER_ELEMENT[dtype]
     wide = max(FLOAT32_BYTES, itemsize)
     widths = {0: itemsize, FLOAT32_BYTES: wide}

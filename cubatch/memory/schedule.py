@@ -246,7 +246,11 @@ class _Writer:
         return [*cuts, len(nodes)]
 
     def replay(self, segment: Sequence[Node], values: dict[str, int]) -> dict[str, int]:
-        """Append operations that compute a segment's activations again; return their buffers by layer."""
+        """
+        Append operations that compute a segment's activations again; return their buffers' numbers by layer.
+
+        `values` has the number of the output's buffer of each layer in the forward pass.
+        """
         again = {name: values[name] for node in segment for name in node.inputs if name in values}
         for node in segment:
             again.pop(node.name, None)
@@ -258,7 +262,11 @@ class _Writer:
     # --- backward ----------------------------------------------------------------------------
 
     def loss(self, values: dict[str, int]) -> None:
-        """Append the loss and the gradient of the output; a layer on its own receives that gradient as an input."""
+        """
+        Append the loss and the gradient of the output; a layer on its own receives that gradient as an input.
+
+        `values` has the number of the output's buffer of each layer.
+        """
         last = self.network.nodes[-1]
         h, w, _ = last.layer.output_shape
         gradient = self.buffer(self.gradient_of(last))
@@ -291,6 +299,8 @@ class _Writer:
         """
         Fuse earlier contributions and a ReLU's slope into the product that computes an input's gradient.
 
+        `values` has the number of the output's buffer of each layer, and `writes` the buffers of the product by role.
+
         Returns:
             dict: Further buffers that the product reads. "residual" has the contributions; the product overwrites it if
                 it has no other reader. "positive" is the output of the ReLU.
@@ -309,6 +319,8 @@ class _Writer:
     def join_ranges(self, name: str, own: tuple[int, int], writes: dict[str, int]) -> dict[str, int]:
         """
         Write a slice's gradient into the buffer of other slices' gradients, unless their channels overlap.
+
+        `name` is the layer that is sliced, `own` the range of channels, and `writes` the slice's buffers by role.
 
         Returns:
             dict: "parts", that buffer, of which the slice overwrites its own channels; empty if there is none.
@@ -401,7 +413,11 @@ class _Writer:
     # --- the end -----------------------------------------------------------------------------
 
     def finish(self, values: dict[str, int]) -> Schedule:
-        """Return the schedule, without recomputations that nothing reads, and with its buffers numbered again."""
+        """
+        Return the schedule, without recomputations that nothing reads, and with its buffers numbered again.
+
+        `values` has the number of the output's buffer of each layer; in inference that of the last is the result.
+        """
         read: set[int] = set()
         ops: list[Op] = []
         for op in reversed(self.ops):

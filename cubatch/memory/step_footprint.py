@@ -55,7 +55,11 @@ class Footprint(Shown):
 
 
 def footprint_of(work: Workload, batch_size: int) -> Footprint:
-    """Return the memory of a step by part and by layer: the plan that the engine follows, without process overhead."""
+    """
+    Return the bytes of a step by part and by layer, from the plan that the engine follows.
+
+    The process overhead is not included: libraries, and on a GPU the context.
+    """
     whole = plan(work, batch_size)
     program = whole.schedule
     parts = dict.fromkeys(("activations", "activation_gradients", "workspace"), 0)

@@ -168,7 +168,11 @@ def check_window(hw: Pair, rs: Pair, pad: Pad, dilation: Pair = (1, 1)) -> None:
 
 
 def _travel(size: int, taps: int, step: int, pads: Pair) -> int:
-    """Return the source positions by which a window can move over the padded source; negative where it does not fit."""
+    """
+    Return by how many positions a window can move over the padded source; negative where it does not fit.
+
+    The window has `taps` taps at a distance of `step`; the source has `size` positions and `pads` on both sides.
+    """
     return size + sum(pads) - ((taps - 1) * step + 1)
 
 

@@ -125,7 +125,11 @@ class Builder:
         return value
 
     def _complete(self, name: str) -> bool:
-        """Make a value a whole output of a layer, by adding a Slice or an opaque layer; return if one was added."""
+        """
+        Make the value `name` a whole output of a layer, by adding a Slice or an opaque layer.
+
+        Return whether one was added.
+        """
         value = self.values[name]
         if self._is_part(value) and (sliced := self._slice(self._makers[name], value)) is not None:
             self.values[name] = sliced

@@ -47,7 +47,7 @@ class Call:
         return self.known(self._arguments.get(name))
 
     def known(self, argument: Any) -> Any:
-        """Return a number as it is, and the tensor of a constant node; None if it depends on the network's input."""
+        """Return an argument that is a number, or the tensor of a constant node; None if it depends on the input."""
         return argument if argument is None or isinstance(argument, int | float) else self._known.get(argument)
 
     def is_value(self, name: str) -> bool:
@@ -98,7 +98,11 @@ class Call:
         return einsum_flop(self["equation"], shapes) if name == "einsum" else 0
 
     def _factors_of_row(self, name: str, shapes: list[tuple[int, ...]]) -> int:
-        """Count the weights that each row of the first input (a position of a sample) is multiplied by."""
+        """
+        Return the number of weights by which each row of the first input (a position of a sample) is multiplied.
+
+        `name` is the operator, and `shapes` are those of its tensors.
+        """
         if name == "bilinear":  # a product with each matrix, then one of each result with the second input
             outputs, _, second = shapes[2]
             return math.prod(shapes[2]) + outputs * second
