@@ -293,7 +293,7 @@ def _tensor_marks(marks: list[Any]) -> set[_TensorMark]:
 
 def _is_plain(value: Any, known: Collection[int]) -> bool:
     """
-    Return whether `_marks` need not notice changes of an object: a value, a callable, or one that is restored.
+    Return whether `_marks` may ignore an object: a number or text, a class or module, a callable, or a restored one.
 
     `known` has the identities of the module's parts and tensors, which are restored.
     """

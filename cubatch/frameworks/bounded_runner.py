@@ -180,7 +180,7 @@ class BoundedRunner(abc.ABC):
         return plan if plan.measured and self._raised is None else None
 
     def predicted(self, batch_size: int) -> int | None:
-        """Return the predicted bytes of a step; None if steps can be neither traced nor measured in advance."""
+        """Return the predicted peak bytes of a step; None if steps can be neither traced nor measured in advance."""
         plan = self._planned()
         self._requested.add(batch_size)
         return None if plan is None else plan.at(batch_size)
@@ -252,7 +252,8 @@ class BoundedRunner(abc.ABC):
         """
         Keep the prepared step as the reference step; return whether that is possible.
 
-        It is impossible without a prepared step, on a GPU, and if the batch takes much of the memory limit.
+        `repeats` reference steps run before and after each timing. It is impossible without a prepared step, on a GPU,
+        and if the batch takes much of the memory limit.
         """
         if not isinstance(self.meter, HostMeter) or self._step is None:
             return False

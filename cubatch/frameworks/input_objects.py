@@ -49,7 +49,7 @@ def is_holder(value: Any) -> bool:
 
 
 def has_holder(tree: Any) -> bool:
-    """Return whether there is such an object in nested containers."""
+    """Return whether a value, or an item of nested containers, is an object for which `is_holder` is true."""
     parts = children(tree)
     return is_holder(tree) if parts is None else any(has_holder(part) for _, part in parts)
 

@@ -277,6 +277,7 @@ def _run_loop(
     """
     Return the samples per second of one loop; None without a full batch, or if its first turn ends after `until`.
 
+    It runs for about `seconds` on the clock `now`. A turn loads `accumulate` batches and calls `step` once.
     The clock starts and stops when a batch arrives, so that loading has no head start. Before, workers start, and one
     step warms up.
     """
@@ -328,7 +329,7 @@ def _rate(
     loader: Any, batch_size: int, seconds: float, copy: Callable[[Any], None] | None, now: Callable[[], float]
 ) -> tuple[int, float, float]:
     """
-    Time whole epochs of a loader, without the first batch of each worker; `copy` is called with each batch.
+    Time whole epochs of a loader for `seconds`, without the first batch of each worker; `copy` gets each batch.
 
     Returns:
         tuple[int, float, float]: The batch size, lowered if the data set is small; its samples per second; CPU seconds

@@ -143,7 +143,7 @@ class ProcessMeter(Meter):
         self._start = self._held()
 
     def peak(self) -> int | None:
-        """Return the bytes in excess of those at the start; None if NVML does not list the process (containers)."""
+        """Return the bytes now in excess of those at the start; None if NVML does not list the process (containers)."""
         held = self._held()
         return None if held is None or self._start is None else max(0, held - self._start)
 

@@ -83,7 +83,7 @@ class MemoryPlan:
         self.earlier, self.measured, self._scatter = self.measured, {}, scatter
 
     def at(self, batch_size: int) -> int:
-        """Return the expected bytes of a step of a batch size."""
+        """Return the expected peak bytes of a step: measured ones if the size ran, else traced ones times a ratio."""
         known, below = self._known, self._nearest(batch_size)
         walked = self._walked.at(batch_size)
         if below is None:
@@ -96,7 +96,7 @@ class MemoryPlan:
         return max(likely, min(self._fixed, known[below]))
 
     def most(self, batch_size: int) -> int:
-        """Return an upper bound of the bytes of a step; it is wider the further the size is from measured ones."""
+        """Return an upper bound of the peak bytes of a step; it is wider the further the size is from measured ones."""
         known, below = self._known, self._nearest(batch_size)
         if below is None:
             return round(self._fixed + (self._walked.at(batch_size) - self._fixed) * _UNMEASURED)
@@ -150,7 +150,7 @@ class MemoryPlan:
 
     def _scaled(self, walked: int, times: float, near: Iterable[int]) -> int:
         """
-        Return the bytes of a step whose part that grows with the batch is `times` the traced one.
+        Return the peak bytes of a step whose part that grows with the batch is `times` the traced one.
 
         `walked` are its traced bytes, and `near` the measured sizes from which `times` comes.
         """
@@ -158,7 +158,7 @@ class MemoryPlan:
         return round(start + (walked - start) * times) + max(known[n] - self._growing(n, known[n]) for n in near)
 
     def _growing(self, batch_size: int, taken: int) -> int:
-        """Return the measured bytes of a size, or its traced bytes if both differ by less than the resolution."""
+        """Return `taken`, the measured bytes of a size, or its traced bytes if these differ by less than the grain."""
         walked = self._walked.at(batch_size)
         return walked if abs(taken - walked) < self._grain else taken
 

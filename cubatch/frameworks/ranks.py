@@ -279,7 +279,11 @@ class RankedRunner(BoundedRunner):
         return step, 0
 
     def hold_reference(self, repeats: int) -> bool:
-        """Keep the prepared step of every rank as the reference step; return whether all ranks could do so."""
+        """
+        Keep the prepared step of every rank as the reference step; return whether all ranks could do so.
+
+        `repeats` reference steps run before and after each timing.
+        """
         taken = self.peak_bytes
         is_held = all(self._do("hold_reference", repeats))
         if is_held:

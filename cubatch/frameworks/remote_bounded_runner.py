@@ -51,7 +51,7 @@ class RemoteBoundedRunner(RemoteRunner):
         return look
 
     def predicted(self, batch_size: int) -> int | None:
-        """Return the predicted bytes of a step; None if there is no prediction or the worker failed."""
+        """Return the predicted peak bytes of a step; None if there is no prediction or the worker failed."""
         with contextlib.suppress(CubatchError):  # whether a size fits is seen again when it is prepared
             num_bytes: int | None = self.call("predicted", batch_size=batch_size)
             return num_bytes

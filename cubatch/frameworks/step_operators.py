@@ -184,7 +184,11 @@ def _product_dtype(dtype: str) -> str:
 
 
 def _attention(whole: Operator, arguments: list[Any], _: list[Any]) -> Iterator[Operator]:
-    """Yield one record of fused attention, with two products forward, or five backward: scores are computed again."""
+    """
+    Yield one record of fused attention: `whole` with two products forward, or five backward.
+
+    The backward pass computes the scores again. `arguments` are those of PyTorch's operator.
+    """
     is_backward = "backward" in whole.name
     query, key, value = arguments[1:4] if is_backward else arguments[:3]
     count, rows, width = math.prod(query.shape[:-2]), query.shape[-2], query.shape[-1]

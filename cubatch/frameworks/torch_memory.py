@@ -398,7 +398,7 @@ class _Watch:
         self.batch = 0
 
     def record(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any], result: Any) -> None:
-        """Record the operators of an operation, if requested; those of the second batch count for later ones too."""
+        """Record the operators of an operation, if requested; those of batch 2 count for all later batches too."""
         import torch
 
         if self._batches is None:
@@ -435,7 +435,7 @@ class _Watch:
         return constant
 
     def mark(self, part: str, tensors: Iterable[Any]) -> None:
-        """Assign the storages of tensors to `part`, one of PARTS, unless they belong to a part already."""
+        """Assign the recorded storages of tensors to `part`, one of PARTS, unless they belong to a part already."""
         for tensor in tensors:
             life = self._seen.get(tensor.untyped_storage())
             if life is not None and not life.part:
@@ -578,7 +578,11 @@ def name_of(operation: Any) -> str:
 
 
 def _replace_submodules(module: Any, opaque: Mapping[str, Opaque], called: dict[str, bool]) -> None:
-    """Replace `forward` of opaque submodules by the given function, or add the given bytes; note calls in `called`."""
+    """
+    Replace `forward` of each submodule in `opaque` by its function, or add its bytes to the memory of the call.
+
+    A call sets the submodule's entry of `called`.
+    """
     import torch
 
     def replaced(name: str, forward: Callable[..., Any], given: Opaque) -> Callable[..., Any]:

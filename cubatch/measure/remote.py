@@ -283,7 +283,11 @@ class RemoteRunner:
         return reply["ok"]
 
     def _read_line(self, seconds: float | None, what: str) -> bytes | None:
-        """Read one line within `seconds`, else raise TimeoutError; return None if the worker has ended."""
+        """
+        Read one line within `seconds`, else raise TimeoutError; return None if the worker has ended.
+
+        Seconds in which this process was suspended do not count. `what` names the call in a warning after a long wait.
+        """
         if self._process is None or self._process.stdout is None:
             return None
         pipe = self._process.stdout.fileno()

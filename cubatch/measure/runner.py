@@ -158,7 +158,7 @@ class KnowsFree(Protocol):
     """A clock that also reads the free memory of its device."""
 
     def free_bytes(self) -> int | None:
-        """Return the bytes that are physically free now; None if unknown."""
+        """Return the bytes of the device's memory that are free now, by the driver or the OS; None if unknown."""
         ...
 
 

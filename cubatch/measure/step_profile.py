@@ -137,7 +137,9 @@ Watched = tuple[list[float], list[Times], list[Call]]
 
 def _on_host(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: float) -> Watched:
     """
-    Run steps without and with tracing in turns on the CPU; `ops` are the operations of the schedule.
+    Run steps without and with tracing in turns on the CPU, for about `budget` seconds.
+
+    `ops` are the operations of the schedule.
 
     Returns:
         The seconds of each step without tracing, those of each traced step by pass and cause, and the function calls of
@@ -159,7 +161,9 @@ def _on_host(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: f
 
 def _on_gpu(model: Model, clock: clocks.HostClock, ops: Sequence[Op], budget: float) -> Watched:
     """
-    Run steps without and with tracing in turns on the GPU; `ops` are the operations of the schedule.
+    Run steps without and with tracing in turns on the GPU, for about `budget` seconds.
+
+    `ops` are the operations of the schedule.
 
     Returns:
         The seconds of each step without tracing, those of each traced step by pass and cause, and the launches of the

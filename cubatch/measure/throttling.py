@@ -37,13 +37,13 @@ class HighestClocks:
         self._by_work: dict[Hashable, float] = {}
 
     def see(self, work: Hashable, mhz: float | None) -> None:
-        """Record an SM clock of a kind of work; None is ignored."""
+        """Record an SM clock in MHz at which a kind of work ran; None is ignored."""
         if mhz is not None:
             self._of_all = max(self._of_all, mhz)
             self._by_work[work] = max(self._by_work.get(work, 0.0), mhz)
 
     def is_lowered(self, work: Hashable, mhz: float | None) -> bool:
-        """Return whether a clock is clearly below the highest of this kind of work, or at most half that of any."""
+        """Return whether `mhz` is clearly below the highest clock of this kind of work, or at most half that of any."""
         if mhz is None:
             return False
         return mhz < LOWERED * self._by_work.get(work, 0.0) or mhz <= HALVED * self._of_all

@@ -170,7 +170,7 @@ class HostTrace:
         self.operations[rank].append((number, began, now()))
 
     def wait(self, rank: int, meet: Work) -> None:
-        """Wait for the other threads by calling `meet`, and record the seconds."""
+        """Wait for the other threads by calling `meet`, and record the seconds as waiting of thread `rank`."""
         begin = time.perf_counter()
         meet()
         end = time.perf_counter()
