@@ -164,7 +164,11 @@ def _together(trainer: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def _drawn(trainer: Any) -> Callable[[int], Any] | None:
-    """Return a function from a batch size to the arguments of a step; None if batches of other sizes cannot be made."""
+    """
+    Return a function that draws a batch of a given size from the loaders, as the arguments of a step by name.
+
+    The result is None if batches of other sizes than the loaders' cannot be made.
+    """
     loaders, join = _together(trainer)
     if any(loader_rate.measurable(each) is None for each in loaders):
         return None

@@ -76,7 +76,7 @@ def figures(payload: Mapping[str, Any]) -> Sequence[Lines | Curve]:
 
 
 def _series(label: str, points: Iterable[Sequence[Any]], *, is_computed: bool = False) -> list[Series]:
-    """Return a list with one line of (batch size, value, interval or None) points; empty if no point has a value."""
+    """Return one line of (batch size, value, interval or None) points as a list; empty if no point has a value."""
     dots = [
         Dot(batch_size=n, value=value, low=(interval or [value])[0], high=(interval or [value])[-1])
         for n, value, interval in points

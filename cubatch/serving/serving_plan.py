@@ -430,7 +430,11 @@ def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:
 
 
 def _fewest(server: _Server, sizes: Sequence[int], rate: float) -> int:
-    """Return the smallest number of instances that keeps the latency limit; raise InvalidArgument if none does."""
+    """
+    Return the smallest number of instances that keeps the latency limit at `rate` requests per second.
+
+    Some of `sizes` must keep it as the maximum batch size, with some delay; raise InvalidArgument if none does.
+    """
 
     def keeps(instances: int) -> bool:
         tried = attrs.evolve(server, instances=instances)

@@ -190,7 +190,11 @@ def _train(
 
 
 def summarize(policy: str, cell: Cell, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a row for a batch size and policy: means of accuracy and loss, medians of sharpness and time."""
+    """
+    Return a row for the batch size of a cell and a policy ("fixed" or "scaled"), from `_train`'s results of its seeds.
+
+    Accuracy and training loss are means, sharpness and seconds medians.
+    """
     sharp = [run["sharpness"]["eigenvalue"] for run in runs if run["sharpness"] and run["sharpness"]["settled"]]
     losses = [run["training_loss"] for run in runs]
     return {
@@ -293,7 +297,11 @@ def points(rows: Sequence[Mapping[str, Any]], *, missing: int = 0) -> list[str]:
 
 
 def _undertrained(rows: Sequence[Mapping[str, Any]], policy: str) -> str:
-    """Return a sentence if the largest batch also has a higher training loss, else an empty string."""
+    """
+    Return a sentence if a policy's largest batch has a higher training loss and clearly lower accuracy than BASE.
+
+    Otherwise, or without both rows, return an empty string. `rows` are those of `summarize`, with their gap.
+    """
     of_policy = {row["batch_size"]: row for row in rows if row["policy"] == policy and row["training_loss"] is not None}
     if len(of_policy) < 2 or BASE not in of_policy:  # noqa: PLR2004 - a pair
         return ""

@@ -96,7 +96,7 @@ def _train_epochs(
     cache: StudyCache,
     images: tuple[files.Dataset, files.Dataset],
 ) -> dict[int, list[float]]:
-    """Train epochs in turn, the shortest first, within the budget; return the seconds of each by batch size."""
+    """Train epochs in turn, the shortest first, within `budget` seconds; return the seconds of each by batch size."""
     work, count = request.work, len(images[0])
     expected = {p["batch_size"]: count // p["batch_size"] * p["step_seconds"] for p in profiles}
     turns = [(number, size) for number in range(EPOCHS) for size in sorted(expected, key=lambda size: expected[size])]
@@ -127,7 +127,11 @@ def _timed(train: Callable[[], Training]) -> dict[str, float]:
 
 
 def _epochs(profile: Mapping[str, Any], trained: Sequence[float], request: StudyRequest, count: int) -> dict[str, Any]:
-    """Return the seconds of EPOCHS epochs at a size, from trained epochs or else from a step, and shares of causes."""
+    """
+    Return the seconds of EPOCHS epochs at the size of a profile, and the share of each cause of the time.
+
+    They come from `trained`, the seconds of trained epochs, or else from the seconds of a step and `count` images.
+    """
     size, causes = profile["batch_size"], profile["causes"]
     per_epoch = sum(trained) / len(trained) if trained else count // size * profile["step_seconds"]
     return {

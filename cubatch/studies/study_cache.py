@@ -55,7 +55,7 @@ class StudyCache:
                 continue
 
     def get(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a finding in JSON form; measure it and append it to the file if it is missing."""
+        """Return the finding `name` in JSON form; if it is not cached, call `measure` and append the result."""
         if name not in self.findings:
             self.findings[name] = plain(measure())
             line = json.dumps({"key": self._key, "name": name, "finding": self.findings[name]})

@@ -61,7 +61,7 @@ class Distribution:
     coulom: Mapping[int, int]
 
     def rate(self, batch_size: int) -> float:
-        """Return the samples per piece of work of the busiest unit, to which the rule expects throughput to grow."""
+        """Return batch size / pieces of work of the busiest unit, which the rule expects throughput to follow."""
         return batch_size / self.busiest(batch_size)
 
 
@@ -102,7 +102,11 @@ def _over_sms(work: Workload, limit: int) -> Distribution:
 
 
 def _coulom_sizes(work: Workload, num_sms: int, limit: int) -> dict[int, int]:
-    """Return Coulom's sizes up to the limit, by their n, for the convolution with most FLOP; empty without one."""
+    """
+    Return Coulom's batch sizes up to `limit`, for the convolution with most FLOP; empty without a convolution.
+
+    The key is n, the number of whole tiles that each of the `num_sms` SMs has at that size.
+    """
     convolutions = [node.layer for node in as_network(work.spec).nodes if node.layer.convolution]
     if not convolutions:
         return {}

@@ -41,7 +41,14 @@ class DataParallel:
 
     @classmethod
     def of(cls, devices: Sequence[str], batch_size: int, seconds: Mapping[str, float]) -> Self:
-        """Return the record of these seconds: "together", "alone", "exchange" and "exposed"."""
+        """
+        Return the record of a gradient exchange between devices.
+
+        Args:
+            devices: Names of the devices, one for each rank.
+            batch_size: Samples of each device.
+            seconds: The result of `RanksRunner.measure_exchange`: "together", "alone", "exchange" and "exposed".
+        """
         step, exchange, exposed = seconds["together"], seconds["exchange"], seconds["exposed"]
         return cls(
             devices=tuple(devices),

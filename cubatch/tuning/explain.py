@@ -150,7 +150,11 @@ def _count_timed(result: TuningResult) -> int:
 
 
 def _against_current(result: TuningResult, posterior: Posterior, current: int, value: str) -> str:
-    """Return a sentence to keep the user's batch size, or on how much better the recommended one is."""
+    """
+    Return a sentence to keep the user's batch size, or on how much better the recommended one is.
+
+    `current` is the user's size, and `value` the objective at the recommended size as text.
+    """
     n, fastest, shares = result.batch_size or 0, result.fastest_batch_size or 0, result.shares
     best = f"the {_BEST[result.objective]} ({fastest})"
     if n == current == fastest:
@@ -310,7 +314,7 @@ def _interrupted(result: TuningResult) -> str:
 
 
 def _rank(result: BatchSizeResult, n: int, fastest: int | None = None) -> str:
-    """Return a phrase on how good a size is compared with the fastest, by default the result's."""
+    """Return a phrase on how good size n is by the objective, compared with `fastest`, by default the result's best."""
     latency, fastest = result.objective == "latency", fastest or result.fastest_batch_size
     if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
         return "the only size that ran within the limits"

@@ -205,7 +205,7 @@ _FORMATS = {"_bytes": format_bytes, "_seconds": format_seconds, "_share": format
 
 
 def memory_notes(memory: MemoryLimit) -> list[Note]:
-    """Return notes about a limit below the requested one, and about other processes that hold much of the device."""
+    """Return notes about a memory limit below the requested one, and about other processes that hold device memory."""
     notes = []
     if memory.is_lowered:
         notes.append(note("memory_lowered", limit_bytes=memory.bytes, reason=memory.note))

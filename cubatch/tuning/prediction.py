@@ -197,7 +197,11 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
 def _at_latency_limit(
     request: Request, sizes: Sequence[int], seconds: Iterable[float], subject: PredictedSubject
 ) -> list[int]:  # fmt: skip
-    """Return the predicted largest size within the latency limit and the next one, without those in `sizes`."""
+    """
+    Return the largest size predicted to be within the latency limit and the next one, without those in `sizes`.
+
+    `seconds` are the predicted seconds of a step at `sizes`, which ascend.
+    """
     limit = math.inf if request.goal.latency_limit is None else request.goal.latency_limit
     last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)
     if request.limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):

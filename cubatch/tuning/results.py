@@ -365,7 +365,7 @@ class TuningResult(BatchSizeResult):
         return rates if self.loader is None else {n: self.loader.loop_rate(rate, n) for n, rate in rates.items()}
 
     def is_slowed(self, batch_size: int) -> bool:
-        """Return whether the data loader makes the loop slower than its step by more than the tolerance."""
+        """Return whether the data loader makes the loop of a size slower than its step by more than the tolerance."""
         step = self.sizes[batch_size].samples_per_second or 0.0
         return self.loop_rates.get(batch_size, step) < (1 - (self.tolerance or 0.0)) * step
 

@@ -181,7 +181,7 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
 
 
 def _at(case: Case, logs: Array) -> StepPrediction:
-    """Return the predicted step of a case for these logarithms of the factors on compute and memory time."""
+    """Return the predicted step of a case; `logs` are the logarithms of the factors on compute and memory seconds."""
     compute, memory = map(float, np.exp(logs))
     return step_of(*case, Scales(compute, memory))
 

@@ -32,7 +32,7 @@ def candidates(proposed: Iterable[Candidate], *, title: str) -> Grid:
 
 
 def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return the table of each layer at each candidate; a note lists channels to pad for Tensor Cores."""
+    """Return the table of each layer at each candidate, from the rows of `candidate_layers.explain`."""
     columns = {
         "batch": lambda row: row["batch_size"],
         "layer": lambda row: row["layer"],

@@ -198,7 +198,7 @@ def _taken(passes: Sequence[PassShare]) -> tuple[str, str]:
 
 
 def _spread(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str | None]:
-    """Return the blocks, the blocks on the busiest SM, and the used share of SM time as text; None if unknown."""
+    """Return `blocks`, those on the busiest SM, and the used share of SM time as a percentage; None each if unknown."""
     if not blocks:
         return None, None, None
     busiest = -(-blocks // num_sms)

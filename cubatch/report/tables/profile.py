@@ -33,7 +33,7 @@ def mapping(profiles: Sequence[StepProfile], model: str) -> dict[str, Any]:
 
 
 def title(payload: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
-    """Return network, settings, device, time and rate of a profile in one line."""
+    """Return a line with network, settings and device of `mapping`, and the seconds and samples/s of a profile."""
     what = f"{payload['model']}, {payload['mode']}, {payload['dtype']}, batch {profile['batch_size']}"
     seconds, rate = format_seconds(profile["step_seconds"]), format_count(profile["samples_per_second"])
     return f"{what}, on {payload['device']}: {seconds} a step, {rate} samples/s"
@@ -79,7 +79,7 @@ def shares(profile: Mapping[str, Any]) -> str:
 
 
 def sizes(profiles: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return the table of the time per sample at each batch size, by cause."""
+    """Return the table of the seconds per sample at each batch size, in total and by cause."""
     causes = list(profiles[0]["causes"])
     rows = [
         [
