@@ -167,7 +167,8 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise TimeoutError(f"another process held {file.name} for {seconds:g} s") from None
+                    what = f"another process held {file.name} for {seconds:g} s"
+                    raise TimeoutError(f"{what}; wait until it ends") from None
                 time.sleep(0.05)
         yield
 

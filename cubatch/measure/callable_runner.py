@@ -59,7 +59,8 @@ class CallableRunner:
             del step
             step = self._make_step(batch_size)
         if not callable(step):
-            raise InvalidArgument("make_step", step, "a function that returns a step: a callable without arguments")
+            remedy = "make_step returned this value: return the step as a function, and do not run it."
+            raise InvalidArgument("make_step", step, "a function that returns a callable without arguments", remedy)
         self._step = step
         # make_step may have imported the library whose events time the step.
         if type(self.clock) is clocks.HostClock and type(clock := clocks.callable_clock()) is not clocks.HostClock:

@@ -82,7 +82,7 @@ def profile(
     """
     check_whole("batch_size", batch_size)
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
-        raise InvalidArgument("budget", budget, "a number of seconds above 0")
+        raise InvalidArgument("budget", budget, "a finite number of seconds above 0")
     work = Workload.of(
         layer_spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute,
         present=True,

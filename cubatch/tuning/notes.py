@@ -167,7 +167,8 @@ def note(code: str, **values: Any) -> Note:
     """
     names = {name for _, name, _, _ in string.Formatter().parse(_TEXT.get(code, "")) if name}
     if code not in _TEXT or names != values.keys():
-        raise ValueError(f"a note {code!r} with {sorted(values)}: its text names {sorted(names)}")
+        expected = f"its text takes {sorted(names)}" if code in _TEXT else "there is no such note"
+        raise ValueError(f"note {code!r} with values {sorted(values)}: {expected}")
     return Note(code, values)
 
 
