@@ -115,7 +115,7 @@ def text(value: str | None) -> str | None:
 
 
 def items(value: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the items of an iterable as a tuple; raise TypeError for text, mappings and other values."""
+    """Return the items of an iterable as a tuple; raise TypeError for text, mappings and what is not iterable."""
     if _is(value, str | Mapping) or not _is(value, Iterable):
         raise TypeError(f"must be a list, got {shown(value)}")
     return tuple(value)

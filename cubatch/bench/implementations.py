@@ -30,7 +30,14 @@ TENSOR_FAMILIES = ("mma", "hopper")
 
 @attrs.frozen
 class Launch:
-    """A launch of a call: kernel, grid, and the last problem for which a variant was chosen."""
+    """
+    A recorded launch of a kernel.
+
+    Attributes:
+        kernel: The variant.
+        grid: Blocks in x, y and z.
+        problem: The last problem before the launch for which a variant was chosen; None if there was none.
+    """
 
     kernel: Kernel
     grid: Grid

@@ -161,7 +161,7 @@ class Keeper:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for a checkpoint within an epoch; False without a file."""
+        """Whether `seconds` have passed since the last checkpoint, or since the start; False without a file."""
         return self._path is not None and time.monotonic() - self._last >= self._seconds
 
     def write(self, snapshot: Callable[[], Mapping[str, np.ndarray[Any, Any]]], **changed: Any) -> None:

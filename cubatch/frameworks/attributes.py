@@ -89,7 +89,11 @@ class Snapshot:
         return changed | {each.name for each in self._watched.values() if _marks(each.value, self._known) != each.marks}
 
     def kept_batches(self, batch_size: int) -> list[str]:
-        """Return the names of attributes that now hold a new tensor with `batch_size` rows."""
+        """
+        Return attributes of the module that hold a tensor which they did not hold before, of `batch_size` along axis 0.
+
+        Names are paths, "encoder.cache" for one of a submodule. Tensors in collections and nested objects count too.
+        """
         names = []
         for path, part, attributes in self._parts:
             for name, value in _attributes(part).items():

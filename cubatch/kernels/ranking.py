@@ -58,7 +58,7 @@ class SplitKernel:
 
     Attributes:
         kernel: The variant.
-        slices: At least 1; a second launch adds up their partial sums.
+        slices: At least 1; above 1, a second launch adds up their partial sums.
     """
 
     kernel: Kernel
@@ -140,7 +140,7 @@ def _family_without(problem: Problem) -> str:
 
 
 def _fits_convolutions(problem: Problem) -> bool:
-    """Return whether a product's extents fit the 32-bit counts of a convolution's code."""
+    """Return whether a "gemm_nn" fits the 32-bit counts of a convolution's code; True for other operations."""
     return problem.operation != "gemm_nn" or max(problem.m, problem.n * problem.k) < _LIMIT
 
 

@@ -212,7 +212,12 @@ class _Small:
 
 
 def _small_calls() -> _Small:
-    """Return the seconds of calls on single elements, traced in the same way as the calls of a step."""
+    """
+    Measure the overhead of a call in seconds, by kind of work, and that of tracing it.
+
+    NumPy calls on single elements, and of a function that does nothing, are traced like those of a step. Each figure is
+    the least of several rounds.
+    """
     single, square = np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
     tried: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "": (_nothing, ()),

@@ -108,7 +108,7 @@ class Schedule:
         given: Buffers that are filled before the step and unchanged by it: the batch, its labels.
         results: Buffers that live to the end of the step: the output.
         outputs: Buffer number of each layer's output after the forward pass.
-        single: A layer on its own: its output gradient is given and the gradient of its input computed.
+        single: Whether it is a step of one layer, given the gradient of its output, which computes that of its input.
     """
 
     network: Network

@@ -78,7 +78,12 @@ def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = Non
 
 
 def vitals(result: BatchSizeResult) -> dict[str, object]:
-    """Return highest temperature and memory use of the GPU, and its power and load at the recommended size."""
+    """
+    Return the rows of a table of the GPU, text by label; None where a value was not read.
+
+    The highest temperature (°C) and memory use are those of all sizes, each with its batch size. Power (W) and busy
+    time (%) are those of the recommended size.
+    """
     sizes = result.sizes.values()
     chosen = result.sizes.get(result.batch_size or 0)
     power, busy = (None, None) if chosen is None else (chosen.power_watts, chosen.utilization_percent)

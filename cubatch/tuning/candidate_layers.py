@@ -79,7 +79,11 @@ def explain(
 
 
 def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
-    """Return by name each channel number (c, k of a group) that is no multiple of `multiple`, rounded up to one."""
+    """
+    Return the channels per group that a layer would need to fill Tensor Cores: "c" in, "k" out, rounded up.
+
+    Only those that are no multiple of `multiple` have a key; empty if it is None.
+    """
     if multiple is None:
         return {}
     return {name: -(-size // multiple) * multiple for name, size in layer.product_channels.items() if size % multiple}

@@ -47,7 +47,7 @@ class Decision:
     The limit above the recommended size.
 
     Attributes:
-        limit: One of `results.DECIDED_BY`, or None.
+        limit: One of `results.DECIDED_BY`; None if no limit was met, or a larger size was interrupted.
         top: The largest size that ran within every limit, or the recommended one.
         reach: The largest size below `edge` that was timed, or ruled out by timings of its neighbors.
         edge: The next limit or failure above `top`: its size, and "memory", "latency_limit" or FAILURE. None if none

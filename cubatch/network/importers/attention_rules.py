@@ -47,10 +47,10 @@ class Prepended:
 
 def select(build: Builder, step: Step) -> Value:
     """
-    Return one position of an axis; raise UnsupportedOperator for axes other than channels and tokens.
+    Return one position of an axis; raise UnsupportedOperator for positions that no layer selects.
 
-    One position of the channels is a range of the value's channels. The first token becomes the output of a ClassToken
-    layer.
+    An axis of extent 1 is dropped. One position of an axis of channels, such as the queries, is a range of the value's
+    channels. The first token becomes the output of a ClassToken layer; other tokens and axes raise.
     """
     value, axis = build.part(step), step.options["axis"] % (len(step.shape) + 1)
     atoms, index = value.dims[axis], step.options["index"]

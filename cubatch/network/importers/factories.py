@@ -62,7 +62,12 @@ def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool 
 
 
 def _trace(module: Any, extents: Extents, *, opaque: bool) -> Network:
-    """Return a module imported on images or features; if w is 1 and h is larger, on tokens where images fail."""
+    """
+    Return a module imported by a trace on images (c, h, w), or on features (c,) if h and w are 1.
+
+    If only w is 1, tokens (h, c) are tried after images, and `opaque`, as for `from_torch`, is used only after both
+    failed without it. If all fail, the first error is raised.
+    """
     h, w, c = extents
     image, tokens = channels_first(extents), (h, c)
     if not w == 1 < h:

@@ -51,7 +51,7 @@ def tuning_grid(result: BatchSizeResult) -> Grid:
 
 
 def interval(measurement: Measurement) -> str | None:
-    """Return the confidence interval of the samples per second as text; None without an interval."""
+    """Return the 90 % interval of the samples per second as text, "low to high"; None without an interval."""
     ends = measurement.throughput_interval
     return None if ends is None else " to ".join(format_value(rate, "throughput") for rate in ends)
 

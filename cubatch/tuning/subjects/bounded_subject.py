@@ -226,7 +226,11 @@ class BoundedSubject(Subject):
 
     @property
     def instances(self) -> dict[str, int]:
-        """The number of bound instances (`instances`) and threads of each; empty for one that is not bound."""
+        """
+        How many instances step at the same time, "instances", and how many CPUs each is bound to, "threads".
+
+        Empty for a single instance that is not bound to CPUs.
+        """
         return {"instances": len(self.shares), "threads": len(self.shares[0])} if self.shares else {}
 
     def remote(self, path: str, arguments: Mapping[str, Any], remedy: str) -> LearnsMemory:
