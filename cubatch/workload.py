@@ -24,31 +24,22 @@ class Workload:
     """
     The description of a step on one device, except for its batch size.
 
-    Attributes:
-        spec: A layer or network.
-        device: The device.
-        mode: "inference" or "training".
-        dtype: Storage of activations and parameters.
-        optimizer: One of OPTIMIZERS; counts in training only.
-        library: "cubatch": cubatch kernels; "im2col": gathered operands and a BLAS; "vendor": cuDNN and cuBLAS, for
-            predictions only.
-        recompute: Discard activations and compute them again in the backward pass.
-        accumulate: Accumulate the gradients of several batches for an optimizer step, in training.
-
     Example:
         >>> work = Workload.of("mlp", "v100-sxm2-16gb", mode="training", dtype="float16")
         >>> work.name, work.device.num_sms, work.library
         ('mlp', 80, 'cubatch')
     """
 
-    spec: Spec
-    device: Device
-    mode: str
-    dtype: str
-    optimizer: str
+    spec: Spec  # a layer or network
+    device: Device  # the device
+    mode: str  # "inference" or "training"
+    dtype: str  # storage of activations and parameters
+    optimizer: str  # one of OPTIMIZERS; counts in training only
+    # "cubatch": cubatch kernels; "im2col": gathered operands and a BLAS; "vendor": cuDNN and cuBLAS, for predictions
+    # only
     library: str
-    recompute: bool
-    accumulate: bool = False
+    recompute: bool  # discard activations and compute them again in the backward pass
+    accumulate: bool = False  # accumulate the gradients of several batches for an optimizer step, in training
 
     @classmethod
     def of(

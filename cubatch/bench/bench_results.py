@@ -28,30 +28,19 @@ NOT_ASKED = "not requested"
 
 @attrs.frozen(kw_only=True)
 class LaunchFacts:
-    """
-    A launch on a device; `None` for an unknown fact.
+    """A launch on a device; `None` for an unknown fact."""
 
-    Attributes:
-        kernel: Name of the variant.
-        grid: Blocks in x, y and z.
-        threads: Threads of a block.
-        registers, spill_bytes: Per thread, as compiled.
-        shared_bytes: Per block, static and dynamic.
-        blocks_per_sm, occupancy, limiters: See `waves.occupancy`.
-        tiles: Tiles that the blocks share, unless each has one.
-        busiest_sm_blocks, fill: See `waves.busiest_sm_blocks`; of the tiles if blocks share them.
-    """
-
-    kernel: str
-    grid: tuple[int, int, int]
-    threads: int
-    registers: int | None = None
+    kernel: str  # name of the variant
+    grid: tuple[int, int, int]  # blocks in x, y and z
+    threads: int  # threads of a block
+    registers: int | None = None  # registers, spill_bytes: per thread, as compiled
     spill_bytes: int | None = None
-    shared_bytes: int | None = None
-    blocks_per_sm: int | None = None
+    shared_bytes: int | None = None  # per block, static and dynamic
+    blocks_per_sm: int | None = None  # blocks_per_sm, occupancy, limiters: see `waves.occupancy`
     occupancy: float | None = None
     limiters: tuple[str, ...] = ()
-    tiles: int | None = None
+    tiles: int | None = None  # tiles that the blocks share, unless each has one
+    # busiest_sm_blocks, fill: see `waves.busiest_sm_blocks`; of the tiles if blocks share them
     busiest_sm_blocks: int | None = None
     fill: float | None = None
 
@@ -104,69 +93,44 @@ def _figures(kernel: Kernel, arch: str) -> Figures | None:
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """
-    An implementation of a case, with its check and its times.
+    """An implementation of a case, with its check and its times."""
 
-    Attributes:
-        name: The main kernel of cubatch, or the library of a rival.
-        label: Family, tile and vector of the kernel.
-        side: `OURS` or `VENDOR`.
-        status: "ok", "dropped" (clearly slower), "wrong" (results are wrong; not timed), "error" (did not run) or
-            "planned".
-        reason: Why measuring it ended, or the error.
-        launches: Its kernels in order; empty for a rival.
-        worst_error: Largest error of a result in units of its bound; `None` if it was not checked.
-        timings: By round.
-        seconds, interval: Median with its 90 % confidence interval; `None` if it was not timed.
-        flops_per_second, bytes_per_second: FLOP and bytes of the case, divided by the seconds.
-        roofline_fraction: Least time by the data sheet, divided by the seconds.
-        copy_fraction: Share of the bandwidth of a plain copy, measured in the same run.
-        ratio: Time of the vendor's fastest entry divided by that of this one: above 1 cubatch is faster; `None` for a
-            rival.
-        ratio_interval: Its 90 % confidence interval from the rounds of both; `None` for too few rounds.
-    """
-
-    name: str
-    label: str = ""
-    side: str = OURS
+    name: str  # the main kernel of cubatch, or the library of a rival
+    label: str = ""  # family, tile and vector of the kernel
+    side: str = OURS  # `OURS` or `VENDOR`
+    # "ok", "dropped" (clearly slower), "wrong" (results are wrong; not timed), "error" (did not run) or "planned"
     status: str = "planned"
-    reason: str = ""
-    launches: tuple[LaunchFacts, ...] = ()
-    worst_error: float | None = None
-    timings: tuple[Timing, ...] = ()
+    reason: str = ""  # why measuring it ended, or the error
+    launches: tuple[LaunchFacts, ...] = ()  # its kernels in order; empty for a rival
+    worst_error: float | None = None  # largest error of a result in units of its bound; `None` if it was not checked
+    timings: tuple[Timing, ...] = ()  # by round
+    # seconds, interval: median with its 90 % confidence interval; `None` if it was not timed
     seconds: float | None = None
     interval: tuple[float, float] | None = None
+    # flops_per_second, bytes_per_second: FLOP and bytes of the case, divided by the seconds
     flops_per_second: float | None = None
     bytes_per_second: float | None = None
-    roofline_fraction: float | None = None
-    copy_fraction: float | None = None
+    roofline_fraction: float | None = None  # least time by the data sheet, divided by the seconds
+    copy_fraction: float | None = None  # share of the bandwidth of a plain copy, measured in the same run
+    # time of the vendor's fastest entry divided by that of this one: above 1 cubatch is faster; `None` for a rival
     ratio: float | None = None
+    # its 90 % confidence interval from the rounds of both; `None` for too few rounds
     ratio_interval: tuple[float, float] | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """
-    The results of a case on a device.
+    """The results of a case on a device."""
 
-    Attributes:
-        case: The call.
-        entries: cubatch kernels in the order of their rank, then the rivals.
-        roofline_seconds, bound: Least time by the data sheet, and what limits it: "compute" or "memory".
-        sets: Number of sets of arrays that timed steps used in turn; 0 if nothing was measured.
-        l2: "cold" if the sets exceed the L2, else "warm".
-        no_rival: Why the vendor has no entry; empty if it has one.
-        status: "ok", or "out_of_memory" if the arrays did not fit.
-    """
-
-    case: Case
-    entries: tuple[Entry, ...] = ()
+    case: Case  # the call
+    entries: tuple[Entry, ...] = ()  # cubatch kernels in the order of their rank, then the rivals
+    # roofline_seconds, bound: least time by the data sheet, and what limits it: "compute" or "memory"
     roofline_seconds: float | None = None
     bound: str | None = None
-    sets: int = 0
-    l2: str | None = None
-    no_rival: str = ""
-    status: str = "ok"
+    sets: int = 0  # number of sets of arrays that timed steps used in turn; 0 if nothing was measured
+    l2: str | None = None  # "cold" if the sets exceed the L2, else "warm"
+    no_rival: str = ""  # why the vendor has no entry; empty if it has one
+    status: str = "ok"  # "ok", or "out_of_memory" if the arrays did not fit
 
     @property
     def times(self) -> Mapping[str, Entry]:

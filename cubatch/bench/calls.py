@@ -43,67 +43,39 @@ _SINGULAR = {"branches": "x", "outs": "dx"}
 
 @attrs.frozen
 class Operand:
-    """
-    An array of a case.
+    """An array of a case."""
 
-    Attributes:
-        shape: Its extents.
-        kind: How it is filled. "signed" is uniform in [-reach, reach), and "rectified" the same through ReLU6.
-            "positive" is in [0.5, 1.5). "counts" are whole numbers from 0. "scaling" is the state of a loss scale.
-        dtype: Type of its elements; empty for the type of the case.
-        below: Upper limit of whole numbers, exclusive.
-        is_batched: Whether axis 0 is the batch.
-        reach: See `kind`.
-        padded: Zero channels behind those that the operation reads.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # its extents
+    # how it is filled. "signed" is uniform in [-reach, reach), and "rectified" the same through ReLU6. "positive" is in
+    # [0.5, 1.5). "counts" are whole numbers from 0. "scaling" is the state of a loss scale
     kind: str = "signed"
-    dtype: str = ""
-    below: int = 0
-    is_batched: bool = True
-    reach: float = 1.0
-    padded: int = 0
+    dtype: str = ""  # type of its elements; empty for the type of the case
+    below: int = 0  # upper limit of whole numbers, exclusive
+    is_batched: bool = True  # whether axis 0 is the batch
+    reach: float = 1.0  # see `kind`
+    padded: int = 0  # zero channels behind those that the operation reads
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Case:
-    """
-    A call of an operation with operands in place of arrays, and what it computes and moves.
+    """A call of an operation with operands in place of arrays, and what it computes and moves."""
 
-    Attributes:
-        operation: Name in `engine.functional`.
-        arrays: Names of operands by parameter; a tuple for a parameter that takes a list, in which `None` stays `None`.
-        options: The other parameters.
-        operands: Arrays by name.
-        results: Names of the operands that are written.
-        name: Unique among the cases of a run: "conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop".
-        pass_: Pass of the layer; `None` for an operation that is no pass.
-        layer: The layer without its name; `None` for an operation of no layer.
-        batch_size: Samples, or rows of a product.
-        dtype: Storage of the elements; "tf32" is float32 whose products may be made on tensor cores.
-        flops: A multiply-add counts as two.
-        traffic_bytes: Each array moved once; the roofline counts these.
-        moved_bytes: Bytes that must really move if data is needed whole before it is needed again.
-        multiplicity: Number of occurrences in a network.
-        layers: Names of the layers that have it.
-    """
-
-    operation: str
+    operation: str  # name in `engine.functional`
+    # names of operands by parameter; a tuple for a parameter that takes a list, in which `None` stays `None`
     arrays: Mapping[str, str | tuple[str | None, ...]]
-    options: Mapping[str, Any]
-    operands: Mapping[str, Operand]
-    results: tuple[str, ...]
-    name: str = ""
-    pass_: Pass | None = None
-    layer: Layer | None = None
-    batch_size: int = 1
-    dtype: str = "float32"
-    flops: int = 0
-    traffic_bytes: int = 0
-    moved_bytes: int = 0
-    multiplicity: int = 1
-    layers: tuple[str, ...] = ()
+    options: Mapping[str, Any]  # the other parameters
+    operands: Mapping[str, Operand]  # arrays by name
+    results: tuple[str, ...]  # names of the operands that are written
+    name: str = ""  # unique among the cases of a run: "conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop"
+    pass_: Pass | None = None  # pass of the layer; `None` for an operation that is no pass
+    layer: Layer | None = None  # the layer without its name; `None` for an operation of no layer
+    batch_size: int = 1  # samples, or rows of a product
+    dtype: str = "float32"  # storage of the elements; "tf32" is float32 whose products may be made on tensor cores
+    flops: int = 0  # a multiply-add counts as two
+    traffic_bytes: int = 0  # each array moved once; the roofline counts these
+    moved_bytes: int = 0  # bytes that must really move if data is needed whole before it is needed again
+    multiplicity: int = 1  # number of occurrences in a network
+    layers: tuple[str, ...] = ()  # names of the layers that have it
 
     def call(self, operations: Any, arrays: Mapping[str, Any], **changes: Any) -> None:
         """

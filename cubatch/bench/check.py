@@ -142,18 +142,11 @@ def cuts_of(case: Case) -> dict[str, dict[str, int]]:
 
 @attrs.frozen
 class Check:
-    """
-    The result of a comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        worst: Largest error in units of its bound; at most 1 is right. Infinite for NaN and for an inexact copy.
-        compared: Results that were compared.
-        where: Array and place of the worst error, with the value there and the right one.
-    """
-
-    worst: float
-    compared: int
-    where: str
+    worst: float  # largest error in units of its bound; at most 1 is right. Infinite for NaN and for an inexact copy
+    compared: int  # results that were compared
+    where: str  # array and place of the worst error, with the value there and the right one
 
     @property
     def passed(self) -> bool:

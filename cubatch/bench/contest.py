@@ -35,24 +35,15 @@ _CLEARLY = 1.06  # times as slow: the target and 5 %, because three timings are 
 
 @attrs.define
 class Entrant:
-    """
-    An implementation that a contest times against others.
+    """An implementation that a contest times against others."""
 
-    Attributes:
-        name: Unique in its contest.
-        side: `OURS` or the name of a rival. An entrant is dropped when another of its side is clearly faster.
-        step: Runs the implementation once, or enqueues it. If the step of a rival fails, the others are still timed.
-        timings: At most one per round.
-        status: "ok", "dropped" (clearly slower) or "error".
-        reason: Why measuring it ended.
-    """
-
-    name: str
-    side: str
+    name: str  # unique in its contest
+    side: str  # `OURS` or the name of a rival. An entrant is dropped when another of its side is clearly faster
+    # runs the implementation once, or enqueues it. If the step of a rival fails, the others are still timed
     step: Callable[[], object]
-    timings: list[Timing] = attrs.field(factory=list, init=False)
-    status: str = attrs.field(default="ok", init=False)
-    reason: str = attrs.field(default="", init=False)
+    timings: list[Timing] = attrs.field(factory=list, init=False)  # at most one per round
+    status: str = attrs.field(default="ok", init=False)  # "ok", "dropped" (clearly slower) or "error"
+    reason: str = attrs.field(default="", init=False)  # why measuring it ended
     repeats: int = attrs.field(default=1, init=False)
 
     @property

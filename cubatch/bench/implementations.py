@@ -30,17 +30,11 @@ TENSOR_FAMILIES = ("mma", "hopper")
 
 @attrs.frozen
 class Launch:
-    """
-    A recorded launch of a kernel.
+    """A recorded launch of a kernel."""
 
-    Attributes:
-        kernel: The variant.
-        grid: Blocks in x, y and z.
-        problem: The last problem before the launch for which a variant was chosen; None if there was none.
-    """
-
-    kernel: Kernel
-    grid: Grid
+    kernel: Kernel  # the variant
+    grid: Grid  # blocks in x, y and z
+    # the last problem before the launch for which a variant was chosen; None if there was none
     problem: Problem | None = None
 
     @property
@@ -51,18 +45,11 @@ class Launch:
 
 @attrs.define
 class Tracer:
-    """
-    A launcher that records its launches.
+    """A launcher that records its launches."""
 
-    Attributes:
-        launcher: Launches the kernels; `None` if nothing is launched.
-        launches: Launches that were bound.
-        problems: Problems for which a variant was chosen.
-    """
-
-    launcher: Launcher | None = None
-    launches: list[Launch] = attrs.field(factory=list)
-    problems: list[Problem] = attrs.field(factory=list)
+    launcher: Launcher | None = None  # launches the kernels; `None` if nothing is launched
+    launches: list[Launch] = attrs.field(factory=list)  # launches that were bound
+    problems: list[Problem] = attrs.field(factory=list)  # problems for which a variant was chosen
 
     @property
     def module(self) -> ModuleType:
@@ -81,23 +68,15 @@ def _nothing() -> None:
 
 @attrs.frozen(eq=False)
 class Way:
-    """
-    An implementation of a case on cubatch kernels.
+    """An implementation of a case on cubatch kernels."""
 
-    Attributes:
-        case: The call.
-        device: Decides grids and variants.
-        wanted: Kernel variant for the problems of its operation; `None` for the variant ranked first.
-        is_naive: Whether the kernels of kernels/naive are used, which have no variants.
-        launches: Launches of the case.
-        problems: Problems for which a variant is chosen; none if there is no choice.
-    """
-
-    case: Case
-    device: Device
+    case: Case  # the call
+    device: Device  # decides grids and variants
+    # kernel variant for the problems of its operation; `None` for the variant ranked first
     wanted: Kernel | None = None
-    is_naive: bool = False
-    launches: tuple[Launch, ...] = attrs.field(init=False)
+    is_naive: bool = False  # whether the kernels of kernels/naive are used, which have no variants
+    launches: tuple[Launch, ...] = attrs.field(init=False)  # launches of the case
+    # problems for which a variant is chosen; none if there is no choice
     problems: tuple[Problem, ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -32,43 +32,28 @@ EPS = 1e-5  # of norms: the least that cuDNN takes; with less PyTorch uses anoth
 
 @attrs.frozen
 class Rival:
-    """
-    An implementation of a case by another library.
+    """An implementation of a case by another library."""
 
-    Attributes:
-        library: Name of the library and of its variant: "cuDNN (torch, NCHW)".
-        bind: Returns a step for a set of arrays, which does the case once or enqueues it.
-        results: Returns the results by name, laid out as the arrays of the case, from the value of a step. `None` if
-            the step writes into the arrays.
-        slack: Factor on the error bound of cubatch kernels.
-        stored_between: Number of times that a result is stored, and so rounded, before a later kernel completes it.
-    """
-
-    library: str
+    library: str  # name of the library and of its variant: "cuDNN (torch, NCHW)"
+    # returns a step for a set of arrays, which does the case once or enqueues it
     bind: Callable[[Mapping[str, Any]], Step]
+    # returns the results by name, laid out as the arrays of the case, from the value of a step. `None` if the step
+    # writes into the arrays
     results: Callable[[Any], Mapping[str, Any]] | None = None
-    slack: float = 1.0
+    slack: float = 1.0  # factor on the error bound of cubatch kernels
+    # number of times that a result is stored, and so rounded, before a later kernel completes it
     stored_between: int = 0
 
 
 @attrs.frozen
 class Way:
-    """
-    An implementation of a case with PyTorch.
+    """An implementation of a case with PyTorch."""
 
-    Attributes:
-        make: Returns a step for tensors of the case, which returns its results.
-        names: Names of the results in their order; empty if the step writes into the tensors.
-        is_image: Whether tensors of four axes are viewed as NCHW.
-        slack: Factor on the error bound.
-        stored: Number of further times that a result is stored, and so rounded, before a later kernel reads it.
-    """
-
-    make: Callable[[Tensors], Step]
-    names: tuple[str, ...]
-    is_image: bool = True
-    slack: float = 1.0
-    stored: int = 0
+    make: Callable[[Tensors], Step]  # returns a step for tensors of the case, which returns its results
+    names: tuple[str, ...]  # names of the results in their order; empty if the step writes into the tensors
+    is_image: bool = True  # whether tensors of four axes are viewed as NCHW
+    slack: float = 1.0  # factor on the error bound
+    stored: int = 0  # number of further times that a result is stored, and so rounded, before a later kernel reads it
 
 
 Ways = Mapping[str, Callable[[Any, Case], Mapping[str, Way]]]

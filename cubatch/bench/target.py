@@ -38,26 +38,16 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Target:
-    """
-    The device on which cases run, with what launches and times them there.
+    """The device on which cases run, with what launches and times them there."""
 
-    Attributes:
-        device: Its SMs and architecture decide grids and variants.
-        launcher: Runs kernels.
-        module: Array module whose arrays the launcher takes.
-        clock: Times what is launched.
-        trying: Entered with the main kernel of a variant around its first launch in a case; may refuse it by an error.
-        synchronize: Waits for all launches; raises the error of one that failed.
-        free_pools: Frees the unused memory that the array libraries keep.
-    """
-
-    device: Device
-    launcher: Launcher
-    module: ModuleType
-    clock: Clock
+    device: Device  # its SMs and architecture decide grids and variants
+    launcher: Launcher  # runs kernels
+    module: ModuleType  # array module whose arrays the launcher takes
+    clock: Clock  # times what is launched
+    # entered with the main kernel of a variant around its first launch in a case; may refuse it by an error
     trying: Callable[[Kernel], AbstractContextManager[object]] = contextlib.nullcontext
-    synchronize: Callable[[], object] = lambda: None
-    free_pools: Callable[[], object] = lambda: None
+    synchronize: Callable[[], object] = lambda: None  # waits for all launches; raises the error of one that failed
+    free_pools: Callable[[], object] = lambda: None  # frees the unused memory that the array libraries keep
 
     def attempt(self, work: Callable[[], T]) -> T | str:
         """

@@ -39,24 +39,14 @@ class OtherConditions(UserWarning):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Checkpoint:
-    """
-    A training run between two steps.
+    """A training run between two steps."""
 
-    Attributes:
-        settings: By name, the settings that decide the final weights.
-        conditions: By name, software and hardware of the run, which decide how sums are rounded.
-        epochs: The records of the finished epochs.
-        losses: Losses of the unfinished epoch's steps.
-        seconds: Seconds that those steps took.
-        arrays: The model's snapshot.
-    """
-
-    settings: Mapping[str, Any]
-    conditions: Mapping[str, Any]
-    epochs: Sequence[Mapping[str, Any]] = ()
-    losses: Sequence[float] = ()
-    seconds: float = 0.0
-    arrays: Mapping[str, np.ndarray[Any, Any]] = attrs.field(factory=dict)
+    settings: Mapping[str, Any]  # by name, the settings that decide the final weights
+    conditions: Mapping[str, Any]  # by name, software and hardware of the run, which decide how sums are rounded
+    epochs: Sequence[Mapping[str, Any]] = ()  # the records of the finished epochs
+    losses: Sequence[float] = ()  # losses of the unfinished epoch's steps
+    seconds: float = 0.0  # seconds that those steps took
+    arrays: Mapping[str, np.ndarray[Any, Any]] = attrs.field(factory=dict)  # the model's snapshot
 
 
 def check_files(*, save: str | Path | None, checkpoint: str | Path | None) -> None:

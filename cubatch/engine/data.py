@@ -41,17 +41,11 @@ _CHUNK = 2**20
 
 @attrs.frozen(eq=False)
 class Dataset:
-    """
-    Images and their classes.
+    """Images and their classes."""
 
-    Attributes:
-        images: (samples, h, w, c), uint8.
-        labels: (samples,), int32.
-        mean, deviation: Mean and standard deviation of the training images scaled to 0..1, which normalize batches.
-    """
-
-    images: np.ndarray[Any, Any]
-    labels: np.ndarray[Any, Any]
+    images: np.ndarray[Any, Any]  # (samples, h, w, c), uint8
+    labels: np.ndarray[Any, Any]  # (samples,), int32
+    # mean, deviation: mean and standard deviation of the training images scaled to 0..1, which normalize batches
     mean: float
     deviation: float
 

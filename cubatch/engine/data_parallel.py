@@ -25,20 +25,12 @@ from cubatch.memory.schedule_records import Op, Schedule
 
 @attrs.frozen
 class Share:
-    """
-    This rank's share of a step's samples.
+    """This rank's share of a step's samples."""
 
-    Attributes:
-        part: Range of this rank's samples in the batch of all ranks.
-        sizes: Samples of each rank.
-        batch_size: Samples that go through rank 0 together.
-        is_first: Whether this is rank 0.
-    """
-
-    part: slice
-    sizes: list[int]
-    batch_size: int
-    is_first: bool = True
+    part: slice  # range of this rank's samples in the batch of all ranks
+    sizes: list[int]  # samples of each rank
+    batch_size: int  # samples that go through rank 0 together
+    is_first: bool = True  # whether this is rank 0
 
     @property
     def total(self) -> int:
@@ -68,16 +60,10 @@ def gathered(exchange: Exchange, number: int) -> list[int]:
 
 @attrs.frozen
 class Bucket:
-    """
-    A piece of the flat gradient that one exchange sums over the ranks.
+    """A piece of the flat gradient that one exchange sums over the ranks."""
 
-    Attributes:
-        part: Range of the piece in the flat gradient.
-        after: Number of the operation that completes the piece.
-    """
-
-    part: slice
-    after: int
+    part: slice  # range of the piece in the flat gradient
+    after: int  # number of the operation that completes the piece
 
 
 def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:

@@ -27,31 +27,19 @@ _MOST_SPANS = 4096
 
 @attrs.frozen
 class Span:
-    """
-    The time that one sum over ranks took.
+    """The time that one sum over ranks took."""
 
-    Attributes:
-        begin, end: Seconds on the host's monotonic clock; on a GPU since the begin of the first span.
-        bytes: Size of the array that was summed.
-    """
-
-    begin: float
+    begin: float  # begin, end: seconds on the host's monotonic clock; on a GPU since the begin of the first span
     end: float
-    bytes: int
+    bytes: int  # size of the array that was summed
 
 
 @attrs.frozen
 class Exchanged:
-    """
-    The seconds of the sums over ranks since the last call of `Exchange.exchanged`.
+    """The seconds of the sums over ranks since the last call of `Exchange.exchanged`."""
 
-    Attributes:
-        spans: Begin and end of the latest sums in seconds, in order.
-        exposed_seconds: Seconds for which computing waited for sums.
-    """
-
-    spans: tuple[Span, ...]
-    exposed_seconds: float
+    spans: tuple[Span, ...]  # begin and end of the latest sums in seconds, in order
+    exposed_seconds: float  # seconds for which computing waited for sums
 
     @property
     def seconds(self) -> float:
@@ -60,20 +48,12 @@ class Exchanged:
 
 
 class Exchange(Protocol):
-    """
-    Sums arrays over all ranks, in place.
+    """Sums arrays over all ranks, in place."""
 
-    Attributes:
-        rank: The number of this rank, from 0.
-        size: The number of ranks.
-        bucket_bytes: Least bytes for which a sum is worth its overhead.
-        xp: The array module.
-    """
-
-    rank: int
-    size: int
-    bucket_bytes: int
-    xp: Any
+    rank: int  # the number of this rank, from 0
+    size: int  # the number of ranks
+    bucket_bytes: int  # least bytes for which a sum is worth its overhead
+    xp: Any  # the array module
 
     def begin(self, array: Any) -> None:
         """Begin to replace a contiguous array by its sum over all ranks, once all work enqueued before is done."""

@@ -30,20 +30,14 @@ _SAVED = ("qkv", "weights", "mixed")
 
 @attrs.frozen(eq=False)
 class Ops:
-    """
-    The functions of `functional` that compute a type of layer.
+    """The functions of `functional` that compute a type of layer."""
 
-    Attributes:
-        forward, backward: Names of the functions of each pass; none for a pass that needs no operation.
-        inference: Names of the functions of the forward pass in inference, if they differ.
-        more: Returns the arguments whose names only this type has.
-        draws: Whether the forward pass draws random numbers: it is prepared only if the device counts the steps.
-    """
-
+    # forward, backward: names of the functions of each pass; none for a pass that needs no operation
     forward: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
-    more: Callable[[Bound], dict[str, Any]] | None = None
-    inference: tuple[str, ...] = ()
+    more: Callable[[Bound], dict[str, Any]] | None = None  # returns the arguments whose names only this type has
+    inference: tuple[str, ...] = ()  # names of the functions of the forward pass in inference, if they differ
+    # whether the forward pass draws random numbers: it is prepared only if the device counts the steps
     draws: bool = False
 
     def run(self, at: Bound, given: dict[str, Any]) -> None:

@@ -15,14 +15,9 @@ from cubatch.network.graph import Network
 
 
 class Learned:
-    """
-    Parameters, running statistics, optimizer state and step count of a `Model`.
+    """Parameters, running statistics, optimizer state and step count of a `Model`."""
 
-    Attributes:
-        network: The network of the parameters.
-    """
-
-    network: Network
+    network: Network  # the network of the parameters
     _xp: Any
     _flat: Any
     _states: dict[str, dict[str, Any]]

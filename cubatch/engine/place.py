@@ -15,37 +15,22 @@ from cubatch.memory.schedule_records import Op
 
 @attrs.frozen(eq=False)
 class Place:
-    """
-    The shard, gradients and shared parameters on which a member of a team works.
+    """The shard, gradients and shared parameters on which a member of a team works."""
 
-    Attributes:
-        operations: The functions that compute: `functional`, or the hand-written kernels under the same names.
-        arena: The shard's buffers.
-        parameters: Parameters by layer and name; shared by all members.
-        gradients: This member's gradients by layer and name.
-        states: Running statistics by layer and name; shared, written by the first member.
-        team, rank: The members, and the number of this one.
-        batch_size: Samples of the whole batch.
-        begin: First sample of the shard in the batch.
-        first: First sample of this rank's batch in the batch of all ranks; 0 without other ranks.
-        clock: Number of finished passes over a batch, in a list of one; draws the dropout masks.
-        numbers: The numbers of pass and step in memory that kernels read, instead of `clock`; None on the host.
-        seed: Seed of the dropout masks.
-    """
-
-    operations: Any
-    arena: Arena
-    parameters: Mapping[str, Mapping[str, Any]]
-    gradients: Mapping[str, Mapping[str, Any]]
-    states: Mapping[str, Mapping[str, Any]]
-    team: Team
+    operations: Any  # the functions that compute: `functional`, or the hand-written kernels under the same names
+    arena: Arena  # the shard's buffers
+    parameters: Mapping[str, Mapping[str, Any]]  # parameters by layer and name; shared by all members
+    gradients: Mapping[str, Mapping[str, Any]]  # this member's gradients by layer and name
+    states: Mapping[str, Mapping[str, Any]]  # running statistics by layer and name; shared, written by the first member
+    team: Team  # team, rank: the members, and the number of this one
     rank: int
-    batch_size: int
-    begin: int
-    first: int
-    clock: list[int]
+    batch_size: int  # samples of the whole batch
+    begin: int  # first sample of the shard in the batch
+    first: int  # first sample of this rank's batch in the batch of all ranks; 0 without other ranks
+    clock: list[int]  # number of finished passes over a batch, in a list of one; draws the dropout masks
+    # the numbers of pass and step in memory that kernels read, instead of `clock`; None on the host
     numbers: StepNumbers | None
-    seed: int
+    seed: int  # seed of the dropout masks
 
 
 @attrs.frozen(eq=False)

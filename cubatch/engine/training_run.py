@@ -31,21 +31,13 @@ class Epoch:
 
 @attrs.frozen
 class Step:
-    """
-    A step of the optimizer, as reported while training goes on.
+    """A step of the optimizer, as reported while training goes on."""
 
-    Attributes:
-        done, total: Steps so far, this one included, and of the whole run.
-        epoch: Number of the pass, from 1.
-        loss: Mean loss of the step's samples.
-        test_accuracy: Accuracy after the previous epoch; None in the first.
-    """
-
-    done: int
+    done: int  # done, total: steps so far, this one included, and of the whole run
     total: int
-    epoch: int
-    loss: float
-    test_accuracy: float | None
+    epoch: int  # number of the pass, from 1
+    loss: float  # mean loss of the step's samples
+    test_accuracy: float | None  # accuracy after the previous epoch; None in the first
 
 
 @attrs.frozen(kw_only=True)

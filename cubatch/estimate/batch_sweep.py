@@ -86,36 +86,21 @@ def _computes(kernel: Kernel, layer: Layer, pass_: Pass) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Spread:
-    """
-    The distribution of blocks over the SMs.
+    """The distribution of blocks over the SMs."""
 
-    Attributes:
-        blocks: Tiles of the result times slices of the depth.
-        slices: Slices of the product's depth.
-        busiest_sm_blocks: Blocks that the busiest SM runs; time follows these.
-        fill: Share of the GPU's SM time that the blocks use, from 0 to 1.
-        waves: Number of waves of resident blocks, a partial last one included; None if no block fits.
-        last_wave: Blocks of the last wave as a share of a full one; None if no block fits.
-    """
-
-    blocks: int
-    slices: int
-    busiest_sm_blocks: int
-    fill: float
-    waves: int | None
-    last_wave: float | None
+    blocks: int  # tiles of the result times slices of the depth
+    slices: int  # slices of the product's depth
+    busiest_sm_blocks: int  # blocks that the busiest SM runs; time follows these
+    fill: float  # share of the GPU's SM time that the blocks use, from 0 to 1
+    waves: int | None  # number of waves of resident blocks, a partial last one included; None if no block fits
+    last_wave: float | None  # blocks of the last wave as a share of a full one; None if no block fits
 
 
 @attrs.frozen(kw_only=True)
 class Grid(Spread):
-    """
-    The distribution of the blocks of a pass over the SMs at one batch size.
+    """The distribution of the blocks of a pass over the SMs at one batch size."""
 
-    Attributes:
-        batch_size: Samples per step.
-    """
-
-    batch_size: int
+    batch_size: int  # samples per step
 
 
 def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) -> Spread:
@@ -149,35 +134,22 @@ def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) ->
 
 @attrs.frozen
 class BatchStep:
-    """
-    A range of batch sizes for which the busiest SM has equal work.
+    """A range of batch sizes for which the busiest SM has equal work."""
 
-    Attributes:
-        first, last: The grids of the smallest and the largest batch size in it.
-        `cliff`: Whether the busiest SM has more work at the next batch size.
-        drop: Share of the throughput lost at the next batch size, if time follows the busiest SM; 0 without more work.
-    """
-
-    first: Grid
+    first: Grid  # first, last: the grids of the smallest and the largest batch size in it
     last: Grid
-    cliff: bool = False
+    cliff: bool = False  # whether the busiest SM has more work at the next batch size
+    # share of the throughput lost at the next batch size, if time follows the busiest SM; 0 without more work
     drop: float = 0.0
 
 
 @attrs.frozen
 class BatchSweep:
-    """
-    The grids of all batch sizes up to a largest one, in ranges with equal work of the busiest SM.
+    """The grids of all batch sizes up to a largest one, in ranges with equal work of the busiest SM."""
 
-    Attributes:
-        grid: The grid at the given batch size; None without one.
-        steps: The ranges of batch sizes, in ascending order, without gaps.
-        better: The nearest last grid of a range that keeps at least 1 % more SMs busy; None if there is none.
-    """
-
-    grid: Grid | None
-    steps: tuple[BatchStep, ...]
-    better: Grid | None
+    grid: Grid | None  # the grid at the given batch size; None without one
+    steps: tuple[BatchStep, ...]  # the ranges of batch sizes, in ascending order, without gaps
+    better: Grid | None  # the nearest last grid of a range that keeps at least 1 % more SMs busy; None if there is none
 
 
 def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, device: Device, blocks_per_sm: int) -> Grid:

@@ -127,18 +127,11 @@ def pass_seconds(
 
 @attrs.frozen
 class Counted:
-    """
-    The kernel variant ranked first for a product, its number of blocks, and the predicted seconds of its arithmetic.
+    """The kernel variant ranked first for a product, with its blocks and the predicted seconds of its arithmetic."""
 
-    Attributes:
-        kernel: The variant.
-        blocks: Blocks of its grid.
-        seconds: The longer of its clocks at the boost clock and its FLOP at the peak rate.
-    """
-
-    kernel: Kernel
-    blocks: int
-    seconds: float
+    kernel: Kernel  # the variant
+    blocks: int  # blocks of its grid
+    seconds: float  # the longer of its clocks at the boost clock and its FLOP at the peak rate
 
 
 def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> Counted | None:

@@ -20,39 +20,24 @@ QUANTITIES = ("threads", "registers", "shared")
 
 @attrs.frozen
 class Step:
-    """
-    A range of values of one resource (threads, registers or shared memory) with equal occupancy.
+    """A range of values of one resource (threads, registers or shared memory) with equal occupancy."""
 
-    Attributes:
-        first, last: Smallest and largest value of the range.
-        blocks_per_sm, occupancy, limiters: See `waves.Occupancy`.
-        `cliff`: Whether occupancy falls at the next value.
-    """
-
-    first: int
+    first: int  # first, last: smallest and largest value of the range
     last: int
-    blocks_per_sm: int
+    blocks_per_sm: int  # blocks_per_sm, occupancy, limiters: see `waves.Occupancy`
     occupancy: float
     limiters: tuple[str, ...]
-    cliff: bool = False
+    cliff: bool = False  # whether occupancy falls at the next value
 
 
 @attrs.frozen
 class Sweep:
-    """
-    Occupancy for all values of one resource of a launch, with the other resources unchanged.
+    """Occupancy for all values of one resource of a launch, with the other resources unchanged."""
 
-    Attributes:
-        quantity: The resource that changes: one of QUANTITIES.
-        value: Its present value.
-        steps: Ranges of values with equal occupancy, in ascending order, without gaps.
-        better: The nearest value with higher occupancy; None if there is none.
-    """
-
-    quantity: str
-    value: int
-    steps: tuple[Step, ...]
-    better: int | None
+    quantity: str  # the resource that changes: one of QUANTITIES
+    value: int  # its present value
+    steps: tuple[Step, ...]  # ranges of values with equal occupancy, in ascending order, without gaps
+    better: int | None  # the nearest value with higher occupancy; None if there is none
 
     def at(self, value: int) -> Step:
         """Return the range of equal occupancy that contains a value."""

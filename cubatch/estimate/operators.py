@@ -23,35 +23,21 @@ PHASES = ("forward", "backward", "optimizer")
 
 @attrs.frozen
 class Operator:
-    """
-    The record of one call of a traced step at a batch size: its kind, FLOP, bytes and launches.
+    """The record of one call of a traced step at a batch size: its kind, FLOP, bytes and launches."""
 
-    Attributes:
-        name: The framework's name: "aten.addmm".
-        kind: One of KINDS. "layout" is the conversion around a convolution on Tensor Cores whose channels are not last.
-        phase: One of PHASES.
-        pass_: The pass of the convolution or linear layer as which the product is predicted.
-        dtype: Type of the arithmetic; "tf32" where float32 may be computed so.
-        extents: `vendor_calls.EXTENTS` of each of its products.
-        flops: FLOP by the framework's own formula; a multiply-add counts as two.
-        read_bytes, written_bytes: Bytes of all tensors that it reads and writes.
-        launches: Number of kernels.
-        host_calls: Operators that the host launches for it: 0 if another record of the same call has it.
-        repeats: How often it occurs in a step, such as once for each batch after the first if gradients are
-            accumulated.
-    """
-
-    name: str
+    name: str  # the framework's name: "aten.addmm"
+    # one of KINDS. "layout" is the conversion around a convolution on Tensor Cores whose channels are not last
     kind: str
-    phase: str
-    pass_: Pass
-    dtype: str
-    extents: tuple[tuple[float, ...], ...] = ()
-    flops: int = 0
-    read_bytes: int = 0
+    phase: str  # one of PHASES
+    pass_: Pass  # the pass of the convolution or linear layer as which the product is predicted
+    dtype: str  # type of the arithmetic; "tf32" where float32 may be computed so
+    extents: tuple[tuple[float, ...], ...] = ()  # `vendor_calls.EXTENTS` of each of its products
+    flops: int = 0  # FLOP by the framework's own formula; a multiply-add counts as two
+    read_bytes: int = 0  # read_bytes, written_bytes: bytes of all tensors that it reads and writes
     written_bytes: int = 0
-    launches: int = 1
-    host_calls: int = 1
+    launches: int = 1  # number of kernels
+    host_calls: int = 1  # operators that the host launches for it: 0 if another record of the same call has it
+    # how often it occurs in a step, such as once for each batch after the first if gradients are accumulated
     repeats: int = 1
 
     @property
@@ -71,22 +57,14 @@ _MOVED, _FLOPS, _LAUNCHES, _HOST, _EXTENTS = range(5)
 
 @attrs.frozen(eq=False)
 class TracedPrediction:
-    """
-    The predicted step of a traced module.
+    """The predicted step of a traced module."""
 
-    Attributes:
-        step: Seconds, intervals and operators, in the order of the trace.
-        phases: Phase of each operator.
-        bounds: "compute" or "memory" of each operator, at the largest batch size; None if a rate is unknown.
-        roofline_seconds: Lower bound by the data sheet, by batch size.
-        host_seconds: Time of the host, by batch size.
-    """
-
-    step: StepPrediction
-    phases: tuple[str, ...]
+    step: StepPrediction  # seconds, intervals and operators, in the order of the trace
+    phases: tuple[str, ...]  # phase of each operator
+    # "compute" or "memory" of each operator, at the largest batch size; None if a rate is unknown
     bounds: tuple[str | None, ...]
-    roofline_seconds: Array
-    host_seconds: Array
+    roofline_seconds: Array  # lower bound by the data sheet, by batch size
+    host_seconds: Array  # time of the host, by batch size
 
 
 def dtypes_on(operators: Sequence[Operator], device: Device) -> set[str]:

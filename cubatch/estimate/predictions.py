@@ -21,90 +21,54 @@ COMMON = 0.2
 
 @attrs.frozen
 class Scales:
-    """
-    Factors on a GPU's predicted times, from its measurements.
+    """Factors on a GPU's predicted times, from its measurements."""
 
-    Attributes:
-        compute: Factor on the time of arithmetic.
-        memory: Factor on the time of bytes.
-    """
-
-    compute: float = 1.0
-    memory: float = 1.0
+    compute: float = 1.0  # factor on the time of arithmetic
+    memory: float = 1.0  # factor on the time of bytes
 
 
 @attrs.frozen(eq=False)
 class PassPrediction:
-    """
-    Predicted time of one pass of one layer, at each batch size.
+    """Predicted time of one pass of one layer, at each batch size."""
 
-    Attributes:
-        layer: Name of the layer.
-        pass_: One of its passes.
-        seconds: Predicted time per batch size.
-        algorithms: Algorithm per batch size: "128x128", "winograd 2x2", a cubatch kernel, "bytes", "fused".
-        blocks: Blocks of its grid; 0 for a pass that only moves bytes.
-    """
-
-    layer: str
-    pass_: Pass
-    seconds: Array
+    layer: str  # name of the layer
+    pass_: Pass  # one of its passes
+    seconds: Array  # predicted time per batch size
+    # algorithm per batch size: "128x128", "winograd 2x2", a cubatch kernel, "bytes", "fused"
     algorithms: tuple[str, ...]
-    blocks: Array
+    blocks: Array  # blocks of its grid; 0 for a pass that only moves bytes
 
 
 @attrs.frozen
 class ModelNote:
-    """
-    A note on the accuracy of a prediction, as a code: `tuning.explain` has the sentence for each code.
+    """A note on the accuracy of a prediction, as a code: `tuning.explain` has the sentence for each code."""
 
-    Attributes:
-        code: Key of the sentence.
-        value: Value in the sentence: a dtype, a multiple, names of measurements.
-    """
-
-    code: str
-    value: object = None
+    code: str  # key of the sentence
+    value: object = None  # value in the sentence: a dtype, a multiple, names of measurements
 
 
 @attrs.frozen(eq=False)
 class StepPrediction:
-    """
-    Predicted time of one step of a network, at each batch size.
+    """Predicted time of one step of a network, at each batch size."""
 
-    Attributes:
-        batch_sizes: Batch sizes in the requested order.
-        seconds: Predicted time of a step.
-        low, high: Interval that should contain 90 % of such steps.
-        passes: Passes of the step.
-        notes: Notes on the accuracy of the prediction.
-        scale_sd: Uncertainty of the GPU and the framework that all steps share: standard deviation of the logarithm.
-    """
-
-    batch_sizes: tuple[int, ...]
-    seconds: Array
-    low: Array
+    batch_sizes: tuple[int, ...]  # batch sizes in the requested order
+    seconds: Array  # predicted time of a step
+    low: Array  # low, high: interval that should contain 90 % of such steps
     high: Array
-    passes: tuple[PassPrediction, ...]
-    notes: tuple[ModelNote, ...]
+    passes: tuple[PassPrediction, ...]  # passes of the step
+    notes: tuple[ModelNote, ...]  # notes on the accuracy of the prediction
+    # uncertainty of the GPU and the framework that all steps share: standard deviation of the logarithm
     scale_sd: float
 
 
 @attrs.frozen(eq=False)
 class Part:
-    """
-    Predictions of one model for several passes.
+    """Predictions of one model for several passes."""
 
-    Attributes:
-        seconds, blocks: Arrays of shape (passes, batch sizes).
-        algorithms: For each pass the algorithm at each batch size.
-        sd: Relative standard deviation of each pass's seconds.
-    """
-
-    seconds: Array
-    algorithms: Sequence[tuple[str, ...]]
+    seconds: Array  # seconds, blocks: arrays of shape (passes, batch sizes)
+    algorithms: Sequence[tuple[str, ...]]  # for each pass the algorithm at each batch size
     blocks: Array
-    sd: Array
+    sd: Array  # relative standard deviation of each pass's seconds
 
 
 def never_measured(notes: list[ModelNote], *, is_unusual: bool, is_attention: bool) -> float | None:

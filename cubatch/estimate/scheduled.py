@@ -20,20 +20,13 @@ from cubatch.network.passes import Pass
 
 @attrs.frozen
 class Scheduled:
-    """
-    A pass of a layer in a step.
+    """A pass of a layer in a step."""
 
-    Attributes:
-        node: The layer.
-        pass_: One of its passes.
-        runs: Whether it is an operation; otherwise it is fused, or does nothing.
-        more: Further elements per sample that it moves: reads of its epilogue, and sums of gradients before it. If the
-            pass does not run, it moves only these.
-    """
-
-    node: Node
-    pass_: Pass
-    runs: bool
+    node: Node  # the layer
+    pass_: Pass  # one of its passes
+    runs: bool  # whether it is an operation; otherwise it is fused, or does nothing
+    # further elements per sample that it moves: reads of its epilogue, and sums of gradients before it. If the pass
+    # does not run, it moves only these
     more: int
 
 

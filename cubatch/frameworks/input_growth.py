@@ -60,15 +60,11 @@ ROWS = Line(Fraction(1), Fraction(0))
 
 @attrs.frozen
 class Growth:
-    """
-    How one value changes with the batch size.
+    """How one value changes with the batch size."""
 
-    Attributes:
-        lines: By growing axis of a tensor, the line of its extent; of a list, tuple or whole number one line, at key 0.
-        most: The largest extent, in the given batches, of each axis that varies without a line, such as padded lengths.
-    """
-
+    # by growing axis of a tensor, the line of its extent; of a list, tuple or whole number one line, at key 0
     lines: Mapping[int, Line]
+    # the largest extent, in the given batches, of each axis that varies without a line, such as padded lengths
     most: Mapping[int, int] = attrs.field(factory=dict)
 
     def shape(self, like: Sequence[int], batch_size: int) -> tuple[int, ...]:

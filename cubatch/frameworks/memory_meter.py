@@ -25,11 +25,10 @@ class Meter(Protocol):
     Measures the peak memory of this process on a device.
 
     Attributes:
-        grain: Bytes by which the peak varies independently of the batch.
         scatter: Share by which the peaks of neighboring batch sizes may differ by chance.
     """
 
-    grain: int
+    grain: int  # bytes by which the peak varies independently of the batch
 
     @property
     def scatter(self) -> float:

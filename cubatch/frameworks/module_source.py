@@ -35,17 +35,11 @@ _IMPORTED = (
 
 @attrs.frozen(kw_only=True)
 class ModuleSource:
-    """
-    The source of a function by name, and the files and packages that it depends on.
+    """The source of a function by name, and the files and packages that it depends on."""
 
-    Attributes:
-        name: "package.module:build".
-        files: Its file, and the user's own files that are imported from there.
-        packages: Installed packages that these import, each with its version, or the digest of its first file.
-    """
-
-    name: str
-    files: tuple[Path, ...]
+    name: str  # "package.module:build"
+    files: tuple[Path, ...]  # its file, and the user's own files that are imported from there
+    # installed packages that these import, each with its version, or the digest of its first file
     packages: dict[str, str]
 
     @classmethod

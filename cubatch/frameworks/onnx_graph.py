@@ -25,21 +25,13 @@ _DYNAMIC = (
 
 @attrs.frozen(kw_only=True)
 class Input:
-    """
-    An input of a graph.
+    """An input of a graph."""
 
-    Attributes:
-        name, dtype: As in the file; the type by its name in NumPy.
-        shape: Its extents, without the batch axis.
-        batch_axis: Position of its batch axis; None if it has none.
-        values: The number of rows of the table that it indexes, as token ids do; None if it is no index.
-    """
-
-    name: str
+    name: str  # name, dtype: as in the file; the type by its name in NumPy
     dtype: str
-    shape: tuple[int, ...]
-    batch_axis: int | None
-    values: int | None
+    shape: tuple[int, ...]  # its extents, without the batch axis
+    batch_axis: int | None  # position of its batch axis; None if it has none
+    values: int | None  # the number of rows of the table that it indexes, as token ids do; None if it is no index
 
     def extents(self, batch_size: int) -> tuple[int, ...]:
         """Return the shape of the input at a batch size."""

@@ -40,33 +40,20 @@ class Call(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Inputs:
-    """
-    Inputs of a module at any batch size.
+    """Inputs of a module at any batch size."""
 
-    Attributes:
-        call: An example of arguments and targets. Values other than tensors are passed on unchanged.
-        batch_size: Samples of the example.
-        growth: How values grow with the batch size, by their path in `call`.
-        source: Makes the batches that are timed; None: they are drawn like the example.
-        constant: Names or positions of arguments that are the same at all sizes, from `constant_inputs`.
-        names: Names of the positional parameters.
-        is_guess: Whether `growth` was read from a single example, in which other extents may equal the batch size by
-            chance.
-        module: The module that gets the inputs, without wrappers; None if unknown.
-        place: Device of the module; None before `on`.
-        unpacks: Whether a list that `source` makes holds arguments.
-    """
-
-    call: Call
-    batch_size: int
-    growth: Mapping[Path, Growth]
-    source: Source | None = None
+    call: Call  # an example of arguments and targets. Values other than tensors are passed on unchanged
+    batch_size: int  # samples of the example
+    growth: Mapping[Path, Growth]  # how values grow with the batch size, by their path in `call`
+    source: Source | None = None  # makes the batches that are timed; None: they are drawn like the example
+    # names or positions of arguments that are the same at all sizes, from `constant_inputs`
     constant: tuple[str | int, ...] = ()
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # names of the positional parameters
+    # whether `growth` was read from a single example, in which other extents may equal the batch size by chance
     is_guess: bool = False
-    module: Any = None
-    place: Any = None
-    unpacks: bool = False
+    module: Any = None  # the module that gets the inputs, without wrappers; None if unknown
+    place: Any = None  # device of the module; None before `on`
+    unpacks: bool = False  # whether a list that `source` makes holds arguments
 
     @classmethod
     def of(

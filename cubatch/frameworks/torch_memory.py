@@ -55,31 +55,22 @@ class TraceTooLong(Exception):
 
 @attrs.frozen
 class Walk:
-    """
-    Result of the trace of one step on tensors without data.
+    """Result of the trace of one step on tensors without data."""
 
-    Attributes:
-        peak_bytes: Bytes of the tensor storages in use at its peak, inputs and parameters included.
-        operations: Number of operations.
-        time_first: Layers that read the batch as time, by `time_first.watched`: a trace has operations for each sample.
-        guessed: Operations whose results depend on data and are assumed: see `data_dependent`.
-        written: Names of the parameters that the step modifies in place.
-        elements: Elements of the module's output, and of the results of all its operations.
-        parts: Bytes at the peak for each part in PARTS: weights, inputs, gradients, optimizer.
-        operators: The calls of the step that take time, in their order, if they are recorded.
-        activations: All other bytes at the peak, by the submodule that made them: see `submodules`.
-        lives: Of each storage: its bytes, and when it begins and ends, counted in allocations and releases.
-    """
-
-    peak_bytes: int
-    operations: int
+    peak_bytes: int  # bytes of the tensor storages in use at its peak, inputs and parameters included
+    operations: int  # number of operations
+    # layers that read the batch as time, by `time_first.watched`: a trace has operations for each sample
     time_first: tuple[str, ...]
+    # operations whose results depend on data and are assumed: see `data_dependent`
     guessed: frozenset[str] = frozenset()
-    written: frozenset[str] = frozenset()
-    elements: tuple[int, int] = (0, 0)
+    written: frozenset[str] = frozenset()  # names of the parameters that the step modifies in place
+    elements: tuple[int, int] = (0, 0)  # elements of the module's output, and of the results of all its operations
+    # bytes at the peak for each part in PARTS: weights, inputs, gradients, optimizer
     parts: Mapping[str, int] = attrs.field(factory=dict, hash=False)
-    operators: tuple[Operator, ...] = ()
+    operators: tuple[Operator, ...] = ()  # the calls of the step that take time, in their order, if they are recorded
+    # all other bytes at the peak, by the submodule that made them: see `submodules`
     activations: Mapping[str, int] = attrs.field(factory=dict, hash=False)
+    # of each storage: its bytes, and when it begins and ends, counted in allocations and releases
     lives: Sequence[tuple[int, float, float]] = ()
 
 
@@ -90,21 +81,15 @@ class Peaks:
 
     The peak is a maximum of linear functions of the batch size, hence convex, so that interpolation is an upper bound.
     Beyond the last traced size the last slope continues.
-
-    Attributes:
-        known: Bytes by batch size, of at least two sizes.
-        time_first, guessed, written: As in `Walk`.
-        scales: Whether the output, or the number of elements that operations compute, grows with the batch; None if
-            unknown.
-        constant: Inputs that a trace needs to be the same at all sizes, by path.
     """
 
-    known: Mapping[int, int]
-    time_first: tuple[str, ...] = ()
+    known: Mapping[int, int]  # bytes by batch size, of at least two sizes
+    time_first: tuple[str, ...] = ()  # time_first, guessed, written: as in `Walk`
     guessed: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
+    # whether the output, or the number of elements that operations compute, grows with the batch; None if unknown
     scales: bool | None = None
-    constant: tuple[Any, ...] = ()
+    constant: tuple[Any, ...] = ()  # inputs that a trace needs to be the same at all sizes, by path
 
     def at(self, batch_size: int) -> int:
         """
@@ -340,21 +325,14 @@ def walked(
 
 @attrs.define(eq=False)
 class _Life:
-    """
-    A storage of a traced step.
+    """A storage of a traced step."""
 
-    Attributes:
-        size: Bytes.
-        begin, end: When it is allocated and released, counted in such events; infinity if it is never released.
-        submodule: Name of the submodule that made it.
-        part: Its part in PARTS; "" for an activation.
-    """
-
-    size: int
+    size: int  # bytes
+    # begin, end: when it is allocated and released, counted in such events; infinity if it is never released
     begin: int
-    submodule: str
+    submodule: str  # name of the submodule that made it
     end: float = math.inf
-    part: str = ""
+    part: str = ""  # its part in PARTS; "" for an activation
 
 
 class _Watch:

@@ -28,30 +28,23 @@ CALL_FIRST = "One that makes layers in its first forward pass is to be called on
 
 @attrs.frozen(kw_only=True, eq=False)
 class StepKind:
-    """
-    The operations of a step: forward pass, and in training loss, backward pass and optimizer.
+    """The operations of a step: forward pass, and in training loss, backward pass and optimizer."""
 
-    Attributes:
-        training: True: forward, loss, backward and optimizer step. The gradients of the previous step stay allocated
-            until the backward pass, as in loops that accumulate them and in Lightning. False: a forward pass, in
-            inference mode unless an input requires a gradient.
-        loss: Function from the module's output, and targets if it takes them, to a scalar. None: the output's `loss`,
-            else the mean of its squares.
-        optimizer: One of OPTIMIZERS, or a function from parameters to an optimizer.
-        autocast: One of AUTOCAST, or None.
-        accumulate: Batches of a training step: one optimizer step follows that many forward and backward passes.
-        foreach: Step all parameters at once where the optimizer leaves it open, as PyTorch's do on a GPU. They then
-            have a temporary result for every parameter at a time.
-        consumes_inputs: A step may free the tensors of a cache that it extends, as a loop that generates words does.
-            False: a step gets copies of objects among its inputs, so that the next step finds the same.
-    """
-
+    # True: forward, loss, backward and optimizer step. The gradients of the previous step stay allocated until the
+    # backward pass, as in loops that accumulate them and in Lightning. False: a forward pass, in inference mode unless
+    # an input requires a gradient
     training: bool
+    # function from the module's output, and targets if it takes them, to a scalar. None: the output's `loss`, else the
+    # mean of its squares
     loss: Callable[[Any], Any] | None
-    optimizer: str | Callable[[Iterable[Any]], Any]
-    autocast: str | None
-    accumulate: int = 1
+    optimizer: str | Callable[[Iterable[Any]], Any]  # one of OPTIMIZERS, or a function from parameters to an optimizer
+    autocast: str | None  # one of AUTOCAST, or None
+    accumulate: int = 1  # batches of a training step: one optimizer step follows that many forward and backward passes
+    # step all parameters at once where the optimizer leaves it open, as PyTorch's do on a GPU. They then have a
+    # temporary result for every parameter at a time
     foreach: bool = False
+    # a step may free the tensors of a cache that it extends, as a loop that generates words does. False: a step gets
+    # copies of objects among its inputs, so that the next step finds the same
     consumes_inputs: bool = False
 
     def step(

@@ -24,77 +24,45 @@ _KIB = 1024
 
 @attrs.frozen(kw_only=True, eq=False)
 class Architecture:
-    """
-    A compute capability; sizes in bytes, registers of 32 bits, rates of one SM.
+    """A compute capability; sizes in bytes, registers of 32 bits, rates of one SM."""
 
-    Attributes:
-        name: NVIDIA's name of the generation: "Volta".
-        compute_capability: (major, minor).
-        threads_per_sm, warps_per_sm, blocks_per_sm: Most that are resident at a time.
-        registers_per_sm: Registers in the register file.
-        registers_per_block: Registers that one block may use.
-        partitions: Sub-partitions with a register file each; a warp lives in one of them.
-        shared_bytes_per_sm: Largest shared memory that all resident blocks divide.
-        shared_bytes_per_block: Largest shared memory of one block; more than 48 KiB needs an opt-in.
-        reserved_shared_bytes: Shared memory that the system takes for each resident block.
-        shared_unit_bytes: Shared memory is allocated in multiples of this.
-        shared_carveouts: Sizes that the SM's shared memory can be set to; one where it is fixed.
-        barriers_per_sm: Pool of named barriers; None where they are not counted.
-        float32_lanes: Multiply-adds of float32 in a clock.
-        tensor_cores: Number of Tensor Cores; None where unknown.
-        boards_without: Whether some boards have chips without Tensor Cores.
-        tensor_dtypes: Types that Tensor Cores take.
-        tensor_fma: Dense multiply-adds in a clock by type, with the fastest instruction; empty without a source.
-        geforce_share: Rate of GeForce boards as a share of `tensor_fma`.
-        mma_fma, wgmma_fma: Dense multiply-adds in a clock with mma.sync and with wgmma, for float16 and tf32; empty
-            without the instruction.
-        instructions: Available instructions, of those that kernels ask for.
-        target: Compiler target for wgmma; None where it is the architecture itself.
-        last_cuda: Last CUDA release that compiles for it; None is the newest.
-        surveyed: Whether every kernel is compiled for it before a release.
-        ptx: By kind of kernel, the first architecture for which the compiler makes the same PTX; without kinds that
-            have none.
-        same_instructions: Architecture that executes the same machine code; None if there is none.
-        instruction_bytes: Size of a machine instruction; None where sizes differ.
-        kin: Name of the GPUs whose SMs issue instructions alike.
-        power_limited: Whether small boards are assumed to stay below their boost clock.
-        tensor_measured: Whether the published times of Tensor Cores include it.
-        source: Where the facts were published.
-    """
-
-    name: str
-    compute_capability: tuple[int, int]
-    threads_per_sm: int
+    name: str  # NVIDIA's name of the generation: "Volta"
+    compute_capability: tuple[int, int]  # (major, minor)
+    threads_per_sm: int  # threads_per_sm, warps_per_sm, blocks_per_sm: most that are resident at a time
     warps_per_sm: int
     blocks_per_sm: int
-    registers_per_sm: int
-    registers_per_block: int
-    partitions: int
-    shared_bytes_per_sm: int
-    shared_bytes_per_block: int
-    reserved_shared_bytes: int
-    shared_unit_bytes: int
-    shared_carveouts: tuple[int, ...]
-    barriers_per_sm: int | None = None
-    float32_lanes: int
-    tensor_cores: int | None = None
-    boards_without: bool = False
-    tensor_dtypes: tuple[str, ...]
+    registers_per_sm: int  # registers in the register file
+    registers_per_block: int  # registers that one block may use
+    partitions: int  # sub-partitions with a register file each; a warp lives in one of them
+    shared_bytes_per_sm: int  # largest shared memory that all resident blocks divide
+    shared_bytes_per_block: int  # largest shared memory of one block; more than 48 KiB needs an opt-in
+    reserved_shared_bytes: int  # shared memory that the system takes for each resident block
+    shared_unit_bytes: int  # shared memory is allocated in multiples of this
+    shared_carveouts: tuple[int, ...]  # sizes that the SM's shared memory can be set to; one where it is fixed
+    barriers_per_sm: int | None = None  # pool of named barriers; None where they are not counted
+    float32_lanes: int  # multiply-adds of float32 in a clock
+    tensor_cores: int | None = None  # number of Tensor Cores; None where unknown
+    boards_without: bool = False  # whether some boards have chips without Tensor Cores
+    tensor_dtypes: tuple[str, ...]  # types that Tensor Cores take
+    # dense multiply-adds in a clock by type, with the fastest instruction; empty without a source
     tensor_fma: Mapping[str, int] = attrs.field(factory=dict)
-    geforce_share: float = 1.0
+    geforce_share: float = 1.0  # rate of GeForce boards as a share of `tensor_fma`
+    # mma_fma, wgmma_fma: dense multiply-adds in a clock with mma.sync and with wgmma, for float16 and tf32; empty
+    # without the instruction
     mma_fma: Mapping[str, int] = attrs.field(factory=dict)
     wgmma_fma: Mapping[str, int] = attrs.field(factory=dict)
-    instructions: tuple[str, ...]
-    target: str | None = None
-    last_cuda: str | None = None
-    surveyed: bool
+    instructions: tuple[str, ...]  # available instructions, of those that kernels ask for
+    target: str | None = None  # compiler target for wgmma; None where it is the architecture itself
+    last_cuda: str | None = None  # last CUDA release that compiles for it; None is the newest
+    surveyed: bool  # whether every kernel is compiled for it before a release
+    # by kind of kernel, the first architecture for which the compiler makes the same PTX; without kinds that have none
     ptx: Mapping[str, str] = attrs.field(factory=dict)
-    same_instructions: str | None = None
-    instruction_bytes: int | None = None
-    kin: str
-    power_limited: bool
-    tensor_measured: bool
-    source: str
+    same_instructions: str | None = None  # architecture that executes the same machine code; None if there is none
+    instruction_bytes: int | None = None  # size of a machine instruction; None where sizes differ
+    kin: str  # name of the GPUs whose SMs issue instructions alike
+    power_limited: bool  # whether small boards are assumed to stay below their boost clock
+    tensor_measured: bool  # whether the published times of Tensor Cores include it
+    source: str  # where the facts were published
 
     @property
     def arch(self) -> str:
@@ -120,28 +88,17 @@ class Architecture:
 
 @attrs.frozen(kw_only=True)
 class Every:
-    """
-    Limits of launches and registers that are the same for every architecture.
+    """Limits of launches and registers that are the same for every architecture."""
 
-    Attributes:
-        warp_threads: Threads of a warp.
-        threads_per_block, registers_per_thread, barriers_per_block: Largest values of a launch.
-        register_unit: Registers are allocated to a warp in multiples of this.
-        partitions_at_launch: A launch is checked as if every SM had this number of partitions, even sm_60 with two.
-        shared_bytes_without_opting_in: Shared memory of a block that needs no opt-in.
-        cuda: Release of the compiler that comes with cubatch[kernels].
-        source: Where the limits were published.
-    """
-
-    warp_threads: int
-    threads_per_block: int
+    warp_threads: int  # threads of a warp
+    threads_per_block: int  # threads_per_block, registers_per_thread, barriers_per_block: largest values of a launch
     registers_per_thread: int
-    register_unit: int
-    partitions_at_launch: int
+    register_unit: int  # registers are allocated to a warp in multiples of this
+    partitions_at_launch: int  # a launch is checked as if every SM had this number of partitions, even sm_60 with two
     barriers_per_block: int
-    shared_bytes_without_opting_in: int
-    cuda: str
-    source: str
+    shared_bytes_without_opting_in: int  # shared memory of a block that needs no opt-in
+    cuda: str  # release of the compiler that comes with cubatch[kernels]
+    source: str  # where the limits were published
 
 
 @cache

@@ -29,40 +29,23 @@ _PROCESS_TIMES = slice(11, 15)
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """
-    CPU seconds up to a moment.
+    """CPU seconds up to a moment."""
 
-    Attributes:
-        when: The moment, in seconds of a monotone clock.
-        num_cpus: CPUs that are online.
-        total_seconds: Time of all CPUs.
-        busy_seconds: Time of all CPUs in any process.
-        steal_seconds: Time in which a CPU had work and the hypervisor ran another machine.
-        own_seconds: Time of this process, of the children that it has waited for, and of the worker.
-    """
-
-    when: float
-    num_cpus: int
-    total_seconds: float
-    busy_seconds: float
-    steal_seconds: float
-    own_seconds: float
+    when: float  # the moment, in seconds of a monotone clock
+    num_cpus: int  # CPUs that are online
+    total_seconds: float  # time of all CPUs
+    busy_seconds: float  # time of all CPUs in any process
+    steal_seconds: float  # time in which a CPU had work and the hypervisor ran another machine
+    own_seconds: float  # time of this process, of the children that it has waited for, and of the worker
 
 
 @attrs.frozen(kw_only=True)
 class CpuLoad:
-    """
-    CPU time that was taken between two snapshots.
+    """CPU time that was taken between two snapshots."""
 
-    Attributes:
-        others: CPUs that other processes kept busy on average: their CPU seconds per second.
-        steal: Share of the time of all CPUs that the hypervisor took, in [0, 1].
-        num_cpus: CPUs that are online.
-    """
-
-    others: float
-    steal: float
-    num_cpus: int
+    others: float  # CPUs that other processes kept busy on average: their CPU seconds per second
+    steal: float  # share of the time of all CPUs that the hypervisor took, in [0, 1]
+    num_cpus: int  # CPUs that are online
 
 
 def snapshot(worker_pid: int | None = None, *, root: Path = ROOT) -> Snapshot | None:

@@ -34,34 +34,20 @@ _REMEDY = 'Pass device="cpu" to run without it; plans and predictions take the n
 
 @attrs.frozen(kw_only=True)
 class VisibleGpu:
-    """
-    A GPU, or a MIG slice, that CUDA shows to this process.
+    """A GPU, or a MIG slice, that CUDA shows to this process."""
 
-    Attributes:
-        index: CUDA's number of it: "cuda:1" is 1.
-        name: The driver's name; that of a MIG slice ends in " MIG 3g.40gb".
-        uuid: "GPU-..." or, for a slice, "MIG-...", as NVML and CUDA_VISIBLE_DEVICES take it.
-        mig: The slice's profile, "3g.40gb"; None for a whole GPU.
-        compute_capability: (major, minor).
-        num_sms, memory_bytes: SMs and memory of the GPU or slice.
-        l2_bytes: L2 cache; None where the driver reports 0 or an error.
-        clock_hz: Highest SM clock; None where the driver reports 0 or an error.
-        bytes_per_second: Twice the memory clock times the width of the bus; None where the driver reports 0 or an
-            error.
-        integrated: Whether its memory is the host's.
-    """
-
-    index: int
-    name: str
-    uuid: str
-    mig: str | None
-    compute_capability: tuple[int, int]
-    num_sms: int
+    index: int  # CUDA's number of it: "cuda:1" is 1
+    name: str  # the driver's name; that of a MIG slice ends in " MIG 3g.40gb"
+    uuid: str  # "GPU-..." or, for a slice, "MIG-...", as NVML and CUDA_VISIBLE_DEVICES take it
+    mig: str | None  # the slice's profile, "3g.40gb"; None for a whole GPU
+    compute_capability: tuple[int, int]  # (major, minor)
+    num_sms: int  # num_sms, memory_bytes: SMs and memory of the GPU or slice
     memory_bytes: int
-    l2_bytes: int | None
-    clock_hz: float | None
+    l2_bytes: int | None  # L2 cache; None where the driver reports 0 or an error
+    clock_hz: float | None  # highest SM clock; None where the driver reports 0 or an error
+    # twice the memory clock times the width of the bus; None where the driver reports 0 or an error
     bytes_per_second: float | None = None
-    integrated: bool = False
+    integrated: bool = False  # whether its memory is the host's
 
 
 def visible_gpus() -> tuple[VisibleGpu, ...]:

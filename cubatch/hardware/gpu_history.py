@@ -18,26 +18,17 @@ _PEAKS = ("used_bytes", "power_watts", "temperature_celsius", "utilization_perce
 
 @attrs.define(kw_only=True)
 class GpuRecord:
-    """
-    State of a GPU, or of a MIG slice, since the watch began.
+    """State of a GPU, or of a MIG slice, since the watch began."""
 
-    Attributes:
-        gpu: The GPU, as NVML lists it.
-        now: The latest state; values that the GPU does not report are None.
-        processes: Processes that hold its memory now.
-        peaks: Highest used_bytes, power_watts, temperature_celsius, utilization_percent and sm_clock_mhz.
-        course: Shares of its memory that were in use at the latest queries, the newest last.
-        joules: Energy of the board since the watch began; None where it has no counter.
-        problem: Why the latest reading failed; empty if it did not.
-    """
-
-    gpu: Listed
-    now: Snapshot = attrs.field(factory=Snapshot)
-    processes: tuple[Process, ...] = ()
+    gpu: Listed  # the GPU, as NVML lists it
+    now: Snapshot = attrs.field(factory=Snapshot)  # the latest state; values that the GPU does not report are None
+    processes: tuple[Process, ...] = ()  # processes that hold its memory now
+    # highest used_bytes, power_watts, temperature_celsius, utilization_percent and sm_clock_mhz
     peaks: dict[str, float] = attrs.field(factory=dict)
+    # shares of its memory that were in use at the latest queries, the newest last
     course: deque[float] = attrs.field(factory=lambda: deque(maxlen=COURSE_LENGTH))
-    joules: float | None = None
-    problem: str = ""
+    joules: float | None = None  # energy of the board since the watch began; None where it has no counter
+    problem: str = ""  # why the latest reading failed; empty if it did not
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the record as a plain mapping, for JSON."""

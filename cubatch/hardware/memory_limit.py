@@ -25,24 +25,14 @@ _WORTH_NAMING = 0.05  # share of a GPU's memory from which other processes are n
 
 @attrs.frozen
 class MemoryLimit:
-    """
-    The memory that a run may use, and why.
+    """The memory that a run may use, and why."""
 
-    Attributes:
-        bytes: The limit, at least 0.
-        free_bytes: Free memory when the limit was computed; percentages refer to it.
-        note: Where the limit comes from, as a phrase.
-        is_lowered: Whether the limit is below the requested one.
-        overhead_bytes: Memory reserved for the CUDA context and libraries.
-        others: Other processes that hold much of the device, as a sentence; empty if there are none.
-    """
-
-    bytes: int
-    free_bytes: int
-    note: str
-    is_lowered: bool = False
-    overhead_bytes: int = 0
-    others: str = ""
+    bytes: int  # the limit, at least 0
+    free_bytes: int  # free memory when the limit was computed; percentages refer to it
+    note: str  # where the limit comes from, as a phrase
+    is_lowered: bool = False  # whether the limit is below the requested one
+    overhead_bytes: int = 0  # memory reserved for the CUDA context and libraries
+    others: str = ""  # other processes that hold much of the device, as a sentence; empty if there are none
 
 
 def memory_limit(device: Device, requested: int | str | None = None, *, held: int = 0) -> MemoryLimit:

@@ -46,32 +46,21 @@ _MOST_NAMED = 3
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """
-    State of a GPU at one moment; a value is None if the GPU or driver does not report it, or it was not read.
+    """State of a GPU at one moment; a value is None if the GPU or driver does not report it, or it was not read."""
 
-    Attributes:
-        free_bytes, used_bytes, total_bytes: Device memory; of the slice for a MIG device.
-        sm_clock_mhz: SM clock now.
-        max_sm_clock_mhz: The highest SM clock that can be set.
-        event_reasons: All reasons for the clock, including the power cap and settings: bits of nvml.h.
-        throttle_reasons: Names of the reasons that are heat or a power brake; empty where the clock is not lowered.
-        power_watts: Power of the board; from Ampere on (except the A100) its mean over the last second.
-        power_limit_watts: Power limit in force.
-        temperature_celsius: Temperature of the GPU's die.
-        utilization_percent: Share of the last sample period in which a kernel ran.
-    """
-
-    free_bytes: int | None = None
+    free_bytes: int | None = None  # free_bytes, used_bytes, total_bytes: device memory; of the slice for a MIG device
     used_bytes: int | None = None
     total_bytes: int | None = None
-    sm_clock_mhz: float | None = None
-    max_sm_clock_mhz: float | None = None
-    event_reasons: int | None = None
+    sm_clock_mhz: float | None = None  # SM clock now
+    max_sm_clock_mhz: float | None = None  # the highest SM clock that can be set
+    event_reasons: int | None = None  # all reasons for the clock, including the power cap and settings: bits of nvml.h
+    # names of the reasons that are heat or a power brake; empty where the clock is not lowered
     throttle_reasons: tuple[str, ...] | None = None
+    # power of the board; from Ampere on (except the A100) its mean over the last second
     power_watts: float | None = None
-    power_limit_watts: float | None = None
-    temperature_celsius: float | None = None
-    utilization_percent: float | None = None
+    power_limit_watts: float | None = None  # power limit in force
+    temperature_celsius: float | None = None  # temperature of the GPU's die
+    utilization_percent: float | None = None  # share of the last sample period in which a kernel ran
 
     @property
     def throttled(self) -> bool | None:
@@ -81,18 +70,12 @@ class Snapshot:
 
 @attrs.frozen
 class Process:
-    """
-    A process that holds memory of a GPU.
+    """A process that holds memory of a GPU."""
 
-    Attributes:
-        pid: Process number as NVML sees it, which is the host's.
-        name: Name of the program without its folder; None where NVML does not know it, as in a container.
-        used_bytes: Device memory, including the CUDA context; None where NVML does not know it.
-    """
-
-    pid: int
+    pid: int  # process number as NVML sees it, which is the host's
+    # name of the program without its folder; None where NVML does not know it, as in a container
     name: str | None = None
-    used_bytes: int | None = None
+    used_bytes: int | None = None  # device memory, including the CUDA context; None where NVML does not know it
 
     def __str__(self) -> str:
         held = "" if self.used_bytes is None else f" holds {format_bytes(self.used_bytes)}"
@@ -101,20 +84,12 @@ class Process:
 
 @attrs.frozen(kw_only=True)
 class Listed:
-    """
-    A GPU of this machine, or a MIG slice, as NVML lists it.
+    """A GPU of this machine, or a MIG slice, as NVML lists it."""
 
-    Attributes:
-        index: Number of the board, in the order of the PCI bus.
-        name: The driver's name for it.
-        uuid: Argument for `Monitor`; None where NVML gives no access to the GPU.
-        problem: Why there is no access.
-    """
-
-    index: int
-    name: str
-    uuid: str | None = None
-    problem: str = ""
+    index: int  # number of the board, in the order of the PCI bus
+    name: str  # the driver's name for it
+    uuid: str | None = None  # argument for `Monitor`; None where NVML gives no access to the GPU
+    problem: str = ""  # why there is no access
 
 
 def name_processes(processes: Sequence[Process]) -> str:

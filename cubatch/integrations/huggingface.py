@@ -76,16 +76,10 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
 
 @attrs.frozen(kw_only=True)
 class TrainerResult:
-    """
-    The results of `tune_trainer`.
+    """The results of `tune_trainer`."""
 
-    Attributes:
-        training: The `TuningResult` of training steps.
-        evaluation: The `TuningResult` of evaluation steps; None without an evaluation dataset.
-    """
-
-    training: TuningResult
-    evaluation: TuningResult | None
+    training: TuningResult  # the `TuningResult` of training steps
+    evaluation: TuningResult | None  # the `TuningResult` of evaluation steps; None without an evaluation dataset
 
 
 def tune_trainer(

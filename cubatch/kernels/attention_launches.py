@@ -25,26 +25,15 @@ _STEP = 64
 
 @attrs.frozen
 class Launch:
-    """
-    A kernel launch of attention, with the work that it does.
+    """A kernel launch of attention, with the work that it does."""
 
-    Attributes:
-        name: Name of the kernel.
-        blocks: Blocks of its grid.
-        clocks: Clocks of the busiest SM's arithmetic; 0 for a launch that only moves data.
-        flops: FLOP of its products.
-        moved: Elements that it reads and writes.
-        rated: Type whose peak rate applies: that of the elements on tensor cores, else float32.
-        family: "mma" for products on tensor cores, else empty.
-    """
-
-    name: str
-    blocks: int
-    clocks: float
-    flops: int
-    moved: int
-    rated: str = "float32"
-    family: str = ""
+    name: str  # name of the kernel
+    blocks: int  # blocks of its grid
+    clocks: float  # clocks of the busiest SM's arithmetic; 0 for a launch that only moves data
+    flops: int  # FLOP of its products
+    moved: int  # elements that it reads and writes
+    rated: str = "float32"  # type whose peak rate applies: that of the elements on tensor cores, else float32
+    family: str = ""  # "mma" for products on tensor cores, else empty
 
 
 def find(operation: str, dtype: str, device: Device) -> Kernel:

@@ -125,18 +125,12 @@ class Winners:
 
 @attrs.define(eq=False)
 class TimedChoice:
-    """
-    Chooses the variant of a problem by timing the most promising ones: a chooser for the engine's Context.
+    """Chooses the variant of a problem by timing the most promising ones: a chooser for the engine's Context."""
 
-    Attributes:
-        make_clock: Returns a clock that times launches.
-        winners: Fastest variants of earlier timings.
-        seconds: Seconds left for timing. Afterwards the fastest variant of the nearest batch is used, or without one
-            the first of the ranking by predicted cost.
-    """
-
-    make_clock: Callable[[], LaunchClock]
-    winners: Winners
+    make_clock: Callable[[], LaunchClock]  # returns a clock that times launches
+    winners: Winners  # fastest variants of earlier timings
+    # seconds left for timing. Afterwards the fastest variant of the nearest batch is used, or without one the first of
+    # the ranking by predicted cost
     seconds: float
     _near: dict[str, dict[int, str]] = attrs.field(factory=dict, init=False)
 

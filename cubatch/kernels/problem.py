@@ -120,31 +120,21 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
 
 @attrs.frozen
 class Problem:
-    """
-    A matrix product or convolution that one launch of a tiled kernel computes.
+    """A matrix product or convolution that one launch of a tiled kernel computes."""
 
-    Attributes:
-        operation: "conv2d_fprop", "gemm_nt", ...
-        dtype: Storage of the elements; "tf32" if float32 elements may be multiplied as tf32.
-        m, n, k: Extents of the product per group and phase; with phases the largest m and the mean k.
-        groups: Groups of channels.
-        phases: Phases of a strided gradient.
-        vector: Widest load that extents and addresses allow, in elements.
-        tensor_copies: Whether Hopper's copy engine can gather the operands: see `tensor_map.can_gather`.
-        tap_channels: Columns that belong to one tap in a filter's gradient, else 0. A tensor map's box of BOX_CHANNELS
-            holds columns of one tap only.
-        image: Rows and columns of an image of the result, if Winograd's algorithm can compute it: a 3x3 convolution of
-            stride 1 in float32. Otherwise None.
-    """
-
-    operation: str
-    dtype: str
-    m: int
+    operation: str  # "conv2d_fprop", "gemm_nt", ...
+    dtype: str  # storage of the elements; "tf32" if float32 elements may be multiplied as tf32
+    m: int  # m, n, k: extents of the product per group and phase; with phases the largest m and the mean k
     n: int
     k: int
-    groups: int = 1
-    phases: int = 1
-    vector: int = 1
+    groups: int = 1  # groups of channels
+    phases: int = 1  # phases of a strided gradient
+    vector: int = 1  # widest load that extents and addresses allow, in elements
+    # whether Hopper's copy engine can gather the operands: see `tensor_map.can_gather`
     tensor_copies: bool = attrs.field(default=True, repr=False)
+    # columns that belong to one tap in a filter's gradient, else 0. A tensor map's box of BOX_CHANNELS holds columns of
+    # one tap only
     tap_channels: int = attrs.field(default=0, repr=False)
+    # rows and columns of an image of the result, if Winograd's algorithm can compute it: a 3x3 convolution of stride 1
+    # in float32. Otherwise None
     image: tuple[int, int] | None = attrs.field(default=None, repr=False)

@@ -53,16 +53,10 @@ _TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # operations whose B is not contiguou
 
 @attrs.frozen
 class SplitKernel:
-    """
-    A variant of a kernel and the number of slices that its launch splits gemm_k into.
+    """A variant of a kernel and the number of slices that its launch splits gemm_k into."""
 
-    Attributes:
-        kernel: The variant.
-        slices: At least 1; above 1, a second launch adds up their partial sums.
-    """
-
-    kernel: Kernel
-    slices: int = 1
+    kernel: Kernel  # the variant
+    slices: int = 1  # at least 1; above 1, a second launch adds up their partial sums
 
     @classmethod
     def modelled(cls, problem: Problem, kernel: Kernel, device: Device) -> SplitKernel:

@@ -24,18 +24,11 @@ RESIDENT_BLOCKS = 4
 
 @attrs.frozen
 class Figures:
-    """
-    Registers, shared memory and spills of one variant on one architecture.
+    """Registers, shared memory and spills of one variant on one architecture."""
 
-    Attributes:
-        registers: Registers per thread.
-        shared_bytes: Static shared memory of a block.
-        spill_bytes: Spilled bytes per thread.
-    """
-
-    registers: int
-    shared_bytes: int = 0
-    spill_bytes: int = 0
+    registers: int  # registers per thread
+    shared_bytes: int = 0  # static shared memory of a block
+    spill_bytes: int = 0  # spilled bytes per thread
 
     def __str__(self) -> str:
         shared = f"/{self.shared_bytes}" if self.shared_bytes else ""
@@ -59,18 +52,11 @@ class Figures:
 
 @attrs.frozen
 class Recorded:
-    """
-    Registers, shared memory and spills of all variants, as recorded in resources.toml.
+    """Registers, shared memory and spills of all variants, as recorded in resources.toml."""
 
-    Attributes:
-        nvrtc: Build of the NVRTC that compiled the variants.
-        may_spill: Variants that may spill, each with the reason; written by hand.
-        figures: Resources by variant and architecture (compute capability times ten).
-    """
-
-    nvrtc: str
-    may_spill: Mapping[str, str]
-    figures: Mapping[str, Mapping[int, Figures]]
+    nvrtc: str  # build of the NVRTC that compiled the variants
+    may_spill: Mapping[str, str]  # variants that may spill, each with the reason; written by hand
+    figures: Mapping[str, Mapping[int, Figures]]  # resources by variant and architecture (compute capability times ten)
 
 
 def read(path: Path) -> Recorded:
@@ -100,20 +86,12 @@ def by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[s
 
 @attrs.frozen
 class Needs:
-    """
-    Resources of one block of a launch.
+    """Resources of one block of a launch."""
 
-    Attributes:
-        threads: Threads of the block.
-        registers: Registers per thread.
-        shared_bytes: Static and dynamic shared memory of the block.
-        nvrtc: NVRTC build of these figures; None for figures given by the user.
-    """
-
-    threads: int
-    registers: int
-    shared_bytes: int = 0
-    nvrtc: str | None = None
+    threads: int  # threads of the block
+    registers: int  # registers per thread
+    shared_bytes: int = 0  # static and dynamic shared memory of the block
+    nvrtc: str | None = None  # NVRTC build of these figures; None for figures given by the user
 
     def on(self, compute_capability: tuple[int, int]) -> Occupancy:
         """Return how many blocks and warps an SM of this compute capability holds, and which resource limits them."""

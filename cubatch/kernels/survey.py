@@ -28,29 +28,16 @@ Progress = Callable[[float, float, str], None]
 
 @attrs.frozen
 class Row:
-    """
-    The result of compiling and checking a variant for an architecture.
+    """The result of compiling and checking a variant for an architecture."""
 
-    Attributes:
-        kernel: The variant.
-        arch: "sm_70".
-        status: "ok", "error" (it does not compile), "not_applicable" (it is not meant for the architecture), or
-            "unknown" (nothing is recorded).
-        nvrtc: Compiler build of these figures; None without figures.
-        figures: Registers, shared memory and spills; None if unknown.
-        occupancy: Resident blocks of an SM; None without figures.
-        problems: Reasons why a launch would fail or be slow, as sentences.
-        error: The compile error, if any.
-    """
-
-    kernel: Kernel
-    arch: str
-    status: str
-    nvrtc: str | None = None
-    figures: Figures | None = None
-    occupancy: Occupancy | None = None
-    problems: tuple[str, ...] = ()
-    error: CompileError | None = None
+    kernel: Kernel  # the variant
+    arch: str  # "sm_70"
+    status: str  # "ok", "error" (does not compile), "not_applicable" (to the architecture), or "unknown" (not recorded)
+    nvrtc: str | None = None  # compiler build of these figures; None without figures
+    figures: Figures | None = None  # registers, shared memory and spills; None if unknown
+    occupancy: Occupancy | None = None  # resident blocks of an SM; None without figures
+    problems: tuple[str, ...] = ()  # reasons why a launch would fail or be slow, as sentences
+    error: CompileError | None = None  # the compile error, if any
 
     @property
     def shared_bytes(self) -> int | None:

@@ -38,18 +38,11 @@ _SUCCESS = 0
 
 @attrs.frozen
 class Window:
-    """
-    The pixels of an im2col copy: from the lower corner, `steps` apart, to the upper corner.
+    """The pixels of an im2col copy: from the lower corner, `steps` apart, to the upper corner."""
 
-    Attributes:
-        steps: Pixels between neighbors along w and h: the stride of a convolution.
-        lower: First pixel along w and h, relative to the image's first; minus the padding.
-        upper: Last pixel along w and h, relative to the image's last.
-    """
-
-    steps: tuple[int, int]
-    lower: tuple[int, int]
-    upper: tuple[int, int]
+    steps: tuple[int, int]  # pixels between neighbors along w and h: the stride of a convolution
+    lower: tuple[int, int]  # first pixel along w and h, relative to the image's first; minus the padding
+    upper: tuple[int, int]  # last pixel along w and h, relative to the image's last
 
     @classmethod
     def along(
@@ -85,22 +78,16 @@ class TensorMap:
     """
     An array, and the tiles of it that are copied into rows of 128 swizzled bytes.
 
-    Attributes:
-        array: C-contiguous; its address must be a multiple of 16.
-        dtype: "float16", "bfloat16", "float32", or "tf32" for float32 that is rounded by the copy.
-        dims: Extents, the contiguous one first; for im2col (c, w, h, n).
-        box: Extents of a tile in the same order; for im2col (channels, pixels).
-        window: Pixels of an im2col copy; None for plain tiles.
-
     Raises:
         InvalidArgument: If a tensor map cannot represent it.
     """
 
-    array: Any
+    array: Any  # C-contiguous; its address must be a multiple of 16
+    # "float16", "bfloat16", "float32", or "tf32" for float32 that is rounded by the copy
     dtype: str = attrs.field(validator=attrs.validators.in_(_DTYPES))
-    dims: tuple[int, ...]
-    box: tuple[int, ...]
-    window: Window | None = None
+    dims: tuple[int, ...]  # extents, the contiguous one first; for im2col (c, w, h, n)
+    box: tuple[int, ...]  # extents of a tile in the same order; for im2col (channels, pixels)
+    window: Window | None = None  # pixels of an im2col copy; None for plain tiles
 
     def __attrs_post_init__(self) -> None:
         """Raise InvalidArgument if the driver would reject the tensor map."""

@@ -57,39 +57,24 @@ def arch_number(arch: str) -> int:
 
 @attrs.frozen
 class Tile:
-    """
-    The part of the output that a block computes, and its division among the threads.
+    """The part of the output that a block computes, and its division among the threads."""
 
-    Attributes:
-        name: Name in configs.toml: "128x128x8".
-        m, n, k: Extents of the block's tile; k is the step of the main loop.
-        thread_m, thread_n: Extents of a thread's tile; None on tensor cores.
-        threads: Threads per block.
-        stages: Slots of the shared-memory ring.
-        min_blocks: Blocks per SM that the registers are bounded for.
-        min_arch, max_arch: Compute capability times ten; None is no limit.
-        warp_m, warp_n: Extents of a warp's tile; None on CUDA cores.
-        dynamic_shared_bytes: Size of the ring, if it is allocated at the launch.
-        cluster: Neighboring blocks that share their operands; None without clusters.
-        swapped: 1 if columns and rows are swapped in wgmma, else None.
-    """
-
-    name: str
-    m: int
+    name: str  # name in configs.toml: "128x128x8"
+    m: int  # m, n, k: extents of the block's tile; k is the step of the main loop
     n: int
     k: int
-    thread_m: int | None
+    thread_m: int | None  # thread_m, thread_n: extents of a thread's tile; None on tensor cores
     thread_n: int | None
-    threads: int
-    stages: int
-    min_blocks: int = 1
-    min_arch: int | None = None
+    threads: int  # threads per block
+    stages: int  # slots of the shared-memory ring
+    min_blocks: int = 1  # blocks per SM that the registers are bounded for
+    min_arch: int | None = None  # min_arch, max_arch: compute capability times ten; None is no limit
     max_arch: int | None = None
-    warp_m: int | None = None
+    warp_m: int | None = None  # warp_m, warp_n: extents of a warp's tile; None on CUDA cores
     warp_n: int | None = None
-    dynamic_shared_bytes: int = 0
-    cluster: int | None = None
-    swapped: int | None = None
+    dynamic_shared_bytes: int = 0  # size of the ring, if it is allocated at the launch
+    cluster: int | None = None  # neighboring blocks that share their operands; None without clusters
+    swapped: int | None = None  # 1 if columns and rows are swapped in wgmma, else None
 
 
 _TILE_MACROS = {
@@ -101,40 +86,23 @@ _TILE_MACROS = {
 
 @attrs.frozen
 class Kernel:
-    """
-    A variant of a kernel.
+    """A variant of a kernel."""
 
-    Attributes:
-        name: Unique; operation, algorithm, dtype and family, then tile and vector if it has them.
-        family: Folder of its sources: "naive", "simt", "mma", "hopper", "winograd", "attention", "depthwise", "misc".
-        source: File under kernels/.
-        operation: "conv2d_fprop", "gemm_nt", "relu", ...
-        entry: Symbol in the compiled source; that of another operation if its code also computes this one.
-        dtype: One of DTYPES: storage of its elements. Sums are float32.
-        threads: Threads per block.
-        defines: Macros of the source, in order; sources with equal macros are compiled once.
-        min_arch, max_arch: Compute capability times ten; None is no limit.
-        dynamic_shared_bytes: Shared memory that is allocated at the launch, in addition to static memory.
-        tile: Tile of tiled kernels.
-        vector: Elements of a global load; extents and addresses must be multiples of it.
-        axes: Values of further macros.
-        winograd: Rows and columns of results that Winograd's algorithm computes at a time; None for other algorithms.
-    """
-
-    name: str
-    family: str
-    source: str
-    operation: str
-    entry: str
-    dtype: str
-    threads: int
-    defines: tuple[tuple[str, str], ...]
-    min_arch: int | None = None
+    name: str  # unique; operation, algorithm, dtype and family, then tile and vector if it has them
+    family: str  # folder of its sources: "naive", "simt", "mma", "hopper", "winograd", "attention", "depthwise", "misc"
+    source: str  # file under kernels/
+    operation: str  # "conv2d_fprop", "gemm_nt", "relu", ...
+    entry: str  # symbol in the compiled source; that of another operation if its code also computes this one
+    dtype: str  # one of DTYPES: storage of its elements. Sums are float32
+    threads: int  # threads per block
+    defines: tuple[tuple[str, str], ...]  # macros of the source, in order; sources with equal macros are compiled once
+    min_arch: int | None = None  # min_arch, max_arch: compute capability times ten; None is no limit
     max_arch: int | None = None
-    dynamic_shared_bytes: int = 0
-    tile: Tile | None = None
-    vector: int = 1
-    axes: tuple[tuple[str, str], ...] = ()
+    dynamic_shared_bytes: int = 0  # shared memory that is allocated at the launch, in addition to static memory
+    tile: Tile | None = None  # tile of tiled kernels
+    vector: int = 1  # elements of a global load; extents and addresses must be multiples of it
+    axes: tuple[tuple[str, str], ...] = ()  # values of further macros
+    # rows and columns of results that Winograd's algorithm computes at a time; None for other algorithms
     winograd: int | None = None
 
     def runs_on(self, arch: int) -> bool:

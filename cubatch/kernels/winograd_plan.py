@@ -79,26 +79,16 @@ def loss(outputs: int, channels: int) -> float:
 
 @attrs.frozen
 class Cut:
-    """
-    How a variant of Winograd's algorithm divides a problem into tiles and parts.
+    """How a variant of Winograd's algorithm divides a problem into tiles and parts."""
 
-    Attributes:
-        outputs: Rows and columns of a tile of results.
-        rows, columns: Tiles of an image.
-        tiles: Tiles of the batch.
-        channels, filters: Padded channels of the sum, padded channels of the result.
-        most: Most tiles in scratch memory at a time, a multiple of `block`.
-        block: Tiles of a block of the products.
-    """
-
-    outputs: int
-    rows: int
+    outputs: int  # rows and columns of a tile of results
+    rows: int  # rows, columns: tiles of an image
     columns: int
-    tiles: int
-    channels: int
+    tiles: int  # tiles of the batch
+    channels: int  # channels, filters: padded channels of the sum, padded channels of the result
     filters: int
-    most: int
-    block: int
+    most: int  # most tiles in scratch memory at a time, a multiple of `block`
+    block: int  # tiles of a block of the products
 
     @property
     def points(self) -> int:

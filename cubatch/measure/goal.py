@@ -48,19 +48,14 @@ class Goal:
 
     Sizes are compared by `cost`: seconds per sample (throughput), seconds (latency), joules per sample (energy).
 
-    Attributes:
-        objective: One of OBJECTIVES.
-        tolerance: Share of the best value that may be lost, in [0, 1).
-        latency_limit: Most seconds of a step; None: no limit.
-
     Example:
         >>> Goal(objective="throughput", tolerance=0.01).cost(32, seconds=0.5, joules=None)
         0.015625
     """
 
-    objective: str = "throughput"
-    tolerance: float = 0.01
-    latency_limit: float | None = None
+    objective: str = "throughput"  # one of OBJECTIVES
+    tolerance: float = 0.01  # share of the best value that may be lost, in [0, 1)
+    latency_limit: float | None = None  # most seconds of a step; None: no limit
 
     def __attrs_post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

@@ -98,44 +98,34 @@ class Candidate:
 
 @attrs.frozen(kw_only=True)
 class Timing:
-    """
-    The mean time of `repeats` back-to-back steps.  Fields that default to None are None if unavailable.
+    """The mean time of `repeats` back-to-back steps.  Fields that default to None are None if unavailable."""
 
-    Attributes:
-        batch_size: Samples per step.
-        round: Number of its round, from 0; rounds pair timings of different sizes.  The timings of one trial have
-            consecutive numbers: see PER_TRIAL.
-        seconds: Seconds of a step.
-        repeats: Steps between two reads of the clock.
-        throttled: Whether the SM clock was clearly lowered; such timings are used only if a size has no others.
-        sm_clock_mhz: SM clock right after the steps.
-        joules: Energy of a step.
-        peak_bytes: Peak bytes of device memory that the engine allocated.
-        peak_device_bytes: Bytes of device memory that the process holds by NVML, context included.
-        event_reasons: All reasons for the SM clock, the power cap included, as bits of nvml.h.
-        temperature_celsius: Temperature of the GPU right after the steps.
-        power_watts: Power of its board.
-        utilization_percent: Share of its last sample period in which some kernel ran, 0 to 100.
-        used_bytes: Its memory in use, by all processes.
-        reference_batch_size: Batch size of the reference step.
-        reference_before_seconds, reference_after_seconds: Seconds of a reference step right before and right after.
-    """
-
-    batch_size: int = field(validator=_is(_size))
+    batch_size: int = field(validator=_is(_size))  # samples per step
+    # number of its round, from 0; rounds pair timings of different sizes. The timings of one trial have consecutive
+    # numbers: see PER_TRIAL
     round: int = field(validator=_is(_count))
-    seconds: float = field(validator=_is(_positive))
-    repeats: int = field(default=1, validator=_is(_size))
+    seconds: float = field(validator=_is(_positive))  # seconds of a step
+    repeats: int = field(default=1, validator=_is(_size))  # steps between two reads of the clock
+    # whether the SM clock was clearly lowered; such timings are used only if a size has no others
     throttled: bool = field(default=False, validator=_is(_flag))
+    # SM clock right after the steps
     sm_clock_mhz: float | None = field(default=None, validator=optional(_is(checks.check_number)))
-    joules: float | None = field(default=None, validator=optional(_is(_positive)))
+    joules: float | None = field(default=None, validator=optional(_is(_positive)))  # energy of a step
+    # peak bytes of device memory that the engine allocated
     peak_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    # bytes of device memory that the process holds by NVML, context included
     peak_device_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    # all reasons for the SM clock, the power cap included, as bits of nvml.h
     event_reasons: int | None = field(default=None, validator=optional(_is(_count)))
+    # temperature of the GPU right after the steps
     temperature_celsius: float | None = field(default=None, validator=optional(_is(checks.check_number)))
-    power_watts: float | None = field(default=None, validator=optional(_is(checks.check_number)))
+    power_watts: float | None = field(default=None, validator=optional(_is(checks.check_number)))  # power of its board
+    # share of its last sample period in which some kernel ran, 0 to 100
     utilization_percent: float | None = field(default=None, validator=optional(_is(_percent)))
-    used_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    used_bytes: int | None = field(default=None, validator=optional(_is(_count)))  # its memory in use, by all processes
+    # batch size of the reference step
     reference_batch_size: int | None = field(default=None, validator=optional(_is(_size)))
+    # reference_before_seconds, reference_after_seconds: seconds of a reference step right before and right after
     reference_before_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
     reference_after_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
 
@@ -148,40 +138,25 @@ class Timing:
 
 @attrs.frozen
 class Outcome:
-    """
-    How the measuring of a candidate ended.
+    """How the measuring of a candidate ended."""
 
-    Attributes:
-        batch_size: Samples per step.
-        status: One of STATUSES.
-        stop_reason: Why it ended, as a sentence.
-        facts: Further values for programs, such as {"needed_bytes": ...} of an out-of-memory error or
-            {"limit": "memory"} of over_limit.  "cut_short" is True if the budget allowed no more timings.
-    """
-
-    batch_size: int = field(validator=_is(_size))
-    status: str = field(validator=_is(_check_status))
-    stop_reason: str = field(default="", validator=_is(_text))
+    batch_size: int = field(validator=_is(_size))  # samples per step
+    status: str = field(validator=_is(_check_status))  # one of STATUSES
+    stop_reason: str = field(default="", validator=_is(_text))  # why it ended, as a sentence
+    # further values for programs, such as {"needed_bytes": ...} of an out-of-memory error or {"limit": "memory"} of
+    # over_limit. "cut_short" is True if the budget allowed no more timings
     facts: Mapping[str, Any] = field(factory=dict, validator=_is(_check_facts))
 
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """
-    The results of a run.
+    """The results of a run."""
 
-    Attributes:
-        timings: In the order in which they were taken; at most one per batch size and round.
-        outcomes: At most one per batch size.
-        added: Sizes that the search added to the candidates.
-        seconds_spent: Seconds of measuring, over all resumed runs.
-        launch: How steps were launched, as `NetworkRunner.launch`; None if unknown, as for cached results.
-    """
-
-    timings: tuple[Timing, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
-    added: tuple[Candidate, ...] = ()
-    seconds_spent: float = 0.0
+    timings: tuple[Timing, ...] = ()  # in the order in which they were taken; at most one per batch size and round
+    outcomes: tuple[Outcome, ...] = ()  # at most one per batch size
+    added: tuple[Candidate, ...] = ()  # sizes that the search added to the candidates
+    seconds_spent: float = 0.0  # seconds of measuring, over all resumed runs
+    # how steps were launched, as `NetworkRunner.launch`; None if unknown, as for cached results
     launch: Mapping[str, Any] | None = None
 
     def of(self, batch_size: int) -> tuple[Timing, ...]:

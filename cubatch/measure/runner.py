@@ -18,30 +18,22 @@ REFERENCE_SHARE = 0.05
 
 @attrs.frozen(kw_only=True)
 class Reading:
-    """
-    The mean time of a step over one timing, and the state of the GPU.
+    """The mean time of a step over one timing, and the state of the GPU."""
 
-    Attributes:
-        seconds: Mean seconds of a step, over back-to-back steps.
-        sm_clock_mhz: SM clock during the last steps; this and the fields up to `used_bytes` are None if unavailable.
-        throttled: Whether the device reports that it lowered its clock.
-        joules: Energy of a step.
-        event_reasons: All reasons for the clock, as bits of nvml.h.
-        temperature_celsius, power_watts, utilization_percent, used_bytes: State of the GPU right after the steps, as
-            `nvml.Snapshot`.
-        reference_before_seconds, reference_after_seconds: Mean seconds of a reference step right before and right
-            after; None without a reference.
-    """
-
-    seconds: float
+    seconds: float  # mean seconds of a step, over back-to-back steps
+    # SM clock during the last steps; this and the fields up to `used_bytes` are None if unavailable
     sm_clock_mhz: float | None = None
-    throttled: bool = False
-    joules: float | None = None
-    event_reasons: int | None = None
+    throttled: bool = False  # whether the device reports that it lowered its clock
+    joules: float | None = None  # energy of a step
+    event_reasons: int | None = None  # all reasons for the clock, as bits of nvml.h
+    # temperature_celsius, power_watts, utilization_percent, used_bytes: state of the GPU right after the steps, as
+    # `nvml.Snapshot`
     temperature_celsius: float | None = None
     power_watts: float | None = None
     utilization_percent: float | None = None
     used_bytes: int | None = None
+    # reference_before_seconds, reference_after_seconds: mean seconds of a reference step right before and right after;
+    # None without a reference
     reference_before_seconds: float | None = None
     reference_after_seconds: float | None = None
 
@@ -254,16 +246,13 @@ class FactoryRef:
     """
     A runner factory by name, so that another process can call it.
 
-    Attributes:
-        path: "module:function".
-        arguments: Keyword arguments that can be written as JSON; a worker receives tuples as lists.
-
     Example:
         >>> FactoryRef("fractions:Fraction", {"numerator": 3, "denominator": 4})()
         Fraction(3, 4)
     """
 
-    path: str
+    path: str  # "module:function"
+    # keyword arguments that can be written as JSON; a worker receives tuples as lists
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
 
     def __call__(self) -> Runner:

@@ -198,16 +198,10 @@ def _traced_on_gpu(model: Model, xp: Any, head_start: float) -> Iterator[Call]:
 
 @attrs.frozen
 class _Small:
-    """
-    Seconds that calls of array functions take on a single element, which is their overhead.
+    """Seconds that calls of array functions take on a single element, which is their overhead."""
 
-    Attributes:
-        calls: Seconds of a call by the kind of its work.
-        inside, around: Seconds that tracing adds within the times of a call and outside.
-    """
-
-    calls: Mapping[str, float]
-    inside: float
+    calls: Mapping[str, float]  # seconds of a call by the kind of its work
+    inside: float  # inside, around: seconds that tracing adds within the times of a call and outside
     around: float
 
 

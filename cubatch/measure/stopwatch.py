@@ -67,20 +67,13 @@ class Spent:
     The number of trials of a size, and the seconds that they took in addition to timings.
 
     A measurement in JSON has the same fields.
-
-    Attributes:
-        `visits`: Number of trials.
-        prepare_seconds: Seconds of all preparations, such as allocating the batch.
-        warmup_seconds: Seconds of the steps before the first timing of each trial.
-        query_seconds: Seconds of reading the peak memory after each warm-up.
-        first_seconds: Seconds of the very first step of the size; None if unknown.
     """
 
-    visits: int = 0
-    prepare_seconds: float = 0.0
-    warmup_seconds: float = 0.0
-    query_seconds: float = 0.0
-    first_seconds: float | None = None
+    visits: int = 0  # number of trials
+    prepare_seconds: float = 0.0  # seconds of all preparations, such as allocating the batch
+    warmup_seconds: float = 0.0  # seconds of the steps before the first timing of each trial
+    query_seconds: float = 0.0  # seconds of reading the peak memory after each warm-up
+    first_seconds: float | None = None  # seconds of the very first step of the size; None if unknown
 
 
 class Stopwatch:

@@ -34,27 +34,16 @@ _FILLER_BYTES, _MOST_FILLERS = 1 << 27, 1000
 
 @attrs.frozen
 class Call:
-    """
-    A call of an array function, a launch of a kernel, or a wait, within a step.
+    """A call of an array function, a launch of a kernel, or a wait, within a step."""
 
-    Attributes:
-        rank: Number of the thread that makes it.
-        operation: Number of its operation in the schedule.
-        function: Function of the engine, such as "conv2d_wgrad"; empty if unknown.
-        name: Array function or kernel: "matmul".
-        what: PRODUCTS, COPIES, ELEMENTWISE or WAITING.
-        begin, end: Seconds since the begin of the step.
-        seconds: Duration without waits, which are separate records.
-    """
-
-    rank: int
-    operation: int
-    function: str
-    name: str
-    what: str
-    begin: float
+    rank: int  # number of the thread that makes it
+    operation: int  # number of its operation in the schedule
+    function: str  # function of the engine, such as "conv2d_wgrad"; empty if unknown
+    name: str  # array function or kernel: "matmul"
+    what: str  # PRODUCTS, COPIES, ELEMENTWISE or WAITING
+    begin: float  # begin, end: seconds since the begin of the step
     end: float
-    seconds: float
+    seconds: float  # duration without waits, which are separate records
 
 
 @attrs.frozen(eq=False)

@@ -65,16 +65,10 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class Need:
-    """
-    Scratch memory of a part of an operation, as a function of the size of a block of work.
+    """Scratch memory of a part of an operation, as a function of the size of a block of work."""
 
-    Attributes:
-        itemsize: Bytes of an element.
-        rows: Output rows of one sample.
-    """
-
-    itemsize: int
-    rows: int = 1
+    itemsize: int  # bytes of an element
+    rows: int = 1  # output rows of one sample
 
     def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         raise NotImplementedError
@@ -268,18 +262,13 @@ class Attend(Need):
 
     Its areas are a number per query, then projections (queries, keys, values), attention weights, and weighted sums of
     the values.
-
-    Attributes:
-        tokens: Positions of a sample.
-        channels: Width of a token, over all heads.
-        heads: Number of heads.
-        saves: Whether arrays for the backward pass hold all areas but the numbers per query, instead of scratch memory.
-            The block size is the same: the block reads and writes those arrays.
     """
 
-    tokens: int
-    channels: int
-    heads: int
+    tokens: int  # positions of a sample
+    channels: int  # width of a token, over all heads
+    heads: int  # number of heads
+    # whether arrays for the backward pass hold all areas but the numbers per query, instead of scratch memory. The
+    # block size is the same: the block reads and writes those arrays
     saves: bool
 
     def _areas(self, samples: int, rows: int) -> tuple[int, ...]:

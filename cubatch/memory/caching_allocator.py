@@ -40,24 +40,14 @@ _VARIABLES = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # the first one th
 
 @attrs.define(eq=False)
 class Block:
-    """
-    Part of a segment.
+    """Part of a segment."""
 
-    Attributes:
-        address: Its first byte.
-        size: Bytes.
-        is_small: Whether it is in a segment for small tensors.
-        is_free: Whether no tensor has it.
-        is_gap: Whether it has addresses, but no memory.
-        before, after: Its neighbors in the segment, if any.
-    """
-
-    address: int
-    size: int
-    is_small: bool
-    is_free: bool = False
-    is_gap: bool = False
-    before: Block | None = None
+    address: int  # its first byte
+    size: int  # bytes
+    is_small: bool  # whether it is in a segment for small tensors
+    is_free: bool = False  # whether no tensor has it
+    is_gap: bool = False  # whether it has addresses, but no memory
+    before: Block | None = None  # before, after: its neighbors in the segment, if any
     after: Block | None = None
 
 

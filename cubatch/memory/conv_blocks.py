@@ -15,30 +15,17 @@ _SHORT_SIDE = 32
 
 @attrs.frozen(kw_only=True)
 class Tiles(Need):
-    """
-    Scratch memory of a convolution as a product: fixed areas, zero-bordered source rows, columns, staged output.
+    """Scratch memory of a convolution as a product: fixed areas, zero-bordered source rows, columns, staged output."""
 
-    Attributes:
-        vertical: The window's vertical axis.
-        horizontal: The window's horizontal axis.
-        channels: Channels of the source.
-        groups: Groups of channels.
-        fixed: Elements of each area that does not grow with the block.
-        staged: Elements per output pixel that are stored in addition to the columns.
-        flags: Flags per output pixel.
-        filters: Elements of the filter; each block reads all of it, or adds to its whole gradient.
-        products: Multiply-adds per pixel where packing would cost more than multiplying, else 0.
-    """
-
-    vertical: Axis
-    horizontal: Axis
-    channels: int
-    groups: int
-    fixed: tuple[int, ...] = ()
-    staged: int = 0
-    flags: int = 0
-    filters: int = 0
-    products: int = 0
+    vertical: Axis  # the window's vertical axis
+    horizontal: Axis  # the window's horizontal axis
+    channels: int  # channels of the source
+    groups: int  # groups of channels
+    fixed: tuple[int, ...] = ()  # elements of each area that does not grow with the block
+    staged: int = 0  # elements per output pixel that are stored in addition to the columns
+    flags: int = 0  # flags per output pixel
+    filters: int = 0  # elements of the filter; each block reads all of it, or adds to its whole gradient
+    products: int = 0  # multiply-adds per pixel where packing would cost more than multiplying, else 0
 
     @property
     def is_direct(self) -> bool:

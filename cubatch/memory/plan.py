@@ -37,38 +37,21 @@ _WORTH_A_TEAM = 2.1e-4  # seconds of a mean operation from which a team was fast
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """
-    The place of each buffer of a step at one batch size.
+    """The place of each buffer of a step at one batch size."""
 
-    Attributes:
-        schedule: The operations and buffers.
-        batch_size: Samples per step.
-        dtype: Storage of activations and parameters.
-        library: "im2col" or "cubatch"; decides the scratch memory.
-        members: CPU threads that each run a shard of the batch through the whole step; 1 on a GPU.
-        shard: Samples of the largest shard.
-        copies: Buffer sets that a small single layer rotates over, so that its input is not in the cache.
-        sizes: Bytes of each buffer of one shard.
-        offsets: Offset of each buffer in its shard's arena.
-        arena_bytes: Size of one shard's arena: activations, their gradients and workspace, which share memory.
-        weight_bytes: Parameters and running statistics.
-        gradient_bytes: Gradients of the parameters, and their sum if those of several batches are added up.
-        optimizer_bytes: The optimizer state; with 16-bit parameters also the master weights and the loss scale.
-    """
-
-    schedule: Schedule
-    batch_size: int
-    dtype: str
-    library: str
-    members: int
-    shard: int
-    copies: int
-    sizes: tuple[int, ...]
-    offsets: tuple[int, ...]
-    arena_bytes: int
-    weight_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
+    schedule: Schedule  # the operations and buffers
+    batch_size: int  # samples per step
+    dtype: str  # storage of activations and parameters
+    library: str  # "im2col" or "cubatch"; decides the scratch memory
+    members: int  # CPU threads that each run a shard of the batch through the whole step; 1 on a GPU
+    shard: int  # samples of the largest shard
+    copies: int  # buffer sets that a small single layer rotates over, so that its input is not in the cache
+    sizes: tuple[int, ...]  # bytes of each buffer of one shard
+    offsets: tuple[int, ...]  # offset of each buffer in its shard's arena
+    arena_bytes: int  # size of one shard's arena: activations, their gradients and workspace, which share memory
+    weight_bytes: int  # parameters and running statistics
+    gradient_bytes: int  # gradients of the parameters, and their sum if those of several batches are added up
+    optimizer_bytes: int  # the optimizer state; with 16-bit parameters also the master weights and the loss scale
 
     @property
     def fixed_bytes(self) -> int:

@@ -25,24 +25,14 @@ LOSS_SCALE_BYTES = {"float16": 16}
 
 @attrs.frozen
 class Buffer:
-    """
-    A piece of memory that holds one value during a part of the step.
+    """A piece of memory that holds one value during a part of the step."""
 
-    Attributes:
-        name: Layer and value: "conv1.y", "conv1.y gradient".
-        part: One of PARTS.
-        node: The layer it belongs to.
-        shape: Extents per sample, or total extents if it does not grow with the batch.
-        itemsize: Bytes per element; 0 is the dtype's size, 4 is at least that.
-        batched: Whether it holds `shape` for every sample.
-    """
-
-    name: str
-    part: str
-    node: str
-    shape: tuple[int, ...]
-    itemsize: int = 0
-    batched: bool = True
+    name: str  # layer and value: "conv1.y", "conv1.y gradient"
+    part: str  # one of PARTS
+    node: str  # the layer it belongs to
+    shape: tuple[int, ...]  # extents per sample, or total extents if it does not grow with the batch
+    itemsize: int = 0  # bytes per element; 0 is the dtype's size, 4 is at least that
+    batched: bool = True  # whether it holds `shape` for every sample
 
     @property
     def elements(self) -> int:
@@ -52,37 +42,28 @@ class Buffer:
 
 @attrs.frozen
 class Op:
-    """
-    An operation of a step.
+    """An operation of a step."""
 
-    Attributes:
-        kind: "fold" (scale and shift of fused batch norms), "forward", "loss", "backward", "accumulate" (the first read
-            is added to the write) or "update".
-        node: The layer, or None for fold, loss and update.
-        reads, writes: Buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in both means in
-            place.  Roles of a product's epilogue: "folded" is the scale and shift of a batch norm, "residual" is added.
-            The result is zero where "positive", the output of a ReLU, is not positive.  "parts" are the gradients of
-            other channels, which an operation on a range of channels leaves unchanged.
-        workspace: Number of the scratch buffer, alive during this operation only.
-        replay: A forward operation repeated in the backward pass, to save memory.
-        relu: The result is clamped at zero by the operation itself: a fused ReLU.
-        activation: Type of another activation that a batch norm applies to its result. In a backward operation, type
-            of the activation behind the norm, whose slope is applied to "dy"; None for none.
-        then: Fused layers in their order: a batch norm by running statistics, a sum, activations. In a backward
-            operation, the activation whose slope is applied.
-        norms: For "fold": each product and its fused batch norm.
-    """
-
+    # "fold" (scale and shift of fused batch norms), "forward", "loss", "backward", "accumulate" (the first read is
+    # added to the write) or "update"
     kind: str
-    node: Node | None
+    node: Node | None  # the layer, or None for fold, loss and update
+    # reads, writes: buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in both means in
+    # place. Roles of a product's epilogue: "folded" is the scale and shift of a batch norm, "residual" is added. The
+    # result is zero where "positive", the output of a ReLU, is not positive. "parts" are the gradients of other
+    # channels, which an operation on a range of channels leaves unchanged
     reads: dict[str, int]
     writes: dict[str, int]
-    workspace: int | None = None
-    replay: bool = False
-    relu: bool = False
+    workspace: int | None = None  # number of the scratch buffer, alive during this operation only
+    replay: bool = False  # a forward operation repeated in the backward pass, to save memory
+    relu: bool = False  # the result is clamped at zero by the operation itself: a fused ReLU
+    # type of another activation that a batch norm applies to its result. In a backward operation, type of the
+    # activation behind the norm, whose slope is applied to "dy"; None for none
     activation: str | None = None
+    # fused layers in their order: a batch norm by running statistics, a sum, activations. In a backward operation, the
+    # activation whose slope is applied
     then: tuple[Node, ...] = ()
-    norms: tuple[tuple[Node, Node], ...] = ()
+    norms: tuple[tuple[Node, Node], ...] = ()  # for "fold": each product and its fused batch norm
 
     @property
     def norm(self) -> Node | None:
@@ -97,27 +78,16 @@ class Op:
 
 @attrs.frozen
 class Schedule:
-    """
-    The operations of one step in order.
+    """The operations of one step in order."""
 
-    Attributes:
-        network: The network.
-        mode: "inference" or "training".
-        ops: The operations.
-        buffers: Buffers by number.
-        given: Buffers that are filled before the step and unchanged by it: the batch, its labels.
-        results: Buffers that live to the end of the step: the output.
-        outputs: Buffer number of each layer's output after the forward pass.
-        single: Whether it is a step of one layer, given the gradient of its output, which computes that of its input.
-    """
-
-    network: Network
-    mode: str
-    ops: tuple[Op, ...]
-    buffers: tuple[Buffer, ...]
-    given: frozenset[int]
-    results: frozenset[int]
-    outputs: dict[str, int]
+    network: Network  # the network
+    mode: str  # "inference" or "training"
+    ops: tuple[Op, ...]  # the operations
+    buffers: tuple[Buffer, ...]  # buffers by number
+    given: frozenset[int]  # buffers that are filled before the step and unchanged by it: the batch, its labels
+    results: frozenset[int]  # buffers that live to the end of the step: the output
+    outputs: dict[str, int]  # buffer number of each layer's output after the forward pass
+    # whether it is a step of one layer, given the gradient of its output, which computes that of its input
     single: bool
 
     @functools.cached_property

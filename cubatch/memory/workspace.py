@@ -99,17 +99,13 @@ Scratch = tuple[tuple[Need, ...], int]
 
 @attrs.frozen
 class Row:
-    """
-    Scratch memory of a layer type.
+    """Scratch memory of a layer type."""
 
-    Attributes:
-        im2col: Scratch memory of `library="im2col"` by layer, pass, and bytes of an element; with an epilogue other
-            than a ReLU also by `Op.ending`.  The pass is "forward" or "backward", or "inference" for a forward pass
-            that saves less than in training.
-        kernels: Bytes of cubatch kernels by layer, pass, samples, dtype and device.
-    """
-
+    # scratch memory of `library="im2col"` by layer, pass, and bytes of an element; with an epilogue other than a ReLU
+    # also by `Op.ending`. The pass is "forward" or "backward", or "inference" for a forward pass that saves less than
+    # in training
     im2col: Callable[..., Scratch]
+    # bytes of cubatch kernels by layer, pass, samples, dtype and device
     kernels: Callable[[Any, str, int, str, Device], int]
 
 

@@ -33,18 +33,11 @@ class SuspiciousSpec(UserWarning):
 
 @attrs.frozen
 class Node:
-    """
-    A layer in a network.
+    """A layer in a network."""
 
-    Attributes:
-        name: Its name, or "layer1" by position.
-        layer: The layer with inferred extents.
-        inputs: Names of the layers that it reads; "input" is the network's input.
-    """
-
-    name: str
-    layer: Layer
-    inputs: tuple[str, ...]
+    name: str  # its name, or "layer1" by position
+    layer: Layer  # the layer with inferred extents
+    inputs: tuple[str, ...]  # names of the layers that it reads; "input" is the network's input
 
 
 def check_input_shape(value: object) -> Extents:

@@ -21,36 +21,21 @@ _SAMPLES: dict[str, int] = {"k": 64, "r": 3, "s": 3, "heads": 4, "end": 32}
 
 @attrs.frozen
 class Key:
-    """
-    A key of a layer type.
+    """A key of a layer type."""
 
-    Attributes:
-        name: Name in a spec file.
-        default: Default as a spec file writes it; None for a required key.
-        meaning: Description in one line.
-    """
-
-    name: str
-    default: str | None
-    meaning: str
+    name: str  # name in a spec file
+    default: str | None  # default as a spec file writes it; None for a required key
+    meaning: str  # description in one line
 
 
 @attrs.frozen
 class Kind:
-    """
-    The name, purpose, keys and an example of a layer type, as needed to write it in a spec file.
+    """The name, purpose, keys and an example of a layer type, as needed to write it in a spec file."""
 
-    Attributes:
-        type: Name in a spec file.
-        does: Description in one line.
-        keys: Keys that not every layer has, the required ones first.
-        example: A layer in a spec file, with the required keys.
-    """
-
-    type: str
-    does: str
-    keys: tuple[Key, ...]
-    example: str
+    type: str  # name in a spec file
+    does: str  # description in one line
+    keys: tuple[Key, ...]  # keys that not every layer has, the required ones first
+    example: str  # a layer in a spec file, with the required keys
 
 
 def kinds() -> tuple[Kind, ...]:

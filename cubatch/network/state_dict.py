@@ -40,25 +40,16 @@ AUXILIARY = re.compile(r"(aux1|aux2)\.|AuxLogits\.")  # classifiers of GoogLeNet
 
 @attrs.frozen
 class Tensor:
-    """
-    An array of a network, with its name, shape and order in PyTorch's state dict.
+    """An array of a network, with its name, shape and order in PyTorch's state dict."""
 
-    Attributes:
-        layer, name: Its layer and name in cubatch: "conv1", "w".
-        key: Its name in PyTorch: "features.0.weight".
-        shape: Its shape in cubatch.
-        pixels: (r, s) of a filter; None for other arrays.
-        torch_shape: Its shape in PyTorch.
-        order: For each position along PyTorch's last axis, the position of that value in cubatch; None where both
-            orders are equal.
-    """
-
-    layer: str
+    layer: str  # layer, name: its layer and name in cubatch: "conv1", "w"
     name: str
-    key: str
-    shape: tuple[int, ...]
-    pixels: tuple[int, int] | None
-    torch_shape: tuple[int, ...]
+    key: str  # its name in PyTorch: "features.0.weight"
+    shape: tuple[int, ...]  # its shape in cubatch
+    pixels: tuple[int, int] | None  # (r, s) of a filter; None for other arrays
+    torch_shape: tuple[int, ...]  # its shape in PyTorch
+    # for each position along PyTorch's last axis, the position of that value in cubatch; None where both orders are
+    # equal
     order: np.ndarray[Any, Any] | None = None
 
     def to_torch(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -21,24 +21,14 @@ Pad = tuple[int, int, int, int]
 
 
 class Axis(NamedTuple):
-    """
-    An axis of a sliding window.
+    """An axis of a sliding window."""
 
-    Attributes:
-        size: Extent of the source.
-        out: Extent of the output.
-        taps: Taps of the window.
-        stride: Source positions between neighboring outputs.
-        step: Source positions between neighboring taps (the dilation).
-        offset: Source position of output 0, tap 0; minus the padding in a forward pass.
-    """
-
-    size: int
-    out: int
-    taps: int
-    stride: int
-    step: int
-    offset: int
+    size: int  # extent of the source
+    out: int  # extent of the output
+    taps: int  # taps of the window
+    stride: int  # source positions between neighboring outputs
+    step: int  # source positions between neighboring taps (the dilation)
+    offset: int  # source position of output 0, tap 0; minus the padding in a forward pass
 
     @property
     def is_identity(self) -> bool:
@@ -228,22 +218,14 @@ def conv_shape(
 
 
 class Window(NamedTuple):
-    """
-    A pooling window.
+    """A pooling window."""
 
-    Attributes:
-        r, s: Height and width.
-        stride: Vertical and horizontal stride; None for the height and the width.
-        pad: Rows and columns added at the top, bottom, left and right; fewer than the window has.
-        ceil_mode: Whether the last window may reach over the edge, so that every input is covered.
-        count_include_pad: Whether a mean divides by the window's extent in the padded input, not in the input.
-    """
-
-    r: int
+    r: int  # r, s: height and width
     s: int
-    stride: Pair | None = None
-    pad: Pad = (0, 0, 0, 0)
-    ceil_mode: bool = False
+    stride: Pair | None = None  # vertical and horizontal stride; None for the height and the width
+    pad: Pad = (0, 0, 0, 0)  # rows and columns added at the top, bottom, left and right; fewer than the window has
+    ceil_mode: bool = False  # whether the last window may reach over the edge, so that every input is covered
+    # whether a mean divides by the window's extent in the padded input, not in the input
     count_include_pad: bool = True
 
 
@@ -263,20 +245,13 @@ def pool_axes(hw: Pair, window: Window) -> tuple[Axis, Axis]:
 
 
 class Phase(NamedTuple):
-    """
-    A phase of a convolution's input gradient: input positions (top + i * sh, left + j * sw) for strides sh and sw.
+    """Input positions (top + i * sh, left + j * sw) of a convolution's input gradient, for strides sh and sw."""
 
-    Attributes:
-        top, left: First input row and column of the phase.
-        vertical, horizontal: Axes along which its input positions read dy, at stride 1.
-        rows, columns: Its filter taps, in reverse order.
-    """
-
-    top: int
+    top: int  # top, left: first input row and column of the phase
     left: int
-    vertical: Axis
+    vertical: Axis  # vertical, horizontal: axes along which its input positions read dy, at stride 1
     horizontal: Axis
-    rows: slice
+    rows: slice  # rows, columns: its filter taps, in reverse order
     columns: slice
 
     @property

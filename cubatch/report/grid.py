@@ -66,16 +66,6 @@ class Grid:
 
     `print` of a rich console shows it in color.
 
-    Attributes:
-        title: Above the table.
-        columns: Headings.
-        rows: Cells: text, numbers, tuples of texts, or None for an unknown value, which prints as a dash.  A column
-            without a known value is not shown.
-        beneath: Texts right under the rows.
-        notes: Paragraphs below; a sequence of texts is a bulleted list.
-        marked: Indices of the rows to emphasize.
-        dispensable: Columns that a narrow terminal leaves out, in this order.
-
     Example:
         >>> grid = Grid(columns=["batch", "unknown", "why"], rows=[[8, None, "memory"], [16, None, None]])
         >>> print(grid.text())
@@ -85,12 +75,16 @@ class Grid:
            16  –
     """  # noqa: RUF002 - the dash of an empty cell
 
-    title: str = attrs.field(default="", converter=_as_line)
-    columns: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
+    title: str = attrs.field(default="", converter=_as_line)  # above the table
+    columns: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)  # headings
+    # cells: text, numbers, tuples of texts, or None for an unknown value, which prints as a dash. A column without a
+    # known value is not shown
     rows: tuple[tuple[Cell, ...], ...] = attrs.field(default=(), converter=_as_rows)
-    beneath: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
+    beneath: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)  # texts right under the rows
+    # paragraphs below; a sequence of texts is a bulleted list
     notes: tuple[str | tuple[str, ...], ...] = attrs.field(default=(), converter=_as_notes)
-    marked: frozenset[int] = attrs.field(default=frozenset(), converter=_as_numbers)
+    marked: frozenset[int] = attrs.field(default=frozenset(), converter=_as_numbers)  # indices of the rows to emphasize
+    # columns that a narrow terminal leaves out, in this order
     dispensable: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
 
     @classmethod

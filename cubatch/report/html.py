@@ -19,56 +19,33 @@ from cubatch.units import visible
 
 @attrs.frozen
 class Figure:
-    """
-    A figure of a page.
+    """A figure of a page."""
 
-    Attributes:
-        title: Its content in words, for readers who cannot see it.
-        url: The image as a `data:` URL; empty if it could not be drawn.
-    """
-
-    title: str
-    url: str
+    title: str  # its content in words, for readers who cannot see it
+    url: str  # the image as a `data:` URL; empty if it could not be drawn
 
 
 @attrs.frozen(kw_only=True)
 class Section:
-    """
-    A section of a page; empty parts are left out.
+    """A section of a page; empty parts are left out."""
 
-    Attributes:
-        heading: Its heading.
-        texts: Paragraphs.
-        figure, table: Below the paragraphs.
-        commands: Lines for a shell.
-    """
-
-    heading: str
-    texts: Sequence[str] = ()
-    figure: Figure | None = None
+    heading: str  # its heading
+    texts: Sequence[str] = ()  # paragraphs
+    figure: Figure | None = None  # figure, table: below the paragraphs
     table: Grid | None = None
-    commands: Sequence[str] = ()
+    commands: Sequence[str] = ()  # lines for a shell
 
 
 @attrs.frozen(kw_only=True)
 class Article:
-    """
-    The content of a page.
+    """The content of a page."""
 
-    Attributes:
-        title, subtitle: The heading, and the line beneath it.
-        reasons: The recommendation, and further sentences.
-        sections: Sections, top to bottom.
-        facts: Two-column tables by title.
-        predicted: Whether to warn that nothing was measured.
-    """
-
-    title: str
+    title: str  # title, subtitle: the heading, and the line beneath it
     subtitle: str
-    reasons: Sequence[str]
-    sections: Sequence[Section]
-    facts: Mapping[str, Mapping[str, object]]
-    predicted: bool = False
+    reasons: Sequence[str]  # the recommendation, and further sentences
+    sections: Sequence[Section]  # sections, top to bottom
+    facts: Mapping[str, Mapping[str, object]]  # two-column tables by title
+    predicted: bool = False  # whether to warn that nothing was measured
 
 
 def escape(text: str) -> str:

@@ -221,24 +221,15 @@ class ServingPlan(Shown):
 
 @attrs.frozen(kw_only=True, slots=False)
 class _Server:
-    """
-    A simulated server, with which settings of a plan are compared.
+    """A simulated server, with which settings of a plan are compared."""
 
-    Attributes:
-        steps: Seconds of a step of 1, 2, ... requests; several times of one size are used in turn.
-        overhead: Seconds that are added to each request.
-        closes_while_busy: As for `simulate`.
-        limit: Limit of the 99th percentile of the latency.
-        instances: Copies of the model.
-        seed: Seed of the random arrivals.
-    """
-
+    # seconds of a step of 1, 2, ... requests; several times of one size are used in turn
     steps: Sequence[Sequence[float]]
-    overhead: float
-    closes_while_busy: bool
-    limit: float
-    instances: int
-    seed: int
+    overhead: float  # seconds that are added to each request
+    closes_while_busy: bool  # as for `simulate`
+    limit: float  # limit of the 99th percentile of the latency
+    instances: int  # copies of the model
+    seed: int  # seed of the random arrivals
 
     @cached_property
     def _gaps(self) -> np.ndarray:

@@ -31,35 +31,22 @@ _MEASURED_FACTS = (
 
 @attrs.frozen(kw_only=True)
 class StudyRequest:
-    """
-    Options of a study, as the user gave them.
+    """Options of a study, as the user gave them."""
 
-    Attributes:
-        spec: The network, as for `autotune`.
-        model: The network's name on the command line.
-        folder: Directory for the report and for everything that is measured.
-        device, dtype, optimizer, memory_limit, seed: As for `autotune`.
-        modes: Modes to measure, the one with the largest memory plan last; empty: the study's own.
-        data: Directory with MNIST's files, for studies that train on them.
-        max_batch_size: The largest size to measure; None: the study's own limit.
-        budget: The largest measuring time in seconds; None: the study's own.
-        quick: Whether to measure less, for an answer in seconds.
-        show: Called with the progress: work done, total, current step, and the unit of both numbers (empty: a count).
-    """
-
-    spec: SpecLike
-    model: str
-    folder: Path
-    device: str | None = None
-    modes: tuple[str, ...] = ()
+    spec: SpecLike  # the network, as for `autotune`
+    model: str  # the network's name on the command line
+    folder: Path  # directory for the report and for everything that is measured
+    device: str | None = None  # device, dtype, optimizer, memory_limit, seed: as for `autotune`
+    modes: tuple[str, ...] = ()  # modes to measure, the one with the largest memory plan last; empty: the study's own
     dtype: str = "float32"
     optimizer: str = "sgd"
-    data: Path | None = None
-    max_batch_size: int | None = None
+    data: Path | None = None  # directory with MNIST's files, for studies that train on them
+    max_batch_size: int | None = None  # the largest size to measure; None: the study's own limit
     memory_limit: int | str | None = None
-    budget: float | None = None
-    quick: bool = False
+    budget: float | None = None  # the largest measuring time in seconds; None: the study's own
+    quick: bool = False  # whether to measure less, for an answer in seconds
     seed: int = 0
+    # called with the progress: work done, total, current step, and the unit of both numbers (empty: a count)
     show: Callable[..., None] = lambda _done, _total, _text, _unit="": None
 
     @property
@@ -98,52 +85,29 @@ class StudyRequest:
 
 @attrs.frozen(kw_only=True)
 class Findings:
-    """
-    The answer of a study, with its numbers.
+    """The answer of a study, with its numbers."""
 
-    Attributes:
-        facts: Where, how and when it was measured, in JSON form.
-        answer: The answer in a sentence or two.
-        points: Further sentences.
-        method: How it was measured, a paragraph each.
-        notes: Paragraphs for the page, under the question.
-        details: The numbers, in JSON form.
-        files: Further files for the folder: content in JSON form by name.
-    """
-
-    facts: Mapping[str, Any]
-    answer: str
-    points: Sequence[str]
-    method: Sequence[str]
-    notes: Sequence[str] = ()
-    details: Mapping[str, Any] = attrs.field(factory=dict)
-    files: Mapping[str, Any] = attrs.field(factory=dict)
+    facts: Mapping[str, Any]  # where, how and when it was measured, in JSON form
+    answer: str  # the answer in a sentence or two
+    points: Sequence[str]  # further sentences
+    method: Sequence[str]  # how it was measured, a paragraph each
+    notes: Sequence[str] = ()  # paragraphs for the page, under the question
+    details: Mapping[str, Any] = attrs.field(factory=dict)  # the numbers, in JSON form
+    files: Mapping[str, Any] = attrs.field(factory=dict)  # further files for the folder: content in JSON form by name
 
 
 @attrs.frozen(kw_only=True)
 class Study:
-    """
-    A question about batch sizes and the function that measures its answer.
+    """A question about batch sizes and the function that measures its answer."""
 
-    Attributes:
-        title: The question in short.
-        question: The question in full.
-        model: The network that is measured unless the user names one.
-        modes: The modes that are measured unless the user names one.
-        budgets: Seconds of measuring, at most: of the full and of the quick study.
-        run: Measures; receives the request and the budget in seconds.
-        uses_images: Whether the study trains on images.
-        is_timed: Whether load of other processes changes the answer.
-    """
-
-    title: str
-    question: str
-    model: str
-    modes: tuple[str, ...]
-    budgets: tuple[float, float]
-    run: Callable[[StudyRequest, float], Findings]
-    uses_images: bool = False
-    is_timed: bool = True
+    title: str  # the question in short
+    question: str  # the question in full
+    model: str  # the network that is measured unless the user names one
+    modes: tuple[str, ...]  # the modes that are measured unless the user names one
+    budgets: tuple[float, float]  # seconds of measuring, at most: of the full and of the quick study
+    run: Callable[[StudyRequest, float], Findings]  # measures; receives the request and the budget in seconds
+    uses_images: bool = False  # whether the study trains on images
+    is_timed: bool = True  # whether load of other processes changes the answer
 
 
 def tuning_facts(result: TuningResult) -> dict[str, Any]:

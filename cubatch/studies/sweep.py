@@ -17,20 +17,12 @@ from cubatch.units import format_percent, format_seconds, join_words
 
 @attrs.frozen(kw_only=True)
 class Sweep:
-    """
-    Sizes that were measured equally often, and compared.
+    """Sizes that were measured equally often, and compared."""
 
-    Attributes:
-        result: The measurements.
-        comparisons: Comparisons of a size with a reference size that have enough trials.
-        missing: (size, reference size) of those without enough trials.
-        rounds: Trials of each size, at most.
-    """
-
-    result: TuningResult
-    comparisons: Sequence[SizeComparison]
-    missing: Sequence[tuple[int, int]]
-    rounds: int
+    result: TuningResult  # the measurements
+    comparisons: Sequence[SizeComparison]  # comparisons of a size with a reference size that have enough trials
+    missing: Sequence[tuple[int, int]]  # (size, reference size) of those without enough trials
+    rounds: int  # trials of each size, at most
 
     def findings(
         self, answer: str, points: Sequence[str], *, method: Sequence[str] = (), notes: Sequence[str] = (),

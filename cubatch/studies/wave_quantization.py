@@ -41,24 +41,14 @@ _CPU_NOTE = (
 
 @attrs.frozen(kw_only=True)
 class Distribution:
-    """
-    How the work of a batch is distributed over the units of a device.
+    """How the work of a batch is distributed over the units of a device."""
 
-    Attributes:
-        items: Name of the pieces of work: "blocks of conv1", "samples".
-        unit: "SM" or "thread".
-        count: Number of units.
-        busiest: Pieces of work of the busiest unit, by batch size.
-        full_waves: One or two batch sizes after which the busiest unit has more work, ascending.
-        coulom: Batch sizes of Coulom's rule, by their n: the tiles per SM.
-    """
-
-    items: str
-    unit: str
-    count: int
-    busiest: Callable[[int], int]
-    full_waves: tuple[int, ...]
-    coulom: Mapping[int, int]
+    items: str  # name of the pieces of work: "blocks of conv1", "samples"
+    unit: str  # "SM" or "thread"
+    count: int  # number of units
+    busiest: Callable[[int], int]  # pieces of work of the busiest unit, by batch size
+    full_waves: tuple[int, ...]  # one or two batch sizes after which the busiest unit has more work, ascending
+    coulom: Mapping[int, int]  # batch sizes of Coulom's rule, by their n: the tiles per SM
 
     def rate(self, batch_size: int) -> float:
         """Return batch size / pieces of work of the busiest unit, which the rule expects throughput to follow."""

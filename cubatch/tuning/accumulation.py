@@ -15,22 +15,13 @@ from cubatch.workload import divisors
 
 @attrs.frozen
 class Cut:
-    """
-    An effective batch, divided into equal steps.
+    """An effective batch, divided into equal steps."""
 
-    Attributes:
-        batch_size: Samples of one step.
-        steps: Steps per optimizer step.
-        seconds: Time of one step.
-        is_measured: Whether the time was measured, not interpolated.
-        is_below: Whether the batch size is below all measured sizes: the time is then proportional to it.
-    """
-
-    batch_size: int
-    steps: int
-    seconds: float
-    is_measured: bool
-    is_below: bool
+    batch_size: int  # samples of one step
+    steps: int  # steps per optimizer step
+    seconds: float  # time of one step
+    is_measured: bool  # whether the time was measured, not interpolated
+    is_below: bool  # whether the batch size is below all measured sizes: the time is then proportional to it
 
     def __str__(self) -> str:
         whole, took = self.batch_size * self.steps, f"{self.steps} x {format_seconds(self.seconds)}"

@@ -49,20 +49,12 @@ def work_of(work: Workload) -> str:
 
 @attrs.frozen
 class Anchor:
-    """
-    A tuning result that corrects predictions, reduced to the fields that the time model uses.
+    """A tuning result that corrects predictions, reduced to the fields that the time model uses."""
 
-    Attributes:
-        origin: Its file, or its place in the list, for errors and notes.
-        work: The measured workload.
-        seconds: Measured seconds of a step by batch size, of sizes with the status "ok".
-        sds: Standard deviation of the logarithm of these seconds, by batch size.
-    """
-
-    origin: str
-    work: Workload
-    seconds: Mapping[int, float]
-    sds: Mapping[int, float]
+    origin: str  # its file, or its place in the list, for errors and notes
+    work: Workload  # the measured workload
+    seconds: Mapping[int, float]  # measured seconds of a step by batch size, of sizes with the status "ok"
+    sds: Mapping[int, float]  # standard deviation of the logarithm of these seconds, by batch size
 
 
 def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[Anchor]:

@@ -25,38 +25,22 @@ UNSEEN = "unseen"
 
 @attrs.frozen
 class Fate:
-    """
-    The outcome of one size.
+    """The outcome of one size."""
 
-    Attributes:
-        batch_size: The size.
-        status: One of `records.STATUSES`, or UNSEEN.
-        cost: Interval (low, high) of the median of `Goal.cost`; None without a timing.
-        breaks_latency: Whether a step takes longer than the latency limit.
-    """
-
-    batch_size: int
-    status: str
-    cost: tuple[float, float] | None = None
-    breaks_latency: bool = False
+    batch_size: int  # the size
+    status: str  # one of `records.STATUSES`, or UNSEEN
+    cost: tuple[float, float] | None = None  # interval (low, high) of the median of `Goal.cost`; None without a timing
+    breaks_latency: bool = False  # whether a step takes longer than the latency limit
 
 
 @attrs.frozen
 class Decision:
-    """
-    The limit above the recommended size.
+    """The limit above the recommended size."""
 
-    Attributes:
-        limit: One of `results.DECIDED_BY`; None if no limit was met, or a larger size was interrupted.
-        top: The largest size that ran within every limit, or the recommended one.
-        reach: The largest size below `edge` that was timed, or ruled out by timings of its neighbors.
-        edge: The next limit or failure above `top`: its size, and "memory", "latency_limit" or FAILURE. None if none
-            is known.
-    """
-
-    limit: str | None
-    top: int
-    reach: int
+    limit: str | None  # one of `results.DECIDED_BY`; None if no limit was met, or a larger size was interrupted
+    top: int  # the largest size that ran within every limit, or the recommended one
+    reach: int  # the largest size below `edge` that was timed, or ruled out by timings of its neighbors
+    # the next limit or failure above `top`: its size, and "memory", "latency_limit" or FAILURE. None if none is known
     edge: tuple[int, str] | None
 
 

@@ -21,20 +21,12 @@ from cubatch.tuning.step_memory import ModuleStep, NetworkStep
 
 @attrs.frozen(kw_only=True)
 class ModeMemory:
-    """
-    The memory of a step in one mode.
+    """The memory of a step in one mode."""
 
-    Attributes:
-        footprint: Memory of a step by part, at the requested batch size.
-        fits: Whether the footprint is within the limit.
-        max_batch_size: The largest batch that fits; 0 if none does.
-        rules: Rules of thumb, compared with the plan of a network.
-    """
-
-    footprint: Footprint | ModuleFootprint
-    fits: bool
-    max_batch_size: int
-    rules: Sequence[Rule] = ()
+    footprint: Footprint | ModuleFootprint  # memory of a step by part, at the requested batch size
+    fits: bool  # whether the footprint is within the limit
+    max_batch_size: int  # the largest batch that fits; 0 if none does
+    rules: Sequence[Rule] = ()  # rules of thumb, compared with the plan of a network
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the record as plain mappings and lists, for JSON."""
@@ -48,22 +40,13 @@ class ModeMemory:
 
 @attrs.frozen(kw_only=True)
 class DeviceMemory:
-    """
-    The memory of a step on one device.
+    """The memory of a step on one device."""
 
-    Attributes:
-        device: The device.
-        limit: Bytes that a step may take.
-        why: Source of the limit; empty if it is the requested one.
-        modes: The memory of each mode.
-        price: Price of an hour, in the user's currency; None if unknown.
-    """
-
-    device: Device
-    limit: int
-    why: str
-    modes: Mapping[Mode, ModeMemory]
-    price: float | None
+    device: Device  # the device
+    limit: int  # bytes that a step may take
+    why: str  # source of the limit; empty if it is the requested one
+    modes: Mapping[Mode, ModeMemory]  # the memory of each mode
+    price: float | None  # price of an hour, in the user's currency; None if unknown
 
     @property
     def fits(self) -> bool:

@@ -114,22 +114,13 @@ def candidates(
 
 @attrs.frozen
 class Ladder:
-    """
-    The candidate batch sizes of a run, and the memory limit for which they were proposed.
+    """The candidate batch sizes of a run, and the memory limit for which they were proposed."""
 
-    Attributes:
-        candidates: Ascending; those that do not fit are marked `over_limit`.
-        largest: The largest batch that fits, by the plan; None without a plan.
-        memory_bytes: Bytes that a step may take.
-        facts: What else is cached with the candidates, as JSON.
-        notes: What a user should know about how they were chosen.
-    """
-
-    candidates: tuple[Candidate, ...]
-    largest: int | None
-    memory_bytes: int | None
-    facts: Mapping[str, Any] = attrs.field(factory=dict)
-    notes: tuple[Note, ...] = ()
+    candidates: tuple[Candidate, ...]  # ascending; those that do not fit are marked `over_limit`
+    largest: int | None  # the largest batch that fits, by the plan; None without a plan
+    memory_bytes: int | None  # bytes that a step may take
+    facts: Mapping[str, Any] = attrs.field(factory=dict)  # what else is cached with the candidates, as JSON
+    notes: tuple[Note, ...] = ()  # what a user should know about how they were chosen
 
     @property
     def most_planned_bytes(self) -> int:

@@ -16,25 +16,16 @@ _LARGEST_SEED = 2**64 - 1  # SQLite and JSON readers take no larger integers
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """
-    The sizes, the time and the seed of a request.
+    """The sizes, the time and the seed of a request."""
 
-    Attributes:
-        batch_sizes: Exactly these, ascending; None leaves them to the search.
-        max_batch_size: The largest size; None for no limit but memory.
-        budget: Time limit of measuring in seconds.
-        seed: Draws parameters, data and the order of trials.
-        sweeps: Trials of each of `batch_sizes`; None leaves them to the search.
-        current: The size that the user has now; it is measured second, and kept if no other is better. None: unknown.
-        multiple_of, divides: Sizes that the workload accepts: multiples of one number, divisors of another.
-    """
-
-    batch_sizes: tuple[int, ...] | None = None
-    max_batch_size: int | None = None
-    budget: float = 60.0
-    seed: int = 0
-    sweeps: int | None = None
+    batch_sizes: tuple[int, ...] | None = None  # exactly these, ascending; None leaves them to the search
+    max_batch_size: int | None = None  # the largest size; None for no limit but memory
+    budget: float = 60.0  # time limit of measuring in seconds
+    seed: int = 0  # draws parameters, data and the order of trials
+    sweeps: int | None = None  # trials of each of `batch_sizes`; None leaves them to the search
+    # the size that the user has now; it is measured second, and kept if no other is better. None: unknown
     current: int | None = None
+    # multiple_of, divides: sizes that the workload accepts: multiples of one number, divisors of another
     multiple_of: int = 1
     divides: int | None = None
 

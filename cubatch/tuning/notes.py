@@ -136,15 +136,10 @@ _TEXT: Mapping[str, str] = {
 
 @attrs.frozen
 class Note:
-    """
-    A fact that a user should know; made by `note`.
+    """A fact that a user should know; made by `note`."""
 
-    Attributes:
-        code: The kind of fact: a key of the table of texts in this module.
-        values: Its numbers and names; names of sizes, times and shares end in `_bytes`, `_seconds`, `_share`.
-    """
-
-    code: str
+    code: str  # the kind of fact: a key of the table of texts in this module
+    # its numbers and names; names of sizes, times and shares end in `_bytes`, `_seconds`, `_share`
     values: Mapping[str, Any]
 
     @property

@@ -17,22 +17,13 @@ from cubatch.tuning.limits import Limits
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """
-    The checked arguments of a tuning run or a prediction.
+    """The checked arguments of a tuning run or a prediction."""
 
-    Attributes:
-        goal: The objective, its tolerance and the latency limit.
-        limits: The sizes to consider, the budget and the seed.
-        memory_limit: As given: bytes, "8GiB", "80%" or None.
-        store: Where timings are cached: True, False, "refresh" or a path.
-        progress: Called with every event; None shows a bar in a notebook.
-    """
-
-    goal: Goal
-    limits: Limits
-    memory_limit: int | str | None = None
-    store: bool | str | Path = True
-    progress: Callable[[Event], None] | None = None
+    goal: Goal  # the objective, its tolerance and the latency limit
+    limits: Limits  # the sizes to consider, the budget and the seed
+    memory_limit: int | str | None = None  # as given: bytes, "8GiB", "80%" or None
+    store: bool | str | Path = True  # where timings are cached: True, False, "refresh" or a path
+    progress: Callable[[Event], None] | None = None  # called with every event; None shows a bar in a notebook
 
     @classmethod
     def of(

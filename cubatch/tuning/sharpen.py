@@ -56,21 +56,14 @@ _HALVINGS = 40
 
 @attrs.frozen(eq=False)
 class Sharpened:
-    """
-    A prediction, corrected by anchors.
+    """A prediction, corrected by anchors."""
 
-    Attributes:
-        step: Seconds, interval and passes, as from `predict_step`.
-        covariance: Covariance of the logarithms of the seconds, by pairs of batch sizes.
-        compute, memory: Factors by which compute and memory time are corrected, for this GPU, library and dtype.
-        ratios: Measured over predicted time of each anchor: the median over its batch sizes.
-    """
-
-    step: StepPrediction
-    covariance: Array
+    step: StepPrediction  # seconds, interval and passes, as from `predict_step`
+    covariance: Array  # covariance of the logarithms of the seconds, by pairs of batch sizes
+    # compute, memory: factors by which compute and memory time are corrected, for this GPU, library and dtype
     compute: float = 1.0
     memory: float = 1.0
-    ratios: tuple[float, ...] = ()
+    ratios: tuple[float, ...] = ()  # measured over predicted time of each anchor: the median over its batch sizes
 
 
 def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]) -> Sharpened:

@@ -206,16 +206,10 @@ class NetworkStep:
 
 @attrs.frozen
 class ModuleStep:
-    """
-    The step of a PyTorch module, by a trace on tensors without data.
+    """The step of a PyTorch module, by a trace on tensors without data."""
 
-    Attributes:
-        module: The module.
-        only_tensors: Whether to count tensors only, without the overhead of a GPU such as its CUDA context.
-    """
-
-    module: TorchModule
-    only_tensors: bool = False
+    module: TorchModule  # the module
+    only_tensors: bool = False  # whether to count tensors only, without the overhead of a GPU such as its CUDA context
 
     def footprint(self, batch_size: int, device: Device | None) -> ModuleFootprint:
         """Return the memory of a step by part, on a device; None is the device of the module's parameters."""

@@ -72,37 +72,23 @@ def _candidates(rungs: Iterable[Mapping[str, Any]] | None) -> tuple[Candidate, .
 
 @attrs.frozen(kw_only=True)
 class StoredRun:
-    """
-    A run of the store, without its timings and outcomes.
+    """A run of the store, without its timings and outcomes."""
 
-    Attributes:
-        id: Its number in this store.
-        identity: The request.
-        conditions: What it was measured with.
-        budget: The largest measuring time in seconds, of the latest call.
-        seconds_spent: Seconds of measuring so far, over all resumes.
-        state: "open", which a rerun continues, or "finished".
-        created, updated: UTC times.
-        notes: The notes of its first call.
-        ladder: The candidate batch sizes; None if nothing was measured yet.
-        limit: Facts of the memory limit for which the candidates were chosen.
-        num_timings, num_outcomes: Number of rows.
-        `disturbed`: Sentences about interference of other processes while its timings were taken.
-    """
-
-    id: int
-    identity: Mapping[str, Any]
-    conditions: Mapping[str, Any]
-    budget: float
-    seconds_spent: float
-    state: str
-    created: str
+    id: int  # its number in this store
+    identity: Mapping[str, Any]  # the request
+    conditions: Mapping[str, Any]  # what it was measured with
+    budget: float  # the largest measuring time in seconds, of the latest call
+    seconds_spent: float  # seconds of measuring so far, over all resumes
+    state: str  # "open", which a rerun continues, or "finished"
+    created: str  # created, updated: UTC times
     updated: str
-    notes: tuple[str, ...] = field(converter=tuple)
+    notes: tuple[str, ...] = field(converter=tuple)  # the notes of its first call
+    # the candidate batch sizes; None if nothing was measured yet
     ladder: tuple[Candidate, ...] | None = field(converter=_candidates)
-    limit: Mapping[str, Any] | None
-    num_timings: int
+    limit: Mapping[str, Any] | None  # facts of the memory limit for which the candidates were chosen
+    num_timings: int  # num_timings, num_outcomes: number of rows
     num_outcomes: int
+    # sentences about interference of other processes while its timings were taken
     disturbed: tuple[str, ...] = field(converter=tuple)
 
 

@@ -21,36 +21,23 @@ from cubatch.tuning.store import Run
 
 @attrs.frozen(kw_only=True)
 class SubjectFacts:
-    """
-    Facts of a step that are computed, not measured.
+    """Facts of a step that are computed, not measured."""
 
-    Attributes:
-        flops_per_sample: FLOP of one sample; None where unknown.
-        roofline_seconds: Lower bound of a step in seconds, by batch size.
-        layers: Rows of `Measurement.layers`, by batch size.
-        device_bytes: Predicted bytes of the process on the device, by batch size.
-    """
-
-    flops_per_sample: float | None = None
-    roofline_seconds: Mapping[int, float] = attrs.field(factory=dict)
+    flops_per_sample: float | None = None  # FLOP of one sample; None where unknown
+    roofline_seconds: Mapping[int, float] = attrs.field(factory=dict)  # lower bound of a step in seconds, by batch size
+    # rows of `Measurement.layers`, by batch size
     layers: Mapping[int, Sequence[Mapping[str, Any]]] = attrs.field(factory=dict)
+    # predicted bytes of the process on the device, by batch size
     device_bytes: Mapping[int, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
 class Revision:
-    """
-    The candidates and their memory predictions after measuring.
+    """The candidates and their memory predictions after measuring."""
 
-    Attributes:
-        ladder: The candidates; the same object as before if nothing has changed.
-        measured: The timings, with predictions for sizes that the search added.
-        notes: Facts that a user should know.
-    """
-
-    ladder: Ladder
-    measured: Measured
-    notes: Sequence[Note] = ()
+    ladder: Ladder  # the candidates; the same object as before if nothing has changed
+    measured: Measured  # the timings, with predictions for sizes that the search added
+    notes: Sequence[Note] = ()  # facts that a user should know
 
 
 class Subject(Protocol):

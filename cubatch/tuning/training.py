@@ -117,26 +117,15 @@ def train(
 
 @attrs.frozen(kw_only=True)
 class Arranged:
-    """
-    A training run before its first step.
+    """A training run before its first step."""
 
-    Attributes:
-        network: The network with its initial weights.
-        device: The device, or the first one.
-        devices: All devices that share a step; None for a single device.
-        batch_size: As given, from the checkpoint, or tuned; per device.
-        shares: Batch sizes of all devices; None for a single device.
-        reasons: Progress of the checkpoint, or reasons of the tuned batch size; empty without both.
-        options: Further arguments of the engine's `train`.
-    """
-
-    network: Network
-    device: Device
-    devices: tuple[Device, ...] | None
-    batch_size: int
-    shares: tuple[int, ...] | None
-    reasons: tuple[str, ...]
-    options: dict[str, Any]
+    network: Network  # the network with its initial weights
+    device: Device  # the device, or the first one
+    devices: tuple[Device, ...] | None  # all devices that share a step; None for a single device
+    batch_size: int  # as given, from the checkpoint, or tuned; per device
+    shares: tuple[int, ...] | None  # batch sizes of all devices; None for a single device
+    reasons: tuple[str, ...]  # progress of the checkpoint, or reasons of the tuned batch size; empty without both
+    options: dict[str, Any]  # further arguments of the engine's `train`
 
     def run(self, progress: Callable[[Epoch], None] | None, stepped: Callable[[Step], None] | None) -> Training:
         """Train the network and return the loss, accuracy and speed of each epoch; arguments as for `train`."""

@@ -44,21 +44,14 @@ class Launcher(Protocol):
 
 @attrs.frozen
 class Context:
-    """
-    The device and launcher on which operations run, and the choice of kernel variants.
+    """The device and launcher on which operations run, and the choice of kernel variants."""
 
-    Attributes:
-        device: The device, whose SMs and architecture decide grids and variants.
-        launcher: Runs the kernels.
-        chooser: Returns the variant for a problem and its slices; may time some variants.
-        tf32: Whether products of float32 arrays may round their operands to tf32, for tensor cores.
-        refused: Families of kernels that the driver has refused to launch here: others take their place.
-    """
-
-    device: Device
-    launcher: Launcher
+    device: Device  # the device, whose SMs and architecture decide grids and variants
+    launcher: Launcher  # runs the kernels
+    # returns the variant for a problem and its slices; may time some variants
     chooser: Callable[[Problem, Device, Prepare | None], SplitKernel] = ranking.first_ranked
-    tf32: bool = False
+    tf32: bool = False  # whether products of float32 arrays may round their operands to tf32, for tensor cores
+    # families of kernels that the driver has refused to launch here: others take their place
     refused: set[str] = attrs.field(factory=set, init=False, eq=False)
 
     def choose(self, problem: Problem, run: Callable[[SplitKernel], object] | None = None) -> SplitKernel:

@@ -88,20 +88,12 @@ def wgrad(context: Context, shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: A
 
 
 class _Axis(NamedTuple):
-    """
-    An axis in a pass, in the terms of kernels/depthwise/window.cuh.
+    """An axis in a pass, in the terms of kernels/depthwise/window.cuh."""
 
-    Attributes:
-        size: Extent of the input.
-        out: Extent of the output.
-        pad: Zeros before the input.
-        up: Outputs for each step of the input, which form a group: the stride in an input gradient, else 1.
-    """
-
-    size: int
-    out: int
-    pad: int
-    up: int
+    size: int  # extent of the input
+    out: int  # extent of the output
+    pad: int  # zeros before the input
+    up: int  # outputs for each step of the input, which form a group: the stride in an input gradient, else 1
 
     @property
     def origins(self) -> Pair:

@@ -24,23 +24,14 @@ _PRODUCT = np.dtype(
 
 @attrs.frozen(eq=False)
 class Heads:
-    """
-    The matrices of all heads of all samples, and their layout in an array.
+    """The matrices of all heads of all samples, and their layout in an array."""
 
-    Attributes:
-        array: C-contiguous, (n, ...).
-        heads: Matrices of a sample.
-        rows, columns: Extents of a matrix.
-        begin: Elements before the first matrix in a sample.
-        head_stride, stride: Elements from a matrix to the next, and from a row to the next.
-    """
-
-    array: Any
-    heads: int
-    rows: int
+    array: Any  # C-contiguous, (n, ...)
+    heads: int  # matrices of a sample
+    rows: int  # rows, columns: extents of a matrix
     columns: int
-    begin: int
-    head_stride: int
+    begin: int  # elements before the first matrix in a sample
+    head_stride: int  # head_stride, stride: elements from a matrix to the next, and from a row to the next
     stride: int
 
     @classmethod

@@ -29,21 +29,15 @@ class Fused:
 
     A forward pass (fprop, nt) takes all terms but the mask. The gradient of an input (dgrad, nn) takes residual and
     mask, the gradient of a filter (wgrad, tn) the residual.
-
-    Attributes:
-        scale, shift: float32 (columns,), both or none: a folded batch norm.
-        residual: Added; of the output's shape and type. May be the output.
-        activation: "none", "relu", ...
-        mask: Saved output of a ReLU, of the output's shape: its gradient passes where that was positive.
-        statistics: Receives count, mean and sum of squared deviations of product + bias for each tile of rows.
-            float32 (`statistics_tiles`, 3, columns), as `batch_norm_finish` takes them.
     """
 
-    scale: Any = None
+    scale: Any = None  # scale, shift: float32 (columns,), both or none: a folded batch norm
     shift: Any = None
-    residual: Any = None
-    activation: str = "none"
-    mask: Any = None
+    residual: Any = None  # added; of the output's shape and type. May be the output
+    activation: str = "none"  # "none", "relu", ...
+    mask: Any = None  # saved output of a ReLU, of the output's shape: its gradient passes where that was positive
+    # receives count, mean and sum of squared deviations of product + bias for each tile of rows. float32
+    # (`statistics_tiles`, 3, columns), as `batch_norm_finish` takes them
     statistics: Any = None
 
 
@@ -52,29 +46,17 @@ PLAIN = Fused()
 
 @attrs.frozen(kw_only=True, eq=False)
 class Operands:
-    """
-    A product and its arrays.
+    """A product and its arrays."""
 
-    Attributes:
-        problem: Extents.
-        a, b: Left and right operand.
-        out: Receives the result.
-        bias: (columns,), or None.
-        fused: Further terms.
-        shape: Geometry of a convolution; None for a matrix product.
-        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes; None allocates one if needed.
-        conv: The geometry for the kernels.
-    """
-
-    problem: Problem
-    a: Any
+    problem: Problem  # extents
+    a: Any  # a, b: left and right operand
     b: Any
-    out: Any
-    bias: Any = None
-    fused: Fused = PLAIN
-    shape: ConvShape | None = None
-    workspace: Any = None
-    conv: Any = attrs.field(init=False)
+    out: Any  # receives the result
+    bias: Any = None  # (columns,), or None
+    fused: Fused = PLAIN  # further terms
+    shape: ConvShape | None = None  # geometry of a convolution; None for a matrix product
+    workspace: Any = None  # 1-D uint8 array of `product_scratch.product_workspace` bytes; None allocates one if needed
+    conv: Any = attrs.field(init=False)  # the geometry for the kernels
 
     @conv.default
     def _packed(self) -> Any:

@@ -62,19 +62,10 @@ _COMPLEX = 4.0  # real products of a complex one
 
 @attrs.frozen(eq=False)
 class Work:
-    """
-    A table of passes of convolutions and matrix products (cases); each field is an array with one entry per case.
+    """A table of passes of convolutions and matrix products (cases); each field is an array with one entry per case."""
 
-    Attributes:
-        pass_: Index into PASSES.
-        n, h, w, c, k, r, s, p, q: Extents; a matrix product has h = w = r = s = p = q = 1.
-        stride_h, stride_w, dilation, groups: Of the convolution; dilation is the larger of the two.
-        m, columns, depth: Extents of the product, per group.
-        convolution: Whether h, w, r or s exceeds 1; a 1x1 convolution on one pixel is a product.
-    """
-
-    pass_: Index
-    n: Array
+    pass_: Index  # index into PASSES
+    n: Array  # n, h, w, c, k, r, s, p, q: extents; a matrix product has h = w = r = s = p = q = 1
     h: Array
     w: Array
     c: Array
@@ -83,14 +74,14 @@ class Work:
     s: Array
     p: Array
     q: Array
-    stride_h: Array
+    stride_h: Array  # stride_h, stride_w, dilation, groups: of the convolution; dilation is the larger of the two
     stride_w: Array
     dilation: Array
     groups: Array
-    m: Array
+    m: Array  # m, columns, depth: extents of the product, per group
     columns: Array
     depth: Array
-    convolution: Mask
+    convolution: Mask  # whether h, w, r or s exceeds 1; a 1x1 convolution on one pixel is a product
 
     @classmethod
     def of(cls, pass_: Index, **extents: Array | Sequence[float] | float) -> Work:
@@ -140,29 +131,18 @@ class Work:
 
 @attrs.frozen(eq=False)
 class Places:
-    """
-    The GPU on which each case runs; each field is an array with one entry per case.
+    """The GPU on which each case runs; each field is an array with one entry per case."""
 
-    Attributes:
-        peak: FLOP per second of the arithmetic.
-        bandwidth: Bytes per second.
-        num_sms: SMs.
-        l2_bytes: L2 cache.
-        lanes: Float32 lanes of an SM.
-        element_bytes: Bytes of a stored element.
-        compute, memory: Factors on the time of arithmetic and of bytes: see `predictions.Scales`.
-        gpu, kin: The catalogue's name of the GPU, empty without one, and the name of its group of similar GPUs: see
-            `fitted.kin_of`.
-    """
-
-    peak: Array
-    bandwidth: Array
-    num_sms: Array
-    l2_bytes: Array
-    lanes: Array
-    element_bytes: Array
-    compute: Array
+    peak: Array  # FLOP per second of the arithmetic
+    bandwidth: Array  # bytes per second
+    num_sms: Array  # SMs
+    l2_bytes: Array  # L2 cache
+    lanes: Array  # float32 lanes of an SM
+    element_bytes: Array  # bytes of a stored element
+    compute: Array  # compute, memory: factors on the time of arithmetic and of bytes: see `predictions.Scales`
     memory: Array
+    # gpu, kin: the catalogue's name of the GPU, empty without one, and the name of its group of similar GPUs: see
+    # `fitted.kin_of`
     gpu: NDArray[np.str_]
     kin: NDArray[np.str_]
 
@@ -173,31 +153,19 @@ class Places:
 
 @attrs.frozen(eq=False)
 class Algorithm:
-    """
-    An algorithm of the vendor's library with its counts of work for each case, which constants turn into time.
+    """An algorithm of the vendor's library with its counts of work for each case, which constants turn into time."""
 
-    Attributes:
-        name: "128x128", "winograd 2x2", ...
-        group: Its group in the features of the correction: "128x128", "split", "winograd 4x4", ...
-        cost: Name of its arithmetic constant.
-        family: Name of its constants of bytes and launches: one of FAMILIES; see SLICED.
-        blocks: Blocks of the grid.
-        tile: Multiply-adds of a block per step of its depth.
-        depth: Steps of a block.
-        usable: Cases that it can compute.
-        partial_elements: Elements of partial sums, written and read; for a scattered gradient those added to pixels.
-        input_factor, filter_factor: Elements that it creates per element of the input and of the filter.
-    """
-
-    name: str
-    group: str
-    cost: str
-    family: str
-    blocks: Array
-    tile: float
-    depth: Array
-    usable: Mask
+    name: str  # "128x128", "winograd 2x2", ...
+    group: str  # its group in the features of the correction: "128x128", "split", "winograd 4x4", ...
+    cost: str  # name of its arithmetic constant
+    family: str  # name of its constants of bytes and launches: one of FAMILIES; see SLICED
+    blocks: Array  # blocks of the grid
+    tile: float  # multiply-adds of a block per step of its depth
+    depth: Array  # steps of a block
+    usable: Mask  # cases that it can compute
+    # elements of partial sums, written and read; for a scattered gradient those added to pixels
     partial_elements: Array | float = 0.0
+    # input_factor, filter_factor: elements that it creates per element of the input and of the filter
     input_factor: Array | float = 1.0
     filter_factor: Array | float = 1.0
 

@@ -30,28 +30,18 @@ _POINTS = ("lengths", "points", "weights", "gpu", "kin", "shares")
 
 @attrs.frozen(eq=False)
 class Fitted:
-    """
-    The model of kernel times, with its constants and errors, fitted to one set of measurements.
+    """The model of kernel times, with its constants and errors, fitted to one set of measurements."""
 
-    Attributes:
-        name: "neusight", "deepbench conv", ...
-        constants: Constants of `algorithms.seconds`.
-        scales: Factors on the time of arithmetic and of bytes, by the catalogue's name of the GPU.
-        trees: The correction; None before it was fitted, and for sources with too few measurements.
-        sd: Standard deviation of the logarithm of measured over predicted time, for shapes that were not fitted.
-        unseen_sd: Additional standard deviation for a GPU that was not measured.
-        transforms: Whether there are other algorithms than tiled products: see `algorithms.algorithms`.
-        process: The correction of sources with few shapes, which have no trees.
-    """
-
-    name: str
-    constants: Mapping[str, float]
+    name: str  # "neusight", "deepbench conv", ...
+    constants: Mapping[str, float]  # constants of `algorithms.seconds`
+    # factors on the time of arithmetic and of bytes, by the catalogue's name of the GPU
     scales: Mapping[str, tuple[float, float]]
+    # the correction; None before it was fitted, and for sources with too few measurements
     trees: tree_model.Trees | None
-    sd: float
-    unseen_sd: float
-    transforms: bool = True
-    process: GaussianProcess | None = None
+    sd: float  # standard deviation of the logarithm of measured over predicted time, for shapes that were not fitted
+    unseen_sd: float  # additional standard deviation for a GPU that was not measured
+    transforms: bool = True  # whether there are other algorithms than tiled products: see `algorithms.algorithms`
+    process: GaussianProcess | None = None  # the correction of sources with few shapes, which have no trees
 
     def scale(self, device: Device) -> tuple[float, float, bool]:
         """

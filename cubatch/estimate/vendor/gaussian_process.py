@@ -28,23 +28,14 @@ _CHUNK = 512
 
 @attrs.frozen(eq=False)
 class GaussianProcess:
-    """
-    A correction of predicted times, by a Gaussian process: a weighted sum over measurements with similar features.
+    """A correction of predicted times by a Gaussian process, a weighted sum over similar measurements."""
 
-    Attributes:
-        lengths: Length scales of FEATURES.
-        points: Features of the measurements, as from `table`, divided by `lengths`.
-        weights: Weight of each measurement.
-        gpu, kin: GPU of each measurement, as in Places.
-        shares: Variances of the parts of the error that all GPUs share, that a group of similar GPUs shares, and of one
-            GPU.
-    """
-
-    lengths: NDArray[np.float32]
-    points: NDArray[np.float32]
-    weights: NDArray[np.float32]
-    gpu: NDArray[np.str_]
+    lengths: NDArray[np.float32]  # length scales of FEATURES
+    points: NDArray[np.float32]  # features of the measurements, as from `table`, divided by `lengths`
+    weights: NDArray[np.float32]  # weight of each measurement
+    gpu: NDArray[np.str_]  # gpu, kin: GPU of each measurement, as in Places
     kin: NDArray[np.str_]
+    # variances of the parts of the error that all GPUs share, that a group of similar GPUs shares, and of one GPU
     shares: NDArray[np.float32]
 
     def __call__(self, columns: Mapping[str, Array], places: Places) -> Array:

@@ -43,20 +43,15 @@ class Trees:
     An ensemble of regression trees; the arrays list the nodes of all trees, level by level.
 
     The roots come first, that of the deepest tree first.  Each level then has the two successors of each split.
-
-    Attributes:
-        features: Names of the features, by number.
-        depths: Splits from a root to the deepest leaf, by tree, in descending order.
-        feature: Feature of a node's split; -1 for a leaf.
-        number: Threshold of a split: a case goes to its first successor if the feature is at most this. Of a leaf, the
-            value that it adds to the correction.
-        low, high: Range of each feature in the training data; infinite if leaving it is harmless.
     """
 
-    features: tuple[str, ...]
-    depths: NDArray[np.int16]
-    feature: NDArray[np.int16]
+    features: tuple[str, ...]  # names of the features, by number
+    depths: NDArray[np.int16]  # splits from a root to the deepest leaf, by tree, in descending order
+    feature: NDArray[np.int16]  # feature of a node's split; -1 for a leaf
+    # threshold of a split: a case goes to its first successor if the feature is at most this. Of a leaf, the value that
+    # it adds to the correction
     number: NDArray[np.float32]
+    # low, high: range of each feature in the training data; infinite if leaving it is harmless
     low: NDArray[np.float32]
     high: NDArray[np.float32]
 

@@ -19,27 +19,16 @@ _AT = {name: place for place, name in enumerate(EXTENTS)}
 
 @attrs.frozen(eq=False)
 class Call:
-    """
-    The work of one call of the vendor's library at several batch sizes.
+    """The work of one call of the vendor's library at several batch sizes."""
 
-    Attributes:
-        pass_: The pass of the convolution or linear layer that it computes.
-        extents: EXTENTS of its products, as an array (products, batch sizes, extents); without products it only moves
-            bytes.
-        num_bytes: Bytes read and written by a call without products, by batch size.
-        flops: FLOP of a call without known extents, by batch size.
-        launches: Kernels of a call without products.
-        is_convolution: Whether its product is a convolution.
-        is_attention: Whether its products depend on each other.
-    """
-
-    pass_: Pass
+    pass_: Pass  # the pass of the convolution or linear layer that it computes
+    # EXTENTS of its products, as an array (products, batch sizes, extents); without products it only moves bytes
     extents: Array
-    num_bytes: Array
-    flops: Array | float = 0.0
-    launches: Array | int = 1
-    is_convolution: bool = False
-    is_attention: bool = False
+    num_bytes: Array  # bytes read and written by a call without products, by batch size
+    flops: Array | float = 0.0  # FLOP of a call without known extents, by batch size
+    launches: Array | int = 1  # kernels of a call without products
+    is_convolution: bool = False  # whether its product is a convolution
+    is_attention: bool = False  # whether its products depend on each other
 
     @classmethod
     def of_layer(cls, layer: Layer, pass_: Pass, sizes: Array, dtype: str) -> Call:

@@ -25,40 +25,24 @@ from cubatch import whole_file
 
 @attrs.frozen
 class Resources:
-    """
-    Resources of one block of a kernel, as reported by the assembler.
+    """Resources of one block of a kernel, as reported by the assembler."""
 
-    Attributes:
-        registers: Registers per thread.
-        spill_bytes: Bytes of register spills (stores and loads) per thread, with those of functions that are not
-            inlined.
-        shared_bytes: Static shared memory of a block, without the 1024 bytes that the system uses from sm_80 on.
-        threads: Most threads of a block by the launch bounds; None without bounds.
-    """
-
-    registers: int
+    registers: int  # registers per thread
+    # bytes of register spills (stores and loads) per thread, with those of functions that are not inlined
     spill_bytes: int
-    shared_bytes: int
-    threads: int | None
+    shared_bytes: int  # static shared memory of a block, without the 1024 bytes that the system uses from sm_80 on
+    threads: int | None  # most threads of a block by the launch bounds; None without bounds
 
 
 @attrs.frozen
 class Cubin:
-    """
-    The result of compiling a source with its macros for an architecture.
+    """The result of compiling a source with its macros for an architecture."""
 
-    Attributes:
-        path: File of the machine code, which exists as long as this process runs. No file if the code was not
-            requested.
-        nvrtc: Build of the compiler: "12.9.86".
-        resources: Resources by entry.
-        log: Log of the compiler.
-    """
-
+    # file of the machine code, which exists as long as this process runs. No file if the code was not requested
     path: Path
-    nvrtc: str
-    resources: Mapping[str, Resources]
-    log: str
+    nvrtc: str  # build of the compiler: "12.9.86"
+    resources: Mapping[str, Resources]  # resources by entry
+    log: str  # log of the compiler
 
 
 def default_folder() -> Path:

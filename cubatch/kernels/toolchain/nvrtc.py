@@ -30,20 +30,12 @@ _LOADING = Lock()
 
 @attrs.frozen
 class Program:
-    """
-    Result of compiling one source.
+    """Result of compiling one source."""
 
-    Attributes:
-        error: The error of NVRTC or ptxas; empty without one.
-        log: Log of compiler and assembler.
-        ptx: The PTX; empty after an error.
-        cubin: The machine code; empty after an error or without `-arch=sm_...`.
-    """
-
-    error: str
-    log: str
-    ptx: str = ""
-    cubin: bytes = b""
+    error: str  # the error of NVRTC or ptxas; empty without one
+    log: str  # log of compiler and assembler
+    ptx: str = ""  # the PTX; empty after an error
+    cubin: bytes = b""  # the machine code; empty after an error or without `-arch=sm_...`
 
 
 class Nvrtc:

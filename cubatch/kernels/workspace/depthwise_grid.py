@@ -49,22 +49,13 @@ def supports(shape: ConvShape) -> bool:
 
 @attrs.frozen
 class DepthwiseSums:
-    """
-    The grid of a depthwise filter gradient.
+    """The grid of a depthwise filter gradient."""
 
-    Attributes:
-        vector: Channels of a thread.
-        strip_rows: Rows of a strip of an image.
-        slabs: Blocks over the channels.
-        slab_vectors: Channel vectors of a block.
-        blocks: Blocks over the strips; each writes one partial result.
-    """
-
-    vector: int
-    strip_rows: int
-    slabs: int
-    slab_vectors: int
-    blocks: int
+    vector: int  # channels of a thread
+    strip_rows: int  # rows of a strip of an image
+    slabs: int  # blocks over the channels
+    slab_vectors: int  # channel vectors of a block
+    blocks: int  # blocks over the strips; each writes one partial result
 
 
 def depthwise_vector(taps: int, itemsize: int) -> int:

@@ -29,22 +29,13 @@ _FLAG_BYTES = 4
 
 @attrs.frozen
 class ColumnTiles:
-    """
-    How an array (rows, channels) is divided among the blocks of a kernel: kernels/common/columns.cuh.
+    """How an array (rows, channels) is divided among the blocks of a kernel: kernels/common/columns.cuh."""
 
-    Attributes:
-        vector: Channels of a thread.
-        lanes: Threads side by side over the channels.
-        blocks: Blocks over the channels.
-        tiles: Blocks over the rows.
-        rows_per_tile: Rows of a block.
-    """
-
-    vector: int
-    lanes: int
-    blocks: int
-    tiles: int
-    rows_per_tile: int
+    vector: int  # channels of a thread
+    lanes: int  # threads side by side over the channels
+    blocks: int  # blocks over the channels
+    tiles: int  # blocks over the rows
+    rows_per_tile: int  # rows of a block
 
 
 def summed_tiles(

@@ -21,20 +21,12 @@ from cubatch.network.importers.source import Step
 
 @attrs.frozen
 class Mixed:
-    """
-    Attention without its output projection.
+    """Attention without its output projection."""
 
-    Attributes:
-        x: Its input.
-        heads: Number of heads.
-        w: Projection to queries, keys and values, (3c, c), each with the heads in order.
-        b: Biases of that projection, (3c,), or None.
-    """
-
-    x: Value
-    heads: int
-    w: np.ndarray[Any, Any]
-    b: np.ndarray[Any, Any] | None
+    x: Value  # its input
+    heads: int  # number of heads
+    w: np.ndarray[Any, Any]  # projection to queries, keys and values, (3c, c), each with the heads in order
+    b: np.ndarray[Any, Any] | None  # biases of that projection, (3c,), or None
 
 
 @attrs.frozen

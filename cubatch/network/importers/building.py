@@ -31,20 +31,12 @@ _TO_NCHW = "permute", (0, 3, 1, 2)  # the first step of a network whose input ha
 
 @attrs.frozen
 class Value:
-    """
-    A tensor of the imported network: the output of a layer, or a range of its channels.
+    """A tensor of the imported network: the output of a layer, or a range of its channels."""
 
-    Attributes:
-        layer: The layer whose output it is, or "input".
-        dims: Its axes, each as pieces of the axes n, h, w and c of cubatch.
-        pad: Zeros around it (top, bottom, left, right) that the layer which reads it must add.
-        offset: Its first channel in the layer's output, where it has only a range of the channels.
-    """
-
-    layer: str
-    dims: Dims
-    pad: Pad = NO_PAD
-    offset: int = 0
+    layer: str  # the layer whose output it is, or "input"
+    dims: Dims  # its axes, each as pieces of the axes n, h, w and c of cubatch
+    pad: Pad = NO_PAD  # zeros around it (top, bottom, left, right) that the layer which reads it must add
+    offset: int = 0  # its first channel in the layer's output, where it has only a range of the channels
 
 
 Rule = Callable[["Builder", Step], Value]

@@ -19,28 +19,16 @@ _FLOATS = frozenset({1, 10, 11, 16})  # onnx.TensorProto: FLOAT, FLOAT16, DOUBLE
 
 @attrs.frozen
 class Call:
-    """
-    A node of an ONNX graph.
+    """A node of an ONNX graph."""
 
-    Attributes:
-        name: Its operator.
-        inputs: Names of its inputs; "" is an input that is left out.
-        attributes: Attributes by name.
-        constants: Arrays that do not depend on the network's input, by name.
-        shapes: Known shapes of all other values, by name.
-        result_shape: Shape of the result.
-        opset: Version of the operators.
-        results: Names of all its results; "" is a result that is left out.
-    """
-
-    name: str
-    inputs: Sequence[str]
-    attributes: Mapping[str, Any]
-    constants: Mapping[str, np.ndarray[Any, Any]]
-    shapes: Mapping[str, Shape]
-    result_shape: Shape
-    opset: int
-    results: Sequence[str]
+    name: str  # its operator
+    inputs: Sequence[str]  # names of its inputs; "" is an input that is left out
+    attributes: Mapping[str, Any]  # attributes by name
+    constants: Mapping[str, np.ndarray[Any, Any]]  # arrays that do not depend on the network's input, by name
+    shapes: Mapping[str, Shape]  # known shapes of all other values, by name
+    result_shape: Shape  # shape of the result
+    opset: int  # version of the operators
+    results: Sequence[str]  # names of all its results; "" is a result that is left out
 
     def __getitem__(self, name: str) -> Any:
         return self.attributes[name]

@@ -81,51 +81,28 @@ def single_input(meaning: Meaning, num_values: int) -> Meaning:
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """
-    An operator of the network that is imported.
+    """An operator of the network that is imported."""
 
-    Attributes:
-        kind: A key of `layer_rules.RULES`; any other text has no layer.
-        operator: Its name in that network: "aten.conv2d", "Conv".
-        place: The path of its module, or the name of its node.
-        reads: Names of the values that it reads, without constants.
-        result: Name of the value that it makes.
-        shape: Shape of the result, with the batch in front.
-        constants: Arrays that it reads, by role: "w" and "b" of a product, "gamma", "beta", "mean" and "var" of a norm.
-        options: Further arguments, by the names that its rule reads.
-        flop: FLOP of its matrix product for the whole batch.
-        weights: Number of trained parameters that it reads.
-    """
-
-    kind: str
-    operator: str
-    place: str
-    reads: tuple[str, ...]
-    result: str
-    shape: tuple[int, ...]
+    kind: str  # a key of `layer_rules.RULES`; any other text has no layer
+    operator: str  # its name in that network: "aten.conv2d", "Conv"
+    place: str  # the path of its module, or the name of its node
+    reads: tuple[str, ...]  # names of the values that it reads, without constants
+    result: str  # name of the value that it makes
+    shape: tuple[int, ...]  # shape of the result, with the batch in front
+    # arrays that it reads, by role: "w" and "b" of a product, "gamma", "beta", "mean" and "var" of a norm
     constants: Mapping[str, Any] = attrs.field(factory=dict)
-    options: Mapping[str, Any] = attrs.field(factory=dict)
-    flop: int = 0
-    weights: int = 0
+    options: Mapping[str, Any] = attrs.field(factory=dict)  # further arguments, by the names that its rule reads
+    flop: int = 0  # FLOP of its matrix product for the whole batch
+    weights: int = 0  # number of trained parameters that it reads
 
 
 @attrs.frozen(kw_only=True)
 class Source:
-    """
-    A network of another framework, as read from a file or a traced module.
+    """A network of another framework, as read from a file or a traced module."""
 
-    Attributes:
-        name: Its name.
-        input: Name of the input value.
-        input_shape: Shape of the input, with the batch in front.
-        steps: Its operators in order of execution.
-        output: Name of the output value.
-        as_it_is: How to tune it without importing it, as the end of a sentence.
-    """
-
-    name: str
-    input: str
-    input_shape: tuple[int, ...]
-    steps: tuple[Step, ...]
-    output: str
-    as_it_is: str = AS_IT_IS
+    name: str  # its name
+    input: str  # name of the input value
+    input_shape: tuple[int, ...]  # shape of the input, with the batch in front
+    steps: tuple[Step, ...]  # its operators in order of execution
+    output: str  # name of the output value
+    as_it_is: str = AS_IT_IS  # how to tune it without importing it, as the end of a sentence

@@ -20,57 +20,33 @@ _SHORT, _LONG = 5.0, 1000.0
 
 @attrs.frozen(kw_only=True)
 class Dot:
-    """
-    A value of a line.
+    """A value of a line."""
 
-    Attributes:
-        batch_size: Samples per step.
-        value: The value on the y axis.
-        low, high: Ends of its interval; equal to the value if unknown.
-        is_ok: Whether the size can be recommended.
-    """
-
-    batch_size: int
-    value: float
-    low: float
+    batch_size: int  # samples per step
+    value: float  # the value on the y axis
+    low: float  # low, high: ends of its interval; equal to the value if unknown
     high: float
-    is_ok: bool = True
+    is_ok: bool = True  # whether the size can be recommended
 
 
 @attrs.frozen(kw_only=True)
 class Series:
-    """
-    Values that a line joins.
+    """Values that a line joins."""
 
-    Attributes:
-        label: Entry of the legend.
-        dots: Values, by ascending batch size.
-        is_computed: Whether the values were not measured: the line is dotted and has no dots.
-    """
-
-    label: str
-    dots: Sequence[Dot]
-    is_computed: bool = False
+    label: str  # entry of the legend
+    dots: Sequence[Dot]  # values, by ascending batch size
+    is_computed: bool = False  # whether the values were not measured: the line is dotted and has no dots
 
 
 @attrs.frozen(kw_only=True)
 class Lines:
-    """
-    A figure of values by batch size.
+    """A figure of values by batch size."""
 
-    Attributes:
-        title: Its content in words.
-        y_label: Quantity and unit.
-        series: At most seven lines.
-        marks: Rows of marks below the lines: their label, and batch sizes.
-        log_x, log_y: Whether an axis is logarithmic.
-    """
-
-    title: str
-    y_label: str
-    series: Sequence[Series]
-    marks: Sequence[tuple[str, Sequence[int]]] = ()
-    log_x: bool = False
+    title: str  # its content in words
+    y_label: str  # quantity and unit
+    series: Sequence[Series]  # at most seven lines
+    marks: Sequence[tuple[str, Sequence[int]]] = ()  # rows of marks below the lines: their label, and batch sizes
+    log_x: bool = False  # log_x, log_y: whether an axis is logarithmic
     log_y: bool = False
 
 

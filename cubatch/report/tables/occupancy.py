@@ -27,20 +27,12 @@ UNITS = {"threads": "threads", "registers": "registers", "shared": "bytes of sha
 
 @attrs.frozen
 class Answer:
-    """
-    A kernel on a GPU.
+    """A kernel on a GPU."""
 
-    Attributes:
-        name: Name of the variant; None if the user gave numbers instead.
-        needs: Resources of a block.
-        held: Blocks per SM and their limits.
-        spread: Distribution of the blocks over the SMs; None if their number is unknown.
-    """
-
-    name: str | None
-    needs: Needs
-    held: Occupancy
-    spread: Spread | None = None
+    name: str | None  # name of the variant; None if the user gave numbers instead
+    needs: Needs  # resources of a block
+    held: Occupancy  # blocks per SM and their limits
+    spread: Spread | None = None  # distribution of the blocks over the SMs; None if their number is unknown
 
 
 def answers(launches: Sequence[Answer], device: Device, sm: Architecture, *, title: str) -> Grid:

@@ -48,29 +48,21 @@ _CACHED_FACTS = {"memory_bytes", "largest_batch_size", "first", "dtype"}
 
 @attrs.define(kw_only=True)
 class BoundedSubject(Subject):
-    """
-    A subject whose steps run in another framework, with memory predicted from small sizes.
+    """A subject whose steps run in another framework, with memory predicted from small sizes."""
 
-    Attributes:
-        name: Its name in results and messages.
-        library: The framework's name in results.
-        device, memory: See `Subject`.
-        mode, optimizer, seed, budget, accumulate, loader: As for `autotune_module`.
-        versions: Versions that are added to the `environment` of the result.
-        shares: CPUs of each instance that steps at the same time, by `share_cpus`; empty: one instance, not bound.
-    """
-
-    name: str
-    library: str
-    device: Device
+    name: str  # its name in results and messages
+    library: str  # the framework's name in results
+    device: Device  # device, memory: see `Subject`
     memory: MemoryLimit
-    mode: str
+    mode: str  # mode, optimizer, seed, budget, accumulate, loader: as for `autotune_module`
     seed: int
     budget: float = 60.0
     accumulate: int = 1
     loader: Any = None
     optimizer: object | None = None
+    # versions that are added to the `environment` of the result
     versions: Mapping[str, Any] = attrs.field(factory=dict)
+    # CPUs of each instance that steps at the same time, by `share_cpus`; empty: one instance, not bound
     shares: Sequence[Sequence[int]] = ()
     _runner: LearnsMemory | None = attrs.field(default=None, init=False)
 

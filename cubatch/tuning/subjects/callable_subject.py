@@ -21,21 +21,14 @@ from cubatch.tuning.subject import Revision, Subject
 
 @attrs.frozen(kw_only=True)
 class CallableSubject(Subject):
-    """
-    A subject whose steps are calls of the user's function.
+    """A subject whose steps are calls of the user's function."""
 
-    Attributes:
-        make_step: make_step(n) returns a step of batch size n.
-        device, memory: See `Subject`.
-        watched_bytes: A step after which CuPy and PyTorch hold more bytes counts as out of memory; None: no limit.
-        index: Number of the GPU that is made current; None changes nothing.
-    """
-
-    make_step: Callable[[int], Callable[[], object]]
-    device: Device
+    make_step: Callable[[int], Callable[[], object]]  # make_step(n) returns a step of batch size n
+    device: Device  # device, memory: see `Subject`
     memory: MemoryLimit
+    # a step after which CuPy and PyTorch hold more bytes counts as out of memory; None: no limit
     watched_bytes: int | None
-    index: int | None
+    index: int | None  # number of the GPU that is made current; None changes nothing
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:  # noqa: ARG002
         """Return candidates of the requested sizes, or of round ones up to the maximum."""

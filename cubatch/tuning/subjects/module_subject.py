@@ -30,16 +30,10 @@ _CONTENDER_SHARE = 0.8  # of the best predicted rate: the smallest and the large
 
 @attrs.define(kw_only=True)
 class PresentModuleSubject(BoundedSubject):
-    """
-    A module of this process, whose timings cannot be cached.
+    """A module of this process, whose timings cannot be cached."""
 
-    Attributes:
-        make: Makes a runner for a limit of bytes and a seed.
-        first_notes: Facts that a user should know, known before measuring.
-    """
-
-    make: Callable[[int, int], LearnsMemory]
-    first_notes: Sequence[Note] = ()
+    make: Callable[[int, int], LearnsMemory]  # makes a runner for a limit of bytes and a seed
+    first_notes: Sequence[Note] = ()  # facts that a user should know, known before measuring
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
         """Return `first_notes`."""
@@ -88,18 +82,11 @@ class PresentModuleSubject(BoundedSubject):
 
 @attrs.define(kw_only=True)
 class NamedModuleSubject(BoundedSubject):
-    """
-    A module that a worker process builds.
+    """A module that a worker process builds."""
 
-    Attributes:
-        inputs: An example of its inputs, as JSON can hold it.
-        kind: mode, loss, optimizer, autocast, channels_last, compiled, accumulate; functions by name.
-        sources: Files of the named functions, with the packages that they import.
-    """
-
-    inputs: Any
-    kind: Mapping[str, Any]
-    sources: tuple[ModuleSource, ...]
+    inputs: Any  # an example of its inputs, as JSON can hold it
+    kind: Mapping[str, Any]  # mode, loss, optimizer, autocast, channels_last, compiled, accumulate; functions by name
+    sources: tuple[ModuleSource, ...]  # files of the named functions, with the packages that they import
 
     @classmethod
     def of(

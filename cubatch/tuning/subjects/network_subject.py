@@ -48,22 +48,13 @@ _L2_SETS = 2  # times the L2 cache, from which the smallest step cannot find its
 
 @attrs.frozen(kw_only=True)
 class NetworkSubject(Subject):
-    """
-    A network or layer that cubatch's engine runs.
+    """A network or layer that cubatch's engine runs."""
 
-    Attributes:
-        work: The workload, on the first device.
-        devices: All devices that share a step; None for a single device.
-        memory: The memory that a step may take on each device.
-        isolate: True, False or "auto": whether steps run in a worker process, which may die.
-        winners: The file of cached choices of the fastest kernel variants; None if they are not cached.
-    """
-
-    work: Workload
-    devices: tuple[Device, ...] | None
-    memory: MemoryLimit
-    isolate: bool | str
-    winners: Path | None
+    work: Workload  # the workload, on the first device
+    devices: tuple[Device, ...] | None  # all devices that share a step; None for a single device
+    memory: MemoryLimit  # the memory that a step may take on each device
+    isolate: bool | str  # True, False or "auto": whether steps run in a worker process, which may die
+    winners: Path | None  # the file of cached choices of the fastest kernel variants; None if they are not cached
 
     @classmethod
     def of(

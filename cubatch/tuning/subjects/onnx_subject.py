@@ -31,16 +31,10 @@ _WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
 @attrs.define(kw_only=True)
 class OnnxSubject(BoundedSubject):
-    """
-    An ONNX file that ONNX Runtime runs.
+    """An ONNX file that ONNX Runtime runs."""
 
-    Attributes:
-        path: Path of the file.
-        dims: Extents of open axes other than the batch, by name.
-    """
-
-    path: Path
-    dims: Mapping[str, int] = attrs.field(factory=dict)
+    path: Path  # path of the file
+    dims: Mapping[str, int] = attrs.field(factory=dict)  # extents of open axes other than the batch, by name
 
     @classmethod
     def of(

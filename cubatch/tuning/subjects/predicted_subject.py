@@ -37,42 +37,25 @@ LIBRARIES = ("vendor", "torch", "cubatch")
 
 @attrs.frozen(eq=False)
 class PredictedSteps:
-    """
-    Predicted steps of some batch sizes.
+    """Predicted steps of some batch sizes."""
 
-    Attributes:
-        sharpened: Their seconds, corrected by anchors if there are any, with intervals and covariance.
-        roofline_seconds: Lower bounds by batch size, where known.
-        passes: Function from the position of a batch size to the passes of its step, the longest first.
-    """
-
-    sharpened: Sharpened
-    roofline_seconds: Mapping[int, float]
+    sharpened: Sharpened  # their seconds, corrected by anchors if there are any, with intervals and covariance
+    roofline_seconds: Mapping[int, float]  # lower bounds by batch size, where known
+    # function from the position of a batch size to the passes of its step, the longest first
     passes: Callable[[int], tuple[PassShare, ...]]
 
 
 @attrs.frozen(kw_only=True)
 class PredictedSubject:
-    """
-    A network or module whose steps are predicted on a GPU.
+    """A network or module whose steps are predicted on a GPU."""
 
-    Attributes:
-        device: The GPU.
-        memory: How much memory a step may take.
-        facts: The fields of the forecast that describe the workload.
-        ladder: The batch sizes to predict.
-        candidate: Makes a candidate of a size between those of `ladder`.
-        steps: Predicts a step of each of the given sizes.
-        anchors: Measurements that correct the prediction.
-    """
-
-    device: Device
-    memory: MemoryLimit
-    facts: Mapping[str, Any]
-    ladder: Ladder
-    candidate: Callable[[int], Candidate]
-    steps: Callable[[Sequence[int]], PredictedSteps]
-    anchors: Sequence[Anchor] = ()
+    device: Device  # the GPU
+    memory: MemoryLimit  # how much memory a step may take
+    facts: Mapping[str, Any]  # the fields of the forecast that describe the workload
+    ladder: Ladder  # the batch sizes to predict
+    candidate: Callable[[int], Candidate]  # makes a candidate of a size between those of `ladder`
+    steps: Callable[[Sequence[int]], PredictedSteps]  # predicts a step of each of the given sizes
+    anchors: Sequence[Anchor] = ()  # measurements that correct the prediction
 
 
 def network(
